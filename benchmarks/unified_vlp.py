@@ -33,7 +33,7 @@ from torch import Tensor
 from vlp_models.data.batch import Batch, Image, Regions, Text
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.layers.attention import prefix_mask
-from vlp_models.models.unified_vlp.learning import SEQ2SEQ
+from vlp_models.models.unified_vlp.masking import SEQ2SEQ
 from vlp_models.models.unified_vlp.model import UnifiedVLP
 from vlp_models.objectives.ranks import draw_uniform
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from vlp_models.data.batch import Text
 from vlp_models.models.convert.mapping import ImportedModel
 from vlp_models.models.decoding.search import beam_search, greedy
-from vlp_models.models.unified_vlp.learning import rows_of
+from vlp_models.models.unified_vlp.masking import texts_by_path
 from vlp_models.models.unified_vlp.model import UnifiedVLP
 from vlp_models.objectives.generation import self_critical, sentence_generation
 from vlp_models.objectives.loss import Loss, soft_label_answers
@@ -111,8 +111,8 @@ def test_states_and_losses_of_a_mixed_batch(pretrained: UnifiedVLP, dtype: torch
     model, data, learn = pretrained.to(dtype), batch(dtype), learners()
     seen = corruption(data.text)
     image = model.encode_corrupted(data, seen)
-    x_MD, packing = model.encode_rows(data, seen, image, rows_of(learn, data.text), {})
-    order = torch.cat(list(rows_of(learn, data.text).values())).tolist()
+    x_MD, packing = model.encode_rows(data, seen, image, texts_by_path(learn, data.text), {})
+    order = torch.cat(list(texts_by_path(learn, data.text).values())).tolist()
     for states_LD, sample in zip(packing.pad(x_MD), order, strict=True):
         length = min(SAMPLES[sample][1], 20) + 1
         ours = [place + 2 * (place > REGIONS) for place in places_of_states(length)]  # two places of padding

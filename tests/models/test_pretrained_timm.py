@@ -118,7 +118,9 @@ def test_a_cnn_is_sohos(tmp_path: Path) -> None:
     save_file(network("test_resnet").state_dict(), tmp_path / "half.safetensors")
     found = read_timm(tmp_path / "half.safetensors", asked("soho", **half))
     assert found.config["mean"] == found.config["std"] == [0.5, 0.5, 0.5] and not found.notes
-    with pytest.raises(CheckpointError, match=r"mean: \[0.485, 0.456, 0.406\] in the model, \[0.5, 0.5, 0.5\] in the weights"):
+    with pytest.raises(
+        CheckpointError, match=r"mean: \[0.485, 0.456, 0.406\] in the model, \[0.5, 0.5, 0.5\] in the weights"
+    ):
         load_partial(model, found.weights, found.config)
     own = {"mean": [0.4, 0.4, 0.4], "std": [0.5, 0.5, 0.5]}
     (note,) = read_timm(tmp_path / "half.safetensors", asked("soho", **half, **own)).notes

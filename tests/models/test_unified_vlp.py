@@ -23,7 +23,7 @@ from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.partial_load import load_partial
-from vlp_models.models.unified_vlp.regions import geometry_of_public_code
+from vlp_models.models.unified_vlp.regions import compat_geometry
 from vlp_models.objectives.masked_modeling import Corruption
 
 NAMES = list(VARIANTS)
@@ -180,12 +180,12 @@ def test_the_public_codes_coordinates_are_fractions_of_each_axis_largest(batch):
     """Of real regions alone. So an image's sides, in whatever unit, are nothing to it."""
     image = batch.image
     real = image.mask_BR
-    found = geometry_of_public_code(image)
+    found = compat_geometry(image)
     assert found[..., :4].masked_fill(~real[..., None], 0).unflatten(-1, (2, 2)).amax((1, 2)) == pytest.approx(1.0)
     sides = torch.tensor([0.4, 0.9, 0.4, 0.9], dtype=torch.float64)
     smaller = dataclasses.replace(image, boxes_BR4=image.boxes_BR4 * sides)
-    torch.testing.assert_close(geometry_of_public_code(smaller)[real], found[real])
-    blank = geometry_of_public_code(image.blanked())
+    torch.testing.assert_close(compat_geometry(smaller)[real], found[real])
+    blank = compat_geometry(image.blanked())
     assert blank.isfinite().all()
 
 
@@ -221,7 +221,7 @@ def test_words_to_draw_are_asked_for_where_they_are_drawn():
     few = dataclasses.replace(FACTS, vocab_size=MASK + 1)
     build_model("unified_vlp", {**SIZES, "mask_scheme": "mask"}, few)
     for config, says in (({}, "mask_scheme `bert`"), ({"mask_scheme": "mask", "mask_question": True}, "mask_question")):
-        with pytest.raises(ParamsError, match=f"{says} draws words behind"):
+        with pytest.raises(ParamsError, match=f"{says} draws words with ids above"):
             build_model("unified_vlp", {**SIZES, **config}, few)
 
 

@@ -19,7 +19,7 @@ from vlp_models.models.convert.mapping import read_state_dict
 from vlp_models.models.convert.unified_vlp import convert_bert, convert_unified_vlp
 from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.layers.packing import Packing
-from vlp_models.models.unified_vlp.learning import BIDIRECTIONAL, SEQ2SEQ
+from vlp_models.models.unified_vlp.masking import BIDIRECTIONAL, SEQ2SEQ
 from vlp_models.models.unified_vlp.model import UnifiedVLP
 
 

@@ -12,7 +12,7 @@ from two_pass_toys import generator, recipe_of
 
 from vlp_models.data.batch import Batch, Text
 from vlp_models.errors import ParamsError
-from vlp_models.models.unified_vlp.learning import hide_a_word, hideable
+from vlp_models.models.unified_vlp.masking import mask_one_word, maskable
 from vlp_models.objectives.masked_modeling import Corruption, mask_tokens, select_number
 from vlp_models.params import ScheduledSamplingParams
 from vlp_models.training.scheduled_sampling import make_loss
@@ -38,19 +38,19 @@ def test_how_many_are_hidden():
     sentences = text(*lengths)
     words = torch.tensor(lengths) - 2
     for probability, most in ((0.15, 3), (0.15, 0), (0.5, 0), (0.0, 3)):
-        chosen = select_number(hideable(sentences), words, probability, generator(1), at_most=most)
+        chosen = select_number(maskable(sentences), words, probability, generator(1), at_most=most)
         expected = [max(1, round(probability * n)) if probability else 0 for n in words.tolist()]
         expected = [min(n, most) if most else n for n in expected]
         assert chosen.sum(1).tolist() == expected
         assert not chosen[:, 0].any() and not (chosen & ~sentences.mask_BT).any()
     many = text(*[6] * 8000)
-    counts = select_number(hideable(many), torch.full((8000,), 4), 0.15, generator(2)).sum(0).tolist()
+    counts = select_number(maskable(many), torch.full((8000,), 4), 0.15, generator(2)).sum(0).tolist()
     assert counts[0] == 0 and all(abs(n - 1600) < 4 * 36 for n in counts[1:])  # sqrt(8000 * 0.2 * 0.8) = 36
 
 
 def test_the_end_of_a_text_that_was_cut_is_no_word_to_tell():
     sentences = text(5, 5, 3, cut=(0,))
-    assert hideable(sentences).tolist() == [
+    assert maskable(sentences).tolist() == [
         [False, True, True, True, False],
         [False, True, True, True, True],
         [False, True, True, False, False],
@@ -206,7 +206,7 @@ def test_masked_regions_are_a_pretext_where_asked(make_batch):
     batch = make_batch()
     with pytest.raises(ParamsError, match="`moc` needs `region_classes: pretext`"):
         losses(tiny_unified_vlp(), batch, {"moc": None})
-    with pytest.raises(ParamsError, match=r"can't learn \['mlm'\], only \['bidirectional', 'seq2seq'\]"):
+    with pytest.raises(ParamsError, match=r"has no objective \['mlm'\], only \['bidirectional', 'seq2seq'\]"):
         losses(tiny_unified_vlp(), batch, {"mlm": None})
     model = tiny_unified_vlp(region_classes="pretext")
     hidden = model.corrupt(batch, objectives={"moc": None}, generator=generator(), mask_probability=0.5)
@@ -235,7 +235,7 @@ def test_a_question_loses_a_word_while_it_is_learnt(make_batch):
     batch, model = make_batch(), tiny_unified_vlp(mask_question=True)
     torch.manual_seed(0)
     many = batch.text.select(torch.zeros(4000, dtype=torch.int64))
-    changed = hide_a_word(many, model.config) != many.ids_BT
+    changed = mask_one_word(many, model.config) != many.ids_BT
     assert changed.sum(1).max() == 1 and not changed[:, 0].any()
     share = changed.double().mean(0)[1:]
     assert share.sum().item() == pytest.approx(0.9 - 0.1 / 25, abs=0.03) and share.min() > 0.07

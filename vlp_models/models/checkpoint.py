@@ -176,7 +176,7 @@ def verify(directory: Path) -> None:
         return
     except UnicodeDecodeError:
         lines = [""]
-    # Removed first, because DVC keeps a file whose size and time it knows.
+    # Removed first, because DVC keeps a file whose size and time are unchanged.
     way_out = f"`rm -r {directory}` and `dvc checkout {directory}` may restore it; otherwise copy or train it again"
     for line in lines:
         written, _, name = line.partition("  ")
@@ -269,7 +269,7 @@ def build_from_config(info: CheckpointInfo, tokenizer: Tokenizer, where: Path) -
     )
     try:
         if _looks_too_large(info.model_config, where):
-            # On the meta device a model takes no memory, whatever the config says.
+            # On the meta device a model takes no memory, whatever the config.
             with torch.device("meta"):
                 model = build_model(info.family, info.model_config, facts)
             needed = sum(p.numel() for p in model.parameters())

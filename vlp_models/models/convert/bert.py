@@ -240,7 +240,7 @@ def _check_sizes(bert: Mapping[str, Any], sizes: BertSizes) -> None:
     """Check the BERT's config.json against the model.
 
     Raises:
-        CheckpointError: lists the sizes that differ, and those of which the BERT has too few.
+        CheckpointError: lists the sizes that differ, and the layers or positions that the BERT lacks.
     """
     expected = {"vocab_size": ("vocab_size", sizes.vocab_size), "hidden_size": ("hidden", sizes.hidden)}
     if sizes.layers:

@@ -1,4 +1,4 @@
-"""Unified VLP's sizes and settings. The paper's choice is the default; model.py says where it makes none."""
+"""Unified VLP's config. The paper's values are the defaults; model.py lists the choices where it is silent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlp_models.errors import ParamsError
 class UnifiedVLPConfig:
     """The paper's size is the default: BERT-base.
 
-    The first five are the data's.
+    The data determines the first six.
     """
 
     vocab_size: int
@@ -27,22 +27,22 @@ class UnifiedVLPConfig:
     intermediate: int = 3072
     layers: int = 12
     max_positions: int = 512
-    region_slots: int = 100  # positions kept for regions: [SEP] has the next but one, whatever an image's regions are
+    region_slots: int = 100  # positions reserved for regions: [SEP] has position region_slots + 1
     dropout: float = 0.1
     attention_dropout: float = 0.1
     feature_dropout: float = 0.0  # the same entries of all regions of an image
     layer_norm_eps: float = 1e-5
     init_std: float = 0.02
-    # of the region embedding and VQA's first layer: as torch makes layers, whatever their width, or N(0, init_std)
+    # of the region embedding and VQA's first layer: torch's default, which depends on the width, or N(0, init_std)
     image_init: Literal["torch", "normal"] = "torch"
 
-    # input: class probabilities are part of the region embedding (equation 1). pretext: they are to be told of masked
-    # regions, objective `moc` (table 6). none: not used at all
+    # input: class probabilities are part of the region embedding (equation 1). pretext: they are the targets of masked
+    # regions, objective `moc` (table 6). none: not used
     region_classes: Literal["input", "pretext", "none"] = "input"
-    mask_scheme: Literal["mask", "bert"] = "bert"  # always [MASK], or 80% [MASK], 10% random, 10% kept
-    max_masked: int = 3  # words of a sentence, at most, as in the public code; 0: no limit
-    mask_question: bool = False  # training on questions hides a word of each, as the public code does
-    # the region embedding of the public code's checkpoints (regions.py), and its beam search (decoding/beam.py)
+    mask_scheme: Literal["mask", "bert"] = "bert"  # always [MASK], or 80% [MASK], 10% random, 10% unchanged
+    max_masked: int = 3  # words of a sentence, as in the authors' code; 0: no limit
+    mask_question: bool = False  # VQA masks a word of each training question, as the authors' code does
+    # the region embedding of the authors' checkpoints (regions.py), and their beam search (decoding/search.py)
     compat_reference: bool = False
 
     def __post_init__(self) -> None:
@@ -70,14 +70,14 @@ class UnifiedVLPConfig:
                 raise ParamsError(f"config: {name} {number} is outside the vocabulary of {self.vocab_size}")
         if (self.mask_scheme == "bert" or self.mask_question) and self.mask_id + 1 == self.vocab_size:
             drawing = "mask_scheme `bert`" if self.mask_scheme == "bert" else "mask_question"
-            raise ParamsError(f"config: {drawing} draws words behind [MASK], but there are none")
+            raise ParamsError(f"config: {drawing} draws words with ids above [MASK], but there are none")
 
     @property
     def class_inputs(self) -> int:
-        """How many class probabilities the region embedding reads."""
+        """The number of class probabilities that the region embedding reads."""
         return self.num_classes if self.region_classes == "input" else 0
 
     @property
     def max_text(self) -> int:
-        """The most tokens of a text, [CLS] and [SEP] included."""
+        """The largest number of tokens of a text, [CLS] and [SEP] included."""
         return self.max_positions - self.region_slots - 1

@@ -1,43 +1,43 @@
 """Unified VLP: one stack of transformer blocks that encodes and decodes.
 
 L. Zhou, H. Palangi, L. Zhang, H. Hu, J. J. Corso, J. Gao: "Unified Vision-Language Pre-Training for Image Captioning
-and VQA", AAAI 2020. Public code: LuoweiZhou/VLP.
+and VQA", AAAI 2020. Authors' code: LuoweiZhou/VLP.
 
-    [CLS] r1 .. rN [SEP] w1 .. wT [STOP] ── 12 blocks ── the words behind the [MASK]s
-      bidirectional   every token sees every token
-      seq2seq         image and [SEP] see each other; a word sees them, the words before it and itself
+    [CLS] r1 .. rN [SEP] w1 .. wT [STOP] ── 12 blocks ── the words at the [MASK]s
+      bidirectional   every token attends to every token
+      seq2seq         image and [SEP] attend to each other; a word to them, to earlier words and to itself
 
-What the paper says: a region is what it looks like, what the detector calls it and where it is (eq. 1, regions.py).
-15% of a sentence's tokens are hidden as in BERT and told by cross-entropy; the two objectives differ in the attention
-mask alone, and a share lambda of the samples learns seq2seq (`recipe: {mix: sample}`, whose shares are lambda and
-1 - lambda). A segment embedding says which objective it is, and what is image. There is no matching of images and
-texts, and no masked region; table 6's masked region classification is `region_classes: pretext`. Captioning fine-tunes
-seq2seq, VQA the product of [CLS]'s and [SEP]'s last states, two layers on top. Generation: a [MASK] is put behind what
-has been said, and becomes the next word.
+The paper: a region is embedded by its appearance, its detected class and its location (eq. 1, regions.py). 15% of a
+sentence's tokens are masked as in BERT and predicted with cross-entropy; the two objectives differ in the attention
+mask only, and a share lambda of the samples trains seq2seq (`recipe: {mix: sample}`, whose shares are lambda and
+1 - lambda). A segment embedding encodes the objective, and which tokens are the image's. There is no image-text
+matching and no masked region; table 6's masked region classification is `region_classes: pretext`. Captioning
+fine-tunes seq2seq; VQA uses the product of [CLS]'s and [SEP]'s last states, with two layers on top. Generation appends
+a [MASK] to the words so far and replaces it by the predicted word.
 
-Where the paper is silent, or its code does otherwise, what is done here:
-- [STOP] is a second [SEP], as in the code. It may be hidden like any word, or the model would not learn to stop.
-- How many are hidden: 15% of the words, rounded, one at least and three at most (`max_masked`), as in the code.
-- A region has no learned position, its place stands for one. [SEP] has position 1 + `region_slots` and the words those
-  behind it, however many regions an image has; the code always has 100.
-- Four segments, two for each objective: [CLS], regions and [SEP]; the sentence. (The code has six and uses four.)
-- The sample's objective is drawn, as in the code; "alternate" in the paper. The means over the tokens of the two are
-  added up with lambda and 1 - lambda; the code takes one mean over both, which on average is the same.
-- Captioning learns every word of a sentence at once, each told by a [MASK] of its own that sees the words before it:
-  exactly what generation will ask (`generation_logits`). The paper and its code hide three words at most, as in
+Choices where the paper is silent or its code differs:
+- [STOP] is a second [SEP], as in the code. It may be masked like a word; otherwise the model would not learn to stop.
+- The number of masked tokens: 15% of the words, rounded, at least one and at most three (`max_masked`), as in the code.
+- A region has no learned position embedding; its location takes that role. [SEP] has position 1 + `region_slots` and
+  the words follow it, however many regions an image has; the code always has 100.
+- Four segments, two per objective: [CLS], regions and [SEP]; the sentence. (The code has six and uses four.)
+- Each sample's objective is drawn, as in the code; the paper has "alternate". The token means of the two objectives
+  are summed with weights lambda and 1 - lambda; the code takes one mean over both, which is the same on average.
+- Captioning trains on every word of a sentence at once, each predicted at a [MASK] of its own that attends to the words
+  before it: exactly what generation does (`generation_logits`). The paper and its code mask at most three words, as in
   pretraining (captioning's option `targets: masked`).
-- The code hides a word of each question while it learns VQA: `mask_question`.
-- In beam search a finished description keeps its place; the code sets it aside, and `compat_reference` does so, too.
-- Norms add 1e-5, as in the code; BERT adds 1e-12. What BERT does not have (the region embedding, VQA's first
-  layer) begins as torch makes it, as in the code (`image_init`), which takes over the detector's last layer besides.
+- The code masks a word of each question while it trains VQA: `mask_question`.
+- In beam search a finished caption keeps its place in the beam; the code sets it aside, as does `compat_reference`.
+- Norms add 1e-5, as in the code; BERT adds 1e-12. The parts that BERT lacks (the region embedding, VQA's first layer)
+  have torch's default initialization, as in the code (`image_init`), which also copies the detector's last layer.
 
-An image sees nothing but itself in seq2seq. So its keys and values are computed once for all descriptions of it where
-captioning learns every word, and in decoding all beams share them (layers/prefix.py); pretraining computes them with
-each text. Only real tokens are computed (layers/packing.py), vocabulary logits only of hidden words. Masks are made on
+In seq2seq an image attends to itself only. So its keys and values are computed once for all its descriptions if
+captioning trains on every word, and all beams share them in decoding (prefix.py); pretraining computes them with each
+text. Only real tokens are computed (layers/packing.py), and vocabulary logits of masked words only. Masks are built on
 the device from each sentence's objective and length.
 
 Shape suffixes: B images, R regions, P prefix places; N texts, rows or hypotheses, T text tokens, L all places of a
-sequence, M packed tokens or hidden words, D hidden, V vocabulary, Q new tokens.
+sequence, M packed tokens or masked words, D hidden, V vocabulary, Q new tokens.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Fused, MaskedPass
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
-from vlp_models.models.unified_vlp.learning import (
+from vlp_models.models.unified_vlp.masking import (
     BIDIRECTIONAL,
     SEQ2SEQ,
     Learners,
     any_learner,
-    hide_a_word,
-    hideable,
-    learnt,
-    of_texts,
-    rows_behind,
-    rows_of,
+    mask_one_word,
+    maskable,
+    rows_at_end,
+    rows_of_texts,
+    select_learners,
+    texts_by_path,
 )
 from vlp_models.models.unified_vlp.prefix import Prefix, PrefixBlock
 from vlp_models.models.unified_vlp.regions import RegionEmbedding
@@ -86,13 +86,13 @@ from vlp_models.objectives.masked_modeling import (
     word_positions,
 )
 
-IMAGE_SEGMENT = {BIDIRECTIONAL: 0, SEQ2SEQ: 2}  # the sentence's is the next one
+IMAGE_SEGMENT = {BIDIRECTIONAL: 0, SEQ2SEQ: 2}  # the sentence has the next one
 
 
 class UnifiedVLP(nn.Module):
-    """Meets `Fuses`, `Generates`, `SetsFinishedAside`, `Pretrains` and `PredictsMaskedWords` (models/protocols.py), on regions.
+    """Implements `Fuses`, `Generates`, `GeneratesByMasks`, `Pretrains` and `PredictsMaskedWords`, on regions.
 
-    In a text the first token stands for [SEP], which the words follow; [CLS] begins the image.
+    The first token of a text stands for [SEP], which precedes the words; [CLS] belongs to the image.
     """
 
     config_class: ClassVar[type] = UnifiedVLPConfig
@@ -150,7 +150,7 @@ class UnifiedVLP(nn.Module):
     # ---- Embeddings ------------------------------------------------------------------------------------------
 
     def embed_regions(self, image: Image, hidden_BR: Tensor | None = None) -> Tensor:
-        """Equation 1, [B, R, D]. hidden_BR bool: regions that `moc` hides."""
+        """Embed the regions by equation 1, [B, R, D]. hidden_BR bool: regions that `moc` hides."""
         if not isinstance(image, Regions):
             raise DataError(
                 "Unified VLP reads region features: run the features stage, or choose a model that reads pixels"
@@ -158,14 +158,14 @@ class UnifiedVLP(nn.Module):
         return cast(Tensor, self.region_embedding(image, hidden_BR))
 
     def embed_visual(self, regions_BRD: Tensor, objective: str) -> Tensor:
-        """[CLS] and the regions, [B, 1 + R, D]."""
+        """Return the embeddings of [CLS] and the regions, [B, 1 + R, D]."""
         words, positions = self.text_embedding.words, self.text_embedding.positions
         cls_D = words.weight[self.config.cls_id] + positions.weight[0]
         x_BRD = torch.cat([cls_D.expand(len(regions_BRD), 1, -1), regions_BRD], 1)
         return self.finish(x_BRD, IMAGE_SEGMENT[objective])
 
     def embed_words(self, ids_NT: Tensor, first: int, objective: str) -> Tensor:
-        """Tokens `first` and following of the texts, [N, T, D]. Token 0 becomes [SEP], whatever it is."""
+        """Embed the tokens of texts from position `first` on, [N, T, D]. Token 0 always becomes [SEP]."""
         length = ids_NT.shape[1]
         if first + length > self.config.max_text:
             raise ParamsError(
@@ -180,7 +180,7 @@ class UnifiedVLP(nn.Module):
         return self.finish(x_NTD, torch.where(places_T == 0, segment, segment + 1))
 
     def finish(self, x: Tensor, segments: Tensor | int) -> Tensor:
-        """Adds the segment, normalises, drops: the end of every token's embedding."""
+        """Add the segment, normalize and apply dropout: the end of every token's embedding."""
         types = self.text_embedding.types
         x = x + (types.weight[segments] if isinstance(segments, int) else types(segments))
         return cast(Tensor, self.text_embedding.dropout(self.text_embedding.norm(x)))
@@ -188,9 +188,9 @@ class UnifiedVLP(nn.Module):
     # ---- The stack -------------------------------------------------------------------------------------------
 
     def encode(self, x_NLD: Tensor, mask_NL: Tensor, prefix: int, causal_N: Tensor | None) -> tuple[Tensor, Packing]:
-        """Images and texts together: the last states of the real tokens, [M, D], and where they stand in [N, L].
+        """Run the stack over images and texts; returns the last states of the real tokens, [M, D], and their packing.
 
-        causal_N bool: which rows are seq2seq; None: none.
+        prefix: the number of places to which all tokens attend. causal_N bool: the seq2seq rows; None: none.
         """
         packing = Packing.of(mask_NL)
         mask, x_MD = prefix_mask(mask_NL, prefix, causal_N), packing.pack(x_NLD)
@@ -199,7 +199,7 @@ class UnifiedVLP(nn.Module):
         return x_MD, packing
 
     def encode_prefix(self, image: Image) -> Prefix:
-        """[CLS], regions and [SEP] of each image, as every description of it sees them."""
+        """Run the stack over [CLS], regions and [SEP] of each image, to which all its descriptions attend."""
         regions_BRD = self.embed_regions(image)
         sep_B1 = torch.full_like(image.mask_BR[:, :1], self.config.sep_id, dtype=torch.int64)  # type: ignore[union-attr]
         x_BPD = torch.cat([self.embed_visual(regions_BRD, SEQ2SEQ), self.embed_words(sep_B1, 0, SEQ2SEQ)], 1)
@@ -207,12 +207,12 @@ class UnifiedVLP(nn.Module):
         packing, mask, layers = Packing.of(mask_BP), padding_mask(mask_BP), []
         x_MD = packing.pack(x_BPD)
         for block in self._blocks():
-            x_MD, own = block.keep(x_MD, mask, packing)
+            x_MD, own = block.encode_prefix(x_MD, mask, packing)
             layers.append(own)
         return Prefix(layers=tuple(layers), mask_BP=mask_BP)
 
     def predict_words(self, x_D: Tensor) -> Tensor:
-        """Vocabulary logits; any leading dimensions. Gather the positions that need them first."""
+        """Return vocabulary logits, [..., D] -> [..., V]. Gather the positions that need them first."""
         return cast(Tensor, self.word_head(x_D, self.text_embedding.words.weight))
 
     def _blocks(self) -> list[PrefixBlock]:
@@ -223,10 +223,10 @@ class UnifiedVLP(nn.Module):
     def pretraining_losses(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Loss]:
-        """One unweighted loss per objective; one corruption of the batch and one pass serve them all.
+        """Return one unweighted loss per objective, all from one corruption of the batch and one pass.
 
         Raises:
-            ParamsError: an objective is unknown, or `moc` is asked for where classes are no pretext.
+            ParamsError: an unknown objective, or `moc` without `region_classes: pretext`.
         """
         corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
         return self.masked_pass(batch, corruption, self.encode_corrupted(batch, corruption), objectives).losses
@@ -234,34 +234,34 @@ class UnifiedVLP(nn.Module):
     def pretraining_counts(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Count]:
-        """How many items each loss of the same arguments is over."""
+        """Return the number of items of each loss that the same arguments give."""
         corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
         counts: dict[str, Count] = {}
         for name, learners in objectives.items():
-            hidden = corruption.words_BT
+            masked = corruption.words_BT
             if name == "moc":
                 assert corruption.regions_BR is not None
-                hidden = of_texts(corruption.regions_BR, batch.text)
-            counts[name] = learnt(hidden, learners).sum()
+                masked = rows_of_texts(corruption.regions_BR, batch.text)
+            counts[name] = select_learners(masked, learners).sum()
         return counts
 
     def corrupt(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> Corruption:
-        """What the objectives hide: words, the closing [SEP] among them unless the text was cut, and regions.
+        """Draw what the objectives hide: words, among them the closing [SEP] unless the text was cut, and regions.
 
         Raises:
-            ParamsError: an objective is unknown, or `moc` is asked for where classes are no pretext.
+            ParamsError: an unknown objective, or `moc` without `region_classes: pretext`.
         """
         unknown = set(objectives) - set(self.objectives)
         if unknown:
             why = "; `moc` needs `region_classes: pretext` and features with class probabilities"
             why = why if "moc" in unknown else ""
-            raise ParamsError(f"Unified VLP can't learn {sorted(unknown)}, only {list(self.objectives)}{why}")
+            raise ParamsError(f"Unified VLP has no objective {sorted(unknown)}, only {list(self.objectives)}{why}")
         config, text, image = self.config, batch.text, batch.image
         ids_NT = text.ids_BT
         words_NT = select_number(
-            hideable(text), word_positions(text.mask_BT).sum(1), mask_probability, generator, at_most=config.max_masked
+            maskable(text), word_positions(text.mask_BT).sum(1), mask_probability, generator, at_most=config.max_masked
         )
         if {BIDIRECTIONAL, SEQ2SEQ} & set(objectives):
             ids_NT = mask_tokens(
@@ -281,7 +281,7 @@ class UnifiedVLP(nn.Module):
         return Corruption(ids_BT=ids_NT, words_BT=words_NT, regions_BR=regions_BR, hidden_BR=regions_BR)
 
     def encode_corrupted(self, batch: Batch, corruption: Corruption) -> Tensor:
-        """The regions' embeddings without what is hidden, once for all passes. [B, R, D]"""
+        """Embed the regions without what is hidden, once for all passes. [B, R, D]"""
         return self.embed_regions(batch.image, corruption.hidden_BR)
 
     def masked_pass(
@@ -293,36 +293,38 @@ class UnifiedVLP(nn.Module):
         ids: Mapping[str, Tensor] | None = None,
         after: MaskedPass | None = None,
     ) -> MaskedPass:
-        """A pass for these objectives: the stack sees a text once with each of the two masks that it is learnt with.
+        """Run one pass for these objectives: each text once per attention mask that it is trained with.
 
-        ids: what the `bidirectional` and the `seq2seq` path read; the masked sentences where it says nothing.
-        after: is of no use to a stack in which the hidden words change every state.
+        Args:
+            ids: what the `bidirectional` and the `seq2seq` path read; default: the masked sentences.
+            after: unused, because masked words change every state of the stack.
         """
         text, regions = batch.text, cast(Regions, batch.image)
-        rows = rows_of(objectives, text)
+        rows = texts_by_path(objectives, text)
         x_MD, packing = self.encode_rows(batch, corruption, image, rows, ids or {})
         losses: dict[str, Loss] = {}
         word_logits: dict[str, Tensor] = {}
-        told = {path: learnt(corruption.words_BT, objectives[path]) for path in rows if path in objectives}
-        if told:
+        masked = {path: select_learners(corruption.words_BT, objectives[path]) for path in rows if path in objectives}
+        if masked:
             none_NT = torch.zeros_like(text.mask_BT)
-            at_NT = torch.cat([told.get(path, none_NT)[text_N] for path, text_N in rows.items()])
-            logits_MV = self.predict_words(take(x_MD, rows_behind(packing, at_NT)))  # of both paths in one product
-            sizes = torch.stack([at_NT.sum() for at_NT in told.values()]).tolist()
-            for (path, at_NT), own_MV in zip(told.items(), logits_MV.split(sizes), strict=True):
+            at_NT = torch.cat([masked.get(path, none_NT)[text_N] for path, text_N in rows.items()])
+            # The masked words of both paths in one product: [M, V]
+            logits_MV = self.predict_words(take(x_MD, rows_at_end(packing, at_NT)))
+            sizes = torch.stack([at_NT.sum() for at_NT in masked.values()]).tolist()
+            for (path, at_NT), own_MV in zip(masked.items(), logits_MV.split(sizes), strict=True):
                 losses[path] = cross_entropy(own_MV, text.ids_BT[at_NT], name=path)
                 word_logits[path] = own_MV.detach()
         if "moc" in objectives and corruption.regions_BR is not None:
             text_N = rows[BIDIRECTIONAL]
-            at_NR = learnt(of_texts(corruption.regions_BR, text), objectives["moc"])[text_N]
-            class_probs_NRC = of_texts(regions.class_probs_BRC, text)[text_N]
+            at_NR = select_learners(rows_of_texts(corruption.regions_BR, text), objectives["moc"])[text_N]
+            class_probs_NRC = rows_of_texts(regions.class_probs_BRC, text)[text_N]
             losses["moc"] = self.region_loss(x_MD, packing, at_NR, class_probs_NRC)
         return MaskedPass(losses=losses, word_logits=word_logits)
 
     def encode_rows(
         self, batch: Batch, corruption: Corruption, image: Tensor, rows: Mapping[str, Tensor], ids: Mapping[str, Tensor]
     ) -> tuple[Tensor, Packing]:
-        """`encode` of the texts of each path, with their images."""
+        """Run `encode` over the texts of each path, one path after the other, with their images."""
         text, regions = batch.text, cast(Regions, batch.image)
         owner_N = text.owners(len(regions))
         images = {path: text_N if owner_N is None else owner_N[text_N] for path, text_N in rows.items()}
@@ -344,7 +346,7 @@ class UnifiedVLP(nn.Module):
         return self.encode(x_NLD, mask_NL, visual_NP.shape[1] + 1, causal_N if SEQ2SEQ in rows else None)
 
     def region_loss(self, x_MD: Tensor, packing: Packing, at_NR: Tensor, class_probs_NRC: Tensor) -> Loss:
-        """What the detector saw in hidden regions of the first rows, [CLS] standing before them (table 6)."""
+        """Return `moc`'s loss on the hidden regions of the first rows, whose regions follow [CLS] (table 6)."""
         assert self.object_head is not None
         rows, length = packing.shape
         at_NL = F.pad(at_NR, (1, length - 1 - at_NR.shape[1], 0, rows - len(at_NR)))
@@ -355,10 +357,13 @@ class UnifiedVLP(nn.Module):
     # ---- Understanding ---------------------------------------------------------------------------------------
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """The feature of VQA: [CLS] times [SEP], and the first layer of the classifier. `image_BRD` has [CLS] at 0, so
-        R + 1 tokens; `text_BTD` has [SEP] at 0. Regions are embedded once, also where several texts share an image."""
+        """Return VQA's feature: [CLS] times [SEP], then the first layer of the classifier.
+
+        `image_BRD` has R + 1 tokens, [CLS] first; `text_BTD` has [SEP] first. Regions are embedded once even if several
+        texts share an image.
+        """
         regions_BRD, owner_N = self.embed_regions(image), text.owners(len(image))
-        ids_NT = hide_a_word(text, self.config) if self.training and self.config.mask_question else text.ids_BT
+        ids_NT = mask_one_word(text, self.config) if self.training and self.config.mask_question else text.ids_BT
         visual_BLD, mask_BP = self.embed_visual(regions_BRD, BIDIRECTIONAL), F.pad(image.mask_BR, (1, 0), value=True)  # type: ignore[union-attr]
         if owner_N is not None:
             visual_BLD, mask_BP = visual_BLD[owner_N], mask_BP[owner_N]
@@ -372,20 +377,22 @@ class UnifiedVLP(nn.Module):
     # ---- Generation ------------------------------------------------------------------------------------------
 
     def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
-        """[N, T, V], or [M, V] at the True positions of `at_NT`; position t predicts token t + 1. Images are encoded
-        once, also where several texts share one.
+        """Return logits, [N, T, V], or [M, V] at the True positions of `at_NT`; position t predicts token t + 1.
 
-        Behind the image stand the words, and as many [MASK]s: one for each word that is asked for, at its place. It
-        sees the words before that place and itself; no word sees a [MASK]. So all are told as generation tells them.
+        An image is encoded once even if several texts share it. The words follow it, and as many [MASK]s: one at the
+        position of each requested word. A [MASK] attends to the words before its position and to itself; no word
+        attends to a [MASK]. So every word is predicted as in generation.
 
         Raises:
-            DataError: `at_NT` asks what follows the last place. Without it a text may have `max_text` - 1 tokens.
+            DataError: `at_NT` requests what follows the last position. Without `at_NT` a text may have at most
+                `max_text` - 1 tokens.
         """
         if at_NT is not None and at_NT[:, -1].any():
-            raise DataError("at_NT asks what follows the last token, which no text tells")
+            raise DataError("at_NT requests what follows the last token, which is unknown")
         prefix, owner_N = self.encode_prefix(image), text.owners(len(image))
-        asked_NT = torch.ones_like(text.mask_BT) if at_NT is None else at_NT[:, :-1]  # the last has no place behind it
-        read_NT = text.mask_BT if at_NT is None else at_NT.flip(1).cumsum(1).flip(1) > 0  # nothing behind the last
+        # No position follows the last one, and words after the last requested one are not read.
+        asked_NT = torch.ones_like(text.mask_BT) if at_NT is None else at_NT[:, :-1]
+        read_NT = text.mask_BT if at_NT is None else at_NT.flip(1).cumsum(1).flip(1) > 0
         words, masks = read_NT.shape[1] - 1, asked_NT.shape[1]
 
         masks_NT = torch.full_like(text.ids_BT[:, :masks], self.config.mask_id)
@@ -393,7 +400,7 @@ class UnifiedVLP(nn.Module):
         packing = Packing.of(torch.cat([read_NT[:, 1:], asked_NT], 1))
         places_L = torch.cat([torch.arange(1, words + 1), torch.arange(1, masks + 1)]).to(x_NLD.device)
         is_word_L = torch.arange(words + masks, device=x_NLD.device) < words
-        # One row a query: a word sees the words up to itself, a [MASK] those before it and itself.
+        # One row per query: a word attends to the words up to itself, a [MASK] to those before it and to itself.
         before_LL = is_word_L & (places_L < places_L[:, None])
         before_LL = before_LL | torch.eye(words + masks, dtype=torch.bool, device=x_NLD.device)
 
@@ -409,23 +416,23 @@ class UnifiedVLP(nn.Module):
         )
         x_MD = packing.pack(x_NLD)
         for block, memory in zip(self._blocks(), layers, strict=True):
-            x_MD = block.behind(x_MD, mask, packing, memory)
-        logits_MV = self.predict_words(take(x_MD, rows_behind(packing, asked_NT)))
+            x_MD = block.after_prefix(x_MD, mask, packing, memory)
+        logits_MV = self.predict_words(take(x_MD, rows_at_end(packing, asked_NT)))
         return logits_MV.unflatten(0, (-1, masks)) if at_NT is None else logits_MV
 
     def masked_words(
         self, batch: Batch, *, generator: torch.Generator, mask_probability: float
     ) -> tuple[Tensor, Tensor]:
-        """Captioning as the paper learns it: hidden words told with seq2seq's mask, [M, V], and what they were, [M]."""
+        """Return logits of masked words with seq2seq's mask, [M, V], and the words, [M]: the paper's captioning."""
         learn: Learners = {SEQ2SEQ: None}
         corruption = self.corrupt(batch, objectives=learn, generator=generator, mask_probability=mask_probability)
         image = self.encode_corrupted(batch, corruption)
-        x_MD, packing = self.encode_rows(batch, corruption, image, rows_of(learn, batch.text), {})
-        logits_MV = self.predict_words(take(x_MD, rows_behind(packing, corruption.words_BT)))
+        x_MD, packing = self.encode_rows(batch, corruption, image, texts_by_path(learn, batch.text), {})
+        logits_MV = self.predict_words(take(x_MD, rows_at_end(packing, corruption.words_BT)))
         return logits_MV, batch.text.ids_BT[corruption.words_BT]
 
     def start(self, image: Image, *, max_len: int) -> DecodingState:
-        """Encodes each image once; up to `max_len` steps may follow, the first with [CLS]."""
+        """Encode each image once. Up to `max_len` steps may follow; the first reads [CLS]."""
         if max_len >= self.config.max_text:
             raise ParamsError(
                 f"max_len is {max_len}, but config.max_positions and config.region_slots leave "
@@ -435,9 +442,9 @@ class UnifiedVLP(nn.Module):
         return DecodingState.begin(prefix, prefix.mask_BP, max_len=max_len)
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more token of each hypothesis, with a [MASK] behind it. Returns the next token's logits, [N, V].
+        """Read one more token of each hypothesis, followed by a [MASK]. Returns the next token's logits, [N, V].
 
-        [CLS], with which decoding begins, is in the prefix already: there the [MASK] stands alone.
+        Decoding starts with [CLS], which is part of the prefix already: the first step reads a [MASK] alone.
         """
         place, mask_N = state.length, torch.full_like(token_N, self.config.mask_id)
         ids_NQ = torch.stack([token_N, mask_N], 1) if place else mask_N[:, None]
@@ -445,20 +452,20 @@ class UnifiedVLP(nn.Module):
         prefix_mask_BP, past = padding_mask(state.memory.mask_BP), []
         before = iter(state.past or [None] * len(self.stack))
         for block, memory in zip(self._blocks(), state.memory.layers, strict=True):
-            x_NQD, present = block.step_behind(x_NQD, next(before), memory, prefix_mask_BP, state.by_image)
+            x_NQD, present = block.step_after_prefix(x_NQD, next(before), memory, prefix_mask_BP, state.by_image)
             past.append(present.drop_last())
         logits_NV = self.predict_words(x_NQD[:, -1])
         return logits_NV, replace(state, length=place + 1, past=tuple(past) if place else ())
 
     def reorder(self, state: DecodingState, index_N: Tensor) -> DecodingState:
-        """Hypothesis i continues hypothesis index[i]; their number may change."""
+        """Let hypothesis i continue hypothesis index[i]; their number may change."""
         return state.reorder(index_N)
 
-    # ---- What training asks ----------------------------------------------------------------------------------
+    # ---- Training ----------------------------------------------------------------------------------------------
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """`regions`: their embedding. `stack`: the blocks, with the words' embedding. `heads`: all that only an
-        objective or a task has."""
+        """Group parameters: `regions` (their embedding), `stack` (blocks and word embedding), `heads` (all that only
+        objectives and tasks use)."""
         group_of = {"region_embedding": "regions", "text_embedding": "stack", "stack": "stack"}
         groups: dict[str, list[nn.Parameter]] = {}
         for name, child in self.named_children():

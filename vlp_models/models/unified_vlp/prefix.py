@@ -1,6 +1,10 @@
-"""What a text that is generated attends to of its image.
+"""A stack whose sequences start with a prefix that attends to itself only: an image before its descriptions.
 
-Shape suffixes: B images, P places of the prefix: [CLS], the regions, [SEP].
+The prefix can be computed once, and what follows attends to its keys and values: all texts of an image if captioning
+trains on every word, and all hypotheses in decoding, which never copy it. Pretraining computes it with each text.
+
+Shape suffixes: B prefixes (images), P their places ([CLS], the regions, [SEP]), N sequences that continue them, W the
+most sequences of one prefix, Q new tokens, D hidden, H heads, E head dimension, M packed tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from vlp_models.models.layers.packing import Packing
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Keys and values of each layer, once an image."""
+    """The keys and values of each layer, once per image. mask_BP bool: the real places."""
 
     layers: tuple[KeyValues, ...]
     mask_BP: Tensor
@@ -30,27 +34,27 @@ class Prefix:
 
 
 class PrefixAttention(MultiHeadAttention):
-    """Multi-head attention that can leave its keys and values, and go on behind those of a prefix."""
+    """Multi-head attention that can return its keys and values, and continue after those of a prefix."""
 
-    def keep(self, x_MD: Tensor, mask: Tensor, packing: Packing) -> tuple[Tensor, KeyValues]:
-        """Self-attention; returns the keys and values, too, [B, H, P, E] each."""
+    def encode_prefix(self, x_MD: Tensor, mask: Tensor, packing: Packing) -> tuple[Tensor, KeyValues]:
+        """Self-attention. Returns the keys and values as well, [B, H, P, E] each."""
         query, own = self._project(packing.pad(self.qkv(x_MD)))
         return self.out(packing.pack(self._attend(query, own, mask))), own
 
-    def behind(self, x_MD: Tensor, mask: Tensor, packing: Packing, prefix: KeyValues) -> Tensor:
-        """Self-attention of sequences behind their prefixes, one each. mask: [N, 1, Q, P + Q]."""
+    def after_prefix(self, x_MD: Tensor, mask: Tensor, packing: Packing, prefix: KeyValues) -> Tensor:
+        """Self-attention of sequences after their prefixes, one prefix per sequence. mask: [N, 1, Q, P + Q]."""
         query, own = self._project(packing.pad(self.qkv(x_MD)))
         return self.out(packing.pack(self._attend(query, prefix.append(own), mask)))
 
-    def step_behind(
+    def step_after_prefix(
         self, x_NQD: Tensor, past: KeyValues | None, prefix: KeyValues, prefix_mask: Tensor, by_prefix: Packing
     ) -> tuple[Tensor, KeyValues]:
-        """New tokens of N sequences, each after the one before it; returns the grown past, too.
+        """Causal self-attention of Q new tokens of N sequences. Returns the extended past as well.
 
-        prefix_mask: [B, 1, 1, P]. by_prefix: one row a sequence, those of a prefix side by side.
+        A softmax over two sets of keys is the mean of the softmaxes over each set, weighted by the sums of their
+        exponentials. So the prefix's keys are used where they are, without a copy per sequence.
 
-        A softmax over two sets of keys is the mean of the softmaxes over each, weighted by the sums of their
-        exponentials. So the prefix's keys stay where they are.
+        prefix_mask: [B, 1, 1, P]. by_prefix: one row per sequence, those of a prefix side by side.
         """
         dropout = self.dropout if self.training else 0.0
         query, own = self._project(self.qkv(x_NQD))
@@ -59,12 +63,14 @@ class PrefixAttention(MultiHeadAttention):
         causal_QK = query.new_ones(tokens, length, dtype=torch.bool).tril(length - tokens)
         of_past, sum_of_past = _attend_and_sum(query, present, causal_QK, dropout)
 
+        # (N, H, Q, E) -> (B, H, W * Q, E): all queries of a prefix attend to its keys in one product.
         query_BWHQE = by_prefix.pad(query)
-        query_BHE = query_BWHQE.transpose(1, 2).flatten(2, 3)  # [B, H, W * Q, E]
+        query_BHE = query_BWHQE.transpose(1, 2).flatten(2, 3)
         found, total = _attend_and_sum(query_BHE, prefix, prefix_mask, dropout)
         both = torch.cat([found, total[..., None]], -1).unflatten(2, (-1, tokens)).transpose(1, 2)
         both = by_prefix.pack(both)
         of_prefix, sum_of_prefix = both[..., :-1], both[..., -1]
+        # The weight of the prefix is exp(its sum) / (exp(its sum) + exp(the past's sum)): a sigmoid.
         x = torch.lerp(of_past, of_prefix, torch.sigmoid(sum_of_prefix - sum_of_past)[..., None])
         return self.out(x.to(x_NQD.dtype).transpose(1, 2).flatten(2)), present
 
@@ -74,9 +80,9 @@ class PrefixAttention(MultiHeadAttention):
 
 
 def _attend_and_sum(query: Tensor, memory: KeyValues, mask: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """What the heads find, and the logarithm of the sum of the exponentials that they are divided by.
+    """Return attention's output and the logarithm of the softmax's denominator.
 
-    Nothing is dropped of the sum: dropout is of the probabilities, which it makes.
+    Dropout acts on the probabilities, so the denominator keeps all keys.
     """
     scores = (query @ memory.keys.transpose(-1, -2)) * query.shape[-1] ** -0.5
     scores = scores.float() if scores.dtype.itemsize < 4 else scores
@@ -86,7 +92,7 @@ def _attend_and_sum(query: Tensor, memory: KeyValues, mask: Tensor, dropout: flo
 
 
 class PrefixBlock(TransformerBlock):
-    """A transformer block with the same weights as any, in the three ways that its attention can be asked."""
+    """A transformer block with the usual weights and the three entry points of its attention."""
 
     attention: PrefixAttention
 
@@ -96,17 +102,17 @@ class PrefixBlock(TransformerBlock):
         super().__init__(hidden, heads, intermediate, dropout=dropout, attention_dropout=attention_dropout, eps=eps)
         self.attention = PrefixAttention(hidden, heads, attention_dropout)
 
-    def keep(self, x_MD: Tensor, mask: Tensor, packing: Packing) -> tuple[Tensor, KeyValues]:
-        y_MD, own = self.attention.keep(x_MD, mask, packing)
+    def encode_prefix(self, x_MD: Tensor, mask: Tensor, packing: Packing) -> tuple[Tensor, KeyValues]:
+        y_MD, own = self.attention.encode_prefix(x_MD, mask, packing)
         return self._end(x_MD, y_MD), own
 
-    def behind(self, x_MD: Tensor, mask: Tensor, packing: Packing, prefix: KeyValues) -> Tensor:
-        return self._end(x_MD, self.attention.behind(x_MD, mask, packing, prefix))
+    def after_prefix(self, x_MD: Tensor, mask: Tensor, packing: Packing, prefix: KeyValues) -> Tensor:
+        return self._end(x_MD, self.attention.after_prefix(x_MD, mask, packing, prefix))
 
-    def step_behind(
+    def step_after_prefix(
         self, x_NQD: Tensor, past: KeyValues | None, prefix: KeyValues, prefix_mask: Tensor, by_prefix: Packing
     ) -> tuple[Tensor, KeyValues]:
-        y_NQD, present = self.attention.step_behind(x_NQD, past, prefix, prefix_mask, by_prefix)
+        y_NQD, present = self.attention.step_after_prefix(x_NQD, past, prefix, prefix_mask, by_prefix)
         return self._end(x_NQD, y_NQD), present
 
     def _end(self, x: Tensor, y: Tensor) -> Tensor:

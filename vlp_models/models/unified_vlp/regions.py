@@ -1,14 +1,14 @@
-"""Unified VLP's class-aware region embedding: what a region looks like, where it is, and what the detector calls it.
+"""Unified VLP's class-aware region embedding: a region's appearance, its location and its detected class.
 
 Equation 1: W_r R + W_p [LayerNorm(W_c C) | LayerNorm(W_g G)], "the bias term and the nonlinearity term are omitted".
-Here they are where the public code has them: W_r is the detector's last layer, which is trained along, and a
-projection, each with a ReLU; W_p ends in one as well. W_c and W_g, whose sizes the paper leaves open, are as wide as
-the model. G is x1, y1, x2, y2 and area as fractions, scaled to -1 .. 1: with fractions, near and far places differ in
-length more than in direction, and a norm takes the length away.
+Here they are where the authors' code has them: W_r is the detector's last layer, which is trained as well, and a
+projection, each with a ReLU; W_p also ends in a ReLU. W_c and W_g, whose sizes the paper leaves open, are as wide as
+the model. G is x1, y1, x2, y2 and area as fractions, scaled to -1 .. 1: as fractions, distant places differ in length
+more than in direction, and a norm removes the length.
 
-`compat`, what the public code does instead: neither W_c nor W_g, norms without weights; x as fractions of the largest x
-of any region of the image and y of the largest y ("lazy normalisation"), the area in these units, and the detector's
-confidence as a sixth number. So the image's sides cancel, and fractions of them serve as well as pixels.
+`compat` does what the authors' code does: no W_c and W_g, norms without weights; x as fractions of the largest x of the
+image's regions and y of the largest y ("lazy normalization"), the area in these units, and the detector's confidence as
+a sixth number. The image's sides cancel, so fractions of them serve as well as pixels.
 
 Shape suffixes: B images, R regions, F feature dimension, C classes, D hidden.
 """
@@ -25,7 +25,7 @@ from vlp_models.models.layers.embeddings import FeatureDropout
 
 
 class RegionEmbedding(nn.Module):
-    """[B, R, D], without segment embedding and the norm over the sum, which tokens of all kinds share."""
+    """Embeds regions, [B, R, D], without the segment embedding and the norm over the sum, which all tokens share."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RegionEmbedding(nn.Module):
         compat: bool,
         feature_dropout: float = 0.0,
     ) -> None:
-        """classes: 0 for an embedding that knows of none. feature_dropout: see `FeatureDropout`."""
+        """classes: 0 for an embedding without class probabilities. feature_dropout: see `FeatureDropout`."""
         super().__init__()
         self.feature_dropout = FeatureDropout(feature_dropout)
         self.compat = compat
@@ -54,43 +54,43 @@ class RegionEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, regions: Regions, hidden_BR: Tensor | None = None) -> Tensor:
-        """hidden_BR bool: regions whose look is hidden; their features become zero, their places remain."""
+        """hidden_BR bool: regions to hide. Their features become zero, their locations and classes remain."""
         features_BRF = self.feature_dropout(regions.features_BRF)
         if hidden_BR is not None:
             features_BRF = features_BRF * ~hidden_BR[..., None]
         if self.compat:
             classes_BRC = regions.class_probs_BRC
-            known = [normalised(geometry_of_public_code(regions)), normalised(classes_BRC)]
+            parts = [layer_norm(compat_geometry(regions)), layer_norm(classes_BRC)]
         else:
-            known = [self.of_geometry(2 * geometry(regions) - 1)]
+            parts = [self.of_geometry(2 * geometry(regions) - 1)]
             if self.of_classes is not None:
-                known.insert(0, self.of_classes(regions.class_probs_BRC))
-        places = F.relu(self.places(torch.cat(known, -1)))
+                parts.insert(0, self.of_classes(regions.class_probs_BRC))
+        places = F.relu(self.places(torch.cat(parts, -1)))
         return self.dropout(self.features(features_BRF)) + self.dropout(places)
 
 
-def normalised(x: Tensor) -> Tensor:
-    """A layer norm without weights."""
+def layer_norm(x: Tensor) -> Tensor:
+    """Apply a layer norm without weights."""
     return F.layer_norm(x, x.shape[-1:])
 
 
 def geometry(regions: Regions) -> Tensor:
-    """x1, y1, x2, y2 and area, as fractions of the image. [B, R, 5]"""
+    """Return x1, y1, x2, y2 and area as fractions of the image. [B, R, 5]"""
     x1, y1, x2, y2 = regions.boxes_BR4.unbind(-1)
     return torch.cat([regions.boxes_BR4, ((x2 - x1) * (y2 - y1))[..., None]], -1)
 
 
-def geometry_of_public_code(regions: Regions) -> Tensor:
-    """x1, y1, x2, y2, area and confidence, in units of the largest x and y of the image's regions. [B, R, 6]
+def compat_geometry(regions: Regions) -> Tensor:
+    """Return x1, y1, x2, y2, area and confidence, in units of the largest x and y of the image's regions. [B, R, 6]
 
     Raises:
-        DataError: the regions came without the detector's confidence.
+        DataError: the regions have no confidence.
     """
     if not isinstance(regions, ScoredRegions):
-        raise DataError("compat_reference reads the detector's confidence: give it `ScoredRegions`")
+        raise DataError("compat_reference reads the detector's confidence: pass `ScoredRegions`")
     corners_BR22 = regions.boxes_BR4.unflatten(-1, (2, 2))  # both corners' x and y
     largest_B2 = corners_BR22.masked_fill(~regions.mask_BR[..., None, None], 0.0).amax((1, 2))
-    # Where there is no region, or a blank one, nothing is divided by zero. The public code adds as much, in pixels.
+    # Avoids a division by zero without regions or with blank ones; the authors' code adds as much, in pixels.
     boxes_BR4 = (corners_BR22 / largest_B2.clamp(min=1e-5)[:, None, None]).flatten(2)
     x1, y1, x2, y2 = boxes_BR4.unbind(-1)
     area_BR = ((x2 - x1) * (y2 - y1)).clamp(min=0)

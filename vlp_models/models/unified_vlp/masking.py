@@ -1,4 +1,4 @@
-"""Who learns what of a batch, and what is hidden from whom.
+"""Which samples train which objective of Unified VLP, and which tokens are masked.
 
 Shape suffixes: B images, R regions, N texts, T text tokens, M packed tokens.
 """
@@ -18,30 +18,33 @@ from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 from vlp_models.objectives.masked_modeling import word_positions
 
 BIDIRECTIONAL, SEQ2SEQ = "bidirectional", "seq2seq"
-Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all
+Learners = Mapping[str, Tensor | None]  # objective -> bool [N], the samples that train it; None: all
 
 
-def hideable(text: Text) -> Tensor:
-    """bool [N, T]: the words and the closing [SEP], but not of a text that was cut, where it closes nothing."""
+def maskable(text: Text) -> Tensor:
+    """Return the tokens that may be masked: the words and the closing [SEP], unless the text was cut, where that [SEP]
+    closes nothing. bool [N, T]"""
     if text.cut_B is None:
-        return _behind_first(text.mask_BT)
-    return torch.where(text.cut_B[:, None], word_positions(text.mask_BT), _behind_first(text.mask_BT))
+        return _after_first(text.mask_BT)
+    return torch.where(text.cut_B[:, None], word_positions(text.mask_BT), _after_first(text.mask_BT))
 
 
-def hide_a_word(text: Text, config: UnifiedVLPConfig) -> Tensor:
-    """The texts, each with one of its tokens behind the first hidden as BERT hides. Draws from torch's own generator,
-    as dropout does. int64 [N, T]"""
+def mask_one_word(text: Text, config: UnifiedVLPConfig) -> Tensor:
+    """Return the texts with one token of each, after the first, masked by BERT's scheme. int64 [N, T]
+
+    Draws from torch's global generator, as dropout does."""
     ids_NT, device = text.ids_BT, text.ids_BT.device
-    draw_NT = torch.rand(ids_NT.shape, device=device).masked_fill(~_behind_first(text.mask_BT), -1.0)
+    draw_NT = torch.rand(ids_NT.shape, device=device).masked_fill(~_after_first(text.mask_BT), -1.0)
     chosen_NT = F.one_hot(draw_NT.argmax(1), ids_NT.shape[1]).bool()
+    # 80% [MASK], 10% a random word, 10% unchanged
     action_N1 = torch.rand(len(ids_NT), 1, device=device)
     random_N1 = torch.randint(config.mask_id + 1, config.vocab_size, (len(ids_NT), 1), device=device)
     ids_NT = torch.where(chosen_NT & (action_N1 < 0.8), config.mask_id, ids_NT)
     return torch.where(chosen_NT & (action_N1 >= 0.9), random_N1, ids_NT)
 
 
-def rows_of(objectives: Learners, text: Text) -> dict[str, Tensor]:
-    """Which texts the stack sees with each of the two masks: path -> int64 [N], in their order."""
+def texts_by_path(objectives: Learners, text: Text) -> dict[str, Tensor]:
+    """Return the texts that the stack processes with each of the two attention masks: path -> int64 [N], ascending."""
     rows = {}
     for path, names in ((BIDIRECTIONAL, (BIDIRECTIONAL, "moc")), (SEQ2SEQ, (SEQ2SEQ,))):
         learners = [objectives[name] for name in names if name in objectives]
@@ -52,28 +55,28 @@ def rows_of(objectives: Learners, text: Text) -> dict[str, Tensor]:
     return rows
 
 
-def rows_behind(packing: Packing, at_NT: Tensor) -> Tensor:
-    """int64: the packed rows of these places, counted from the end of the sequences."""
+def rows_at_end(packing: Packing, at_NT: Tensor) -> Tensor:
+    """Return the packed rows of these places, int64, where `at_NT` covers the end of the sequences."""
     return packing.rows_at(F.pad(at_NT, (packing.shape[1] - at_NT.shape[1], 0)))
 
 
-def learnt(places: Tensor, learners: Tensor | None) -> Tensor:
-    """Of these places in [N, ...] those of the samples that learn."""
+def select_learners(places: Tensor, learners: Tensor | None) -> Tensor:
+    """Return the places, [N, ...] bool, of the samples that train an objective."""
     return places if learners is None else places & learners[:, None]
 
 
 def any_learner(objectives: Learners, like_NT: Tensor) -> Tensor:
-    """bool, broadcastable to [N, T]: which samples learn from hidden words."""
+    """Return which samples train on masked words: bool, broadcastable to [N, T]."""
     masks = [objectives[name] for name in (BIDIRECTIONAL, SEQ2SEQ) if name in objectives]
     if any(mask is None for mask in masks):
         return torch.ones_like(like_NT[:1, :1])
     return torch.stack(cast("list[Tensor]", masks)).any(0)[:, None]
 
 
-def of_texts(rows_B: Tensor, text: Text) -> Tensor:
-    """Of each text its image's row."""
+def rows_of_texts(rows_B: Tensor, text: Text) -> Tensor:
+    """Return the row of each text's image: [B, ...] -> [N, ...]."""
     return rows_B if text.owner_N is None else rows_B[text.owner_N]
 
 
-def _behind_first(mask_NT: Tensor) -> Tensor:
+def _after_first(mask_NT: Tensor) -> Tensor:
     return F.pad(mask_NT[:, 1:], (1, 0))
