@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.data.batch import Batch
-from vlp_models.models.layers.positions import sine_positions
+from vlp_models.models.layers.embeddings import sine_positions
 from vlp_models.models.soho.model import SOHO
 
 NO_TARGET = -100
@@ -25,7 +25,7 @@ def expanded_losses(
 ) -> dict[str, Tensor]:
     """The three means, from the draws that `pretraining_losses` makes from the same generator's state."""
     config = model.config
-    pairs = model.pair(batch, dict.fromkeys(model.objectives), generator, mask_probability)
+    pairs = model.draw_pairs(batch, dict.fromkeys(model.objectives), generator, mask_probability)
     maps = model.backbone(batch.image.pixels_B3HW)
     features = model.neck(maps.index_select(0, pairs.owner_P))
     mask_PRR = model.grid_mask(batch.image.mask_BHW, model.neck(maps)).index_select(0, pairs.owner_P)
@@ -40,7 +40,7 @@ def expanded_losses(
     codes_PR = one_hot.argmax(1).view_as(mask_PR).masked_fill(~mask_PR, -1)
     read_PRD = features_PRD + (vectors_PRD - features_PRD).detach()
     first = [int((pairs.owner_P == i).nonzero()[0]) for i in range(len(batch.image))]
-    hidden_PR = model.hide(pairs, codes_PR[first], mask_PR[first], generator, len(batch.text))
+    hidden_PR = model.select_hidden_cells(pairs, codes_PR[first], mask_PR[first], generator, len(batch.text))
     read_PRD = torch.where(hidden_PR[..., None], model.hidden_cell, read_PRD)
     positions = sine_positions(mask_PRR, config.hidden).flatten(1, 2).to(read_PRD.dtype)
     cells_PRD = model.visual_norm(read_PRD + positions)

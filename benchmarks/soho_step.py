@@ -60,7 +60,7 @@ def ours(model: SOHO, batch: Batch) -> dict[str, Tensor]:
         generator=torch.Generator().manual_seed(1),
         mask_probability=MASKED,
     )
-    model.dictionary._gathered = None  # both start from the same codes
+    model.dictionary._accumulated = None  # both start from the same codes
     return {name: loss.mean for name, loss in losses.items()}
 
 

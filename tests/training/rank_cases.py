@@ -207,12 +207,12 @@ def rows(batch: Batch, first: int, last: int) -> Batch:
         image=Regions(**{name: getattr(image, name)[some, :regions] for name in vars(image)}),
         text=Text(ids_BT=text.ids_BT[some, :tokens], mask_BT=text.mask_BT[some, :tokens]),
     )
-    return cut if first < last else cut.none()
+    return cut if first < last else cut.empty()
 
 
 def collated(collate: Callable[[list[Any]], Batch], dataset: ShardDataset, first: int, last: int) -> Batch:
     batch = double(collate([dataset[i] for i in range(first, max(first + 1, last))]))
-    return batch if first < last else batch.none()
+    return batch if first < last else batch.empty()
 
 
 def seed_without_words() -> int:

@@ -8,11 +8,11 @@ from PIL import Image, ImageDraw
 from small_detector import train
 
 from vlp_models.vision.detector_checkpoint import Detector
-from vlp_models.vision.training import LabelledImage, TrainingResult
+from vlp_models.vision.training import LabeledImage, TrainingResult
 
 
 @pytest.fixture(scope="session")
-def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
+def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[LabeledImage]:
     """A red circle on the left and a blue square on the right, of varying place and size; two image sizes."""
     directory = tmp_path_factory.mktemp("drawings")
     rng = np.random.default_rng(0)
@@ -30,7 +30,7 @@ def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
         path = directory / f"{number}.png"
         image.save(path)
         images.append(
-            LabelledImage(
+            LabeledImage(
                 image_id=f"drawn/{number}",
                 path=path,
                 width=width,
@@ -44,5 +44,5 @@ def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
 
 
 @pytest.fixture(scope="session")
-def trained(drawings: list[LabelledImage]) -> tuple[Detector, TrainingResult]:
+def trained(drawings: list[LabeledImage]) -> tuple[Detector, TrainingResult]:
     return train(drawings)

@@ -6,7 +6,7 @@ import torch
 
 from vlp_models.vision.detector import DetectorConfig, build_detector
 from vlp_models.vision.detector_checkpoint import Detector
-from vlp_models.vision.training import LabelledImage, TrainingOptions, TrainingResult, train_detector
+from vlp_models.vision.training import LabeledImage, TrainingOptions, TrainingResult, train_detector
 
 CLASSES = ("__background__", "blue square", "red circle")
 CONFIG = DetectorConfig(
@@ -14,7 +14,7 @@ CONFIG = DetectorConfig(
 )
 
 
-def train(drawings: list[LabelledImage], **options: object) -> tuple[Detector, TrainingResult]:
+def train(drawings: list[LabeledImage], **options: object) -> tuple[Detector, TrainingResult]:
     torch.manual_seed(0)
     model = build_detector(CONFIG, len(CLASSES))
     settings = TrainingOptions(**{"steps": 100, "batch_size": 4, "lr": 0.003, "seed": 0, "flip": False} | options)

@@ -11,17 +11,17 @@ from PIL import Image
 from vlp_models.data.sample import RegionArrays
 from vlp_models.vision.detector_checkpoint import Detector
 from vlp_models.vision.detector_regions import RegionExtractor
-from vlp_models.vision.training import LabelledImage, TrainingResult
+from vlp_models.vision.training import LabeledImage, TrainingResult
 
 Trained = tuple[Detector, TrainingResult]
 
 
-def extract(trained: Trained, drawings: list[LabelledImage], **options: Any) -> list[RegionArrays]:
+def extract(trained: Trained, drawings: list[LabeledImage], **options: Any) -> list[RegionArrays]:
     extractor = RegionExtractor(trained[0], **{"min_score": 0.3} | options)
     return extractor.extract([Image.open(image.path) for image in drawings])
 
 
-def test_one_region_an_object_and_its_class(drawings: list[LabelledImage], trained: Trained) -> None:
+def test_one_region_an_object_and_its_class(drawings: list[LabeledImage], trained: Trained) -> None:
     for image, regions in zip(drawings, extract(trained, drawings), strict=True):
         size = [image.width, image.height] * 2
         assert len(regions) == 2
@@ -31,7 +31,7 @@ def test_one_region_an_object_and_its_class(drawings: list[LabelledImage], train
             assert regions.class_probs[nearest].argmax() == label
 
 
-def test_most_confident_first_with_the_whole_distribution(drawings: list[LabelledImage], trained: Trained) -> None:
+def test_most_confident_first_with_the_whole_distribution(drawings: list[LabeledImage], trained: Trained) -> None:
     for regions in extract(trained, drawings, min_score=0.05):
         assert (np.diff(regions.scores) <= 0).all()
         assert (regions.scores >= 0.05).all()
@@ -43,7 +43,7 @@ def test_most_confident_first_with_the_whole_distribution(drawings: list[Labelle
         assert [a.dtype for a in (regions.features, regions.boxes)] == [np.float16, np.float32]
 
 
-def test_the_neighbours_make_no_difference(drawings: list[LabelledImage], trained: Trained) -> None:
+def test_the_neighbours_make_no_difference(drawings: list[LabeledImage], trained: Trained) -> None:
     """Not in the last bit: regions of one run stand beside those of another as if one had made both."""
     together = extract(trained, drawings, min_score=0.05)
     for number, regions in enumerate(together):
@@ -52,7 +52,7 @@ def test_the_neighbours_make_no_difference(drawings: list[LabelledImage], traine
             np.testing.assert_array_equal(getattr(alone, name), getattr(regions, name))
 
 
-def test_the_number_of_threads_makes_no_difference(drawings: list[LabelledImage], trained: Trained) -> None:
+def test_the_number_of_threads_makes_no_difference(drawings: list[LabeledImage], trained: Trained) -> None:
     before = torch.get_num_threads()
     found = []
     try:
@@ -66,13 +66,13 @@ def test_the_number_of_threads_makes_no_difference(drawings: list[LabelledImage]
         assert np.array_equal(one.features, two.features)
 
 
-def test_twice_is_the_same(drawings: list[LabelledImage], trained: Trained) -> None:
+def test_twice_is_the_same(drawings: list[LabeledImage], trained: Trained) -> None:
     for one, two in zip(extract(trained, drawings), extract(trained, drawings), strict=True):
         assert np.array_equal(one.features, two.features)
 
 
 def test_probabilities_are_what_the_detector_makes_of_the_roi_features(
-    drawings: list[LabelledImage], trained: Trained
+    drawings: list[LabeledImage], trained: Trained
 ) -> None:
     heads = trained[0].model.roi_heads
     raw, made = (extract(trained, drawings, content=content) for content in ("roi", "probabilities"))
@@ -85,7 +85,7 @@ def test_probabilities_are_what_the_detector_makes_of_the_roi_features(
         np.testing.assert_array_equal(one.boxes, two.boxes)
 
 
-def test_the_limit_keeps_the_surest(drawings: list[LabelledImage], trained: Trained) -> None:
+def test_the_limit_keeps_the_surest(drawings: list[LabeledImage], trained: Trained) -> None:
     for one, two in zip(extract(trained, drawings, max_regions=1), extract(trained, drawings), strict=True):
         assert len(one) == 1
         assert one.scores[0] >= two.scores.min() - 1e-6

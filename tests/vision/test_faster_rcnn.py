@@ -20,10 +20,10 @@ from vlp_models.vision.detector_checkpoint import (
     save_detector,
     save_no_detector,
 )
-from vlp_models.vision.training import LabelledImage, TrainingResult, average_precision
+from vlp_models.vision.training import LabeledImage, TrainingResult, average_precision
 
 
-def test_it_learns_eight_drawings(drawings: list[LabelledImage], trained: tuple[Detector, TrainingResult]) -> None:
+def test_it_learns_eight_drawings(drawings: list[LabeledImage], trained: tuple[Detector, TrainingResult]) -> None:
     _, first = train(drawings, steps=2, lr=1e-6)
     detector, result = trained
     assert result.losses["loss"] < first.losses["loss"] / 2
@@ -32,19 +32,19 @@ def test_it_learns_eight_drawings(drawings: list[LabelledImage], trained: tuple[
 
 
 def test_average_precision_sees_a_wrong_class(
-    drawings: list[LabelledImage], trained: tuple[Detector, TrainingResult]
+    drawings: list[LabeledImage], trained: tuple[Detector, TrainingResult]
 ) -> None:
     swapped = [dataclasses.replace(image, labels=3 - image.labels) for image in drawings]
     scores = average_precision(trained[0].model, swapped, CLASSES, torch.device("cpu"), batch_size=4)
     assert scores["AP50"] < 50
 
 
-def test_the_same_seed_gives_the_same_weights(drawings: list[LabelledImage]) -> None:
+def test_the_same_seed_gives_the_same_weights(drawings: list[LabeledImage]) -> None:
     one, two = (train(drawings, steps=3, flip=True)[0].model.state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_loss_that_is_not_finite_names_the_images(drawings: list[LabelledImage]) -> None:
+def test_a_loss_that_is_not_finite_names_the_images(drawings: list[LabeledImage]) -> None:
     with pytest.raises(NonFiniteLossError, match=r"step \d+, on images drawn/\d"):
         train(drawings, steps=30, lr=1e30)
 

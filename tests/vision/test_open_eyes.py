@@ -17,14 +17,14 @@ from vlp_models.data.pixels import PixelInput, fit, place_boxes
 from vlp_models.models import DataFacts, build_model
 from vlp_models.vision.small_backbone import SmallBackbone
 from vlp_models.vision.training import (
-    LabelledImage,
+    LabeledImage,
     TrainingOptions,
     TrainingResult,
     categories_of,
-    labelled_images,
+    labeled_images,
     words_of,
 )
-from vlp_models.vision.vision_warmup import Eyes, _look, _shown, open_eyes, words_in_cells
+from vlp_models.vision.vision_warmup import Eyes, _look, _shown, cell_word_targets, warm_up_vision
 
 INPUT = PixelInput(height=32, width=32)
 RED = (255, 0, 0)
@@ -34,7 +34,7 @@ STEM = {**VLMO, "stem": "convolutions"}
 TIMMS = {**VLMO, "stem": "timm", "stem_backbone": "test_efficientnet", "stem_stage": 1}
 SOHO = {**SIZES, "backbone": "small", "backbone_options": {"channels": [8, 8, 8]}, "backbone_stage": 0, "pool": 2}
 SOHO |= {"height": 64, "width": 64, "resize": "squash", "dictionary_size": 7, "longer": 0, "shorter": 0}
-Drawn = tuple[list[LabelledImage], list[LabelledImage], tuple[str, ...]]
+Drawn = tuple[list[LabeledImage], list[LabeledImage], tuple[str, ...]]
 
 
 def boxes(*rows: tuple[float, ...]) -> np.ndarray:
@@ -44,11 +44,11 @@ def boxes(*rows: tuple[float, ...]) -> np.ndarray:
 def test_a_cell_is_of_the_smallest_object_behind_its_middle() -> None:
     words = np.eye(3, dtype=np.float32)
     small, large, tiny = (0, 0, 11, 11), (0, 0, 28, 19), (30.5, 0.1, 32, 2)
-    cells = words_in_cells(boxes(small, large, tiny), words, 2, 4, 10)  # middles: x 5, 15, 25, 35; y 5, 15
+    cells = cell_word_targets(boxes(small, large, tiny), words, 2, 4, 10)  # middles: x 5, 15, 25, 35; y 5, 15
     assert cells.shape == (2, 4, 3)
     held = [[cells[r, c].nonzero().flatten().tolist() for c in range(4)] for r in range(2)]
     assert held == [[[0], [1], [1], [2]], [[1], [1], [1], []]]  # no middle is in the third: the cell that it lies in
-    assert not words_in_cells(boxes(), words[:0], 2, 2, 10).any()
+    assert not cell_word_targets(boxes(), words[:0], 2, 2, 10).any()
 
 
 @pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
@@ -70,9 +70,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
     workspace = make_workspace(tmp_path_factory.mktemp("drawn"))
     rows = read_boxed(workspace.validated)
     words = words_of(rows)
-    train, val = (
-        labelled_images(rows, split, categories_of(rows), words, workspace.root) for split in ("train", "val")
-    )
+    train, val = (labeled_images(rows, split, categories_of(rows), words, workspace.root) for split in ("train", "val"))
     return train, val, words
 
 
@@ -109,7 +107,7 @@ def opened(drawn: Drawn, steps: int) -> tuple[Toy, TrainingResult, float | None]
     train, val, words = drawn
     eyes = Eyes(model=toy, cells=toy.cells, wanted=INPUT, side=8, hidden=8)
     arguments = {"crop": 0.7, "device": torch.device("cpu"), "lower": "models.toy.vision_warmup.lr"}
-    return toy, *open_eyes(eyes, train, val, len(words), options, **arguments)  # type: ignore[arg-type]
+    return toy, *warm_up_vision(eyes, train, val, len(words), options, **arguments)  # type: ignore[arg-type]
 
 
 def test_the_images_side_learns_to_tell_and_no_other_part_moves(drawn: Drawn) -> None:

@@ -1,15 +1,15 @@
-"""Image-text contrast: which of the batch's images is a text about, and which of its texts is about an image?
+"""Image-text contrastive loss (ITC): which image in the batch a text describes, and which text describes an image.
 
 A. Radford et al.: "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021, figure 3; VLMo,
-section 3.3; InfoNCE (van den Oord et al. 2018, equation 4) both ways, halved. Two pairs of one image are no negatives
-of each other.
+section 3.3; InfoNCE (van den Oord et al. 2018, equation 4) in both directions, averaged. Two pairs of the same image
+are not each other's negatives.
 
-The candidates are those of all processes, and gradients flow to whoever made them. Of an update that adds up several
-micro-batches they are a micro-batch's, unless the others' embeddings are given (`Pairs`; Gao et al.: "Scaling Deep
-Contrastive Learning Batch Size under Memory Limited Setup", 2021): these count as candidates, and as rows that the
-present ones may confuse. Added up over the micro-batches, the gradient is then that of one large batch.
+Candidates come from all processes, and gradients flow back to the process that computed them. In an update that
+accumulates several micro-batches, candidates come from one micro-batch, unless the embeddings of the others are given
+(`EmbeddedPairs`; Gao et al.: "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). Those
+then count as candidates and as rows. Summed over the micro-batches, the gradient equals that of one large batch.
 
-Shape suffixes: B pairs of this process, K those of its other micro-batches, G of all processes, E embedding.
+Shape suffixes: B pairs of this process, K pairs of its other micro-batches, G pairs of all processes, E embedding.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlp_models.objectives.loss import Loss, empty
+from vlp_models.objectives.loss import Loss, zero_loss
 from vlp_models.objectives.matching import similarities
 from vlp_models.objectives.ranks import gather_rows, number_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Embedded pairs, unit length, detached: pair i is text i and image i, the image `image_ids[i]`."""
+class EmbeddedPairs:
+    """Detached unit vectors: pair i is text i and image i, with the id `image_ids[i]`."""
 
     texts_KE: Tensor
     images_KE: Tensor
     image_ids: tuple[str, ...]
 
 
-def joined(several: Sequence[Pairs]) -> Pairs:
-    return Pairs(
+def concatenate_pairs(several: Sequence[EmbeddedPairs]) -> EmbeddedPairs:
+    """Return the pairs of several micro-batches as one."""
+    return EmbeddedPairs(
         texts_KE=torch.cat([pairs.texts_KE for pairs in several]),
         images_KE=torch.cat([pairs.images_KE for pairs in several]),
         image_ids=tuple(image_id for pairs in several for image_id in pairs.image_ids),
@@ -50,12 +51,12 @@ def image_text_contrast(
     scale: Tensor,
     *,
     name: str = "itc",
-    others: Pairs | None = None,
+    others: EmbeddedPairs | None = None,
 ) -> Loss:
-    """Pair i is text i and image i, unit vectors both. scale: one divided by the temperature.
+    """Return the contrastive loss of unit vectors; pair i is text i and image i. scale: 1 / temperature.
 
-    The items are this process's pairs that have a negative: in a batch of one image nobody has. `<name>_accuracy`: the
-    fraction of texts whose own image is the most similar.
+    The items are this process's pairs that have a negative; in a batch of one image, none has. `<name>_accuracy`: the
+    share of texts whose own image is the most similar.
     """
     now = len(image_ids)
     if others is not None:
@@ -63,23 +64,25 @@ def image_text_contrast(
         image_ids = (*image_ids, *others.image_ids)
     numbers_G, own = number_over_ranks(image_ids)
     if not len(numbers_G):
-        return empty(texts_BE + images_BE, name)
+        return zero_loss(texts_BE + images_BE, name)
     numbers_G = numbers_G.to(texts_BE.device)
     pair_B = torch.arange(own.start, own.stop, device=texts_BE.device)
+    # [B, G]: pairs of the same image. A pair itself is the target, so only its twins are masked out.
     twin_BG = numbers_G[pair_B][:, None] == numbers_G[None, :]
-    contested_B = ~twin_BG.all(1)
+    has_negative_B = ~twin_BG.all(1)
     twin_BG = twin_BG.scatter(1, pair_B[:, None], False)
 
-    # For the temperature, too, each row counts in the micro-batch that it belongs to.
+    # A row's gradient to the temperature counts only in the row's own micro-batch.
     scale_B1 = torch.cat([scale.expand(now), scale.detach().expand(len(pair_B) - now)])[:, None]
-    ways = (texts_BE, gather_rows(images_BE)), (images_BE, gather_rows(texts_BE))
-    logits = [(scale_B1 * similarities(a, b)).masked_fill(twin_BG, float("-inf")) for a, b in ways]
+    directions = (texts_BE, gather_rows(images_BE)), (images_BE, gather_rows(texts_BE))
+    logits = [(scale_B1 * similarities(a, b)).masked_fill(twin_BG, float("-inf")) for a, b in directions]
     loss_B = torch.stack([F.cross_entropy(one, pair_B, reduction="none") for one in logits]).mean(0)
     rest = loss_B[now:].sum()
-    right_B = (logits[0].argmax(1) == pair_B) & contested_B
+    correct_B = (logits[0].argmax(1) == pair_B) & has_negative_B
     loss = Loss.of(
         loss_B[:now].sum(),
-        contested_B[:now].sum(),
-        **{name: loss_B[:now].sum(), f"{name}_accuracy": right_B[:now].sum()},
+        has_negative_B[:now].sum(),
+        **{name: loss_B[:now].sum(), f"{name}_accuracy": correct_B[:now].sum()},
     )
+    # The rows of other micro-batches add a gradient but no value: their loss is counted in their own micro-batch.
     return Loss(sum=loss.sum + (rest - rest.detach()), count=loss.count, parts=loss.parts)

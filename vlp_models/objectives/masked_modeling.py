@@ -1,8 +1,17 @@
-"""Which tokens and regions to hide: pure functions of their input and an explicit generator.
+"""Masked modeling: which words, regions and patches are masked, the masked sentence, and the MLM and MOC losses.
 
-Numbers are drawn on the generator's own device, then moved: one seed gives one corruption on every device.
+    words    select_tokens, select_words, select_number -> mask_tokens -> masked_language_modeling
+    regions  select_regions, overlapping                               -> masked_object_classification
+    patches  select_blocks (BEiT)                                      -> cross_entropy over visual tokens
 
-Shape suffixes: B batch, T text tokens, R regions.
+Masks are pure functions of their input and an explicit generator. Numbers are drawn on the generator's own device and
+then moved, so that a seed gives the same corruption on every device, and they are drawn for the batch of all processes
+(ranks.py). Spans of words are in span_masking.py.
+
+The last section replaces masked words by a first pass's predictions: scheduled sampling (Bengio et al. 2015; for masked
+pretraining Li et al. 2021 (TDEN), "Scheduled Sampling in VL Pretraining").
+
+Shape suffixes: B batch, T text tokens, R regions, N patches, M masked words or regions, V vocabulary, C classes.
 """
 
 from __future__ import annotations
@@ -14,22 +23,25 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vlp_models.objectives.loss import Loss, cross_entropy
-from vlp_models.objectives.ranks import draw_categorical, draw_uniform, own_share_of
+from vlp_models.objectives.loss import Loss, at_least_float32, cross_entropy
+from vlp_models.objectives.ranks import draw_categorical, draw_local_rows, draw_uniform
 
-OVERLAP = 0.4  # IoU from which the public TDEN code hides a masked region's neighbour
+OVERLAP = 0.4  # IoU above which the public TDEN code hides a masked region's neighbor
+MIN_BLOCK_PATCHES = 16  # while at least that many patches remain to be masked
+MIN_BLOCK_ASPECT = 0.3  # height to width; its inverse is the maximum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corruption:
-    """What pretraining hides of a batch.
+    """A batch's masks in pretraining.
 
     ids_BT      int64: the sentences with their selected words masked
     words_BT    bool: the selected words
     regions_BR  bool: the selected regions; None if no objective predicts regions
-    hidden_BR   bool: the regions that are out of sight, the selected ones and perhaps more; None likewise
+    hidden_BR   bool: the regions the model cannot attend to: the selected ones and maybe others; None likewise
     """
 
     ids_BT: Tensor
@@ -38,8 +50,11 @@ class Corruption:
     hidden_BR: Tensor | None = None
 
 
+# ---- Words -------------------------------------------------------------------------------------------------------
+
+
 def word_positions(mask_BT: Tensor) -> Tensor:
-    """True at the words: real tokens but the first ([CLS]) and the last ([SEP])."""
+    """Return bool [B, T], True at the words: all real tokens except the first ([CLS]) and the last ([SEP])."""
     words_BT = mask_BT.clone()
     words_BT[:, 0] = False
     words_BT[:, :-1] &= mask_BT[:, 1:]
@@ -48,21 +63,33 @@ def word_positions(mask_BT: Tensor) -> Tensor:
 
 
 def select_tokens(mask_BT: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Each word is selected independently with `probability`; a sentence without selected words is possible."""
+    """Select each word independently with `probability`. A sentence may end up without selected words. bool [B, T]"""
     chosen_BT = draw_uniform(tuple(mask_BT.shape), generator, mask_BT.device) < probability
     return chosen_BT & word_positions(mask_BT)
+
+
+def select_words(word_BT: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Select whole words: each independently with `probability`, all its pieces together. bool [B, T]
+
+    word_BT int64: index of the word that a token is a piece of; -1 for tokens outside any word.
+    """
+    draw_BT = draw_uniform(tuple(word_BT.shape), generator, word_BT.device)  # one per token; more than there are words
+    return (draw_BT.gather(1, word_BT.clamp(min=0)) < probability) & (word_BT >= 0)
 
 
 def select_number(
     candidates_BT: Tensor, length_B: Tensor, probability: float, generator: torch.Generator, *, at_most: int = 0
 ) -> Tensor:
-    """Of each sentence's candidates `probability` times its length, rounded (halves to even), one at least, as BERT and
-    UniLM do; none if the probability is zero. bool [B, T]
+    """Select a fixed number of each sentence's candidates, as BERT and UniLM do. bool [B, T]
 
-    length_B int64: how many words it has. at_most: the most of a sentence; 0: no limit.
+    The number is `probability` times the sentence's length, rounded half to even, but at least one; none if the
+    probability is zero.
+
+    length_B int64: words of each sentence. at_most: maximum per sentence; 0: no limit.
     """
     number_B = (length_B.double() * probability).round().clamp(min=1 if probability > 0 else 0, max=at_most or None)
     draw_BT = draw_uniform(tuple(candidates_BT.shape), generator, candidates_BT.device)
+    # Rank the candidates by their draw; 2.0 sorts all other tokens behind them.
     rank_BT = draw_BT.masked_fill(~candidates_BT, 2.0).argsort(dim=1, stable=True).argsort(dim=1)
     return candidates_BT & (rank_BT < number_B[:, None])
 
@@ -76,10 +103,10 @@ def mask_tokens(
     vocab_size: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """The ids with the selected ones replaced.
+    """Return the ids with the selected tokens replaced.
 
-    `mask`: always by [MASK] (TDEN). `bert`: 80% by [MASK], 10% by a random word, 10% kept. Random words come from
-    the whole vocabulary behind [MASK], where both BERT's and our own vocabularies keep no special token.
+    `mask`: always [MASK] (TDEN). `bert`: 80% [MASK], 10% a random word, 10% unchanged. Random words come from the whole
+    vocabulary after [MASK], where neither BERT's vocabulary nor the ones trained here have special tokens.
     """
     if scheme == "mask":
         return ids_BT.masked_fill(selected_BT, mask_id)
@@ -88,22 +115,31 @@ def mask_tokens(
     def draw_words(size: tuple[int, ...]) -> Tensor:
         return torch.randint(mask_id + 1, vocab_size, size, generator=generator, device=generator.device)
 
-    random_BT = own_share_of(tuple(ids_BT.shape), draw_words).to(ids_BT.device)
+    random_BT = draw_local_rows(tuple(ids_BT.shape), draw_words).to(ids_BT.device)
     ids_BT = torch.where(selected_BT & (action_BT < 0.8), mask_id, ids_BT)
     return torch.where(selected_BT & (action_BT >= 0.9), random_BT, ids_BT)
 
 
+def masked_language_modeling(logits_MV: Tensor, targets_M: Tensor) -> Loss:
+    """Return MLM's cross-entropy. logits_MV: predictions at the M masked positions; targets_M int64: original words."""
+    return cross_entropy(logits_MV, targets_M, name="mlm")
+
+
+# ---- Regions -----------------------------------------------------------------------------------------------------
+
+
 def select_regions(mask_BR: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Each region is selected independently with `probability`."""
+    """Select each region independently with `probability`. bool [B, R]"""
     return (draw_uniform(tuple(mask_BR.shape), generator, mask_BR.device) < probability) & mask_BR
 
 
 def overlapping(selected_BR: Tensor, boxes_BR4: Tensor, threshold: float = OVERLAP) -> Tensor:
-    """True at the selected regions and at those whose IoU with a selected one is above `threshold`.
+    """Return the selected regions and those whose IoU with a selected one is above `threshold`. bool [B, R]
 
     Boxes are continuous: x2 - x1 is a width. The public TDEN code adds a pixel to each side, as for pixels counted
-    from 0, so that for every 200 hidden regions one or so differs.
+    from 0, so about one in 200 hidden regions differs.
     """
+    # [B, R, 1, 2] against [B, 1, R, 2] -> [B, R, R]
     top_left = torch.maximum(boxes_BR4[:, :, None, :2], boxes_BR4[:, None, :, :2])
     bottom_right = torch.minimum(boxes_BR4[:, :, None, 2:], boxes_BR4[:, None, :, 2:])
     intersection_BRR = (bottom_right - top_left).clamp(min=0).prod(-1)
@@ -113,59 +149,13 @@ def overlapping(selected_BR: Tensor, boxes_BR4: Tensor, threshold: float = OVERL
     return selected_BR | (near_BRR & selected_BR[:, None, :]).any(-1)
 
 
-def select_words(word_BT: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Whole words: each is selected independently with `probability`, all its pieces together. bool [B, T]
-
-    word_BT int64: which of the sentence's words a token is a piece of, -1 where of none.
-    """
-    draw_BT = draw_uniform(tuple(word_BT.shape), generator, word_BT.device)  # more than there are words
-    return (draw_BT.gather(1, word_BT.clamp(min=0)) < probability) & (word_BT >= 0)
-
-
-SMALLEST = 16  # patches of a block, where that many are still to be hidden
-NARROWEST = 0.3  # height to width of a block
-
-
-def select_blocks(
-    images: int, grid: tuple[int, int], share: float, generator: torch.Generator, device: torch.device | str = "cpu"
-) -> Tensor:
-    """bool [B, N]: blocks of random size, shape and place are hidden until `share` of each image's patches is.
-
-    A seed for each image is drawn for the batch of all processes.
-    """
-    device_of_draws = generator.device
-    seeds_B = own_share_of(
-        (images,), lambda size: torch.randint(2**62, size, generator=generator, device=device_of_draws)
-    )
-    hidden = [_blocks(grid, share, np.random.default_rng(seed)) for seed in seeds_B.tolist()]
-    stacked = np.stack(hidden) if hidden else np.zeros((0, grid[0] * grid[1]), dtype=bool)
-    return torch.from_numpy(stacked).to(device)
-
-
-def _blocks(grid: tuple[int, int], share: float, rng: np.random.Generator) -> np.ndarray:
-    height, width = grid
-    hidden, wanted = np.zeros(grid, dtype=bool), round(share * height * width)
-    while (left := wanted - int(hidden.sum())) > 0:
-        size, ratio = rng.uniform(min(SMALLEST, left), left), rng.uniform(NARROWEST, 1 / NARROWEST)
-        rows = min(height, max(1, math.floor(math.sqrt(size * ratio))))
-        columns = min(width, max(1, math.floor(math.sqrt(size / ratio))))
-        top, start = rng.integers(0, height - rows + 1), rng.integers(0, width - columns + 1)
-        hidden[top : top + rows, start : start + columns] = True
-    return hidden.flatten()
-
-
-def masked_language_modelling(logits_MV: Tensor, targets_M: Tensor) -> Loss:
-    """logits_MV: predictions at the M masked positions; targets_M int64: the words that stood there."""
-    return cross_entropy(logits_MV, targets_M, name="mlm")
-
-
 def masked_object_classification(logits_MC: Tensor, targets_MC: Tensor) -> Loss:
-    """KL(target || prediction), summed over the C classes and the M masked regions.
+    """Return MOC's loss (TDEN; UNITER's MRC-KL): KL(target || prediction), summed over C classes and M masked regions.
 
-    targets_MC: the detector's class probabilities. They may have been stored in half precision, so they are made
-    to sum to one again. Computed in float32 at least.
+    targets_MC: the detector's class probabilities. They may have been stored in half precision, so they are
+    renormalized to sum to one. Computed in float32 at least.
     """
-    logits_MC = logits_MC.float() if logits_MC.dtype.itemsize < 4 else logits_MC
+    logits_MC = at_least_float32(logits_MC)
     targets_MC = targets_MC.to(logits_MC.dtype)
     targets_MC = targets_MC / targets_MC.sum(-1, keepdim=True).clamp(min=1e-6)
     total = F.kl_div(logits_MC.log_softmax(-1), targets_MC, reduction="sum")
@@ -173,18 +163,53 @@ def masked_object_classification(logits_MC: Tensor, targets_MC: Tensor) -> Loss:
     return Loss.of(total, len(logits_MC), moc=total, moc_accuracy=correct)
 
 
-def share_at(update: int | None, *, start: float, end: float, steps: int) -> float:
-    """The share of the masked words that update number `update` replaces: linear from `start` to `end` in `steps`
-    updates, then `end`. None (validation) is the end, so that validations compare."""
+# ---- Patches -----------------------------------------------------------------------------------------------------
+
+
+def select_blocks(
+    images: int, grid: tuple[int, int], share: float, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Select blocks of patches until `share` of each image's patches is masked (BEiT, algorithm 1). bool [B, N]
+
+    Blocks have random size, shape and position. Each image has its own seed, drawn for the batch of all processes.
+    """
+    draw_device = generator.device
+    seeds_B = draw_local_rows(
+        (images,), lambda size: torch.randint(2**62, size, generator=generator, device=draw_device)
+    )
+    masks = [_select_image_blocks(grid, share, np.random.default_rng(seed)) for seed in seeds_B.tolist()]
+    stacked = np.stack(masks) if masks else np.zeros((0, grid[0] * grid[1]), dtype=bool)
+    return torch.from_numpy(stacked).to(device)
+
+
+def _select_image_blocks(grid: tuple[int, int], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    height, width = grid
+    masked, target = np.zeros(grid, dtype=bool), round(share * height * width)
+    while (left := target - int(masked.sum())) > 0:
+        size = rng.uniform(min(MIN_BLOCK_PATCHES, left), left)
+        ratio = rng.uniform(MIN_BLOCK_ASPECT, 1 / MIN_BLOCK_ASPECT)
+        rows = min(height, max(1, math.floor(math.sqrt(size * ratio))))
+        columns = min(width, max(1, math.floor(math.sqrt(size / ratio))))
+        top, start = rng.integers(0, height - rows + 1), rng.integers(0, width - columns + 1)
+        masked[top : top + rows, start : start + columns] = True
+    return masked.flatten()
+
+
+# ---- Scheduled sampling of masked words --------------------------------------------------------------------------
+
+
+def ramp_share(update: int | None, *, start: float, end: float, steps: int) -> float:
+    """Return the share of masked words that update number `update` replaces: linear from `start` to `end` in `steps`
+    updates, then `end`. None, in validation, gives `end`, so that validations are comparable."""
     if update is None or update >= steps:
         return end
     return start + (end - start) * update / steps
 
 
 def sample_words(logits_MV: Tensor, *, how: Literal["multinomial", "argmax"], generator: torch.Generator) -> Tensor:
-    """Word ids, int64 [M]: drawn from the predicted distributions (the paper) or the most probable (its code).
+    """Return word ids, int64 [M]: drawn from the predicted distributions (the paper) or the most probable (its code).
 
-    No gradient passes.
+    No gradient flows back.
     """
     logits_MV = logits_MV.detach()
     if how == "argmax":
@@ -193,13 +218,15 @@ def sample_words(logits_MV: Tensor, *, how: Literal["multinomial", "argmax"], ge
 
 
 def select_replaced(words_BT: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Which of the masked words to replace: each with probability `share`. bool [B, T]"""
+    """Select the masked words to replace, each with probability `share`. bool [B, T]"""
     return words_BT & (draw_uniform(tuple(words_BT.shape), generator, words_BT.device) < share)
 
 
 def replace_words(ids_BT: Tensor, words_BT: Tensor, words_M: Tensor, replaced_BT: Tensor) -> Tensor:
-    """The sentences with `words_M`, which belong to the True places of `words_BT` in row-major order, written where
-    `replaced_BT`, too, is True."""
+    """Write `words_M` into the sentences at the positions in `replaced_BT`. int64 [B, T]
+
+    words_M has one word for each True position of `words_BT`, in row-major order.
+    """
     written_BT = ids_BT.clone()
     written_BT[words_BT] = words_M
     return torch.where(replaced_BT, written_BT, ids_BT)

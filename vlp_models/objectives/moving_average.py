@@ -1,4 +1,4 @@
-"""A buffer that follows what batches hold, over several processes and micro-batches: a codebook's counts and sums."""
+"""Buffers that follow the training data by moving averages, over micro-batches and processes: a codebook's counts."""
 
 from __future__ import annotations
 
@@ -10,61 +10,41 @@ from torch import Tensor, nn
 from vlp_models.objectives.ranks import sum_over_ranks
 
 
-class FollowsUpdates(nn.Module, ABC):
-    """Sums that the forward passes add up, and that the module's buffers follow once an update.
+class UpdateAccumulator(nn.Module, ABC):
+    """Sums that forward passes accumulate, applied to the module's buffers once per optimizer update.
 
-    `add` in the forward pass; the training loop calls `update` once after each of the optimiser's updates, on every
-    process. So the buffers are what one process would have with the whole batch, and the same everywhere. Nothing is
-    gathered in eval mode or without gradients.
+    Call `add` in the forward pass. The training loop calls `update` after each optimizer update, on every process. The
+    buffers are then the same on all processes, and the same as in one process with the whole batch. Nothing is
+    accumulated in eval mode or without gradients.
     """
 
-    # No buffer: DDP would overwrite it with the first process's.
-    _gathered: Tensor | None = None
+    # Not a buffer: DDP would overwrite it with the first process's.
+    _accumulated: Tensor | None = None
 
     def add(self, values: Tensor) -> None:
-        """values: of this process's items, summed; of one shape always."""
+        """Add this process's sum over the items of a micro-batch. The shape must always be the same."""
         if self.training and torch.is_grad_enabled():
             values = values.detach()
-            self._gathered = values.clone() if self._gathered is None else self._gathered + values
+            self._accumulated = values.clone() if self._accumulated is None else self._accumulated + values
 
     @torch.no_grad()
     def update(self) -> None:
-        """All processes must call it; not in eval mode, in which all stays as it is."""
-        gathered, self._gathered = self._gathered, None
+        """Apply the accumulated sum of all processes, which all must call this. Does nothing in eval mode."""
+        accumulated, self._accumulated = self._accumulated, None
         if self.training:
-            self.fold(sum_over_ranks(self.nothing() if gathered is None else gathered))
+            self.apply_update(sum_over_ranks(self.zero_total() if accumulated is None else accumulated))
 
     @abstractmethod
-    def nothing(self) -> Tensor:
-        """The sum of no items."""
+    def zero_total(self) -> Tensor:
+        """Return the sum over zero items."""
 
     @abstractmethod
-    def fold(self, total: Tensor) -> None:
-        """Moves the buffers. total: what all micro-batches and processes of the update added."""
-
-
-class MovingAverage(FollowsUpdates):
-    """average = decay * average + (1 - decay) * (the sum over all micro-batches and processes of an update)."""
-
-    average: Tensor
-
-    def __init__(self, start: Tensor, *, decay: float) -> None:
-        super().__init__()
-        self.decay = decay
-        self.register_buffer("average", start.detach().clone())
-
-    def add(self, values: Tensor) -> None:
-        """values: of this process's items, summed; in the shape of the average."""
-        super().add(values.to(self.average.dtype))
-
-    def nothing(self) -> Tensor:
-        return torch.zeros_like(self.average)
-
-    def fold(self, total: Tensor) -> None:
-        self.average.lerp_(total, 1 - self.decay)
+    def apply_update(self, total: Tensor) -> None:
+        """Update the buffers. total: the sum over all micro-batches and processes of the optimizer update."""
 
 
 def update_moving_averages(model: nn.Module) -> None:
+    """Apply the accumulated sums of all `UpdateAccumulator` modules. Call it after each optimizer update."""
     for module in model.modules():
-        if isinstance(module, FollowsUpdates):
+        if isinstance(module, UpdateAccumulator):
             module.update()

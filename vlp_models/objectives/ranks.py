@@ -1,12 +1,12 @@
-"""One batch over several processes: sums, negatives and random numbers as if a single process held it all.
+"""One batch spread over several processes: sums, rows and random numbers as if one process held the whole batch.
 
-Each process holds some of a batch's rows, in the order of ranks; a process may hold none of a batch that is too small.
-Without a process group, or in a group of one, everything here is what it would be anyway.
+Each process holds some of a batch's rows, in rank order; a process may hold none of a small batch. Without a process
+group, or in a group of one, every function here is the identity or its single-process equivalent.
 
-Every process must call these in the same order: what decides a branch in between must be the same on all of them.
-Counts and names travel on the CPU (gloo), so that asking for them does not wait for a GPU.
+All processes must call these functions in the same order, so any condition that decides whether to call one must be the
+same on all of them. Counts and names are exchanged on the CPU (gloo), so that they do not wait for a GPU.
 
-Shape suffixes: B rows of this process, G rows of the whole batch.
+Shape suffixes: B rows of this process, G rows of the whole batch, N rows, K outcomes or requested rows.
 """
 
 from __future__ import annotations
@@ -20,34 +20,39 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-_host_groups: dict[int, Any] = {}  # default group -> the one for tensors on the CPU
+_host_groups: dict[int, Any] = {}  # id of the default group -> its gloo group for CPU tensors
 
 
 def world_size() -> int:
+    """Return the number of processes; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
+# ---- Sums and sizes ----------------------------------------------------------------------------------------------
+
+
 def count_over_ranks(count: int) -> int:
-    """The sum over the processes."""
+    """Return the sum of `count` over the processes."""
     return sum(row[0] for row in sizes_over_ranks((count,)))
 
 
 def sizes_over_ranks(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """What each process has to say, by rank; all say as many numbers."""
+    """Return each process's `sizes`, by rank. All must pass equally many."""
     if world_size() == 1:
         return [tuple(sizes)]
     own = torch.tensor(list(sizes), dtype=torch.int64)
-    found = [torch.empty_like(own) for _ in range(world_size())]
-    dist.all_gather(found, own, group=_group(own))
-    return [tuple(row.tolist()) for row in found]
+    gathered = [torch.empty_like(own) for _ in range(world_size())]
+    dist.all_gather(gathered, own, group=_group(own))
+    return [tuple(row.tolist()) for row in gathered]
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum over the processes, element by element, detached and the same on each of them. All give one shape."""
+    """Return the elementwise sum over the processes, detached, the same on all. All must pass the same shape."""
     values = values.detach()
     if world_size() == 1:
         return values
@@ -56,18 +61,21 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return total
 
 
+# ---- Rows of the whole batch -------------------------------------------------------------------------------------
+
+
 def gather_rows(rows: Tensor) -> Tensor:
-    """[B, ...] of every process -> [G, ...], the same on every process; gradients flow back to a row's own process."""
+    """Gather [B, ...] of every process to [G, ...], the same on all; gradients flow back to each row's own process."""
     if world_size() == 1:
         return rows
     return _Gather.apply(rows, [size for (size,) in sizes_over_ranks((len(rows),))])
 
 
 def take_rows(rows: Tensor, wanted_K: Tensor) -> Tensor:
-    """Any rows of the whole batch; gradients flow back to a row's own process.
+    """Fetch any rows of the whole batch; gradients flow back to each row's own process.
 
-    rows [B, S, ...]; wanted_K: int64, numbers of rows of the whole batch, in the order of ranks, as many as this
-    process likes. Returns [K, S, ...]; S is the largest of any process, zeros fill up.
+    rows [B, S, ...]; wanted_K int64: row numbers in the whole batch, in rank order; each process may request any number
+    of them. Returns [K, S, ...], where S is the largest of any process, padded with zeros.
     """
     if world_size() > 1:
         if rows.dim() > 1:
@@ -78,9 +86,9 @@ def take_rows(rows: Tensor, wanted_K: Tensor) -> Tensor:
 
 
 def previous_rows(rows: Tensor) -> Tensor:
-    """Of each row the one before it in the whole batch, of the first the last. Only the processes' last rows travel.
+    """Return, for each row, the previous row of the whole batch; for the first row, the last one.
 
-    [B, S, ...]; S is the largest of any process, zeros fill up.
+    Only the processes' last rows are exchanged. [B, S, ...], where S is the largest of any process, padded with zeros.
     """
     if world_size() == 1:
         return rows.roll(1, 0)
@@ -88,16 +96,17 @@ def previous_rows(rows: Tensor) -> Tensor:
     wider = max(width for _, width in sizes) - rows.shape[1]
     rows = F.pad(rows, [0, 0] * (rows.dim() - 2) + [0, wider])
     lasts = gather_rows(rows[-1:])
-    before = sum(count > 0 for count, _ in sizes[: rank()])  # processes with rows
+    before = sum(count > 0 for count, _ in sizes[: rank()])  # earlier processes that have rows
     first = lasts[before - 1 : before] if before else lasts[-1:]
-    # Without rows of its own a process still takes part in the gradient of `gather_rows`.
+    # Also a process without rows must take part in the gradient of `gather_rows`.
     return torch.cat([first[: len(rows)], rows[:-1]])
 
 
 def number_over_ranks(names: Sequence[str]) -> tuple[Tensor, slice]:
-    """A number for each name of the whole batch, equal where the names are, int64 [G]; and where this process's are.
+    """Return a number for each name of the whole batch, int64 [G], and the slice of this process's names.
 
-    Over several processes a number is 63 bits of the name's hash: strings would need as many bytes as the longest.
+    Equal names have equal numbers. With several processes a number is 63 bits of the name's hash, because strings would
+    all have to be padded to the longest.
     """
     if world_size() == 1:
         known: dict[str, int] = {}
@@ -109,23 +118,8 @@ def number_over_ranks(names: Sequence[str]) -> tuple[Tensor, slice]:
     return _all_rows(own, sizes), slice(start, start + len(own))
 
 
-def own_share_of(shape: tuple[int, ...], make: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    """This process's part, of `shape`, of what `make` makes for the whole batch.
-
-    make: a function of the shape alone, the same on every process, such as a draw from a generator in equal states. The
-    first dimension is the rows; the others are as wide as the widest process's. Without dimensions, all get the same.
-    """
-    if world_size() == 1 or not shape:
-        return make(shape)
-    shapes = sizes_over_ranks(shape)
-    start = sum(size[0] for size in shapes[: rank()])
-    widths = tuple(max(sizes) for sizes in list(zip(*shapes, strict=True))[1:])
-    whole = make((sum(size[0] for size in shapes), *widths))
-    return whole[(slice(start, start + shape[0]), *(slice(0, width) for width in shape[1:]))]
-
-
 class _Gather(torch.autograd.Function):
-    """All-gather whose gradient is the sum, over the processes, of what each of them derived for this one's rows."""
+    """All-gather. The gradient of a process's rows is the sum of the gradients that all processes derived for them."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
@@ -141,18 +135,18 @@ class _Gather(torch.autograd.Function):
 
 
 def _all_rows(rows: Tensor, sizes: list[int]) -> Tensor:
-    """Collectives want equal shapes: all are filled up to the longest, then cut again."""
+    """All-gather rows of different counts: pad to the longest, because collectives need equal shapes, then cut."""
     sent = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
-    filled = sent.new_zeros((max(sizes), *rows.shape[1:]))
-    filled[: len(rows)] = sent
-    found = [torch.empty_like(filled) for _ in sizes]
-    dist.all_gather(found, filled, group=_group(filled))
-    return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)]).to(rows.dtype)
+    padded = sent.new_zeros((max(sizes), *rows.shape[1:]))
+    padded[: len(rows)] = sent
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded, group=_group(padded))
+    return torch.cat([part[:size] for part, size in zip(gathered, sizes, strict=True)]).to(rows.dtype)
 
 
 def _group(tensor: Tensor) -> Any:
-    """The process group that carries `tensor`: the default one, or beside NCCL, for the CPU's, a gloo group."""
-    default = dist.group.WORLD
+    """Return the process group for `tensor`: the default one, but for CPU tensors a gloo group if that is NCCL."""
+    default = dist.group.WORLD  # plain-ok
     if tensor.device.type != "cpu" or dist.get_backend() == "gloo":
         return default
     if id(default) not in _host_groups:
@@ -161,21 +155,44 @@ def _group(tensor: Tensor) -> Any:
     return _host_groups[id(default)]
 
 
+# ---- Random numbers ----------------------------------------------------------------------------------------------
+
+
+def draw_local_rows(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+    """Call `draw` for the whole batch and return this process's rows of the result, of shape `shape`.
+
+    draw: a function of the shape alone that gives the same result on every process, such as a draw from generators in
+        equal states. The first dimension is the rows; the others are as wide as the widest process's. With an empty
+        shape, all processes get the same number.
+    """
+    if world_size() == 1 or not shape:
+        return draw(shape)
+    shapes = sizes_over_ranks(shape)
+    start = sum(size[0] for size in shapes[: rank()])
+    widths = tuple(max(sizes) for sizes in list(zip(*shapes, strict=True))[1:])
+    whole = draw((sum(size[0] for size in shapes), *widths))
+    return whole[(slice(start, start + shape[0]), *(slice(0, width) for width in shape[1:]))]
+
+
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Numbers for the whole batch, of which this process gets its rows."""
-    return own_share_of(shape, lambda size: torch.rand(size, generator=generator, device=generator.device)).to(device)
+    """Draw uniform numbers for the whole batch, return this process's rows on `device`."""
+
+    def draw(size: tuple[int, ...]) -> Tensor:
+        return torch.rand(size, generator=generator, device=generator.device)
+
+    return draw_local_rows(shape, draw).to(device)
 
 
 def draw_categorical(weights_NK: Tensor, generator: torch.Generator) -> Tensor:
-    """An outcome of each row, drawn with probabilities in proportion to its weights. int64 [N]
+    """Draw an outcome for each row with probabilities proportional to its weights. int64 [N]
 
-    weights_NK: zero or more. An outcome of weight zero is never drawn, however the sums round; of a row without any
-    weight the draw is 0. By inversion: one uniform number a row, which comes from the generator's own device.
+    weights_NK: zero or more. An outcome of weight zero is never drawn, however the sums round; a row without any weight
+    gives 0. By inversion: one uniform number per row, drawn on the generator's own device.
     """
     cumulative_NK = weights_NK.float().cumsum(-1)
     place_N1 = draw_uniform((len(weights_NK), 1), generator, weights_NK.device) * cumulative_NK[:, -1:]
     drawn_N = torch.searchsorted(cumulative_NK, place_N1, right=True).squeeze(-1)
-    # The place may round up to the sum itself, behind which comes nothing.
+    # The position may round up to the sum itself, which would be an outcome past the end.
     numbers_K = torch.arange(weights_NK.shape[-1], device=weights_NK.device)
     last_N = torch.where(weights_NK > 0, numbers_K, 0).amax(-1)
     return torch.minimum(drawn_N, last_N)

@@ -1,11 +1,11 @@
-"""Runs of words to hide: one fragment of a sentence (MASS), or spans of drawn lengths (BART's text infilling).
+"""Span masking: one fragment of a sentence (MASS), or spans of random lengths (BART's text infilling).
 
 K. Song et al.: "MASS: Masked Sequence to Sequence Pre-training for Language Generation", ICML 2019, section 3.
 M. Lewis et al.: "BART", ACL 2020, section 2.2, Text Infilling.
 
-Pure functions of their input and an explicit generator, drawn for the batch of all processes (objectives/ranks.py).
+Pure functions of their input and an explicit generator; numbers are drawn for the batch of all processes (ranks.py).
 
-Shape suffixes: B sentences, T tokens, U tokens of a sentence with its spans replaced.
+Shape suffixes: B sentences, T tokens, U tokens after the spans are replaced.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch import Tensor
 from vlp_models.objectives.masked_modeling import word_positions
 from vlp_models.objectives.ranks import draw_uniform
 
-Span = tuple[int, int]  # place of its first token in the sentence, and how many tokens; 0: in front of that place
+Span = tuple[int, int]  # position of its first token, and length; length 0: an insertion before that position
 
 
 def select_fragment(mask_BT: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """One run of words of each sentence, `share` of them (rounded, at least one), anywhere with equal chances.
+    """Select one run of words in each sentence, `share` of its words (rounded, at least one), at a uniform position.
 
-    bool [B, T]; of a sentence without words nothing is selected.
+    Returns bool [B, T]; nothing is selected in a sentence without words.
     """
     words_B1 = word_positions(mask_BT).sum(1, keepdim=True)
     length_B1 = torch.floor(share * words_B1 + 0.5).long().clamp(min=1).minimum(words_B1)
     chance_B1 = draw_uniform((len(mask_BT), 1), generator, mask_BT.device)
-    starts_B1 = words_B1 - length_B1 + 1  # so many places to begin at
-    first_B1 = 1 + torch.minimum((chance_B1 * starts_B1).long(), starts_B1 - 1)  # [CLS] stands in front
+    starts_B1 = words_B1 - length_B1 + 1  # number of possible first words
+    first_B1 = 1 + torch.minimum((chance_B1 * starts_B1).long(), starts_B1 - 1)  # after [CLS]
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     return (places_T >= first_B1) & (places_T < first_B1 + length_B1)
 
@@ -42,26 +42,29 @@ def select_fragment(mask_BT: Tensor, share: float, generator: torch.Generator) -
 def draw_spans(
     mask_BT: Tensor, *, share: float, mean: float, empty: bool, generator: torch.Generator
 ) -> list[list[Span]]:
-    """Spans of each sentence's words, in their order, never side by side: a word at least stands between two.
+    """Draw spans of each sentence's words, in order and separated by at least one word.
 
-    Lengths are Poisson numbers of this mean, until `share` of the words (rounded, at least one) is hidden; the last
-    span is cut to that. They come to lie anywhere with equal chances. empty: lengths of 0 as well, as in BART, where a
-    [MASK] may stand for nothing, but only so many that a sentence with one [MASK] a span is no longer than before; else
-    they are drawn from 1 on.
+    Lengths are Poisson numbers with this mean, until `share` of the words (rounded, at least one) is masked; the last
+    span is cut to fit. Positions are uniform.
+
+    empty: allow length 0 as BART does, where a [MASK] may stand for no word, but only as many as keep a sentence with
+        one [MASK] per span from getting longer. Otherwise lengths start at 1.
     """
     draws_BT2 = draw_uniform((*mask_BT.shape, 2), generator, torch.device("cpu")).numpy()
     words_B = word_positions(mask_BT).sum(1).tolist()
-    lengths_BT = _poisson(draws_BT2[..., 0].astype(np.float64), mean, smallest=0 if empty else 1)
+    lengths_BT = _draw_poisson(draws_BT2[..., 0].astype(np.float64), mean, smallest=0 if empty else 1)
     rows = zip(words_B, lengths_BT, draws_BT2[..., 1], strict=True)
-    return [_place(_cut(words, lengths.tolist(), share), words, chances) for words, lengths, chances in rows]
+    return [
+        _place_spans(_fit_lengths(words, lengths.tolist(), share), words, chances) for words, lengths, chances in rows
+    ]
 
 
 def replace_spans(
     ids_BT: Tensor, mask_BT: Tensor, spans: Sequence[Sequence[Span]], *, how: Literal["single", "multi"], mask_id: int
 ) -> tuple[Tensor, Tensor]:
-    """The sentences with each span replaced: by one [MASK] (`single`), or by one for each of its tokens (`multi`).
+    """Replace each span by one [MASK] (`single`) or by one per token (`multi`).
 
-    Returns ids and mask, [B, U]: the tokens behind a span move up, so that nothing tells its length.
+    Returns ids and mask, [B, U]. With `single`, the tokens after a span move up, so its length is not visible.
     """
     rows = []
     lengths = mask_BT.sum(1).tolist()
@@ -77,18 +80,20 @@ def replace_spans(
     return replaced.to(ids_BT.device), (torch.arange(width) < counts_B1).to(ids_BT.device)
 
 
-def _poisson(chance: NDArray[np.float64], mean: float, *, smallest: int) -> NDArray[np.int64]:
-    """By inversion: where the cumulated probability of the numbers from `smallest` on first exceeds the chance."""
-    largest = int(mean + 20 * math.sqrt(mean) + 20)  # beyond it the probability is no longer a number
+def _draw_poisson(chance: NDArray[np.float64], mean: float, *, smallest: int) -> NDArray[np.int64]:
+    """Return Poisson numbers of at least `smallest`, by inversion of the cumulative probability at `chance`."""
+    largest = int(mean + 20 * math.sqrt(mean) + 20)  # beyond this the probability underflows
     probability = np.array([math.exp(-mean + n * math.log(mean) - math.lgamma(n + 1)) for n in range(largest + 1)])
     probability[:smallest] = 0
     cumulated = np.cumsum(probability / probability.sum())
     return np.minimum(np.searchsorted(cumulated, chance, side="right"), largest).astype(np.int64)
 
 
-def _cut(words: int, lengths: Sequence[int], share: float) -> list[int]:
-    """As many of the lengths as hide `share` of the words and leave one between any two; of those that are 0, the first
-    that find room: one for each word that a longer span hides beyond its first."""
+def _fit_lengths(words: int, lengths: Sequence[int], share: float) -> list[int]:
+    """Return the first lengths that mask `share` of the words and leave a word between any two spans.
+
+    Zero lengths are kept, earliest first, while there is room: one for each word that longer spans mask beyond their
+    first word."""
     wanted = min(words, max(1, math.floor(share * words + 0.5)))
     kept: list[int] = []
     for length in lengths:
@@ -98,16 +103,16 @@ def _cut(words: int, lengths: Sequence[int], share: float) -> list[int]:
         kept.append(length)
     room = sum(kept) - sum(length > 0 for length in kept)
     surplus = max(0, kept.count(0) - room)
-    for _ in range(surplus):  # what was drawn last goes first; its place is not drawn yet
+    for _ in range(surplus):  # remove the last zero; positions are drawn later
         del kept[len(kept) - 1 - kept[::-1].index(0)]
     return kept
 
 
-def _place(lengths: Sequence[int], words: int, chances: NDArray[np.float32]) -> list[Span]:
-    """The words that stay have a gap in front of each and one behind the last; every span gets a gap of its own."""
+def _place_spans(lengths: Sequence[int], words: int, chances: NDArray[np.float32]) -> list[Span]:
+    """Return the spans, each in its own gap. Gaps are before each remaining word and after the last one."""
     gaps = np.argsort(chances[: words - sum(lengths) + 1], kind="stable")[: len(lengths)].tolist()
     spans, hidden = [], 0
     for gap, length in sorted(zip(gaps, lengths, strict=True)):
-        spans.append((1 + gap + hidden, length))  # [CLS] stands in front
+        spans.append((1 + gap + hidden, length))  # after [CLS]
         hidden += length
     return spans

@@ -23,7 +23,7 @@ from torchvision.ops import nms
 from vlp_models.data.sample import RegionArrays
 from vlp_models.vision.detector_checkpoint import Detector, load_detector
 from vlp_models.vision.image_io import one_thread, to_tensor
-from vlp_models.vision.region_source import FromImages
+from vlp_models.vision.region_source import ImageRegionSource
 
 Content = Literal["roi", "probabilities"]
 SAME_OBJECT_IOU = 0.3  # on scenes, 0.5 leaves 1.8 stray regions an image and 0.3 leaves 0.2, for 2% of the objects
@@ -125,7 +125,7 @@ class RegionExtractor:
         )
 
 
-class DetectorSource(FromImages):
+class DetectorSource(ImageRegionSource):
     """A `RegionSource` of what a detector finds."""
 
 

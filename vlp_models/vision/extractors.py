@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from vlp_models.vision.region_source import Extractor, FromImages
+    from vlp_models.vision.region_source import Extractor, ImageRegionSource
 
 FROM_IMAGES = ("detector", "timm", "grid")
 
@@ -46,12 +46,12 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
     raise CheckpointError(f"regions from `{source}` can't be made from an image")
 
 
-def open_source(settings: Mapping[str, Any], directory: Path, root: Path, device: str = "cpu") -> FromImages:
+def open_source(settings: Mapping[str, Any], directory: Path, root: Path, device: str = "cpu") -> ImageRegionSource:
     """The `RegionSource` of `open_extractor`'s, over the image files below `root`."""
     from vlp_models.vision.detector_regions import DetectorSource
     from vlp_models.vision.simple_regions import GridSource
     from vlp_models.vision.timm_backbone import CellSource
 
-    kinds: dict[str, type[FromImages]] = {"detector": DetectorSource, "timm": CellSource, "grid": GridSource}
+    kinds: dict[str, type[ImageRegionSource]] = {"detector": DetectorSource, "timm": CellSource, "grid": GridSource}
     extractor = open_extractor(settings, directory, device)
     return kinds[settings["source"]](extractor, root)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlp_models.data.images import FORMATS, as_seen
+from vlp_models.data.images import FORMATS, to_upright_rgb
 from vlp_models.errors import DataError
 
 
@@ -30,7 +30,7 @@ def read_image(path: Path, width: int, height: int) -> Tensor:
     try:
         with Image.open(path, formats=sorted(set(FORMATS.values()))) as image:
             # the header's size may be that of a picture that lies on its side
-            seen = as_seen(image) if sorted(image.size) == sorted((width, height)) else image
+            seen = to_upright_rgb(image) if sorted(image.size) == sorted((width, height)) else image
             if seen.size != (width, height):
                 raise DataError(
                     f"{path}: {seen.width}x{seen.height} pixels, but {width}x{height} when it was validated; "

@@ -25,7 +25,7 @@ from vlp_models.common.progress import progress_bar
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
 from vlp_models.vision.detector import BACKGROUND
-from vlp_models.vision.region_source import Row, left_out
+from vlp_models.vision.region_source import Row, quarantine_row
 
 MISSING = "features_present"  # rules of the quarantine table
 UNREADABLE = "features_readable"
@@ -99,12 +99,14 @@ class ImportedSource:
             key = self._key(image)
             try:
                 if key is None:
-                    notes.append(left_out(image, MISSING, f"no record named {', '.join(names_of(image))}", ""))
+                    notes.append(
+                        quarantine_row(image, MISSING, f"no record named {', '.join(record_names(image))}", "")
+                    )
                     found.append(self._empty())
                 else:
                     found.append(self._arrays(self._file.read(key)))
             except RecordError as error:
-                notes.append(left_out(image, UNREADABLE, str(error), self._file.where(str(key))))
+                notes.append(quarantine_row(image, UNREADABLE, str(error), self._file.where(str(key))))
                 found.append(self._empty())
             advance(1)
         return found, notes
@@ -124,7 +126,7 @@ class ImportedSource:
                 )
 
     def _key(self, image: Row) -> str | None:
-        return next((name for name in names_of(image) if name in self._keys), None)
+        return next((name for name in record_names(image) if name in self._keys), None)
 
     def _first_record(self, path: Path) -> Record:
         error: RecordError | None = None
@@ -186,7 +188,7 @@ def check_record(record: Record) -> Record:
     return record
 
 
-def names_of(image: Row) -> tuple[str, ...]:
+def record_names(image: Row) -> tuple[str, ...]:
     """What an image may be called elsewhere: its whole id, its id within the dataset, its file's name."""
     image_id = str(image["image_id"])
     return tuple(dict.fromkeys((image_id, image_id.partition("/")[2], Path(str(image["path"])).stem)))

@@ -53,7 +53,7 @@ class Extractor(Protocol):
         ...
 
 
-class FromImages:
+class ImageRegionSource:
     """A `RegionSource` that reads the image files. An unreadable one is a `DataError`: validation has seen it whole.
 
     A subclass for each extractor stands in the extractor's module, whose code is part of what its regions depend on.
@@ -83,7 +83,7 @@ class FromImages:
         return found, []
 
 
-def left_out(image: Row, rule: str, reason: str, provenance: str) -> dict[str, Any]:
+def quarantine_row(image: Row, rule: str, reason: str, provenance: str) -> dict[str, Any]:
     """A row of the quarantine table."""
     return {
         "table": "features",

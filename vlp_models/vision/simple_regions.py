@@ -14,7 +14,7 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import object_words
 from vlp_models.vision.detector import BACKGROUND
 from vlp_models.vision.image_io import to_tensor
-from vlp_models.vision.region_source import FromImages, Row, left_out
+from vlp_models.vision.region_source import ImageRegionSource, Row, quarantine_row
 
 GEOMETRY = ("width", "height", "centre x", "centre y")  # fractions of the image
 
@@ -51,7 +51,7 @@ class SymbolSource:
             count = len(self._objects.get(image["image_id"], []))
             if count > self._max_regions:
                 reason = f"{count} objects, but features.max_regions is {self._max_regions}"
-                notes.append(left_out(image, "max_regions", reason, str(image.get("provenance", ""))))
+                notes.append(quarantine_row(image, "max_regions", reason, str(image.get("provenance", ""))))
         found = [self._regions(image) for image in images]
         advance(len(images))
         return found, notes
@@ -103,5 +103,5 @@ class GridExtractor:
         )
 
 
-class GridSource(FromImages):
+class GridSource(ImageRegionSource):
     """A `RegionSource` of cells of a grid."""

@@ -48,7 +48,7 @@ class TrainingResult:
 
 
 def train_detector(
-    model: FasterRCNN, images: Sequence[LabelledImage], options: TrainingOptions, device: torch.device
+    model: FasterRCNN, images: Sequence[LabeledImage], options: TrainingOptions, device: torch.device
 ) -> TrainingResult:
     """Trains in place and leaves the model in eval mode.
 
@@ -71,7 +71,7 @@ def train_detector(
 def fit(
     model: nn.Module,
     losses_of: Callable[[Marked], dict[str, Tensor]],
-    images: Sequence[LabelledImage],
+    images: Sequence[LabeledImage],
     options: TrainingOptions,
     *,
     what: str,
@@ -118,7 +118,7 @@ def fit(
     )
 
 
-def first_step(images: Sequence[LabelledImage], options: TrainingOptions, image_ids: Set[str]) -> int | None:
+def first_step(images: Sequence[LabeledImage], options: TrainingOptions, image_ids: Set[str]) -> int | None:
     """The first step, from 1, that has one of these images; None: none has."""
     if not any(image.image_id in image_ids for image in images):
         return None
@@ -135,7 +135,7 @@ def _rate(step: int, options: TrainingOptions) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, options.steps - warmup)))
 
 
-def batches(images: Sequence[LabelledImage], options: TrainingOptions) -> Iterator[Marked]:
+def batches(images: Sequence[LabeledImage], options: TrainingOptions) -> Iterator[Marked]:
     """Batches of (image, whether to mirror it), every image once before any twice."""
     rng = np.random.default_rng(options.seed)
     order: list[int] = []
@@ -163,11 +163,11 @@ def _load(batch: Marked, device: torch.device) -> tuple[list[Tensor], Targets]:
     return pixels, targets
 
 
-Rows = Sequence[Mapping[str, Any]]  # of boxed.parquet (data/boxed.py)
+Rows = Sequence[Mapping[str, Any]]  # of boxed.parquet (data/joins.py)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledImage:
+class LabeledImage:
     """An image and its objects: boxes float32 [N, 4] in pixels, x1 y1 x2 y2; labels int64 [N], 1 is the first class;
     words float32 [N, W], 1 where a word holds of the object.
     """
@@ -190,9 +190,9 @@ def words_of(rows: Rows) -> tuple[str, ...]:
     return tuple(sorted({word for row in rows for item in row["objects"] for word in object_words(item)}))
 
 
-def labelled_images(
+def labeled_images(
     rows: Rows, split: str, categories: Sequence[str], words: Sequence[str], root: Path
-) -> list[LabelledImage]:
+) -> list[LabeledImage]:
     """The images of a split that have an object of these categories, each with those, in order.
 
     Args:
@@ -211,7 +211,7 @@ def labelled_images(
         holds = np.array([[word in object_words(item) for word in words] for item in objects], np.float32)
         if inside.any():
             images.append(
-                LabelledImage(
+                LabeledImage(
                     image_id=row["image_id"],
                     path=root / row["path"],
                     width=row["width"],
@@ -225,7 +225,7 @@ def labelled_images(
 
 
 def average_precision(
-    model: FasterRCNN, images: Sequence[LabelledImage], classes: Sequence[str], device: torch.device, batch_size: int
+    model: FasterRCNN, images: Sequence[LabeledImage], classes: Sequence[str], device: torch.device, batch_size: int
 ) -> dict[str, float]:
     """AP (mean over IoU 0.5 to 0.95), AP50, AP75 and AR (100 detections an image), all in percent.
 
@@ -255,7 +255,7 @@ def _as_coco(image: int, found: dict[str, torch.Tensor]) -> list[dict[str, Any]]
 
 
 def _score_coco(
-    images: Sequence[LabelledImage], classes: Sequence[str], detections: list[dict[str, Any]]
+    images: Sequence[LabeledImage], classes: Sequence[str], detections: list[dict[str, Any]]
 ) -> dict[str, float]:
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval

@@ -20,10 +20,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Pixels
-from vlp_models.data.pixels import PixelInput
-from vlp_models.data.pixels import collate_pixels, place_boxes, random_box
+from vlp_models.data.pixels import PixelInput, collate_pixels, place_boxes, random_box
 from vlp_models.vision.image_io import read_image
-from vlp_models.vision.training import LabelledImage, Marked, TrainingOptions, TrainingResult, fit
+from vlp_models.vision.training import LabeledImage, Marked, TrainingOptions, TrainingResult, fit
 
 Cells = Callable[[Pixels], Tensor]  # [B, R, C, D]
 
@@ -42,10 +41,10 @@ class Eyes:
     hidden: int
 
 
-def open_eyes(
+def warm_up_vision(
     eyes: Eyes,
-    images: Sequence[LabelledImage],
-    held_out: Sequence[LabelledImage],
+    images: Sequence[LabeledImage],
+    held_out: Sequence[LabeledImage],
     words: int,
     options: TrainingOptions,
     *,
@@ -86,7 +85,7 @@ def open_eyes(
     return result, f1
 
 
-def words_in_cells(
+def cell_word_targets(
     boxes_N4: NDArray[np.float32], words_NW: NDArray[np.float32], rows: int, columns: int, side: int
 ) -> Tensor:
     """float32 [R, C, W]: what holds of the smallest object that the middle of a cell lies in. An object that has no
@@ -111,7 +110,7 @@ def words_in_cells(
 Shown = tuple[Image.Image, NDArray[np.float32], NDArray[np.float32]]  # a picture, boxes in its pixels, their words
 
 
-def _shown(image: LabelledImage, mirror: bool, crop: float, rng: np.random.Generator | None) -> Shown:
+def _shown(image: LabeledImage, mirror: bool, crop: float, rng: np.random.Generator | None) -> Shown:
     """A picture as it is learnt from: a part of it, maybe mirrored. Without `rng`, all of it."""
     picture = Image.fromarray(read_image(image.path, image.width, image.height).permute(1, 2, 0).numpy())
     boxes = image.boxes
@@ -133,7 +132,7 @@ def _look(eyes: Eyes, shown: Sequence[Shown], device: torch.device) -> tuple[Ten
     pixels = collate_pixels(pictures, eyes.wanted, [None] * len(pictures)).to(device)
     seen = eyes.cells(pixels)
     rows, columns = seen.shape[1:3]
-    true = [words_in_cells(place_boxes(b, p, eyes.wanted), words, rows, columns, eyes.side) for p, b, words in shown]
+    true = [cell_word_targets(place_boxes(b, p, eyes.wanted), words, rows, columns, eyes.side) for p, b, words in shown]
     there = torch.ones(seen.shape[:3], dtype=torch.bool, device=device)
     if pixels.mask_BHW is not None:
         y, x = (((torch.arange(n, device=device) + 0.5) * eyes.side).long() for n in (rows, columns))
@@ -143,7 +142,7 @@ def _look(eyes: Eyes, shown: Sequence[Shown], device: torch.device) -> tuple[Ten
 
 
 @torch.no_grad()
-def _f1(eyes: Eyes, head: nn.Module, images: Sequence[LabelledImage], size: int, device: torch.device) -> float | None:
+def _f1(eyes: Eyes, head: nn.Module, images: Sequence[LabeledImage], size: int, device: torch.device) -> float | None:
     right = wrong = torch.zeros((), device=device)
     for first in range(0, len(images), size):
         shown = [_shown(image, False, 1.0, None) for image in images[first : first + size]]
