@@ -1,4 +1,4 @@
-"""Tasks on the toy world: make one, let it learn, look at what it predicts."""
+"""Tasks on the toy dataset: make one, train it, predict."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from toy_dataset import CLASSES, COLOURS, FEATURE_DIM, Toy
+from toy_dataset import CLASSES, COLORS, FEATURE_DIM, Toy
 
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.data.shards.dataset import ShardDataset
@@ -31,17 +31,17 @@ def make(toy: Toy, task: str, **info: Any) -> TaskModel:
     }
     config = CheckpointInfo(**(facts | info))
     if task == "vqa":
-        return task_class(task)(model, toy.tokenizer, config, labels=COLOURS)
+        return task_class(task)(model, toy.tokenizer, config, labels=COLORS)
     return task_class(task)(model, toy.tokenizer, config)
 
 
 def any_generator() -> torch.Generator:
-    """For a loss that draws nothing, or where what it draws does not matter."""
+    """Return a generator for losses that draw nothing, or whose draws do not matter."""
     return torch.Generator().manual_seed(1)
 
 
 def learn(task_model: TaskModel, toy: Toy, steps: int, lr: float = 5e-3) -> float:
-    """Plain AdamW on the whole training split; returns the last loss."""
+    """Train with AdamW on the whole training split; return the last loss."""
     dataset = ShardDataset(toy.shards, "train", task_model.view)
     batch = task_model.collate([dataset[i] for i in range(len(dataset))])
     optimizer = torch.optim.AdamW(task_model.parameters(), lr=lr)
@@ -61,7 +61,7 @@ def predict(task_model: TaskModel, toy: Toy, split: str) -> list[dict[str, Any]]
 
 
 def double(batch: Batch) -> Batch:
-    """The batch's regions in float64."""
+    """Return the batch with its regions in float64."""
     image = batch.image
     assert isinstance(image, Regions)
     return replace(

@@ -1,4 +1,4 @@
-"""One file and one line make a task: it learns, is loaded, predicts, is scored and shown without any other change."""
+"""A new task is one file and one line in `TASKS`: it trains, loads, predicts and is scored without any other change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.score import STATISTICS, read_items
 from vlp_models.models.tden.model import TDEN
-from vlp_models.tasks.base import can_do, check_model
+from vlp_models.tasks.base import check_model, supports_task
 
 TESTS = Path(__file__).parents[1]
 LINE = '    "guess_color": "vlp_models.tasks.guess_color:GuessColor",\n'
@@ -49,8 +49,8 @@ print("headlines:", [score["metric"] for score in scores if is_headline(score)])
 """
 
 
-def test_a_task_of_one_file_and_one_line_goes_all_the_way(tmp_path: Path) -> None:
-    """The package is copied and the two changes made that a person would make; then the real stages run."""
+def test_task_of_one_file_and_one_line_runs_through_the_pipeline(tmp_path: Path) -> None:
+    """Copy the package, make the two changes a developer would make, and run the real stages."""
     package = Path(vlp_models.__file__).parent
     shutil.copytree(package, tmp_path / "code" / "vlp_models", ignore=shutil.ignore_patterns("__pycache__"))
     tasks = tmp_path / "code" / "vlp_models" / "tasks"
@@ -71,7 +71,7 @@ def test_a_task_of_one_file_and_one_line_goes_all_the_way(tmp_path: Path) -> Non
     lines = (workspace.evaluation("guess") / "colors_toy_test.txt").read_text().splitlines()
     assert len(lines) == 4 and all(line.split()[1] in ("red", "green", "blue") for line in lines)
     assert read_json(workspace.checkpoint("finetune/guess") / "labels.json") == ["red", "green", "blue"]
-    # a name with brackets, and a statistic of its own, can be gated
+    # A metric with brackets in its name and its own statistic can be gated.
     items = read_items(workspace.evaluation("guess") / "items.parquet", GuessColor.statistics)
     stored = {found.metric: found for found in items}["error (all)"]
     assert stored.statistic == "error" and "error" not in STATISTICS
@@ -80,7 +80,9 @@ def test_a_task_of_one_file_and_one_line_goes_all_the_way(tmp_path: Path) -> Non
     assert value == pytest.approx(found["error (all)"]["value"], abs=1e-3)
 
 
-def test_which_models_can_do_it_is_known_before_anything_is_computed() -> None:
-    assert can_do(GuessColor, TDEN)
-    with pytest.raises(ParamsError, match="`plain` can't fuse image and text, so it can't do the task guess_color"):
+def test_unsupported_model_is_rejected_before_anything_is_computed() -> None:
+    assert supports_task(TDEN, GuessColor)
+    with pytest.raises(
+        ParamsError, match="`plain` cannot fuse image and text, so it does not support the task guess_color"
+    ):
         check_model("guess_color", GuessColor, nn.Linear, "plain")

@@ -1,4 +1,4 @@
-"""Entailment: it learns three labels by looking, its figures by hand, hidden labels, and its checkpoint's labels."""
+"""Entailment: it learns three labels from the image, scores checked by hand, hidden labels, saved labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def samples_of(toy: Toy, split: str) -> list[Sample]:
     return [dataset[i] for i in range(len(dataset))]
 
 
-def test_it_tells_the_three_apart_by_looking(toy: Toy) -> None:
+def test_learns_the_three_labels(toy: Toy) -> None:
     task_model = make(toy, "entailment")
     assert learn(task_model, toy, 300, lr=2e-3) < 0.15
     rows = predict(task_model, toy, "train")
@@ -37,7 +37,7 @@ def test_it_tells_the_three_apart_by_looking(toy: Toy) -> None:
     assert task_model.format_prediction(first)[0] == first["prediction"]
 
 
-def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> None:
+def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
     task_model, samples = make(toy, "entailment"), samples_of(toy, "val")
     rows = predict(task_model, toy, "val")
     rows = [row | {"prediction_blind": "neutral"} for row in rows]
@@ -63,9 +63,9 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
     assert found["accuracy"].value == pytest.approx(100 * right / len(known))
     counts, baselines = Counter(truth), scored.baselines["accuracy"]
     assert baselines["majority label"] == pytest.approx(100 * counts["entailment"] / len(known), abs=1e-3)
-    assert baselines["hypothesis only"] == baselines["majority label"], "train's one word says nothing of these"
+    assert baselines["hypothesis only"] == baselines["majority label"], "train's only word is in none of these"
     assert baselines["blind baseline"] == pytest.approx(100 * counts["neutral"] / len(known), abs=1e-3)
-    annotations = 2 * len(known) + counts["neutral"]  # of three annotators one says neutral
+    annotations = 2 * len(known) + counts["neutral"]  # one of three annotators chose neutral
     assert baselines["one annotator"] == pytest.approx(100 * annotations / (3 * len(known)), abs=1e-3)
     assert {"macro F1", "recall (neutral)", "gain over blind baseline"} <= found.keys()
     assert found["recall (neutral)"].kept and not found["gain over blind baseline"].kept
@@ -77,7 +77,7 @@ def test_its_figures_are_those_of_its_predictions(toy: Toy, tmp_path: Path) -> N
     assert header == "pairID\tgold_label" and first.split("\t")[1] == rows[0]["prediction"]
 
 
-def test_hidden_labels_are_predicted_and_not_learnt_from(toy: Toy) -> None:
+def test_hidden_labels_are_predicted_but_not_trained_on(toy: Toy) -> None:
     task_model = make(toy, "entailment")
     hidden = [sample.having(gold_label=None) for sample in samples_of(toy, "val")[:2]]
     batch = task_model.collate(hidden)
@@ -86,20 +86,20 @@ def test_hidden_labels_are_predicted_and_not_learnt_from(toy: Toy) -> None:
         task_model.loss(batch, generator=any_generator())
 
 
-def test_labels_lie_with_the_checkpoint_in_the_heads_order(toy: Toy, tmp_path: Path) -> None:
+def test_checkpoint_keeps_the_labels_in_the_heads_order(toy: Toy, tmp_path: Path) -> None:
     task_model = make(toy, "entailment")
-    turned = type(task_model)(task_model.model, toy.tokenizer, task_model.info, labels=ENTAILMENT[::-1])
-    write_checkpoint(tmp_path, turned, turned.info, toy.tokenizer, turned.labels)
+    reordered = type(task_model)(task_model.model, toy.tokenizer, task_model.info, labels=ENTAILMENT[::-1])
+    write_checkpoint(tmp_path, reordered, reordered.info, toy.tokenizer, reordered.labels)
     loaded = load_task_model(tmp_path)
     assert loaded.labels == ENTAILMENT[::-1]
-    assert predict(loaded, toy, "val") == predict(turned, toy, "val")
+    assert predict(loaded, toy, "val") == predict(reordered, toy, "val")
     (tmp_path / "SHA256SUMS").unlink()
     (tmp_path / "labels.json").unlink()
     with pytest.raises(CheckpointError, match=r"labels\.json: no such file"):
         load_task_model(tmp_path)
 
 
-def test_blanked_it_can_not_tell_images_apart(toy: Toy) -> None:
+def test_text_only_control_does_not_depend_on_the_image(toy: Toy) -> None:
     blind = make(toy, "entailment", blank_images=True)
     a, b = samples_of(toy, "val")[:3:2]
     rows = [blind.predict(blind.collate([s]), [s])[0] for s in (a, replace(a, regions=b.regions))]

@@ -1,4 +1,4 @@
-"""Retrieval: it learns to find, its loss is the objective's, and its edges."""
+"""Retrieval by embeddings: it learns to rank, its loss is the objective's, and edge cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def samples_of(toy: Toy, split: str, view: Any, count: int = 1000) -> list[Sampl
 
 
 def ranked(task_model: TaskModel, samples: list[Sample]) -> list[dict[str, Any]]:
-    return task_model.finish(task_model.predict(task_model.collate(samples), samples), samples)
+    return task_model.postprocess(task_model.predict(task_model.collate(samples), samples), samples)
 
 
 def slow_loss(embed: np.ndarray, images: np.ndarray, ids: list[str], margin: float, hardest: bool) -> float:
@@ -39,7 +39,7 @@ def slow_loss(embed: np.ndarray, images: np.ndarray, ids: list[str], margin: flo
 
 
 @pytest.mark.parametrize("options", [{}, {"negatives": "hardest", "margin": 0.5}, {"same_image_negatives": True}])
-def test_the_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[str, Any]) -> None:
+def test_loss_is_the_triplet_loss_of_the_embeddings(toy: Toy, options: dict[str, Any]) -> None:
     task_model = make(toy, "retrieval", options=options).double().eval()
     samples = samples_of(toy, "train", "captions", 6)
     samples[3] = replace(
@@ -77,7 +77,7 @@ def slow_contrast(texts: np.ndarray, images: np.ndarray, ids: list[str], tempera
     return total / len(ids)
 
 
-def test_a_model_without_a_temperature_learns_by_contrast_with_a_given_one(toy: Toy) -> None:
+def test_contrastive_loss_with_a_given_temperature(toy: Toy) -> None:
     options = {"loss": "contrastive", "temperature": 0.1}
     task_model = make(toy, "retrieval", options=options).double().eval()
     samples = samples_of(toy, "train", "captions", 6)
@@ -93,27 +93,27 @@ def test_a_model_without_a_temperature_learns_by_contrast_with_a_given_one(toy: 
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "message"),
     [
         ({"loss": "contrastive"}, "no temperature of its own"),
         ({"temperature": 0.05}, r"set `options\.loss: contrastive`"),
-        ({"scorer": "pairs", "loss": "contrastive"}, "here it is pairs"),
-        ({"scorer": "pairs", "loss": "contrastive", "temperature": 0.05}, "here it is pairs"),
+        ({"scorer": "pairs", "loss": "contrastive"}, "it is pairs"),
+        ({"scorer": "pairs", "loss": "contrastive", "temperature": 0.05}, "it is pairs"),
         ({"loss": "contrastive", "temperature": 0.0}, "from 0.001 to 10"),
     ],
 )
-def test_a_temperature_belongs_to_contrast(toy: Toy, options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ParamsError, match=why):
+def test_temperature_needs_the_contrastive_loss(toy: Toy, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
         make(toy, "retrieval", options=options)
 
 
-def test_it_finds_what_it_has_learnt(toy: Toy) -> None:
+def test_learns_to_rank_the_right_image_and_text(toy: Toy) -> None:
     task_model = make(toy, "retrieval")
     before = ranked(task_model, samples_of(toy, "val", "images"))
     learn(task_model, toy, 80)
     rows = ranked(task_model, samples_of(toy, "val", "images"))
     captions = {row["image_id"]: row["captions"][0]["caption"] for row in rows}
-    # the first one found may be another one of the same shape and colour
+    # The first result may be another image of the same shape and color.
     found_images = [captions[row["captions"][0]["top"][0][0]] == captions[row["image_id"]] for row in rows]
     found_texts = [row["top"][0][1] == captions[row["image_id"]] for row in rows]
     assert np.mean(found_images) >= 0.75 and np.mean(found_texts) >= 0.75
@@ -122,11 +122,11 @@ def test_it_finds_what_it_has_learnt(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_a_batch_of_one_learns_nothing_and_breaks_nothing(toy: Toy, batch_norm: bool) -> None:
+def test_batch_of_one_image_has_zero_loss(toy: Toy, batch_norm: bool) -> None:
     task_model = make(toy, "retrieval").train()
     if batch_norm:
         task_model.model = toy.model(pooler_batch_norm=True).train()
-    next(task_model.parameters()).requires_grad_(False)  # a part may be frozen
+    next(task_model.parameters()).requires_grad_(False)  # parts may be frozen
     samples = samples_of(toy, "train", "captions", 1)
     for batch in (task_model.collate(samples), task_model.collate(samples * 2)):
         loss = task_model.loss(batch, generator=any_generator())
@@ -137,7 +137,7 @@ def test_a_batch_of_one_learns_nothing_and_breaks_nothing(toy: Toy, batch_norm: 
     assert row["rank"] == row["captions"][0]["rank"] == 1
 
 
-def test_datasets_are_searched_apart(toy: Toy) -> None:
+def test_each_dataset_is_ranked_separately(toy: Toy) -> None:
     task_model = make(toy, "retrieval")
     samples = samples_of(toy, "val", "images", 4)
     mixed = [replace(sample, source=name) for sample, name in zip(samples, "abab", strict=True)]
@@ -146,9 +146,9 @@ def test_datasets_are_searched_apart(toy: Toy) -> None:
     assert {image for image, _ in rows[0]["captions"][0]["top"]} == {samples[0].image_id, samples[2].image_id}
 
 
-def test_options_are_checked(toy: Toy) -> None:
+def test_invalid_options_are_errors(toy: Toy) -> None:
     with pytest.raises(ParamsError, match=r"margin: 0\.0"):
         make(toy, "retrieval", options={"margin": 0})
-    with pytest.raises(ParamsError, match="`tden` can't embed images and texts apart or score pairs"):
+    with pytest.raises(ParamsError, match="`tden` cannot embed images and texts separately or score image-text pairs"):
         task_model = make(toy, "retrieval")
         type(task_model)(torch.nn.Linear(1, 1), toy.tokenizer, task_model.info)

@@ -1,4 +1,4 @@
-"""Retrieval by a model that only fuses: it learns, it ranks exactly, and a shortlist keeps embeddings' order behind."""
+"""Retrieval by fused pairs: it learns, it ranks exactly, and unscored pairs follow a shortlist in embedding order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Both(Fusing):
 
 
 class Embedding(nn.Module):
-    """The other way round: it embeds, and can't fuse."""
+    """The opposite: it embeds and cannot fuse."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,10 +47,10 @@ def ranked(task_model: TaskModel, samples: list[Sample], size: int = 1000) -> li
     for start in range(0, len(samples), size):
         chunk = samples[start : start + size]
         rows += task_model.predict(task_model.collate(chunk), chunk)
-    return task_model.finish(rows, samples)
+    return task_model.postprocess(rows, samples)
 
 
-def test_ranks_are_those_of_every_pair_scored_alone(toy: Toy) -> None:
+def test_ranks_equal_those_of_pairs_scored_one_by_one(toy: Toy) -> None:
     task_model, samples = by_pairs(toy).eval(), samples_of(toy, "val")
     assert isinstance(task_model, Retrieval) and task_model.by_pairs and task_model.search == "every pair fused"
     rows = ranked(task_model, samples, size=3)
@@ -62,7 +62,7 @@ def test_ranks_are_those_of_every_pair_scored_alone(toy: Toy) -> None:
                 image = task_model.collate([other]).image
                 alone.append(float(task_model.model.score(image, text, torch.zeros(1, dtype=torch.int64))))
             own = alone[samples.index(sample)]
-            # sums in another order move the last digits: a rank may differ only where scores are as close as that
+            # Batching changes the last digits: ranks may differ only between scores that are this close.
             closer = {1 + sum(a > own + e for a in alone) for e in (1e-5,)} | {sum(a >= own - 1e-5 for a in alone)}
             assert min(closer) <= row["captions"][0]["rank"] <= max(closer)
     scored = task_model.score(rows, samples, _place(toy))
@@ -70,7 +70,7 @@ def test_ranks_are_those_of_every_pair_scored_alone(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize("shortlist", [0, 2])
-def test_every_image_is_encoded_once_and_each_pair_fused_once(
+def test_each_image_is_encoded_and_each_pair_fused_once(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, shortlist: int
 ) -> None:
     task_model, samples = by_pairs(toy, Both, scorer="pairs", shortlist=shortlist).eval(), samples_of(toy, "val")
@@ -87,11 +87,11 @@ def test_every_image_is_encoded_once_and_each_pair_fused_once(
     assert counts["encode_image"] == len(samples) and counts["embed_image"] == (len(samples) if shortlist else 0)
     if not shortlist:
         assert counts["score"] == captions * len(samples)
-    else:  # of each caption's two and each image's two, some are the same
+    else:  # each caption's two and each image's two, some of which coincide
         assert 2 * captions <= counts["score"] <= 2 * (captions + len(samples))
 
 
-def test_a_large_gallery_is_searched_in_folds_as_well(toy: Toy) -> None:
+def test_large_gallery_is_also_ranked_in_folds(toy: Toy) -> None:
     samples = samples_of(toy, "val")
     samples = samples[: len(samples) // 2 * 2]
     task_model = by_pairs(toy, fold=len(samples) // 2).eval()
@@ -99,9 +99,9 @@ def test_a_large_gallery_is_searched_in_folds_as_well(toy: Toy) -> None:
     halves = [ranked(task_model, half) for half in (samples[: len(samples) // 2], samples[len(samples) // 2 :])]
     assert [row["rank_in_fold"] for row in rows] == [row["rank"] for half in halves for row in half]
     scored = task_model.score(rows, samples, _place(toy))
-    ends = f"(of {len(samples) // 2})", f"(of {len(samples) // 2}, image to text)"
-    for end in ends:
-        own = next(score for score in scored.scores if score.metric == f"R@1 {end}")
+    suffixes = f"(of {len(samples) // 2})", f"(of {len(samples) // 2}, image to text)"
+    for suffix in suffixes:
+        own = next(score for score in scored.scores if score.metric == f"R@1 {suffix}")
         assert own.value is not None and scored.baselines[own.metric]["chance"] >= 100 / len(samples)
     assert "rank_in_fold" not in ranked(by_pairs(toy), samples)[0]
 
@@ -112,7 +112,7 @@ def _place(toy: Toy) -> Any:
     return EvalContext(source="toy", validated=toy.shards)
 
 
-def test_it_learns_to_match(toy: Toy) -> None:
+def test_learns_to_match(toy: Toy) -> None:
     task_model = by_pairs(toy, pair_negatives=5)
     before = np.mean([row["captions"][0]["rank"] for row in ranked(task_model, samples_of(toy, "val"))])
     dataset = ShardDataset(toy.shards, "train", "captions")
@@ -123,25 +123,25 @@ def test_it_learns_to_match(toy: Toy) -> None:
     assert after < before and after < 3
 
 
-def test_one_image_alone_teaches_nothing(toy: Toy) -> None:
+def test_batch_of_one_image_has_zero_loss(toy: Toy) -> None:
     task_model = by_pairs(toy)
     sample = ShardDataset(toy.shards, "train", "captions")[0]
     loss = task_model.loss(task_model.collate([sample, sample]), generator=any_generator())
     assert set(loss.parts) == {"match"} and not float(loss.mean)
 
 
-def test_a_process_with_one_image_or_none_names_the_parts_that_others_learn(toy: Toy) -> None:
+def test_rank_with_one_image_or_none_has_the_same_loss_parts(toy: Toy) -> None:
     task_model = by_pairs(toy)
     dataset = ShardDataset(toy.shards, "train", "captions")
     batch = task_model.collate([dataset[0], dataset[0]])
-    for own in (batch, batch.none()):
+    for own in (batch, batch.empty()):
         loss = task_model._match(own, any_generator())
         assert list(loss.parts) == ["match", "match_accuracy"]
         assert float(loss.sum) == 0 and all(float(part.count) == 0 for part in loss.parts.values())
         loss.sum.backward()
 
 
-def test_a_shortlist_of_all_is_all_and_a_short_one_is_said(toy: Toy) -> None:
+def test_shortlist_of_all_images_is_exact_and_a_short_one_is_described(toy: Toy) -> None:
     samples = samples_of(toy, "val")
     exact = ranked(by_pairs(toy, Both, scorer="pairs").eval(), samples)
     whole = ranked(by_pairs(toy, Both, scorer="pairs", shortlist=100).eval(), samples)
@@ -152,7 +152,7 @@ def test_a_shortlist_of_all_is_all_and_a_short_one_is_said(toy: Toy) -> None:
     assert all(1 <= caption["rank"] <= len(samples) for row in rows for caption in row["captions"])
 
 
-def test_pairs_that_were_not_scored_stand_behind_in_their_own_order() -> None:
+def test_unscored_pairs_follow_in_embedding_order() -> None:
     similarity_TI = np.array([[0.9, 0.1, 0.5, -0.2], [0.0, 0.3, 0.2, 0.1]], dtype=np.float32)
     wanted = shortlist_pairs(similarity_TI, 1)
     # each caption's best image, and each image's best caption
@@ -162,13 +162,13 @@ def test_pairs_that_were_not_scored_stand_behind_in_their_own_order() -> None:
     assert (placed[wanted] == -5).all() and (placed[~wanted] < -5).all()
     assert placed[1, 2] > placed[1, 0]
     scores[0, 0] = np.nan
-    assert np.isnan(fill_unscored(scores, similarity_TI)[0, 0]), "for `rank_similarities` to refuse"
+    assert np.isnan(fill_unscored(scores, similarity_TI)[0, 0]), "rejected by `rank_similarities`"
 
 
-def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:
+def test_unsupported_options_are_errors(toy: Toy) -> None:
     with pytest.raises(ParamsError, match="shortlist"):
         by_pairs(toy, shortlist=3)
-    with pytest.raises(ParamsError, match="can't score pairs"):
+    with pytest.raises(ParamsError, match="cannot score pairs"):
         by_pairs(toy, Embedding, scorer="pairs")
     with pytest.raises(ParamsError, match="pair_negatives"):
         by_pairs(toy, pair_negatives=0)
@@ -176,19 +176,21 @@ def test_what_the_model_can_not_do_is_refused(toy: Toy) -> None:
         by_pairs(toy, same_image_negatives=True)
 
 
-def test_captions_beside_each_other_share_their_image(toy: Toy) -> None:
-    """With one other image to draw there is nothing to chance: the loss is that of an image for each caption."""
+def test_adjacent_captions_share_their_image(toy: Toy) -> None:
+    """With one other image to draw, the draw is certain, so the loss equals that of one image per caption."""
     model = by_pairs(toy, pair_negatives=1)
     dataset = ShardDataset(toy.shards, "train", "captions", {"toy": 2})
     half = len(dataset) // 2
-    samples = [replace(dataset[i], draw=1) for i in (0, half, 5, half + 5)]
+    samples = [replace(dataset[i], seed=1) for i in (0, half, 5, half + 5)]
     shared = model.collate(samples)
     assert len(shared.image) == 2 and shared.text.owner_N.tolist() == [0, 0, 1, 1]
-    apart = model.collate([replace(sample, draw=number) for number, sample in enumerate(samples)])
-    assert len(apart.image) == 4
-    one, other = (model.loss(batch, generator=any_generator()) for batch in (shared, apart))
+    separate = model.collate([replace(sample, seed=number) for number, sample in enumerate(samples)])
+    assert len(separate.image) == 4
+    one, other = (model.loss(batch, generator=any_generator()) for batch in (shared, separate))
     torch.testing.assert_close(one.mean, other.mean)
     assert one.count == other.count == 4
-    assert len(model.collate([replace(sample, draw=None) for sample in samples]).image) == 4, "row i is sample i's"
+    assert len(model.collate([replace(sample, seed=None) for sample in samples]).image) == 4, (
+        "image i belongs to sample i"
+    )
     by_embeddings = make(toy, "retrieval")
-    assert len(by_embeddings.collate(samples).image) == 4, "embeddings are told from all others of the batch"
+    assert len(by_embeddings.collate(samples).image) == 4, "embeddings are contrasted with all others of the batch"

@@ -1,4 +1,4 @@
-"""Self-critical training: what is drawn, rewarded and learned, and that a killed run ends as if it had not been."""
+"""Self-critical training: samples, rewards, gradients, and a killed run that resumes to the same result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def samples(toy: Toy, view: str, split: str = "train") -> list[Sample]:
 
 
 def teach(task: Captioning, toy: Toy, steps: int) -> None:
-    """A start by cross-entropy, as self-critical training needs one."""
+    """Train with cross-entropy first, as self-critical training requires."""
     batch = task.collate(samples(toy, "captions"))
     optimizer = torch.optim.AdamW(task.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -67,7 +67,7 @@ def generator(seed: int = 0) -> torch.Generator:
     ("baseline", "structure"),
     [("greedy", "decoupled"), ("leave_one_out", "decoupled"), ("greedy", "two_stream"), ("greedy", "single_stream")],
 )
-def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, baseline: str, structure: str) -> None:
+def test_loss_equals_that_of_samples_one_by_one(toy: Toy, tmp_path: Path, baseline: str, structure: str) -> None:
     task = captioner(toy, structure=structure)
     teach(task, toy, 12)
     loss_of = make(task, toy, tmp_path, samples=3, baseline=baseline)
@@ -89,7 +89,7 @@ def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, ba
         for k, h in enumerate(group):
             others = [s for j, s in enumerate(scores) if j != k]
             advantage = scores[k] - (own if baseline == "greedy" else sum(others) / 2)
-            total -= h.score * advantage  # a hypothesis' score is its log probability, [SEP] included
+            total -= h.score * advantage  # a hypothesis' score is its log-probability, including [SEP]
             tokens += len(h.ids) + (len(h.ids) < 7)
             assert sep not in h.ids
     assert float(loss.mean.detach()) == pytest.approx(total / tokens, rel=1e-4)
@@ -99,18 +99,18 @@ def test_the_loss_is_that_of_its_samples_one_by_one(toy: Toy, tmp_path: Path, ba
 
 
 @pytest.mark.parametrize("structure", ["decoupled", "two_stream", "single_stream"])
-def test_texts_that_share_an_image_are_scored_as_with_an_image_each(toy: Toy, structure: str) -> None:
+def test_texts_sharing_an_image_equal_texts_with_their_own(toy: Toy, structure: str) -> None:
     task = captioner(toy, structure=structure).eval()
     batch = task.collate(samples(toy, "images")[:3])
-    texts = toy.tokenizer.encode_batch(["a red star", "a", "the blue circle is red", "star", "green", "what colour"], 8)
+    texts = toy.tokenizer.encode_batch(["a red star", "a", "the blue circle is red", "star", "green", "what color"], 8)
     owner_N = torch.arange(3).repeat_interleave(2)
     shared = task.model.generation_logits(batch.image, replace(texts, owner_N=owner_N))
     each = task.model.generation_logits(batch.image.select(owner_N), texts)
     torch.testing.assert_close(shared, each, rtol=1e-5, atol=1e-5)
 
 
-def test_words_are_predicted_only_where_one_follows(toy: Toy, tmp_path: Path) -> None:
-    """Vocabulary logits take the most memory: none for padding, nor for what would come after [SEP]."""
+def test_logits_are_computed_only_where_a_word_follows(toy: Toy, tmp_path: Path) -> None:
+    """Vocabulary logits take the most memory: none for padding, and none after [SEP]."""
     task = captioner(toy)
     rows: list[int] = []
     task.model.word_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0][..., 0].numel()))
@@ -143,8 +143,8 @@ def test_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
     assert reward() > before + 0.5
 
 
-def test_gradients_survive_mixed_precision_and_modes_are_put_back(toy: Toy, tmp_path: Path) -> None:
-    """Weights that autocast cast while drawing must not serve the gradient's pass."""
+def test_mixed_precision_keeps_gradients_and_modes_are_restored(toy: Toy, tmp_path: Path) -> None:
+    """Weights that autocast cast while sampling must not be reused in the gradient's pass."""
     task = captioner(toy, dropout=0.1).train()
     teach(task, toy, 5)
     batch = task.collate(samples(toy, "images")[:6])
@@ -165,8 +165,8 @@ def test_gradients_survive_mixed_precision_and_modes_are_put_back(toy: Toy, tmp_
 
 
 @pytest.mark.parametrize("sampling_dropout", [False, True])
-def test_what_is_frozen_stays_so(toy: Toy, tmp_path: Path, sampling_dropout: bool) -> None:
-    """Frozen modules are in eval mode in training (training/optim.py): nothing of them is dropped."""
+def test_frozen_modules_stay_in_eval_mode(toy: Toy, tmp_path: Path, sampling_dropout: bool) -> None:
+    """Frozen modules are in eval mode during training (training/optim.py), without dropout."""
     task = captioner(toy, dropout=0.1).train()
     task.model.object_encoder.eval()
     modes = {name: module.training for name, module in task.named_modules()}
@@ -176,8 +176,8 @@ def test_what_is_frozen_stays_so(toy: Toy, tmp_path: Path, sampling_dropout: boo
     assert {name: module.training for name, module in task.named_modules()} == modes
 
 
-def test_a_killed_run_ends_the_same(toy: Toy, tmp_path: Path) -> None:
-    """Dropout and drawing on; killed in mid-epoch and at an epoch's end."""
+def test_resume_after_kill_is_bitwise_equal(toy: Toy, tmp_path: Path) -> None:
+    """With dropout and sampling; killed within an epoch and at its end."""
     from vlp_models.training.data import LoaderFactory
     from vlp_models.training.log import TIMING
     from vlp_models.training.run import Plan, fit
@@ -208,7 +208,7 @@ def test_a_killed_run_ends_the_same(toy: Toy, tmp_path: Path) -> None:
     assert result.steps == 8
     assert {"reward", "reward_greedy", "zero_rewards", "self_critical", "val_loss"} <= set(result.rows[-1])
     shares = [row["reward_share"] for row in result.rows if "reward_share" in row]
-    assert len(shares) == 6, "all but the first step, and the one after each validation"
+    assert len(shares) == 6, "all but the first step and those after a validation"
     assert all(0 < share < 1 for share in shares)
     for step in (3, 4):
         work = tmp_path / f"killed-{step}"
@@ -221,10 +221,12 @@ def test_a_killed_run_ends_the_same(toy: Toy, tmp_path: Path) -> None:
         assert (work / FREQUENCIES).read_bytes() == (tmp_path / "whole" / FREQUENCIES).read_bytes()
 
 
-def test_nothing_earned_is_said_once_and_counted(toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batches_without_reward_are_counted_and_warned_about_once(
+    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     task = captioner(toy)
     loss_of = make(task, toy, tmp_path)
-    loss_of.reward = CiderD(DocumentFrequencies.count([]), lambda _: [["unheard", SEP + "!"]])
+    loss_of.reward = CiderD(DocumentFrequencies.count([]), lambda _: [["unknown", SEP + "!"]])
     batch = task.collate(samples(toy, "images")[:4])
     for update in range(2):
         loss = loss_of(batch, update=update, generator=generator())
@@ -232,11 +234,11 @@ def test_nothing_earned_is_said_once_and_counted(toy: Toy, tmp_path: Path, capsy
         assert float(loss.mean) == 0.0
         assert float(loss.parts["zero_rewards"].mean) == 1.0
     assert loss_of.zero_batches == 2
-    assert capsys.readouterr().err.count("nothing is learned") == 1
+    assert capsys.readouterr().err.count("contributes no gradient") == 1
     assert not any(p.grad.any() for p in task.parameters() if p.grad is not None)
 
 
-def test_images_without_captions_are_left_out_and_counted(
+def test_images_without_captions_are_skipped_and_counted(
     toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import shutil
@@ -253,13 +255,13 @@ def test_images_without_captions_are_left_out_and_counted(
     assert expected > 0
 
     loss_of = self_critical_loss(captioner(toy), SelfCriticalParams(), shards, {}, tmp_path)
-    assert f"{expected} train images without a caption are left out" in capsys.readouterr().err
+    assert f"skipping {expected} train images without a caption" in capsys.readouterr().err
     kept = ShardDataset(shards, "train", "images", captioned=True)
     assert len(kept) == len(ShardDataset(shards, "train", "images")) - expected
     assert all(loss_of.reward.score(kept[i].image_id, [["a"]]).shape == (1,) for i in range(len(kept)))
 
 
-def test_settings_that_can_not_be_are_refused(toy: Toy, tmp_path: Path) -> None:
+def test_invalid_settings_are_errors(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="samples: 1"):
         make(captioner(toy), toy, tmp_path, samples=1, baseline="leave_one_out")
     with pytest.raises(ParamsError, match="label_smoothing"):

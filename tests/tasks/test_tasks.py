@@ -1,4 +1,4 @@
-"""Tasks: each learns a set that is easy to learn, and says what docs/contracts.md promises."""
+"""Each task learns a toy set, and its predictions have the form of docs/contracts.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
-from toy_dataset import COLOURS, Toy
+from toy_dataset import COLORS, Toy
 from toy_tasks import any_generator, double, learn, make, predict
 
 from vlp_models.data.shards.dataset import ShardDataset
@@ -20,15 +20,15 @@ from vlp_models.tasks.base import TaskOptions, load_task_model, read_options
 from vlp_models.tasks.nlvr import NLVR
 
 
-def colour_of(toy: Toy, split: str) -> dict[str, str]:
+def color_of(toy: Toy, split: str) -> dict[str, str]:
     dataset = ShardDataset(toy.shards, split, "captions")
     return {s.image_id: s.text.split()[1] for s in (dataset[i] for i in range(len(dataset)))}
 
 
-def test_vqa_answers_what_it_sees(toy: Toy) -> None:
+def test_vqa_learns_to_answer(toy: Toy) -> None:
     vqa = make(toy, "vqa")
     assert learn(vqa, toy, 60) < 0.1
-    truth = colour_of(toy, "val")
+    truth = color_of(toy, "val")
     predictions = predict(vqa, toy, "val")
     assert [p["answer"] for p in predictions] == [truth[p["image_id"]] for p in predictions]
     first = predictions[0]
@@ -36,12 +36,12 @@ def test_vqa_answers_what_it_sees(toy: Toy) -> None:
     assert first["question_id"] == f"{first['image_id']}/q"
     assert first["top"][0][0] == first["answer"]
     probabilities = [p for _, p in first["top"]]
-    assert len(probabilities) == len(COLOURS)
+    assert len(probabilities) == len(COLORS)
     assert probabilities == sorted(probabilities, reverse=True)
 
 
-def test_vqa_without_the_image_only_guesses(toy: Toy) -> None:
-    """The control that shows the test above needs the image: same training, images blanked."""
+def test_vqa_without_images_does_not_learn(toy: Toy) -> None:
+    """Control for the test above: the same training with blank images."""
     blind = make(toy, "vqa", blank_images=True)
     assert learn(blind, toy, 60) > 1.0
     batch = blind.collate([ShardDataset(toy.shards, "val", "questions")[0]])
@@ -49,7 +49,7 @@ def test_vqa_without_the_image_only_guesses(toy: Toy) -> None:
     assert not batch.image.boxes_BR4.any()
 
 
-def test_nlvr_judges_statements(toy: Toy) -> None:
+def test_nlvr_learns_to_judge_statements(toy: Toy) -> None:
     nlvr = make(toy, "nlvr")
     assert learn(nlvr, toy, 200, lr=2e-3) < 0.1
     predictions = predict(nlvr, toy, "train")
@@ -59,7 +59,7 @@ def test_nlvr_judges_statements(toy: Toy) -> None:
     assert first["prediction"] is (first["p_true"] > 0.5)
 
 
-def test_captioning_describes(toy: Toy) -> None:
+def test_captioning_learns_to_describe(toy: Toy) -> None:
     captioning = make(toy, "captioning")
     assert learn(captioning, toy, 80) < 0.1
     dataset = ShardDataset(toy.shards, "val", "images")
@@ -79,7 +79,7 @@ def test_label_smoothing_reaches_the_loss(toy: Toy) -> None:
     assert float(losses[0]) != float(losses[1])
 
 
-def test_a_length_penalty_makes_captions_longer(toy: Toy) -> None:
+def test_length_penalty_makes_captions_longer(toy: Toy) -> None:
     captioning = make(toy, "captioning")
     tokens = {}
     for penalty in (0.0, 2.0):
@@ -89,11 +89,13 @@ def test_a_length_penalty_makes_captions_longer(toy: Toy) -> None:
     assert tokens["beam 3, at most 24 tokens"] < tokens["beam 3, length penalty 2, at most 24 tokens"]
 
 
-def test_a_consensus_is_of_what_was_drawn_and_does_not_depend_on_the_batch(toy: Toy) -> None:
+def test_consensus_does_not_depend_on_the_batch(toy: Toy) -> None:
     captioning = make(toy, "captioning")
-    learn(captioning, toy, 20)  # it has not made up its mind
+    learn(captioning, toy, 20)  # briefly, so that samples differ
     captioning.set_search(EvaluateParams(consensus_samples=8, consensus_temperature=1.5))
-    assert captioning.search == "beam 3, the most alike of it and 8 drawn at 1.5, at most 24 tokens"
+    assert captioning.search == (
+        "beam 3, consensus with 8 sampled at 1.5 by similarity to the others, at most 24 tokens"
+    )
     together = predict(captioning, toy, "val")
     dataset = ShardDataset(toy.shards, "val", "images")
     samples = [dataset[i] for i in range(len(dataset))]
@@ -103,13 +105,13 @@ def test_a_consensus_is_of_what_was_drawn_and_does_not_depend_on_the_batch(toy: 
     assert [p["caption"] for p in together] != [p["caption"] for p in predict(captioning, toy, "val")]
 
 
-def test_captions_of_one_image_beside_each_other_look_once_and_learn_the_same(toy: Toy) -> None:
+def test_adjacent_captions_share_an_encoded_image_with_equal_gradients(toy: Toy) -> None:
     captioning = make(toy, "captioning").double()
     dataset = ShardDataset(toy.shards, "train", "captions")
     one, other = dataset[0], dataset[1]
     samples = [one, one.having(sample_id="again", text="a red dog"), other]
     gradients = []
-    for order in ([0, 1, 2], [0, 2, 1]):  # beside each other, or apart
+    for order in ([0, 1, 2], [0, 2, 1]):  # adjacent, or separate
         batch = double(captioning.collate([samples[i] for i in order]))
         assert len(batch.image) == (2 if order == [0, 1, 2] else 3)
         captioning.zero_grad()
@@ -119,16 +121,16 @@ def test_captions_of_one_image_beside_each_other_look_once_and_learn_the_same(to
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-12, msg=name)
 
 
-def test_rewards_and_hidden_words_read_an_image_for_each_caption(toy: Toy) -> None:
+def test_rewards_and_masked_words_do_not_share_images(toy: Toy) -> None:
     captioning, rewarded = (make(toy, "captioning", options=o) for o in ({}, {"self_critical": {}}))
-    asked = type(captioning).can_share_images
+    can_share = type(captioning).can_share_images
     masked = read_options(type(captioning), {"targets": "masked"})
-    assert asked(captioning.model, captioning.options)
-    assert not asked(rewarded.model, rewarded.options) and not asked(captioning.model, masked)
+    assert can_share(captioning.model, captioning.options)
+    assert not can_share(rewarded.model, rewarded.options) and not can_share(captioning.model, masked)
 
 
 @pytest.mark.parametrize("task", ["vqa", "nlvr", "nlvr2"])
-def test_hidden_answers_are_predicted_but_not_learned_from(toy: Toy, task: str) -> None:
+def test_hidden_answers_are_predicted_but_not_trained_on(toy: Toy, task: str) -> None:
     task_model = make(toy, task)
     sample = ShardDataset(toy.shards, "test", task_model.view)[0].having(answers=(), label=None)
     batch = task_model.collate([sample])
@@ -138,7 +140,7 @@ def test_hidden_answers_are_predicted_but_not_learned_from(toy: Toy, task: str) 
 
 
 @pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "nlvr2", "vcr"])
-def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> None:
+def test_loaded_checkpoint_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> None:
     task_model = make(toy, task, blank_images=task == "nlvr")
     learn(task_model, toy, 3)
     write_checkpoint(tmp_path, task_model, task_model.info, task_model.tokenizer, task_model.labels)
@@ -149,12 +151,12 @@ def test_a_saved_task_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> 
     assert predict(loaded, toy, "val") == predict(task_model, toy, "val")
 
 
-def test_what_is_no_task_is_refused(toy: Toy, tmp_path: Path) -> None:
+def test_invalid_tasks_and_models_are_errors(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="known: captioning, vqa, nlvr, nlvr2, entailment, retrieval, vcr"):
         make(toy, "painting")
     with pytest.raises(DataError, match="min_answer_count"):
         task_class("vqa")(toy.model(), toy.tokenizer, make(toy, "nlvr").info)
-    with pytest.raises(ParamsError, match="can't generate"):
+    with pytest.raises(ParamsError, match="cannot generate"):
         task_class("captioning")(torch.nn.Linear(1, 1), toy.tokenizer, make(toy, "nlvr").info)
     pretrained = make(toy, "nlvr")
     write_checkpoint(tmp_path, pretrained, replace(pretrained.info, task=None), toy.tokenizer)
@@ -162,7 +164,7 @@ def test_what_is_no_task_is_refused(toy: Toy, tmp_path: Path) -> None:
         load_task_model(tmp_path)
 
 
-def test_options_are_typed_and_an_unknown_one_is_named_beside_the_known() -> None:
+def test_options_are_typed_and_unknown_ones_are_errors() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Options(TaskOptions):
         rate: float = 0.5
@@ -173,7 +175,7 @@ def test_options_are_typed_and_an_unknown_one_is_named_beside_the_known() -> Non
 
     assert read_options(WithOptions, {}) == Options()
     assert read_options(WithOptions, {"rate": 1}) == Options(rate=1.0)
-    with pytest.raises(ParamsError, match=r"`finetune\.x\.options\.rat`: the task nlvr .* its options: rate, kind"):
+    with pytest.raises(ParamsError, match=r"options\.rat`: unknown option of the task nlvr; its options: rate, kind"):
         read_options(WithOptions, {"rat": 1}, where="finetune.x.options")
     with pytest.raises(ParamsError, match=r"`finetune\.x\.options\.kind` must be one of all, some"):
         read_options(WithOptions, {"kind": "most"}, where="finetune.x.options")

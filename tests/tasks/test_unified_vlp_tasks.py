@@ -1,4 +1,4 @@
-"""Unified VLP in every task that it can do: learns it, is scored, keeps its promises on what it hides."""
+"""Unified VLP learns every task that it supports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_dataset import COLOURS, Toy
+from toy_dataset import COLORS, Toy
 from toy_tasks import any_generator, learn, make, predict
 from toy_unified_vlp import unified
 
@@ -23,16 +23,16 @@ def truth(toy: Toy, split: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("targets", ["all", "masked"])
-def test_it_learns_to_caption(toy: Toy, targets: str) -> None:
-    """From every word at once, and from hidden words as the paper does; greedy and beams say what is there."""
+def test_learns_to_caption(toy: Toy, targets: str) -> None:
+    """From every word at once, and from masked words as in the paper; greedy and beam search are both right."""
     own = unified(toy)
     task = make(own, "captioning", options={"targets": targets, "mask_probability": 0.4})
     learn(task.train(), own, 150 if targets == "all" else 400)
     task.beam_size = 3
-    said, wanted = predict(task, own, "val"), truth(own, "val")
-    right = [row["caption"] == wanted[row["image_id"]] for row in said]
-    assert sum(right) >= 7, said
-    assert sum(row["greedy"] == wanted[row["image_id"]] for row in said) >= 7
+    rows, wanted = predict(task, own, "val"), truth(own, "val")
+    right = [row["caption"] == wanted[row["image_id"]] for row in rows]
+    assert sum(right) >= 7, rows
+    assert sum(row["greedy"] == wanted[row["image_id"]] for row in rows) >= 7
 
 
 def test_validation_is_on_every_word(toy: Toy) -> None:
@@ -47,41 +47,41 @@ def test_validation_is_on_every_word(toy: Toy) -> None:
     assert in_training.count < losses[0].count and set(in_training.parts) == set(losses[0].parts)
 
 
-def test_it_learns_to_answer(toy: Toy) -> None:
+def test_learns_to_answer(toy: Toy) -> None:
     own = unified(toy)
     task = make(own, "vqa")
     learn(task.train(), own, 150)
     dataset = ShardDataset(own.shards, "val", "questions")
     wanted = {dataset[i].sample_id: dataset[i]["answers"][0] for i in range(len(dataset))}
-    said = predict(task, own, "val")
-    assert {row["answer"] for row in said} <= set(COLOURS)
-    assert sum(row["answer"] == wanted[row["question_id"]] for row in said) >= 7
+    rows = predict(task, own, "val")
+    assert {row["answer"] for row in rows} <= set(COLORS)
+    assert sum(row["answer"] == wanted[row["question_id"]] for row in rows) >= 7
 
 
 @pytest.mark.parametrize("task", ["nlvr", "nlvr2", "vcr", "entailment"])
-def test_it_learns_other_tasks_of_a_fused_feature(toy: Toy, task: str) -> None:
+def test_learns_tasks_of_the_fused_feature(toy: Toy, task: str) -> None:
     own = unified(toy)
     made = make(own, task).train()
     first = learn(made, own, 1)
     assert learn(made, own, 80) < 0.5 * first
 
 
-def test_a_task_it_cannot_do_is_named(toy: Toy) -> None:
+def test_unsupported_task_is_an_error(toy: Toy) -> None:
     with pytest.raises(ParamsError, match="retrieval"):
         make(unified(toy), "retrieval")
 
 
-def test_only_a_model_of_masks_learns_from_hidden_words(toy: Toy) -> None:
-    with pytest.raises(ParamsError, match="does not generate by masked words; `targets: all` fits"):
+def test_masked_targets_need_a_masked_language_model(toy: Toy) -> None:
+    with pytest.raises(ParamsError, match="does not generate by masked words; set `targets: all`"):
         make(toy, "captioning", options={"targets": "masked"})
-    with pytest.raises(ParamsError, match="no meaning in self-critical training"):
+    with pytest.raises(ParamsError, match="does not apply to self-critical training"):
         make(unified(toy), "captioning", options={"targets": "masked", "self_critical": {"samples": 2}})
     with pytest.raises(ParamsError, match="mask_probability"):
         make(unified(toy), "captioning", options={"mask_probability": 0.0})
 
 
 def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
-    """And its loss is that of its samples, each with an image of its own."""
+    """The loss also equals that of the samples, each with its own image."""
     own = unified(toy)
     task = make(own, "captioning")
     learn(task.train(), own, 25)
@@ -89,11 +89,14 @@ def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> N
     dataset = ShardDataset(own.shards, "train", "images")
     batch = task.collate([dataset[i] for i in range(16)])
 
-    drawn, plain = loss._draw(batch, torch.Generator().manual_seed(2))
+    sampled, greedy_captions = loss._sample(batch, torch.Generator().manual_seed(2))
     found = loss(batch, update=0, generator=torch.Generator().manual_seed(2))
-    reward, greedy = loss._rewards(batch.image_ids, drawn), loss._rewards(batch.image_ids, [[h] for h in plain])
+    reward, greedy = (
+        loss._rewards(batch.image_ids, sampled),
+        loss._rewards(batch.image_ids, [[h] for h in greedy_captions]),
+    )
     total, tokens = torch.zeros(()), 0
-    for i, group in enumerate(drawn):
+    for i, group in enumerate(sampled):
         for k, hypothesis in enumerate(group):
             text = loss._as_text([hypothesis], torch.device("cpu"))
             at = text.has_next_BT
@@ -114,8 +117,8 @@ def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> N
     assert sum(rewards[-10:]) > 1.1 * sum(rewards[:10])
 
 
-def test_a_killed_pretraining_with_draws_ends_the_same(toy: Toy, tmp_path: Path) -> None:
-    """Dropout on, objectives drawn per sample, two micro-batches an update; bitwise."""
+def test_resume_after_kill_is_bitwise_equal(toy: Toy, tmp_path: Path) -> None:
+    """With dropout, objectives drawn per sample, and two micro-batches per update."""
     from toy_dataset import KilledAt, same_weights, untimed
 
     own = unified(toy)

@@ -1,4 +1,4 @@
-"""VCR: it learns what needs a look, its loss is two cross-entropies, hidden labels, both subtasks and one alone."""
+"""VCR: it learns from the image, its loss is two cross-entropies, hidden labels, both subtasks or one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toy_dataset import COLOURS, Toy
+from toy_dataset import COLORS, Toy
 from toy_tasks import any_generator, double, learn, make, predict
 
 from vlp_models.data.sample import Sample
@@ -22,7 +22,7 @@ def samples_of(toy: Toy, split: str, count: int = 1000) -> list[Sample]:
     return [dataset[i] for i in range(min(count, len(dataset)))]
 
 
-def test_it_learns_both_subtasks_by_looking(toy: Toy) -> None:
+def test_learns_both_subtasks(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20)
     learn(task_model, toy, 200, lr=2e-3)
     rows = predict(task_model, toy, "train")
@@ -41,7 +41,7 @@ def slow_cross_entropy(logits: np.ndarray, labels: list[int]) -> float:
 
 
 @pytest.mark.parametrize("subtask", ["both", "answer", "rationale"])
-def test_the_loss_is_a_cross_entropy_over_four_for_each_subtask(toy: Toy, subtask: str) -> None:
+def test_loss_is_a_cross_entropy_over_four_per_subtask(toy: Toy, subtask: str) -> None:
     task_model = make(toy, "vcr", max_text_len=20, options={"subtask": subtask}).double().eval()
     assert isinstance(task_model, VCR)
     samples = samples_of(toy, "train", 5)
@@ -80,7 +80,7 @@ def test_the_loss_is_a_cross_entropy_over_four_for_each_subtask(toy: Toy, subtas
         assert gradient[0, j].item() == pytest.approx((above - below) / 2e-6, rel=1e-4, abs=1e-8)
 
 
-def test_the_answer_is_chosen_without_the_rationales(toy: Toy) -> None:
+def test_answer_does_not_depend_on_the_rationales(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20).eval()
     samples = samples_of(toy, "train", 3)
     changed = [sample.having(rationales=("a", "a", "a", "a"), rationale_label=0) for sample in samples]
@@ -89,20 +89,20 @@ def test_the_answer_is_chosen_without_the_rationales(toy: Toy) -> None:
         assert one["answer_probabilities"] == pytest.approx(other["answer_probabilities"], abs=2e-6)
 
 
-def test_an_image_is_encoded_once_for_all_its_texts(toy: Toy) -> None:
+def test_image_is_encoded_once_for_all_its_texts(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20).eval()
     samples = samples_of(toy, "train", 3)
     batch = task_model.collate(samples)
-    seen: list[int] = []
-    task_model.model.object_encoder[0].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    rows: list[int] = []
+    task_model.model.object_encoder[0].register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     together = task_model.model.fuse(batch.image, batch.text).pooled_BP
     own_image = batch.image.select(torch.arange(3).repeat_interleave(8))
     each = task_model.model.fuse(own_image, replace(batch.text, owner_N=None)).pooled_BP
-    assert seen[1] == 8 * seen[0]  # rows, or regions where they are packed
+    assert rows[1] == 8 * rows[0]  # images, or packed regions
     torch.testing.assert_close(together, each, rtol=1e-5, atol=1e-5)
 
 
-def test_hidden_labels_are_predicted_for_every_answer(toy: Toy) -> None:
+def test_hidden_labels_give_rationales_for_every_answer(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20)
     known, other = samples_of(toy, "train", 2)
     hidden = other.having(answer_label=None, rationale_label=None)
@@ -119,18 +119,18 @@ def test_hidden_labels_are_predicted_for_every_answer(toy: Toy) -> None:
         task_model.loss(batch, generator=any_generator())
 
 
-def test_a_batch_of_one_and_an_image_without_regions(toy: Toy) -> None:
+def test_batch_of_one_and_image_without_regions(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20).train()
     (sample,) = samples_of(toy, "train", 1)
     assert sample.regions is not None
     empty = {name: getattr(sample.regions, name)[:0] for name in ("features", "boxes", "class_probs", "scores")}
-    for seen in (sample, sample.having(boxes=()), replace(sample, regions=replace(sample.regions, **empty))):
-        loss = task_model.loss(task_model.collate([seen]), generator=any_generator())
+    for variant in (sample, sample.having(boxes=()), replace(sample, regions=replace(sample.regions, **empty))):
+        loss = task_model.loss(task_model.collate([variant]), generator=any_generator())
         loss.mean.backward()
         assert torch.isfinite(loss.mean)
 
 
-def test_blanked_it_sees_neither_regions_nor_objects(toy: Toy) -> None:
+def test_blank_image_hides_regions_and_objects(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20, blank_images=True).eval()
     a, b = samples_of(toy, "train", 2)
     other_image = replace(a, regions=b.regions).having(boxes=b["boxes"])
@@ -138,7 +138,7 @@ def test_blanked_it_sees_neither_regions_nor_objects(toy: Toy) -> None:
     assert rows[0]["answer_probabilities"] == rows[1]["answer_probabilities"]
 
 
-def test_its_option_is_checked(toy: Toy) -> None:
+def test_invalid_subtask_is_an_error(toy: Toy) -> None:
     with pytest.raises(ParamsError, match=r"`options\.subtask` must be one of both, answer, rationale"):
         make(toy, "vcr", options={"subtask": "all"})
-    assert {colour for s in samples_of(toy, "train") for a in s["answers"] for colour in a.split()} >= set(COLOURS)
+    assert {word for s in samples_of(toy, "train") for a in s["answers"] for word in a.split()} >= set(COLORS)

@@ -1,6 +1,23 @@
-"""95% percentile intervals by resampling whole groups (Efron and Tibshirani, 1993, chapter 13).
+"""Bootstrap: 95% intervals of a metric, the gain of one variant over another, and pairwise comparisons of variants.
 
-G groups, K additive statistics, S resamples.
+Intervals are percentile intervals over resampled groups (Efron and Tibshirani, 1993, chapter 13).
+
+`gain_over_seeds` measures a gain with the variation of items and of seeds, in two levels. Groups of items (images) are
+drawn with replacement, once for all runs of both sides. Each draw then adds a draw of the seeds' variation: the
+difference of two means of k_a and k_b runs whose values deviate by s, from Student's t. s is pooled from the runs of
+both sides and from a stated prior deviation, as in Smyth (2004), "Linear models and empirical Bayes": the stated
+deviation counts like one measured with `PRIOR_DEGREES` degrees of freedom, so it decides if a side has one run and
+fades with many. Values measured on one test also contain the noise of its items, which is thus counted twice: the
+interval is slightly wide, not slightly narrow.
+
+`compare_variants` compares all pairs of variants with Holm's correction. Seeds are drawn with replacement, separately
+for each variant; groups of items are drawn once for all runs, because the test is the same (the crossed scheme of Owen,
+2007, "The pigeonhole bootstrap"). With few seeds, a resampled mean varies too little and its tails are too short, so
+its deviation is stretched by sqrt(n / (n - 1)) and by the ratio of Student's t quantile with n_a + n_b - 2 degrees of
+freedom to the normal one. Without that, comparisons of two seeds each report noise as a difference in three of ten
+cases.
+
+Shape suffixes: G groups, K additive statistics, S resamples, R runs.
 """
 
 from __future__ import annotations
@@ -18,7 +35,7 @@ _COUNTS_AT_ONCE = 4_000_000  # 32 MB of resampling counts
 
 
 def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[float, float] | None:
-    """Low and high end; None with fewer than two groups, of which nothing can be said."""
+    """Return the ends of the 95% interval; None with fewer than two groups."""
     if evidence is None:
         return None
     _, sums_GK = sum_by_group(evidence.groups, evidence.parts_NK)
@@ -29,7 +46,7 @@ def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[f
 
 
 def paired(a: Evidence, b: Evidence) -> Evidence:
-    """Evidence of a - b, measured on the same groups: both sides see the same resampled ones.
+    """Return the evidence of a - b on the same groups: both sides use the same resampled groups.
 
     Raises:
         ValueError: the two were not measured on the same groups.
@@ -47,7 +64,7 @@ def paired(a: Evidence, b: Evidence) -> Evidence:
 
 
 def sum_by_group(groups: Sequence[str], parts_NK: FloatArray) -> tuple[list[str], FloatArray]:
-    """Sorted group names and the statistics [G, K] summed within each."""
+    """Return the sorted group names and the statistics summed within each group [G, K]."""
     names, index = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
     sums = np.zeros((len(names), parts_NK.shape[1]))
     np.add.at(sums, index, parts_NK)
@@ -55,28 +72,30 @@ def sum_by_group(groups: Sequence[str], parts_NK: FloatArray) -> tuple[list[str]
 
 
 def resample(sums_GK: FloatArray, resamples: int, seed: int) -> FloatArray:
-    """Statistics [S, K] of `resamples` draws of G groups out of G, with replacement."""
+    """Return the summed statistics [S, K] of `resamples` draws of G out of G groups with replacement."""
     rng = np.random.default_rng(seed)
     return np.concatenate([counts_SG @ sums_GK for counts_SG in draws(len(sums_GK), resamples, rng)])
 
 
 def draws(groups: int, resamples: int, rng: np.random.Generator) -> Iterator[FloatArray]:
-    """How often each group is drawn [S, G], some of the resamples at a time."""
+    """Yield how often each group is drawn [S, G], some of the resamples at a time."""
     shares, step = np.full(groups, 1 / groups), max(1, _COUNTS_AT_ONCE // groups)
     for start in range(0, resamples, step):
         yield rng.multinomial(groups, shares, size=min(step, resamples - start)).astype(np.float64)
 
 
-TRUST = 10  # degrees of freedom of a stated deviation
-SEED_DRAWS = 10  # of the seeds' luck, for each resample of the items: tails are smoother, and these cost nothing
+PRIOR_DEGREES = 10  # degrees of freedom of a stated deviation
+SEED_DRAWS = 10  # draws of the seeds' variation per resample of the items: smooths the tails at no cost
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gain:
     """ours - theirs, in the metric's unit.
 
-    draws_S: what it might as well have been. items, seeds: standard deviations that either brings. runs: of either
-    side. seed_std: of one run; None where nothing is known of it, so that the draws are over items alone.
+    draws_S       bootstrap distribution of the gain
+    items, seeds  standard deviation due to items and to seeds
+    seed_std      standard deviation of one run over seeds; None if unknown, and the draws are then over items only
+    runs          number of runs of each side
     """
 
     value: float
@@ -88,17 +107,17 @@ class Gain:
     groups: int
 
     def p_above(self, least: float) -> float:
-        """The share of draws at or below `least`, never 0: the chance of error in saying that the gain is above."""
+        """Return the share of draws at or below `least`, never 0: the error probability of claiming a larger gain."""
         return (int((self.draws_S <= least).sum()) + 1) / (len(self.draws_S) + 1)
 
     def interval(self, error: float) -> tuple[float, float]:
-        """Ends, each of which the gain is beyond with a chance of `error`."""
+        """Return the ends of the interval; the gain is beyond each with probability `error`."""
         low, high = np.quantile(self.draws_S, [error, 1 - error])
         return float(low), float(high)
 
     def detectable(self, least: float, error: float, power: float) -> float:
-        """The smallest true gain that would be shown to be above `least`, at this error, in `power` of all cases."""
-        # About the value, not about the draws' mean: Student's t with one degree of freedom has none.
+        """Return the smallest true gain that this test would show to be above `least` with probability `power`."""
+        # Relative to the value, not to the mean of the draws: Student's t with one degree of freedom has no mean.
         below, missed = np.quantile(self.draws_S - self.value, [error, 1 - power])
         return float(least - below - missed)
 
@@ -112,30 +131,30 @@ def gain_over_seeds(
     seed: int,
     sign: float = 1.0,
 ) -> Gain | None:
-    """What the test tells of the gain; None with fewer than two groups, of which nothing can be said.
+    """Measure the gain of `ours` over `theirs`; None with fewer than two groups.
 
     Args:
-        ours, theirs: the evidence of each run of the design, all measured on the same groups.
-        seed_std: standard deviation of a run's value over seeds, as far as it is known beforehand; 0: unknown.
-        sign: -1 where less is better.
+        ours, theirs: the evidence of each run of a variant, all measured on the same groups.
+        seed_std: prior standard deviation of a run's value over seeds; 0: unknown.
+        sign: -1 if lower is better.
 
     Raises:
         ValueError: the runs were not measured on the same groups, or a side has none.
     """
     sums = [sum_by_group(run.groups, run.parts_NK) for run in (*ours, *theirs)]
     if not ours or not theirs or any(groups != sums[0][0] for groups, _ in sums):
-        raise ValueError("a gain is measured on the same groups on both sides, with one run or more each")
+        raise ValueError("a gain needs at least one run on each side, all measured on the same groups")
     count, statistics = len(sums[0][0]), [run.statistic for run in (*ours, *theirs)]
     if count < 2 or resamples < 1:
         return None
     values_R = np.array([float(f(s.sum(axis=0, keepdims=True))[0]) for f, (_, s) in zip(statistics, sums, strict=True)])
     rng, chunks = np.random.default_rng(seed), []
-    beside_GRK = np.hstack([sums_GK for _, sums_GK in sums])  # all runs in one product
+    all_GRK = np.hstack([sums_GK for _, sums_GK in sums])  # all runs side by side: one matrix product
     ends = np.cumsum([sums_GK.shape[1] for _, sums_GK in sums])[:-1]
     for counts_SG in draws(count, resamples, rng):
-        drawn = np.split(counts_SG @ beside_GRK, ends, axis=1)
-        several = [f(sums_SK) for f, sums_SK in zip(statistics, drawn, strict=True)]
-        chunks.append(_difference(np.stack(several), len(ours)))
+        drawn = np.split(counts_SG @ all_GRK, ends, axis=1)
+        values_RS = [f(sums_SK) for f, sums_SK in zip(statistics, drawn, strict=True)]
+        chunks.append(_difference(np.stack(values_RS), len(ours)))
     items_S = sign * np.concatenate(chunks)
     deviation, degrees = _deviation(values_R, len(ours), seed_std)
     draws_S, scale = items_S, 0.0
@@ -160,12 +179,12 @@ def _difference(values_RS: FloatArray, ours: int) -> FloatArray:
 
 
 def _deviation(values_R: FloatArray, ours: int, stated: float) -> tuple[float | None, int]:
-    """The deviation of one run over seeds, pooled, and its degrees of freedom; None: nothing is known of it."""
+    """Return the pooled deviation of one run over seeds and its degrees of freedom; None if unknown."""
     sides = (values_R[:ours], values_R[ours:])
     squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
     degrees = len(values_R) - 2
     if stated > 0:
-        squares, degrees = squares + TRUST * stated**2, degrees + TRUST
+        squares, degrees = squares + PRIOR_DEGREES * stated**2, degrees + PRIOR_DEGREES
     return (float(np.sqrt(squares / degrees)), degrees) if degrees else (None, 0)
 
 
@@ -177,12 +196,12 @@ _STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """a - b in the metric's unit. low, high, p: None where fewer than two groups leave nothing to resample.
+    """a - b in the metric's unit. low, high and p are None with fewer than two groups.
 
     low, high  the 95% interval
     p        two-sided: twice the smaller share of resamples on either side of 0, never below 2 / (resamples + 1)
-    p_holm   the same, corrected for all pairs that were asked for together
-    seeds    of a and of b; where either is 1, the interval is over items alone
+    p_holm   p with Holm's correction for all pairs compared together
+    seeds    of a and of b; if either has 1, the interval is over items only
     """
 
     a: str
@@ -201,31 +220,31 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the interval leaves 0 out, and does so after the correction; else one cannot tell."""
+        """Whether the interval excludes 0 and the corrected p is below 5%; otherwise the pair is inconclusive."""
         if self.low is None or self.high is None or self.p_holm is None:
             return False
         return not self.low <= 0 <= self.high and self.p_holm < 1 - LEVEL
 
 
-def compare_variants(designs: Mapping[str, Sequence[Evidence]], *, resamples: int, seed: int) -> list[Difference]:
-    """All pairs of designs, in the mapping's order.
+def compare_variants(variants: Mapping[str, Sequence[Evidence]], *, resamples: int, seed: int) -> list[Difference]:
+    """Compare all pairs of variants, in the mapping's order.
 
     Args:
-        designs: name -> the evidence of each of its seeds, all measured on the same groups.
+        variants: name -> the evidence of each seed, all measured on the same groups.
 
     Raises:
-        ValueError: the runs were not measured on the same groups, or a design has none.
+        ValueError: the runs were not measured on the same groups, or a variant has no run.
     """
-    sums = {name: [sum_by_group(run.groups, run.parts_NK) for run in runs] for name, runs in designs.items()}
+    sums = {name: [sum_by_group(run.groups, run.parts_NK) for run in runs] for name, runs in variants.items()}
     names = [groups for runs in sums.values() for groups, _ in runs]
     if any(groups != names[0] for groups in names) or not all(sums.values()):
-        raise ValueError("designs are compared on the same groups, with one run or more each")
-    if len(designs) < 2:
+        raise ValueError("variants need at least one run each, all measured on the same groups")
+    if len(variants) < 2:
         return []
     count = len(names[0])
     drawable = count > 1 and resamples > 0
     rng = np.random.default_rng(seed)
-    values_RS = _resampled(designs, sums, count, resamples, rng) if drawable else {}
+    values_RS = _resampled(variants, sums, count, resamples, rng) if drawable else {}
     items_S, seeds_S = {}, {}
     for name, own_RS in values_RS.items():
         runs = len(own_RS)
@@ -233,16 +252,16 @@ def compare_variants(designs: Mapping[str, Sequence[Evidence]], *, resamples: in
         items_S[name] = own_RS.mean(axis=0)
         deviation_S = np.take_along_axis(own_RS, drawn_RS, axis=0).mean(axis=0) - items_S[name]
         seeds_S[name] = deviation_S * np.sqrt(runs / max(1, runs - 1))
-    points = {name: float(np.mean([_value(run) for run in runs])) for name, runs in designs.items()}
+    points = {name: float(np.mean([_value(run) for run in runs])) for name, runs in variants.items()}
     found = []
-    for a, b in itertools.combinations(designs, 2):
-        seeds = (len(designs[a]), len(designs[b]))
+    for a, b in itertools.combinations(variants, 2):
+        seeds = (len(variants[a]), len(variants[b]))
         low = high = p = None
         if drawable:
             drawn_S = items_S[a] - items_S[b]
             if min(seeds) > 1:
                 drawn_S = drawn_S + _stretch(sum(seeds) - 2) * (seeds_S[a] - seeds_S[b])
-            low, high, p = _told(drawn_S)
+            low, high, p = _summarize(drawn_S)
         found.append((a, b, points[a] - points[b], low, high, p, seeds))
     corrected = iter(holm([p for *_, p, _ in found if p is not None]))
     return [
@@ -262,30 +281,32 @@ def compare_variants(designs: Mapping[str, Sequence[Evidence]], *, resamples: in
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979), each p where it stood: below alpha, it may be called a difference while the
-    chance of any false one among all stays below alpha."""
+    """Apply Holm's step-down correction (1979), keeping the order.
+
+    Calling every corrected p below alpha a difference keeps the probability of any false one below alpha.
+    """
     corrected = [0.0] * len(ps)
     highest = 0.0
-    for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        highest = max(highest, min(1.0, (len(ps) - place) * ps[i]))
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
         corrected[i] = highest
     return corrected
 
 
 def _resampled(
-    designs: Mapping[str, Sequence[Evidence]],
+    variants: Mapping[str, Sequence[Evidence]],
     sums: Mapping[str, Sequence[tuple[list[str], FloatArray]]],
     count: int,
     resamples: int,
     rng: np.random.Generator,
 ) -> dict[str, FloatArray]:
-    """Design -> values [R, S] of its runs; the same draw of groups for all of them."""
-    chunks: dict[str, list[FloatArray]] = {name: [] for name in designs}
+    """Return variant -> values of its runs [R, S]; all runs use the same draws of groups."""
+    chunks: dict[str, list[FloatArray]] = {name: [] for name in variants}
     for counts_SG in draws(count, resamples, rng):
-        for name, runs in designs.items():
+        for name, runs in variants.items():
             own = [run.statistic(counts_SG @ sums_GK) for run, (_, sums_GK) in zip(runs, sums[name], strict=True)]
             chunks[name].append(np.stack(own))
-    return {name: np.concatenate(several, axis=1) for name, several in chunks.items()}
+    return {name: np.concatenate(own, axis=1) for name, own in chunks.items()}
 
 
 def _stretch(degrees: int) -> float:
@@ -293,8 +314,8 @@ def _stretch(degrees: int) -> float:
     return quantile / _NORMAL
 
 
-def _told(values_S: FloatArray) -> tuple[float | None, float | None, float | None]:
-    """Ends of the percentile interval and the two-sided p; None where a resample is no number."""
+def _summarize(values_S: FloatArray) -> tuple[float | None, float | None, float | None]:
+    """Return the percentile interval and the two-sided p; None if a resampled value is not finite."""
     if not np.isfinite(values_S).all():
         return None, None, None
     low, high = np.percentile(values_S, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])

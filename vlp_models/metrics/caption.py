@@ -1,7 +1,8 @@
-"""Caption scores by pycocoevalcap's own scorers: BLEU 1-4, METEOR, ROUGE-L, CIDEr(-D), and SPICE where it can run.
+"""Caption scores by pycocoevalcap's own scorers: BLEU 1-4, METEOR, ROUGE-L, CIDEr(-D), and SPICE if it can run; and
+faithfulness, the share of captions that are true of a synthetic scene.
 
-They are called one by one, since `COCOEvalCap` always builds SPICE, which downloads its models. All values are in
-percent (CIDEr 1.2 reads 120, as tables print it).
+The scorers are called one by one, because `COCOEvalCap` always builds SPICE, which downloads its models. All values are
+in percent (a CIDEr of 1.2 reads 120, as in papers' tables).
 """
 
 from __future__ import annotations
@@ -24,41 +25,41 @@ from vlp_models.metrics.score import Evidence, Score, bleu_percent, mean_score, 
 
 SPICE_TIMEOUT = 7200.0  # seconds
 
-Tokenised = Mapping[str, Sequence[str]]  # image id -> captions, tokens joined by spaces
+Tokenized = Mapping[str, Sequence[str]]  # image id -> captions, tokens joined by spaces
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionSet:
-    """One caption and at least one reference per image; both keyed by image id."""
+    """One candidate and at least one reference per image, by image id."""
 
     candidates: Mapping[str, str]
     references: Mapping[str, Sequence[str]]
 
 
 def score_captions(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[Score]:
-    """All caption scores of one set; see `score_caption_sets`."""
+    """Return all caption scores of one set; see `score_caption_sets`."""
     return score_caption_sets({"": CaptionSet(candidates=candidates, references=references)})[""]
 
 
 def score_caption_sets(
     sets: Mapping[str, CaptionSet], progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, list[Score]]:
-    """Scores several sets with one start of each Java program.
+    """Score several sets, starting each Java program once.
 
-    Without Java a Python tokenizer serves BLEU, ROUGE-L and CIDEr, which their note says; METEOR and SPICE are then
-    None with a note, never zero. CIDEr's document frequencies come from the set's own references: figures of sets
-    of different size are not comparable.
+    Without Java, BLEU, ROUGE-L and CIDEr use a Python tokenizer, as their note states, and METEOR and SPICE are None
+    with a note, never zero. CIDEr's document frequencies come from the set's own references, so values of sets of
+    different size are not comparable.
 
     Raises:
-        DataError: ids of candidates and references differ, an image has no reference, or a caption with letters in
-            it came out of the tokenizer empty.
+        DataError: ids of candidates and references differ, an image has no reference, or the tokenizer returned nothing
+            for a caption with letters.
     """
     for name, caption_set in sets.items():
         _check_ids(caption_set, name)
     with _meteor_process() as meteor:
-        tokenised, note = _tokenised(sets, progress)
+        tokenized, note = _tokenize_sets(sets, progress)
         result: dict[str, list[Score]] = {}
-        for name, (candidates, references) in tokenised.items():
+        for name, (candidates, references) in tokenized.items():
             progress("BLEU, ROUGE-L, CIDEr")
             if not candidates:
                 names = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
@@ -67,30 +68,30 @@ def score_caption_sets(
             rouge, cider = _rouge(candidates, references, note), _cider(candidates, references, note)
             result[name] = [*_bleu(candidates, references, note), rouge, cider]
         progress("METEOR")
-        filled = {name: both for name, both in tokenised.items() if both[0]}
+        filled = {name: both for name, both in tokenized.items() if both[0]}
         for name, score in _meteor(filled, meteor).items():
-            result[name].insert(4, score)  # behind BLEU-4
+            result[name].insert(4, score)  # after BLEU-4
     for name, (candidates, references) in filled.items():
         result[name].append(_spice(candidates, references))
     return result
 
 
-def _tokenised(
+def _tokenize_sets(
     sets: Mapping[str, CaptionSet], progress: Callable[[str], None]
-) -> tuple[dict[str, tuple[Tokenised, Tokenised]], str]:
-    """Candidates and references of each set, and what must be said of the tokenizer."""
-    progress("tokenising captions")
+) -> tuple[dict[str, tuple[Tokenized, Tokenized]], str]:
+    """Return the tokenized candidates and references of each set, and the tokenizer's note."""
+    progress("tokenizing captions")
     texts = [text for s in sets.values() for text in s.candidates.values()]
     texts += [text for s in sets.values() for captions in s.references.values() for text in captions]
     tokens, note = tokenize(texts)
-    tokenised: dict[str, tuple[Tokenised, Tokenised]] = {
+    tokenized: dict[str, tuple[Tokenized, Tokenized]] = {
         name: (
             {i: [tokens[s.candidates[i]]] for i in s.candidates},
             {i: [tokens[text] for text in s.references[i]] for i in s.candidates},
         )
         for name, s in sets.items()
     }
-    return tokenised, note
+    return tokenized, note
 
 
 def _check_ids(caption_set: CaptionSet, name: str) -> None:
@@ -106,7 +107,7 @@ def _check_ids(caption_set: CaptionSet, name: str) -> None:
         raise DataError(f"captions {name}: {len(empty)} images have no reference, such as {min(empty)}")
 
 
-def _bleu(candidates: Tokenised, references: Tokenised, note: str) -> list[Score]:
+def _bleu(candidates: Tokenized, references: Tokenized, note: str) -> list[Score]:
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
     scorer = BleuScorer(n=4)
@@ -136,14 +137,14 @@ def _closest(reference_lengths: Sequence[int], length: int) -> int:
     return min((abs(reference - length), reference) for reference in reference_lengths)[1]
 
 
-def _rouge(candidates: Tokenised, references: Tokenised, note: str) -> Score:
+def _rouge(candidates: Tokenized, references: Tokenized, note: str) -> Score:
     from pycocoevalcap.rouge.rouge import Rouge
 
     _, values = Rouge().compute_score(references, candidates)
     return mean_score("ROUGE-L", values, list(candidates), note)
 
 
-def _cider(candidates: Tokenised, references: Tokenised, note: str) -> Score:
+def _cider(candidates: Tokenized, references: Tokenized, note: str) -> Score:
     from pycocoevalcap.cider.cider import Cider
 
     _, values = Cider().compute_score(references, candidates)
@@ -152,7 +153,7 @@ def _cider(candidates: Tokenised, references: Tokenised, note: str) -> Score:
 
 @contextmanager
 def _meteor_process() -> Iterator[Meteor | str]:
-    """METEOR, which loads its tables for seconds while others work; or why there is none."""
+    """Start METEOR, which loads its tables for seconds while other scorers run; or yield why it cannot run."""
     try:
         process = Meteor()
     except MissingToolError as error:
@@ -164,8 +165,8 @@ def _meteor_process() -> Iterator[Meteor | str]:
     yield missing
 
 
-def _meteor(sets: Mapping[str, tuple[Tokenised, Tokenised]], meteor: Meteor | str) -> dict[str, Score]:
-    """sets: none of them empty."""
+def _meteor(sets: Mapping[str, tuple[Tokenized, Tokenized]], meteor: Meteor | str) -> dict[str, Score]:
+    """Score the sets, none of which is empty."""
     if isinstance(meteor, str):
         return {name: not_computed("METEOR", len(candidates), meteor) for name, (candidates, _) in sets.items()}
     scores: dict[str, Score] = {}
@@ -180,13 +181,13 @@ def _meteor(sets: Mapping[str, tuple[Tokenised, Tokenised]], meteor: Meteor | st
     return scores
 
 
-def _spice(candidates: Tokenised, references: Tokenised) -> Score:
-    """Mean F over images. Runs only where CoreNLP 3.6.0 and its models lie beside SPICE's jar; downloads nothing."""
+def _spice(candidates: Tokenized, references: Tokenized) -> Score:
+    """Return the mean F over images. Runs only if CoreNLP 3.6.0 and its models are next to SPICE's jar."""
     n = len(candidates)
     directory = package_directory() / "spice"
     needed = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
     if not all((directory / "lib" / name).exists() for name in needed):
-        return not_computed("SPICE", n, "CoreNLP 3.6.0 models not found beside pycocoevalcap's SPICE")
+        return not_computed("SPICE", n, "CoreNLP 3.6.0 models not found next to pycocoevalcap's SPICE")
     try:
         items = _run_spice(find_java(), directory, candidates, references)
     except (MissingToolError, OSError, subprocess.SubprocessError, ValueError) as error:
@@ -195,7 +196,7 @@ def _spice(candidates: Tokenised, references: Tokenised) -> Score:
     return mean_score("SPICE", values, [str(item["image_id"]) for item in items])
 
 
-def _run_spice(java: str, directory: Path, candidates: Tokenised, references: Tokenised) -> list[dict[str, Any]]:
+def _run_spice(java: str, directory: Path, candidates: Tokenized, references: Tokenized) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="vlp-spice-") as temporary:
         source, target = Path(temporary) / "in.json", Path(temporary) / "out.json"
         rows = [{"image_id": i, "test": candidates[i][0], "refs": list(references[i])} for i in candidates]
@@ -209,9 +210,9 @@ def _run_spice(java: str, directory: Path, candidates: Tokenised, references: To
 
 
 def human_agreement(references: Mapping[str, Sequence[str]]) -> CaptionSet | None:
-    """Each image's last reference as the candidate, the others as references; None if an image has fewer than two.
+    """Return each image's last reference as the candidate, with the others as references.
 
-    One reference fewer than a system is scored against: a slightly low estimate of what people reach.
+    None if an image has fewer than two. One reference fewer than a model is scored with, so people score a little low.
     """
     if not references or any(len(captions) < 2 for captions in references.values()):
         return None
@@ -222,8 +223,10 @@ def human_agreement(references: Mapping[str, Sequence[str]]) -> CaptionSet | Non
 
 
 def constant_caption(train: Sequence[str]) -> str:
-    """The caption to give if one may not look: the commonest of train (case and spacing aside), among equals the one
-    whose words are commonest, then by text. Empty if train has none."""
+    """Return the most common training caption, ignoring case and spacing; empty without captions.
+
+    Ties go to the caption with the most common words, then to the first by text.
+    """
     counts: dict[str, int] = {}
     words: dict[str, int] = {}
     for text in train:
@@ -232,18 +235,18 @@ def constant_caption(train: Sequence[str]) -> str:
         for word in set(caption.split()):
             words[word] = words.get(word, 0) + 1
 
-    def commonness(caption: str) -> float:
+    def word_frequency(caption: str) -> float:
         own = caption.split()
         return sum(words[word] for word in own) / max(len(own), 1)
 
-    return min(counts, key=lambda caption: (-counts[caption], -commonness(caption), caption), default="")
+    return min(counts, key=lambda caption: (-counts[caption], -word_frequency(caption), caption), default="")
 
 
 def score_faithfulness(
     captions: Mapping[str, str], scenes: Mapping[str, dict[str, Any]]
 ) -> tuple[list[Score], dict[str, bool]]:
-    """Share of captions true of their scene, the share that says anything that can be checked, and how much of the
-    scene's facts true claims state.
+    """Score captions of synthetic scenes: the share that is true, the share that can be checked, and the share of the
+    scene's facts that true claims state.
 
     Args:
         captions: image id -> caption.

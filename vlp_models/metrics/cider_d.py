@@ -1,10 +1,10 @@
-"""CIDEr-D of many captions, fast: the reward of self-critical training.
+"""Fast CIDEr-D for many captions: the reward of self-critical training, and a similarity of captions.
 
 R. Vedantam, C. L. Zitnick, D. Parikh: "CIDEr: Consensus-based Image Description Evaluation", CVPR 2015. The arithmetic
-is that of the public scorer's CIDEr-D: TF-IDF vectors of n-grams for n = 1..4, clipped cosine, a Gaussian penalty of
-the difference in length (sigma 6, the length being the number of bigrams), the mean over n and over references, times
-ten. coco-caption's "CIDEr" is the same with document frequencies from the very references it scores against; here they
-come from a corpus given once, as a reward must not depend on the batch.
+is that of the public CIDEr-D scorer: TF-IDF vectors of n-grams for n = 1..4, clipped cosine, a Gaussian penalty on the
+difference in length (sigma 6; the length is the number of bigrams), the mean over n and over references, times ten.
+coco-caption's "CIDEr" is the same with document frequencies of the references it scores against; here they come from
+a fixed corpus, since a reward must not depend on the batch.
 
 Shape suffixes: K candidates, R references, D distinct n-grams of one image's references, H n-grams of the candidates.
 """
@@ -28,55 +28,57 @@ from vlp_models.errors import DataError
 
 ORDERS = 4
 SIGMA = 6.0
-_BITS = 21  # of a word's number; an n-gram is one integer, a word every 21 bits
+_BITS = 21  # per word: an n-gram is one integer with a word number in every 21 bits
 _MASK = (1 << _BITS) - 1
 
 Words = Sequence[str]
 
 
 class DocumentFrequencies:
-    """In the references of how many images of a corpus each n-gram occurs."""
+    """In how many images of a corpus each n-gram occurs."""
 
     def __init__(self, images: int, words: dict[str, int], counts: dict[int, int]) -> None:
-        """words: word -> its number, from 1; counts: n-gram -> images."""
+        """words: word -> its number, from 1. counts: n-gram -> number of images."""
         self.images = images
         self.words = words
         self.counts = counts
 
     @classmethod
     def count(cls, corpus: Iterable[Sequence[Words]]) -> DocumentFrequencies:
-        """`corpus`: the references of each image."""
+        """Count the n-grams of a corpus: the references of each image."""
         words: dict[str, int] = {}
         counts: Counter[int] = Counter()
         images = 0
         for references in corpus:
             images += 1
-            seen: set[int] = set()
+            found: set[int] = set()
             for reference in references:
-                seen.update(ngrams_of([words.setdefault(word, len(words) + 1) for word in reference]))
-            counts.update(seen)
+                found.update(ngrams_of([words.setdefault(word, len(words) + 1) for word in reference]))
+            counts.update(found)
         if len(words) > _MASK:
-            raise DataError(f"the captions hold {len(words):,} different words; CIDEr-D counts up to {_MASK:,}")
+            raise DataError(f"the captions have {len(words):,} different words; CIDEr-D supports up to {_MASK:,}")
         return cls(images, words, dict(sorted(counts.items())))
 
     def save(self, file: Path) -> None:
-        """Equal frequencies give equal bytes."""
+        """Write the frequencies; equal frequencies give equal bytes."""
         keys = list(self.counts)
         grams = [[key >> _BITS * place & _MASK for place in range(ORDERS)] for key in keys]
         tensors = {
-            "ngrams": np.array(grams, dtype=np.int32).reshape(-1, ORDERS),  # last word first, 0 where there is none
+            "ngrams": np.array(grams, dtype=np.int32).reshape(-1, ORDERS),  # last word first, 0 if shorter
             "images": np.fromiter(self.counts.values(), dtype=np.int32, count=len(keys)),
         }
-        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-        # one entry: safetensors writes several in no fixed order
-        save_file(tensors, partial, metadata={"corpus": json.dumps([self.images, list(self.words)])})
+        # One metadata entry, because safetensors writes several in no fixed order.
+        metadata = {"corpus": json.dumps([self.images, list(self.words)])}
+        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")  # every rank of a run writes this file
+        save_file(tensors, partial, metadata=metadata)
         partial.replace(file)
 
     @classmethod
     def load(cls, file: Path) -> DocumentFrequencies:
-        """
+        """Read what `save` wrote.
+
         Raises:
-            DataError: no such file, or not one that `save` wrote.
+            DataError: the file is missing, or was not written by `save`.
         """
         try:
             with safe_open(file, framework="np") as stored:
@@ -86,12 +88,12 @@ class DocumentFrequencies:
             keys = (d << 3 * _BITS | c << 2 * _BITS | b << _BITS | a for a, b, c, d in grams)
             return cls(int(size), words, dict(zip(keys, images, strict=True)))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{file}: no document frequencies: {error}; delete it to have them counted anew") from None
+            raise DataError(f"{file}: invalid document frequencies: {error}; delete it to count them again") from None
 
 
 @dataclass(frozen=True)
 class _References:
-    """One image's references: each n-gram's TF-IDF weight in each."""
+    """One image's references: the TF-IDF weight of each n-gram in each reference."""
 
     ids_D: NDArray[np.int64]  # ascending
     weights_DR: NDArray[np.float64]
@@ -101,10 +103,10 @@ class _References:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """The n-grams of several captions, one after the other.
+    """The n-grams of several captions, concatenated.
 
     row_H     caption and order: k * ORDERS + n - 1
-    id_H      its row in the table of frequencies; -1: it has none
+    id_H      row in the frequency table; -1 if it is not in the table
     weight_H  TF-IDF
     """
 
@@ -118,12 +120,12 @@ class _Candidates:
 class CiderD:
     """Scores candidates of an image against all its references.
 
-    The references' vectors are computed at an image's first candidate and kept (about 6 KB an image of five
-    captions). A score depends on candidate, references and corpus alone, to the last bit.
+    The references' vectors are computed on first use and cached (about 6 KB per image with five captions). A score
+    depends only on candidate, references and corpus, to the last bit.
     """
 
     def __init__(self, frequencies: DocumentFrequencies, references: Callable[[str], Sequence[Words]]) -> None:
-        """references: image id -> its captions, split into words like the corpus and the candidates; none: empty."""
+        """references: image id -> its captions, split into words like the corpus and the candidates; may be empty."""
         self._sources = references
         self._log_images = math.log(max(frequencies.images, 1))
         self._words = dict(frequencies.words)
@@ -132,33 +134,33 @@ class CiderD:
         self._references: dict[str, _References] = {}
 
     def score(self, image_id: str, candidates: Sequence[Words]) -> NDArray[np.float64]:
-        """CIDEr-D of each candidate, zero to ten. [K]
+        """Return the CIDEr-D of each candidate, 0 to 10. [K]
 
         Raises:
             DataError: the image has no reference.
         """
-        references = self._of(image_id)
-        return self._against(references, self._count(candidates))
+        references = self._references_of(image_id)
+        return self._compare(references, self._count(candidates))
 
     def mean_score(self, image_ids: Sequence[str], candidates: Sequence[Words]) -> NDArray[np.float64]:
-        """The mean over several images, each with references of its own. [K]
+        """Return the mean CIDEr-D over several images, each with its own references. [K]
 
         Raises:
             DataError: one of them has no reference.
         """
-        several = [self._of(image_id) for image_id in image_ids]
+        references = [self._references_of(image_id) for image_id in image_ids]
         counted = self._count(candidates)
-        return np.mean([self._against(references, counted) for references in several], axis=0)
+        return np.mean([self._compare(own, counted) for own in references], axis=0)
 
-    def _of(self, image_id: str) -> _References:
+    def _references_of(self, image_id: str) -> _References:
         references = self._references.get(image_id)
         if references is None:
             references = self._references[image_id] = self._vectors(image_id)
         return references
 
     def _count(self, candidates: Sequence[Words]) -> _Candidates:
-        """After the references: an n-gram that only they have has its row by then."""
-        unknown: dict[str, int] = {}  # words of no reference: they only lengthen a candidate's vector
+        """Count the candidates' n-grams. Call it after `_references_of`, which adds n-grams outside the corpus."""
+        unknown: dict[str, int] = {}  # words of no reference; they only lengthen a candidate's vector
 
         def number(word: str) -> int:
             known = self._words.get(word)
@@ -184,14 +186,14 @@ class CiderD:
             bigrams_K=np.array([bigrams_of(candidate) for candidate in candidates], dtype=np.float64),
         )
 
-    def _against(self, references: _References, candidates: _Candidates) -> NDArray[np.float64]:
-        """The mean over an image's references. [K]"""
+    def _compare(self, references: _References, candidates: _Candidates) -> NDArray[np.float64]:
+        """Return the mean CIDEr-D over an image's references. [K]"""
         row, weight = candidates.row_H, candidates.weight_H
         dots = np.zeros((len(candidates.bigrams_K) * ORDERS, len(references.bigrams_R)))
         if len(references.ids_D) and len(row):
-            place = np.searchsorted(references.ids_D, candidates.id_H).clip(max=len(references.ids_D) - 1)
-            hit = references.ids_D[place] == candidates.id_H
-            shared_HR = references.weights_DR[place[hit]]
+            position = np.searchsorted(references.ids_D, candidates.id_H).clip(max=len(references.ids_D) - 1)
+            hit = references.ids_D[position] == candidates.id_H
+            shared_HR = references.weights_DR[position[hit]]
             np.add.at(dots, row[hit], np.minimum(weight[hit, None], shared_HR) * shared_HR)
         scale_K4R = candidates.norms_K41 * references.norms_4R
         cosine_K4R = dots.reshape(scale_K4R.shape) / np.where(scale_K4R > 0, scale_K4R, 1)
@@ -201,7 +203,7 @@ class CiderD:
     def _vectors(self, image_id: str) -> _References:
         captions = self._sources(image_id)
         if not captions:
-            raise DataError(f"image {image_id} has no reference caption to reward a description by")
+            raise DataError(f"image {image_id} has no reference caption to score a caption with")
         counts = [
             ngrams_of([self._words.setdefault(word, len(self._words) + 1) for word in caption]) for caption in captions
         ]
@@ -220,7 +222,7 @@ class CiderD:
         )
 
     def _id(self, ngram: int) -> int:
-        """Its row in the table; an n-gram of references outside the corpus gets a new one, with frequency zero."""
+        """Return the n-gram's row in the table; one outside the corpus gets a new row, with frequency zero."""
         i = self._ids.setdefault(ngram, len(self._idf))
         if i == len(self._idf):
             self._idf.append(self._log_images)
@@ -228,7 +230,7 @@ class CiderD:
 
 
 def ngrams_of(numbers: Sequence[int]) -> Counter[int]:
-    """How often each n-gram occurs, n = 1..4."""
+    """Count the n-grams of a caption, n = 1..4."""
     counts: Counter[int] = Counter()
     for start in range(len(numbers)):
         ngram = 0
@@ -239,7 +241,7 @@ def ngrams_of(numbers: Sequence[int]) -> Counter[int]:
 
 
 def order_of(ngram: int) -> int:
-    """n - 1: no word is 0, so the highest word's bits tell."""
+    """Return n - 1; no word has the number 0, so the bit length determines n."""
     return (ngram.bit_length() - 1) // _BITS
 
 

@@ -1,6 +1,10 @@
-"""One label out of a few: accuracy, recall of each label, and macro F1.
+"""Classification scores: accuracy, recall per label and macro F1; NLVR's accuracy and consistency; and a baseline that
+reads the text alone.
 
-Shape suffixes: N items, C labels, S resamples.
+`HypothesisOnly` guesses entailment from a hypothesis' words by naive Bayes trained on train: A. Poliak et al.,
+"Hypothesis Only Baselines in Natural Language Inference" (2018); S. Gururangan et al., "Annotation Artifacts in Natural
+Language Inference Data" (2018): annotators asked for a contradiction write `sleeping` and `nobody`. A model uses the
+image only if it beats this baseline, not just chance.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from vlp_models.metrics.score import Evidence, Score, macro_f1_percent, mean_sco
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledItem:
-    """One item. group: the unit of resampling, its image. item: its id."""
+    """One item. group: its image, the unit of resampling. item: its id."""
 
     group: str
     item: str
@@ -28,23 +32,23 @@ class LabeledItem:
 
 
 def score_labels(rows: Sequence[LabeledItem], labels: Sequence[str]) -> list[Score]:
-    """`accuracy`, `macro F1`, and for each label `recall (label)`, the share of its items that were given it.
+    """Return `accuracy`, `macro F1` and, for each label, `recall (label)`.
 
     Args:
-        labels: all there are; every row's label and prediction is one of them.
+        labels: all labels; every row's label and prediction is one of them.
     """
     right = [float(row.label == row.prediction) for row in rows]
     groups, items = [row.group for row in rows], [row.item for row in rows]
     scores = [mean_score("accuracy", right, groups, items=items), _macro_f1(rows, labels)]
     for label in labels:
-        of_label = [i for i, row in enumerate(rows) if row.label == label]
-        own_groups, own_items = [groups[i] for i in of_label], [items[i] for i in of_label]
-        scores.append(mean_score(f"recall ({label})", [right[i] for i in of_label], own_groups, items=own_items))
+        own = [i for i, row in enumerate(rows) if row.label == label]
+        own_groups, own_items = [groups[i] for i in own], [items[i] for i in own]
+        scores.append(mean_score(f"recall ({label})", [right[i] for i in own], own_groups, items=own_items))
     return scores
 
 
 def most_common_label(labels: Iterable[str]) -> str:
-    """The first by text among equals; empty without any."""
+    """Return the most common label, the first by text among equals; empty without labels."""
     counts = Counter(labels)
     return min(counts, key=lambda label: (-counts[label], label), default="")
 
@@ -52,10 +56,10 @@ def most_common_label(labels: Iterable[str]) -> str:
 def _macro_f1(rows: Sequence[LabeledItem], labels: Sequence[str]) -> Score:
     if not rows:
         return not_computed("macro F1", 0, "nothing to score")
-    place = {label: number for number, label in enumerate(labels)}
+    index = {label: number for number, label in enumerate(labels)}
     parts = np.zeros((len(rows), len(labels) ** 2))
     for i, row in enumerate(rows):
-        parts[i, place[row.label] * len(labels) + place[row.prediction]] = 1
+        parts[i, index[row.label] * len(labels) + index[row.prediction]] = 1
     evidence = Evidence(
         groups=[row.group for row in rows],
         parts_NK=parts,
@@ -68,10 +72,10 @@ def _macro_f1(rows: Sequence[LabeledItem], labels: Sequence[str]) -> Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgment:
-    """A statement about one image or two, and what the model says of it.
+    """A statement about one image (NLVR) or two (NLVR2), and the model's prediction.
 
-    group: the sentence; in NLVR v1 all pictures of it and all six permutations of each, in NLVR2 its pairs of a set.
-    item: the statement's id.
+    group: the sentence. In NLVR it covers all images of the sentence and the six permutations of each, in NLVR2 its
+    image pairs of one set. item: the statement's id.
     """
 
     group: str
@@ -81,8 +85,8 @@ class Judgment:
 
 
 def score_nlvr(judgements: Sequence[Judgment], name: str = "accuracy") -> list[Score]:
-    """accuracy: share of (statement, image) pairs judged right. consistency: share of groups judged right in every
-    pair. Both as the scripts of the NLVR repository count them."""
+    """Return accuracy, the share of right (statement, image) pairs, and consistency, the share of groups in which every
+    pair is right; both as the scripts of the NLVR repository compute them."""
     right = [judgement.label == judgement.prediction for judgement in judgements]
     groups = [judgement.group for judgement in judgements]
     whole: dict[str, bool] = {}
@@ -96,14 +100,14 @@ def score_nlvr(judgements: Sequence[Judgment], name: str = "accuracy") -> list[S
 
 
 def majority_label(labels: Iterable[bool]) -> bool:
-    """The commoner label; true among equals."""
+    """Return the more common label; true if equal."""
     values = list(labels)
     return 2 * sum(values) >= len(values)
 
 
 def official_csv(rows: Iterable[tuple[str, bool]]) -> str:
-    """Predictions as the official scripts read them: NLVR's `metrics_images.py` one image a line,
-    `dev-12-0-3.png,true`; NLVR2's one identifier a line, `dev-850-0-0,true`. Upper and lower case are one to both."""
+    """Format predictions for the official scripts: one `dev-12-0-3.png,true` per line for NLVR's `metrics_images.py`,
+    one `dev-850-0-0,true` for NLVR2's. Both ignore case."""
     return "".join(f"{image},{str(prediction).lower()}\n" for image, prediction in rows)
 
 
@@ -112,7 +116,7 @@ SMOOTHING = 1.0  # added to the count of every word and label
 
 
 class HypothesisOnly:
-    """Which words and pairs of words a hypothesis has, not how often; each says by itself how likely each label is."""
+    """Naive Bayes on the words and word pairs of a hypothesis, without their counts."""
 
     def __init__(self, train: Iterable[tuple[str, str]]) -> None:
         """train: (hypothesis, label)."""
@@ -127,8 +131,10 @@ class HypothesisOnly:
             self._features_of.update(counts)
 
     def predict(self, text: str) -> str:
-        """The likeliest label, among equals the first by text; features that train did not have say nothing. Empty
-        without any training hypothesis."""
+        """Return the most likely label, the first by text among equals; empty without training data.
+
+        Features that train did not have are ignored.
+        """
         return min(self._labels, key=lambda label: (-self._score(text, label), label), default="")
 
     def _score(self, text: str, label: str) -> float:

@@ -1,7 +1,10 @@
-"""The two Java programs behind caption scores, as pycocoevalcap ships them: PTB tokenizer and METEOR 1.5.
+"""The tools behind COCO's caption scores: the Penn Treebank tokenizer and METEOR 1.5, Java programs that pycocoevalcap
+ships, and a Python tokenizer to use without Java.
 
-Its own wrappers write temporary files into site-packages, lose alignment on odd line breaks, never time out and leave
-METEOR's process behind; these don't.
+pycocoevalcap's own wrappers write temporary files into site-packages, lose alignment on odd line breaks, never time out
+and leave METEOR's process behind; these do not. The Python tokenizer has the rules that captions need: it gives all 28
+probes of tests/golden/golden_caption_metrics.json exactly, and tests/metrics/test_caption.py states how often it agrees
+with Java on other text.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ METEOR_TIMEOUT = 3600.0
 
 
 def find_java() -> str:
-    """Path of the java program.
+    """Return the path of the java program.
 
     Raises:
-        MissingToolError: there is none on PATH; the text is what a score's note says.
+        MissingToolError: not on PATH; the message becomes the note of a score.
     """
     java = shutil.which("java")
     if java is None:
@@ -38,7 +41,7 @@ def find_java() -> str:
 
 
 def package_directory() -> Path:
-    """Where pycocoevalcap, and with it the jars, is installed."""
+    """Return the folder of pycocoevalcap, which contains the jars."""
     spec = find_spec("pycocoevalcap")
     if spec is None or not spec.submodule_search_locations:
         raise MissingToolError("pycocoevalcap is not installed")
@@ -46,13 +49,13 @@ def package_directory() -> Path:
 
 
 def ptb_lines(texts: Sequence[str]) -> list[str]:
-    """One line of space-separated, lower-cased Penn Treebank tokens per text, punctuation still in it.
+    """Return one line of space-separated, lower-case Penn Treebank tokens per text, with punctuation.
 
     All whitespace is collapsed first: a carriage return, form feed, vertical tab or U+2028 would count as a line end
     and shift every later caption to the wrong image.
 
     Raises:
-        MissingToolError: no Java, or Java failed.
+        MissingToolError: Java is missing or failed.
     """
     java = find_java()
     jar = package_directory() / "tokenizer" / "stanford-corenlp-3.4.1.jar"
@@ -75,10 +78,10 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
 
 
 class Meteor:
-    """METEOR 1.5 for English, one process; use it as a context manager. ~5 s to start, about 0.5 GB.
+    """METEOR 1.5 for English as one process (about 5 s to start, 0.5 GB); a context manager.
 
     Raises:
-        MissingToolError: no Java, or METEOR died or did not answer in time.
+        MissingToolError: Java is missing, or METEOR died or timed out.
     """
 
     def __init__(self, timeout: float = METEOR_TIMEOUT) -> None:
@@ -106,12 +109,12 @@ class Meteor:
                     stream.close()
 
     def statistics(self, candidate: str, references: Sequence[str]) -> list[float]:
-        """The 23 additive counts of one segment (lengths, matches by kind, chunks) for tokenised text."""
+        """Return the 23 additive counts of one segment (lengths, matches by kind, chunks) for tokenized text."""
         parts = ["SCORE", *references, candidate]
         return [float(value) for value in self._ask(" ||| ".join(_field(part) for part in parts), 1)[0].split()]
 
     def score(self, statistics_NK: FloatArray) -> float:
-        """The corpus score, 0 to 1, of summed statistics: METEOR adds them up itself, so their sum does as well."""
+        """Return the corpus score, 0 to 1. METEOR adds the statistics of segments, so they can be passed as one sum."""
         total = " ".join(str(value) for value in statistics_NK.sum(axis=0))
         return float(self._ask(f"EVAL ||| {total}", 2)[-1])
 
@@ -137,10 +140,10 @@ def _field(text: str) -> str:
 
 def _first_line(output: bytes) -> str:
     lines = [line.strip() for line in output.decode("utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[0][:200] if lines else "it ended without a word"
+    return lines[0][:200] if lines else "it exited without output"
 
 
-# Dropped after tokenisation, as coco-caption does. Lower-casing comes first there, so brackets (`-lrb-`) stay.
+# Dropped after tokenization, as in coco-caption. It lower-cases first, so brackets (`-lrb-`) stay.
 DROPPED = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
@@ -177,10 +180,10 @@ _TOKEN = re.compile(
 
 
 def tokenize(texts: Sequence[str]) -> tuple[dict[str, str], str]:
-    """Each text -> its tokens joined by spaces, and a note: empty, or that the stand-in was used and why.
+    """Return text -> its tokens joined by spaces, and a note: empty, or why the Python tokenizer was used.
 
     Raises:
-        DataError: a text with a letter or digit came out empty; a score of it would be a silent zero.
+        DataError: no token for a text with a letter or digit, which would silently score zero.
     """
     unique = sorted(set(texts))
     try:
@@ -189,12 +192,12 @@ def tokenize(texts: Sequence[str]) -> tuple[dict[str, str], str]:
         lines, note = [ptb_like(text) for text in unique], f"ptb-like tokenizer ({error})"
     for text, line in zip(unique, lines, strict=True):
         if not line and any(character.isalnum() for character in text):
-            raise DataError(f"the caption {text[:80]!r} came out of the tokenizer empty")
+            raise DataError(f"the tokenizer returned nothing for the caption {text[:80]!r}")
     return dict(zip(unique, lines, strict=True)), note
 
 
 def ptb_like(text: str) -> str:
-    """Tokens of one caption as Stanford's tokenizer gives them for ordinary English, joined by spaces."""
+    """Tokenize one caption as Stanford's tokenizer does for ordinary English; tokens joined by spaces."""
     text = text.lower().translate(_PLAIN)
     tokens: list[str] = []
     for token in _TOKEN.findall(text):

@@ -1,11 +1,17 @@
-"""The caption that a group of images agrees on: of all their captions the one that is most like the others.
+"""Choose the caption of a group that is most similar to the others.
 
-J. Devlin et al., "Exploring Nearest Neighbor Approaches for Image Captioning" (2015): a photo borrows the caption of
-the training photos that look most alike. Likeness of captions is CIDEr-D (metrics/cider_d.py), with document
-frequencies of all captions that there are.
+Two uses:
+- `most_similar`: minimum Bayes risk decoding. S. Kumar, W. Byrne: "Minimum Bayes-Risk Decoding for Statistical Machine
+  Translation" (2004). Among captions sampled from a model, the one with the highest mean similarity to the others has
+  the highest expected similarity to a reference, if people write as the model does. The most likely caption, which a
+  beam finds, is often short and generic.
+- `ConsensusCaptions`: the nearest-neighbor caption. J. Devlin et al., "Exploring Nearest Neighbor Approaches for Image
+  Captioning" (2015): an image gets the consensus caption of the training images that look most similar.
 
-Shape suffixes: K captions of a group, each a candidate and a reference of the others; D distinct n-grams of one
-length.
+Similarity is CIDEr-D (metrics/cider_d.py): with the document frequencies of all training captions for the second use,
+with equal weights for all n-grams for the first, since a served model has no corpus to count them in.
+
+Shape suffixes: K captions of a group, each a candidate and a reference of the others; D distinct n-grams of one order.
 """
 
 from __future__ import annotations
@@ -28,43 +34,56 @@ from vlp_models.metrics.cider_d import (
 )
 from vlp_models.metrics.coco_tools import tokenize
 
-KEPT = 30_000  # images whose captions stay counted: some 200 MB
+CACHED_IMAGES = 30_000  # whose n-gram counts are cached: about 200 MB
+_EQUAL_WEIGHTS = DocumentFrequencies(images=3, words={}, counts={})  # no n-gram is known, so each weighs log 3
+
+
+def most_similar(captions: Sequence[Words]) -> int:
+    """Return the position of the caption with the highest mean similarity to all of them; the first of equals.
+
+    Args:
+        captions: of one image, split into words; at least one. A caption's similarity to itself is the same for all of
+            four words or more, and less for shorter ones.
+    """
+    return int(CiderD(_EQUAL_WEIGHTS, lambda image: captions).score("", captions).argmax())
 
 
 class ConsensusCaptions:
-    """Over the captions of a dataset's training images."""
+    """Consensus captions of groups of training images."""
 
     def __init__(self, captions: Mapping[str, Sequence[str]]) -> None:
         """captions: image id -> its captions, as written."""
-        self._tokens, _ = tokenize([text for several in captions.values() for text in several])
+        self._tokens, _ = tokenize([text for own in captions.values() for text in own])
         self._captions = captions
         frequencies = DocumentFrequencies.count(self._words(image) for image in captions)
         self._idf = np.log(max(frequencies.images, 1)) - np.log(
             np.maximum(np.fromiter(frequencies.counts.values(), np.float64, len(frequencies.counts)), 1)
         )
         self._numbers = frequencies.words
-        self._place = {ngram: number for number, ngram in enumerate(frequencies.counts)}
-        self.counted = lru_cache(KEPT)(self._count)
+        self._index = {ngram: number for number, ngram in enumerate(frequencies.counts)}
+        self.counted = lru_cache(CACHED_IMAGES)(self._count)
 
     def choose(self, images: Sequence[str]) -> str:
-        """The caption, among those of these images, with the highest mean CIDEr-D to the other ones; the first of
-        equals. Empty where they have none."""
+        """Return the caption of these images with the highest mean CIDEr-D to the others; the first of equals.
+
+        Empty if the images have no captions.
+        """
         texts = [text for image in images for text in self._captions.get(image, ())]
         group = [counted for image in images for counted in self.counted(image)]
         if len(group) < 2:
             return texts[0] if texts else ""
-        likeness_KK = self.likeness(group)
-        np.fill_diagonal(likeness_KK, 0.0)
-        return texts[int(likeness_KK.sum(1).argmax())]
+        similarity_KK = self.similarity(group)
+        np.fill_diagonal(similarity_KK, 0.0)
+        return texts[int(similarity_KK.sum(1).argmax())]
 
     def _words(self, image: str) -> list[list[str]]:
         return [self._tokens[text].split() for text in self._captions.get(image, ())]
 
-    def _count(self, image: str) -> list[_Counted]:
-        return [_Counted(caption, self._numbers, self._place) for caption in self._words(image)]
+    def _count(self, image: str) -> list[_NgramCounts]:
+        return [_NgramCounts(caption, self._numbers, self._index) for caption in self._words(image)]
 
-    def likeness(self, group: Sequence[_Counted]) -> NDArray[np.float64]:
-        """CIDEr-D of each caption (row) against each as the one reference (column), zero to ten. [K, K]"""
+    def similarity(self, group: Sequence[_NgramCounts]) -> NDArray[np.float64]:
+        """Return the CIDEr-D of each caption (row) with each as the only reference (column), 0 to 10. [K, K]"""
         total_KK = np.zeros((len(group), len(group)))
         for order in range(ORDERS):
             total_KK += self._cosines([counted.orders[order] for counted in group])
@@ -73,9 +92,9 @@ class ConsensusCaptions:
         return 10 / ORDERS * total_KK * penalty_KK
 
     def _cosines(self, rows: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> NDArray[np.float64]:
-        """The clipped cosines of one order: the candidate counts no n-gram oftener than the reference has it.
+        """Return the clipped cosines of one order: an n-gram counts at most as often as the reference has it.
 
-        min(c, r) is the sum over t = 1, 2, ... of [c >= t] [r >= t], which makes the clipped products matrix products.
+        min(c, r) is the sum over t = 1, 2, ... of [c >= t] [r >= t], so the clipped products become matrix products.
         """
         lengths = [len(ids) for ids, _ in rows]
         distinct, columns = np.unique(np.concatenate([ids for ids, _ in rows]), return_inverse=True)
@@ -84,35 +103,22 @@ class ConsensusCaptions:
         squared_D = self._idf[distinct] ** 2
         dots_KK = np.zeros((len(rows), len(rows)))
         for times in range(1, int(count_KD.max(initial=0)) + 1):
-            often = (count_KD >= times).any(0)
-            has_KD = (count_KD[:, often] >= times).astype(np.float64)
-            dots_KK += has_KD @ (has_KD * count_KD[:, often] * squared_D[often]).T
+            used_D = (count_KD >= times).any(0)
+            has_KD = (count_KD[:, used_D] >= times).astype(np.float64)
+            dots_KK += has_KD @ (has_KD * count_KD[:, used_D] * squared_D[used_D]).T
         norm_K = np.sqrt((count_KD**2 * squared_D).sum(1))
         scale_KK = norm_K[:, None] * norm_K
         return dots_KK / np.where(scale_KK > 0, scale_KK, 1)
 
 
-class _Counted:
-    """A caption's n-grams: for each order their places among all, and how often each occurs."""
+class _NgramCounts:
+    """A caption's n-grams: for each order, their indices among all n-grams and their counts."""
 
-    def __init__(self, caption: Sequence[str], words: Mapping[str, int], place: Mapping[int, int]) -> None:
+    def __init__(self, caption: Sequence[str], words: Mapping[str, int], index: Mapping[int, int]) -> None:
         found: list[list[tuple[int, int]]] = [[] for _ in range(ORDERS)]
         for ngram, count in ngrams_of([words[word] for word in caption]).items():
-            found[order_of(ngram)].append((place[ngram], count))
+            found[order_of(ngram)].append((index[ngram], count))
         self.bigrams = bigrams_of(caption)
         self.orders = [
             (np.array([i for i, _ in pairs], np.int64), np.array([n for _, n in pairs], np.int64)) for pairs in found
         ]
-
-
-_ALIKE = DocumentFrequencies(images=3, words={}, counts={})  # all n-grams unseen, so of one weight, log 3
-
-
-def most_similar(captions: Sequence[Words]) -> int:
-    """The place of the caption with the highest mean likeness to all of them; the first of equals.
-
-    Args:
-        captions: of one image, split into words; at least one. Its likeness to itself is the same for each of four
-            words or more, and less for shorter ones.
-    """
-    return int(CiderD(_ALIKE, lambda image: captions).score("", captions).argmax())

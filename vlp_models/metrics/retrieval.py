@@ -1,10 +1,10 @@
-"""Image-caption retrieval: recall at K and the median rank, from the similarities of one matrix product.
+"""Image-caption retrieval: recall at K and the median rank.
 
-A rank is 1 for the first place. Ties count against the model: whatever is as similar as the right one stands before it,
-so a model that gives every pair the same score comes last. Of an image's several captions, the best-placed one counts
-(image to text), as in Karpathy and Fei-Fei (2015) and in SCAN's evaluation.
+Ranks start at 1. Ties count against the model: anything as similar as the right item ranks before it, so a model that
+scores every pair equally comes last. Image to text, the best-ranked of an image's captions counts, as in Karpathy and
+Fei-Fei (2015) and in SCAN's evaluation.
 
-Shape suffixes: I images, T captions, D embedding, K places.
+Shape suffixes: I images, T captions, D embedding, K top ranks.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from vlp_models.errors import DataError
 from vlp_models.metrics.score import Evidence, FloatArray, Score, mean_score, not_computed
 
 Ints = NDArray[np.int64]
-PLACES = (1, 5, 10)
-TEXT_TO_IMAGE, IMAGE_TO_TEXT = "", " (image to text)"  # what their metrics' names end in; the first is the papers'
-_EXACT_RANKS = 256  # up to here a resampled median is exact, beyond to about 6%
+TOP_KS = (1, 5, 10)
+TEXT_TO_IMAGE, IMAGE_TO_TEXT = "", " (image to text)"  # suffixes of metric names; the papers report the first
+_EXACT_RANKS = 256  # up to here a resampled median is exact, above accurate to about 6%
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
-    """A gallery of images and the captions they are searched with.
+    """A gallery of images, the captions that search it, and the ranks.
 
     image_ids      [I], each id once
     similarity_TI  float32
     text_ranks_T   of each caption's image among the images
-    image_ranks_I  of each image's best-placed caption among all captions but its others; 0: it has none
+    image_ranks_I  of each image's best-ranked caption among all captions except its others; 0 without captions
     """
 
     image_ids: tuple[str, ...]
@@ -47,14 +47,14 @@ def rank(
     owners: Sequence[str],
     text_embeddings_TD: NDArray[np.float32],
 ) -> Ranking:
-    """
+    """Rank by the cosine of embeddings.
+
     Args:
-        image_ids: the gallery; an id that comes again counts once, with its first embedding.
+        image_ids: the gallery; a repeated id counts once, with its first embedding.
         owners: the image that each caption describes.
 
     Raises:
-        DataError: no image or no caption, a caption of an image that is not in the gallery, a similarity that is no
-            number.
+        DataError: no image or no caption, a caption of an image outside the gallery, or a non-finite similarity.
     """
     first: dict[str, int] = {}
     for position, image_id in enumerate(image_ids):
@@ -64,12 +64,14 @@ def rank(
 
 
 def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float32], owners: Sequence[str]) -> Ranking:
-    """The same of similarities that are known.
+    """Rank by given similarities.
 
     Args:
-        image_ids: [I], each id once. owners: [T], the image that each caption describes.
+        image_ids: [I], each id once.
+        owners: [T], the image that each caption describes.
 
-    Raises: see `rank`.
+    Raises:
+        DataError: see `rank`.
     """
     column = {image_id: number for number, image_id in enumerate(image_ids)}
     if not column or not len(owners):
@@ -79,11 +81,11 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
         raise DataError(f"{len(lost)} captions describe images that are not in the gallery, such as {lost[0]}")
     own_T = np.array([column[owner] for owner in owners])
     if not np.isfinite(similarity_TI).all():
-        raise DataError("a similarity of caption and image is no number; was the model's training sound?")
+        raise DataError("a similarity of caption and image is not finite; did training diverge?")
     own_score_T = similarity_TI[np.arange(len(own_T)), own_T]
     best_I = np.full(len(column), -np.inf, dtype=similarity_TI.dtype)
     np.maximum.at(best_I, own_T, own_score_T)
-    # of the captions as similar as the image's best one, its own do not stand in the way
+    # An image's own captions that are as similar as its best one do not push it down.
     before_I = np.count_nonzero(similarity_TI >= best_I, axis=0)
     own_before_I = np.bincount(own_T[own_score_T >= best_I[own_T]], minlength=len(column))
     return Ranking(
@@ -95,13 +97,11 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
 
 
 def rank_in_folds(found: Ranking, owners: Sequence[str], fold: int) -> Ranking | None:
-    """The same ranks where a caption is searched among `fold` images at a time, and an image among their captions: with
-    1,000, COCO's 1k protocol (Karpathy and Fei-Fei 2015), whose figures are means over the folds of 5,000 images.
+    """Rank within folds of `fold` images and their captions; None unless the gallery is two or more full folds.
 
-    Folds are runs of the gallery's order. That is of ids here and of the file there, so they hold other images.
-
-    Returns:
-        None, where the gallery is not two folds or more, all of them full.
+    With 1,000, this is COCO's 1k protocol (Karpathy and Fei-Fei 2015), whose scores are means over the folds of 5,000
+    images. Folds are consecutive in the gallery, which is ordered by id here and as in the file there, so they contain
+    other images.
     """
     images, own_T = len(found.image_ids), np.asarray(owners)
     if not fold or images % fold or images < 2 * fold:
@@ -118,12 +118,12 @@ def rank_in_folds(found: Ranking, owners: Sequence[str], fold: int) -> Ranking |
 
 
 def fold_direction(direction: str, fold: int) -> str:
-    """What metrics of `rank_in_folds` end in: ` (of 1,000)`, ` (of 1,000, image to text)`."""
+    """Return the metric suffix of `rank_in_folds`: ` (of 1,000)` or ` (of 1,000, image to text)`."""
     return f" (of {fold:,}{', ' + direction.strip(' ()') if direction else ''})"
 
 
 def top_columns(similarity_QN: NDArray[np.float32], count: int) -> Ints:
-    """[Q, min(count, N)]: the most similar columns of each row, best first, the earlier among equals."""
+    """Return the most similar columns of each row, best first, the earlier among equals. [Q, min(count, N)]"""
     count = min(count, similarity_QN.shape[1])
     some = np.argpartition(-similarity_QN, count - 1, axis=1)[:, :count]
     some.sort(axis=1)
@@ -139,48 +139,48 @@ def score_ranks(
     *,
     items: Sequence[str] = (),
 ) -> list[Score]:
-    """R@1, R@5, R@10 (in percent) and the median rank of one direction.
+    """Return R@1, R@5, R@10 (in percent) and the median rank of one direction.
 
     Args:
         ranks: of each query, from 1.
-        groups: each query's image, the unit of resampling. Resampling draws queries; the gallery stays as it is.
-        candidates: how many there are to find among.
+        groups: each query's image, the unit of resampling. Resampling draws queries; the gallery stays the same.
+        candidates: the number of candidates.
         items: each query's id.
     """
-    found = {k: (ranks <= k).astype(np.float64) for k in PLACES}
+    found = {k: (ranks <= k).astype(np.float64) for k in TOP_KS}
     scores = [mean_score(f"R@{k}{direction}", values, groups, items=items) for k, values in found.items()]
     return [*scores, _median_rank(ranks, groups, candidates, f"median rank{direction}")]
 
 
 def chance(own_counts: Sequence[int], candidates: int, direction: str = TEXT_TO_IMAGE) -> dict[str, float]:
-    """What guessing gives: each metric in the mean over queries, each with so many right ones among the candidates."""
+    """Return each metric by chance: the mean over queries with these numbers of right candidates."""
     values, numbers = np.unique(np.asarray(own_counts), return_counts=True)
 
-    def found(place: int) -> float:
+    def found(top: int) -> float:
         return sum(
-            float(n) * _chance_of_place(place, int(v), candidates) for v, n in zip(values, numbers, strict=True)
+            float(n) * _chance_of_top(top, int(v), candidates) for v, n in zip(values, numbers, strict=True)
         ) / sum(numbers.tolist())
 
-    low, high = 1, candidates  # the smallest place by which half of the queries have found theirs
+    low, high = 1, candidates  # the lowest rank by which half of the queries are answered
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if found(middle) >= 0.5 else (middle + 1, high)
-    return {**{f"R@{k}{direction}": 100 * found(k) for k in PLACES}, f"median rank{direction}": float(low)}
+    return {**{f"R@{k}{direction}": 100 * found(k) for k in TOP_KS}, f"median rank{direction}": float(low)}
 
 
-def _chance_of_place(place: int, right: int, candidates: int) -> float:
-    """That one of the `right` candidates is among the first `place`: 1 - C(N - right, place) / C(N, place)."""
+def _chance_of_top(top: int, right: int, candidates: int) -> float:
+    """Return the probability that a right candidate is in the first `top`: 1 - C(N - right, top) / C(N, top)."""
     wrong = candidates - right
-    if place > wrong:
+    if top > wrong:
         return 1.0
-    none = lgamma(wrong + 1) - lgamma(wrong - place + 1) - lgamma(candidates + 1) + lgamma(candidates - place + 1)
+    none = lgamma(wrong + 1) - lgamma(wrong - top + 1) - lgamma(candidates + 1) + lgamma(candidates - top + 1)
     return 1 - exp(none)
 
 
 def _median_rank(ranks: Ints, groups: Sequence[str], candidates: int, metric: str) -> Score:
-    """The median, rounded down between two places, as the public evaluations have it.
+    """Return the median rank, rounded down between two ranks as in the public evaluations.
 
-    Evidence: a histogram of ranks for each group, from which any resample's median can be read.
+    The evidence is a histogram of ranks per group, from which the median of any resample is computed.
     """
     if not len(ranks):
         return not_computed(metric, 0, "nothing to score")
@@ -198,5 +198,5 @@ def _median_rank(ranks: Ints, groups: Sequence[str], candidates: int, metric: st
 
     value = float(np.floor(np.median(ranks)))
     evidence = Evidence(groups=names.tolist(), parts_NK=histogram, statistic=medians)
-    # not kept: the statistic is no function of the sums alone, it knows where the histogram's places begin
+    # Not kept: the statistic depends on the histogram's edges, not on the sums alone.
     return Score(metric=metric, value=value, n=len(ranks), evidence=evidence, kept=False)

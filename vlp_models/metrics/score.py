@@ -1,6 +1,10 @@
-"""A metric's value together with what its interval needs.
+"""Scores: a metric's value, the statistics its interval is computed from, and the file that keeps them item by item.
 
-N items (images, questions, statements), K additive statistics an item, S resamples.
+A metric is a statistic (function) of sums over items, so it can be recomputed for resampled items. items.parquet keeps
+the per-item statistics of an evaluated run, with rows (dataset, split, metric, item), so that gates can compare models
+anywhere, later.
+
+Shape suffixes: N items (images, questions, statements), K additive statistics per item, S resamples, C labels.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ Statistic = Callable[[FloatArray], FloatArray]  # sums [S, K] -> values [S]
 class Evidence:
     """Per-item statistics that add up: the metric is `statistic` of their sum over the items.
 
-    groups: the unit of resampling of each item (its image; NLVR: its sentence). Items of one group are not
-        independent, so an interval that resampled items would be too narrow.
-    parts_NK: float64.
-    items: each item's own id, by which two models' scores are paired; empty where an item is a whole group.
+    groups     the unit of resampling of each item (its image; NLVR: its sentence). Items of one group are not
+               independent, so an interval that resamples items would be too narrow
+    parts_NK   float64
+    items      ids that pair the scores of two models; empty if every item is its own group
     """
 
     groups: Sequence[str]
@@ -42,9 +46,9 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Score:
-    """One number. `value` is in percent, and None where it could not be computed; `note` then says why.
+    """One metric's value in percent. None if it could not be computed; `note` then has the reason.
 
-    kept: its evidence is kept item by item, so that a gate can compare two models by it (metrics/items.py).
+    kept: the evidence is kept item by item (`item_scores`), so that a gate can compare two models by it.
     """
 
     metric: str
@@ -56,6 +60,7 @@ class Score:
 
 
 def not_computed(metric: str, n: int, reason: str) -> Score:
+    """Return a score without a value."""
     return Score(metric=metric, value=None, n=n, note=f"not computed: {reason}")
 
 
@@ -68,7 +73,7 @@ def mean_score(
     items: Sequence[str] = (),
     kept: bool = True,
 ) -> Score:
-    """The mean of per-item values between 0 and 1, in percent."""
+    """Return the mean of per-item values between 0 and 1, in percent."""
     if len(values) != len(groups):
         raise ValueError(f"{metric}: {len(values)} values, {len(groups)} groups")
     if not len(values):
@@ -86,19 +91,22 @@ def mean_score(
 
 
 def mean_percent(sums_SK: FloatArray) -> FloatArray:
-    """Columns: sum of values, number of items."""
+    """Return the mean in percent. Columns: sum of values, number of items."""
     return 100 * sums_SK[:, 0] / sums_SK[:, 1]
 
 
 def bleu_percent(sums_SK: FloatArray, n: int) -> FloatArray:
-    """Corpus BLEU-n in percent. Columns: 4 matched n-grams, 4 candidate n-grams, candidate length, reference length."""
+    """Return corpus BLEU-n in percent.
+
+    Columns: 4 matched n-grams, 4 candidate n-grams, candidate length, reference length.
+    """
     precision = (sums_SK[:, :n] + 1e-15) / (sums_SK[:, 4 : 4 + n] + 1e-9)
     ratio = (sums_SK[:, 8] + 1e-15) / (sums_SK[:, 9] + 1e-9)
     return 100 * precision.prod(axis=1) ** (1 / n) * np.exp(np.minimum(0, 1 - 1 / ratio))
 
 
 def macro_f1_percent(sums_SK: FloatArray) -> FloatArray:
-    """The mean over labels of F1 = 2 TP / (2 TP + FP + FN). Columns: a confusion matrix, rows are the true labels.
+    """Return the mean over labels of F1 = 2 TP / (2 TP + FP + FN). Columns: a confusion matrix, rows are true labels.
 
     Labels that neither occur nor are predicted in a resample do not count there.
     """
@@ -111,9 +119,9 @@ def macro_f1_percent(sums_SK: FloatArray) -> FloatArray:
 
 
 def meteor_from_statistics(sums_SK: FloatArray) -> FloatArray:
-    """METEOR in percent from summed statistics (Denkowski and Lavie, 2014, English parameters).
+    """Return METEOR in percent from summed statistics (Denkowski and Lavie, 2014, English parameters).
 
-    The same number as `Meteor.score`, for a thousand resamples at once.
+    Equal to `Meteor.score`, but for a thousand resamples at once.
     """
     alpha, beta, gamma, delta = 0.85, 0.2, 0.6, 0.75
     by_kind = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphrase
@@ -134,8 +142,7 @@ def _ratio(above: FloatArray, below: FloatArray) -> FloatArray:
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
-# What makes a metric of per-item sums, by the name that a file of items keeps. A task with another one says so
-# (`TaskModel.statistics`).
+# Functions of per-item sums, by the name stored in items.parquet. A task may add its own (`TaskModel.statistics`).
 STATISTICS: dict[str, Statistic] = {
     "mean": mean_percent,
     "macro F1": macro_f1_percent,
@@ -160,10 +167,9 @@ HEADER = b"vlp"
 class ItemScores:
     """One metric on one dataset and split.
 
-    test: hash of what was to be predicted (`stages.evaluate.test_hash`).
-    note: how captions were searched for and what the scorer said of itself; where these differ, figures are not
-        to be compared.
-    slices: each item's, such as `question_type=how many`.
+    test    fingerprint of the test set (`evaluation.test_set.test_hash`)
+    note    the search and the scorer's note; scores with different notes are not comparable
+    slices  of each item, such as `question_type=how many`
     """
 
     dataset: str
@@ -179,7 +185,7 @@ class ItemScores:
     statistics: Mapping[str, Statistic] = field(default_factory=lambda: STATISTICS)
 
     def evidence(self, chosen: Sequence[int] | None = None) -> Evidence:
-        """All items', or those of `chosen` rows."""
+        """Return the evidence of all items, or of the `chosen` rows."""
         rows = range(len(self.items)) if chosen is None else chosen
         return Evidence(
             groups=[self.groups[i] for i in rows],
@@ -199,14 +205,14 @@ def item_scores(
     decoding: str = "",
     statistics: Mapping[str, Statistic] = STATISTICS,
 ) -> ItemScores | None:
-    """The storable form of a score; None where there is none: it has no value, or is not to be kept.
+    """Return the storable form of a score; None if it has no value or is not kept.
 
     Args:
-        slices: by item id, or by what stands before its `#` (an image's captions share its slices).
-        statistics: those that a metric may be made by.
+        slices: by item id, or by the part before `#` (an image's captions share its slices).
+        statistics: the known ones, by name.
 
     Raises:
-        ValueError: the score is to be kept, and its statistic is none of `statistics`, or two items have one id.
+        ValueError: the score's statistic is not in `statistics`, or two items have the same id.
     """
     evidence = score.evidence
     if evidence is None or not score.kept:
@@ -214,8 +220,8 @@ def item_scores(
     statistic = _name(evidence.statistic, statistics)
     if statistic is None:
         raise ValueError(
-            f"{score.metric}: its statistic is none of {', '.join(statistics)}, so no gate could compare by it; name "
-            "it among the task's `statistics`, or set the score's `kept` to False"
+            f"{score.metric}: unknown statistic (known: {', '.join(statistics)}), so no gate could compare by it; add "
+            "it to the task's `statistics`, or set the score's `kept` to False"
         )
     items = [str(item) for item in evidence.items or evidence.groups]
     if len(set(items)) != len(evidence.groups):
@@ -236,14 +242,13 @@ def item_scores(
 
 
 def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
-    """The same scores give the same bytes."""
-    several = list(scores)
+    """Write items.parquet; equal scores give equal bytes."""
+    scores = list(scores)
     header = [
-        {name: getattr(s, name) for name in ("dataset", "split", "metric", "statistic", "test", "note")}
-        for s in several
+        {name: getattr(s, name) for name in ("dataset", "split", "metric", "statistic", "test", "note")} for s in scores
     ]
     rows: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    for s in several:
+    for s in scores:
         rows["dataset"] += [s.dataset] * len(s.items)
         rows["split"] += [s.split] * len(s.items)
         rows["metric"] += [s.metric] * len(s.items)
@@ -256,12 +261,13 @@ def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
 
 
 def read_items(path: Path, statistics: Mapping[str, Statistic] = STATISTICS) -> list[ItemScores]:
-    """
+    """Read items.parquet.
+
     Args:
-        statistics: of the task that the file is of.
+        statistics: those of the file's task.
 
     Raises:
-        DataError: no such file, or not one of ours.
+        DataError: the file is missing, or was not written by `write_items`.
     """
     try:
         table = pq.read_table(path)
@@ -287,7 +293,7 @@ def read_items(path: Path, statistics: Mapping[str, Statistic] = STATISTICS) -> 
             )
         return found
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: not a file of scores per item: {error}") from None
+        raise DataError(f"{path}: not an items.parquet written by `write_items`: {error}") from None
 
 
 def _name(statistic: Statistic, statistics: Mapping[str, Statistic]) -> str | None:

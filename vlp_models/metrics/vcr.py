@@ -1,4 +1,4 @@
-"""VCR (Zellers et al. 2019, section 3): the answer, the rationale given the right answer, and both right at once."""
+"""VCR scores (Zellers et al. 2019, section 3): the answer, the rationale given the right answer, and both at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHANCE = {"Q->A": 25.0, "QA->R": 25.0, "Q->AR": 6.25}
 
 @dataclass(frozen=True, kw_only=True)
 class VCRResult:
-    """One question. group: its image, item: its id. None: the label is hidden, or the model did not choose."""
+    """The result of one question. group: its image. item: its id. None: the label is hidden, or no choice was made."""
 
     group: str
     answer_right: bool | None
@@ -20,14 +20,14 @@ class VCRResult:
     item: str = ""
 
 
-def score_vcr(judged: Sequence[VCRResult]) -> list[Score]:
-    """Q->A, QA->R and Q->AR over the questions where they are known, in percent."""
+def score_vcr(results: Sequence[VCRResult]) -> list[Score]:
+    """Return Q->A, QA->R and Q->AR in percent, each over the questions where it is known."""
     columns: dict[str, list[tuple[VCRResult, bool | None]]] = {
-        "Q->A": [(j, j.answer_right) for j in judged],
-        "QA->R": [(j, j.rationale_right) for j in judged],
+        "Q->A": [(j, j.answer_right) for j in results],
+        "QA->R": [(j, j.rationale_right) for j in results],
         "Q->AR": [
             (j, None if None in (j.answer_right, j.rationale_right) else j.answer_right and j.rationale_right)
-            for j in judged
+            for j in results
         ],
     }
     scores = []
@@ -37,12 +37,12 @@ def score_vcr(judged: Sequence[VCRResult]) -> list[Score]:
             values, groups = [right for _, right in known], [j.group for j, _ in known]
             scores.append(mean_score(metric, values, groups, items=[j.item for j, _ in known]))
         else:
-            scores.append(not_computed(metric, 0, "labels are hidden, or the run did not learn it"))
+            scores.append(not_computed(metric, 0, "labels are hidden, or the run was not trained on it"))
     return scores
 
 
 def official_csv(rows: Sequence[tuple[str, Sequence[float], Sequence[Sequence[float]]]]) -> str:
-    """The leaderboard's file: annot_id, four answer probabilities, and four rationale probabilities for each answer.
+    """Format the leaderboard's file: annot_id, four answer probabilities, four rationale probabilities per answer.
 
     Args:
         rows: annot_id, [4], [4][4] (given answer, rationale).

@@ -1,4 +1,12 @@
-"""The official VQA accuracy (Antol et al., 2015): leave one annotator out, min(1, agreeing others / 3), averaged."""
+"""VQA scores: the official accuracy (Antol et al., 2015), WUPS, and baselines that do not look at the image.
+
+Accuracy: for each annotator left out, min(1, agreeing others / 3), averaged.
+
+WUPS (Malinowski and Fritz 2014, equation 12) is DAQUAR's accuracy that gives credit for similar words, by Wu and
+Palmer's similarity. An answer is a set of words. The similarity of two words is the highest over their synsets in
+WordNet; below the threshold it counts a tenth. WordNet comes with nltk and needs a separate download, so neither is a
+dependency: without them WUPS is `not computed`.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +35,13 @@ class AnsweredQuestion:
 
 
 def question_accuracy(prediction: str, answers: Sequence[str]) -> float:
-    """Accuracy of one prediction, 0 to 1: with ten annotators 0, .3, .6, .9 or 1.
+    """Return the accuracy of one prediction: 0, .3, .6, .9 or 1 with ten annotators.
 
-    As in the official code, both sides are normalised only if the annotators differ: where all ten say `yes`,
-    `Yes` scores nothing. One right answer (DAQUAR) is to be met exactly: 0 or 1.
+    As in the official code, both sides are normalized only if the annotators differ: if all ten answered `yes`, then
+    `Yes` scores 0. A single right answer (DAQUAR) must match exactly: 0 or 1.
     """
     if not answers:
-        raise ValueError("no answers: this question can't be scored")
+        raise ValueError("no answers: this question cannot be scored")
     if is_exact(answers):
         return float(_trim(prediction) == _trim(answers[0]))
     prediction, given = _trim(prediction), [_trim(answer) for answer in answers]
@@ -47,7 +55,7 @@ def question_accuracy(prediction: str, answers: Sequence[str]) -> float:
 def score_vqa(
     predictions: dict[str, str], questions: Sequence[AnsweredQuestion], name: str = "accuracy"
 ) -> list[Score]:
-    """Overall, then per answer type, then per question type; questions with hidden answers are left out.
+    """Return the accuracy overall, per answer type and per question type, without questions with hidden answers.
 
     Raises:
         DataError: a question has no prediction.
@@ -63,19 +71,19 @@ def score_vqa(
         kinds = [getattr(question, key) for question in scored]
         for kind in sorted(set(kinds) - {""}):
             chosen = [i for i, other in enumerate(kinds) if other == kind]
-            of_kind, their_images = [values[i] for i in chosen], [images[i] for i in chosen]
-            # a gate looks at kinds by the slices of the accuracy
-            scores.append(mean_score(f"{name} ({label}{kind})", of_kind, their_images, kept=False))
+            own_values, own_images = [values[i] for i in chosen], [images[i] for i in chosen]
+            # Not kept: gates read the types as slices of the overall accuracy.
+            scores.append(mean_score(f"{name} ({label}{kind})", own_values, own_images, kept=False))
     return scores
 
 
 def prior_predictions(
     train: Iterable[AnsweredQuestion], questions: Sequence[AnsweredQuestion]
 ) -> dict[str, dict[str, str]]:
-    """What can be answered without looking, learnt from train: baseline name -> question id -> answer.
+    """Answer questions without the image, from the training answers: baseline name -> question id -> answer.
 
-    `majority answer`: the commonest answer; `per question type`; `per question text`. The latter two fall back on
-    the former where train never had the type or text.
+    `majority answer`, the most common answer; `per question type`; `per question text`. Types and texts that train
+    does not have fall back on the previous baseline.
     """
     overall: Counter[str] = Counter()
     by_type: dict[str, Counter[str]] = {}
@@ -86,9 +94,9 @@ def prior_predictions(
         by_text.setdefault(question.text.lower(), Counter()).update(question.answers)
     if not overall:
         return {}
-    most = _commonest(overall)
-    types = {key: _commonest(counts) for key, counts in by_type.items() if counts}
-    texts = {key: _commonest(counts) for key, counts in by_text.items() if counts}
+    most = _most_common(overall)
+    types = {key: _most_common(counts) for key, counts in by_type.items() if counts}
+    texts = {key: _most_common(counts) for key, counts in by_text.items() if counts}
     per_type = {q.question_id: types.get(q.question_type, most) for q in questions}
     return {
         "majority answer": {q.question_id: most for q in questions},
@@ -97,8 +105,8 @@ def prior_predictions(
     }
 
 
-def _commonest(counts: Counter[str]) -> str:
-    """Equals by text, so that the order of the rows does not matter."""
+def _most_common(counts: Counter[str]) -> str:
+    """Return the most common answer, the first by text among equals, so that the order of rows does not matter."""
     return min(counts, key=lambda answer: (-counts[answer], answer))
 
 
@@ -108,7 +116,7 @@ def _trim(text: str) -> str:
 
 THRESHOLDS = (0.9, 0.0)
 BELOW = 0.1  # the factor of a similarity below the threshold
-WAY_OUT = "needs nltk and its WordNet: pip install nltk && python -m nltk.downloader wordnet"
+WORDNET_MISSING = "needs nltk and its WordNet: pip install nltk && python -m nltk.downloader wordnet"
 
 Similarity = Callable[[str, str], float]  # of two words, 0 to 1
 
@@ -120,16 +128,16 @@ def score_wups(
     images: Sequence[str],
     similarity: Similarity | None = None,
 ) -> list[Score]:
-    """`WUPS@0.9` and `WUPS@0.0`.
+    """Return `WUPS@0.9` and `WUPS@0.0`.
 
     Args:
-        predictions, answers: of each question; several things have commas between them.
+        predictions, answers: of each question; several words are separated by commas.
         similarity: of two words; None: WordNet's.
     """
     similarity = similarity or wordnet_similarity()
     names = [f"WUPS@{threshold}" for threshold in THRESHOLDS]
     if similarity is None:
-        return [not_computed(name, len(answers), WAY_OUT) for name in names]
+        return [not_computed(name, len(answers), WORDNET_MISSING) for name in names]
     scores = []
     for name, threshold in zip(names, THRESHOLDS, strict=True):
         values = [wups(p, a, threshold, similarity) for p, a in zip(predictions, answers, strict=True)]
@@ -138,22 +146,22 @@ def score_wups(
 
 
 def wups(prediction: str, answer: str, threshold: float, similarity: Similarity) -> float:
-    """Of one question, 0 to 1: the lesser of how well the answer's words are met, and how well the prediction's are."""
-    said, right = _split_words(prediction), _split_words(answer)
-    if not said or not right:
+    """Return the WUPS of one question, 0 to 1: the smaller of recall and precision of its words."""
+    predicted, right = _split_words(prediction), _split_words(answer)
+    if not predicted or not right:
         return 0.0
 
-    def near(one: str, other: str) -> float:
+    def match(one: str, other: str) -> float:
         value = 1.0 if one == other else similarity(one, other)
         return value if value >= threshold else BELOW * value
 
-    met = math.prod(max(near(word, other) for other in said) for word in right)
-    meant = math.prod(max(near(word, other) for other in right) for word in said)
-    return min(met, meant)
+    recall = math.prod(max(match(word, other) for other in predicted) for word in right)
+    precision = math.prod(max(match(word, other) for other in right) for word in predicted)
+    return min(recall, precision)
 
 
 def wordnet_similarity() -> Similarity | None:
-    """Wu and Palmer's, the highest over two words' synsets; None where nltk or its WordNet is not there."""
+    """Return Wu and Palmer's similarity, the highest over two words' synsets; None without nltk or its WordNet."""
     try:
         wordnet = importlib.import_module("nltk.corpus").wordnet
         wordnet.synsets("table")

@@ -151,7 +151,7 @@ class Retrieval(TaskModel):
     def read(self, samples: Sequence[Sample]) -> Batch:
         """Collate the samples. Captions share an image in training only, where each has a draw; otherwise image i
         belongs to sample i."""
-        trains = all(sample.draw is not None for sample in samples)
+        trains = all(sample.seed is not None for sample in samples)
         return self.reader.collate(samples, share_images=self.by_pairs and trains)
 
     @classmethod
@@ -190,7 +190,7 @@ class Retrieval(TaskModel):
         )
 
     def _match(self, batch: Batch, generator: torch.Generator) -> Loss:
-        """Classify each caption's own image among `drawn` others of this process's batch.
+        """Classify each caption's own image among `pair_negatives` others of this process's batch.
 
         No caption is scored if the batch has no other image; other ranks may have some, and all ranks return the same
         parts of the loss.
