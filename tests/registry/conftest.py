@@ -1,5 +1,4 @@
-"""Fixtures of the page's tests (page_project.py says what they are; other tests here have `params` of their own) and of
-the gate's."""
+"""Fixtures for the tests of the demo page (page_project.py) and of the gate."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def registry_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def new(registry_root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a registry of a model of its own (one database serves a file's tests: its migrations take seconds)."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # which MLflow sets, and which is put back
+    """Return a function that makes a registry for a new model; a file's tests share one database, which is slow to create."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow sets it; monkeypatch restores it
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     return lambda **gate: ToyRegistry(registry_root, f"toy-{uuid.uuid4().hex[:8]}", **gate)

@@ -1,4 +1,4 @@
-"""A project with untrained models of grid cells in a real registry, for the tests of the page."""
+"""A project with untrained models of grid cells in a real registry, for the tests of the demo page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toy_registry import toy_items, write_evaluation
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import GeneratorParams, ModelParams, Params, load_params, to_plain
 from vlp_models.registry.client import connect
-from vlp_models.registry.versions import CHAMPION, Registered, model_name, register
+from vlp_models.registry.versions import CHAMPION, RegisteredVersion, VersionRecord, model_name, register
 from vlp_models.serving.bundle import content_of, write_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -33,22 +33,22 @@ def make_params() -> Params:
 
 
 def make_project(root: Path, params: Params) -> Workspace:
-    """A champion for captioning and for retrieval, none for vqa."""
+    """Make a champion for captioning and for retrieval, none for vqa."""
     workspace = Workspace(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(workspace.root)
         make_data(params, workspace)
-        workspace.detector.mkdir()  # cells of a grid need none
+        workspace.detector.mkdir()  # a grid needs none
         client = connect(params.tracking, workspace.root)
         for seed, task in enumerate(TASKS):
             checkpoint = make_model(workspace, seed, f"own.{task}", task=task)
-            version = registered(client, params, workspace, task, checkpoint)
+            version = register_model(client, params, workspace, task, checkpoint)
             if task != "vqa":
                 client.set_registered_model_alias(version.name, CHAMPION, str(version.version))
     return workspace
 
 
-def registered(client: Any, params: Params, workspace: Workspace, task: str, checkpoint: Path) -> Registered:
+def register_model(client: Any, params: Params, workspace: Workspace, task: str, checkpoint: Path) -> RegisteredVersion:
     bundle = workspace.root / "bundles" / task / "bundle"
     bundle.mkdir(parents=True)
     write_bundle(bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features))
@@ -56,20 +56,14 @@ def registered(client: Any, params: Params, workspace: Workspace, task: str, che
     evaluation = write_evaluation(bundle.parent / "evaluation", [toy_items([1.0] * 5, metric="accuracy")])
     score = {"metric": "accuracy", "value": 61.0, "low": 50.0, "high": 70.0, "dataset": "scenes", "split": "test"}
     (evaluation / "scores.json").write_text(json.dumps([score | {"task": task}]))
-    return register(
-        client,
+    record = VersionRecord(
         name=model_name(params.tracking, task),
         task=task,
         run=run,
         bundle=bundle,
         content=content_of(bundle),
-        metrics={},
-        tags={"run": run, "model": "tden", "family": "tden", "task": task},
-        card="",
         evaluation=evaluation,
-        predicted={},
-        inputs=[],
-        trained_in="",
+        tags={"run": run, "model": "tden", "family": "tden", "task": task},
         lineage={"params": {"data": {"scenes": {}}, "generate": {"scenes": {}}}},
-        files={},
     )
+    return register(client, record)

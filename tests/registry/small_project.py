@@ -14,8 +14,7 @@ from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import write_checkpoint
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo, write_checkpoint
 from vlp_models.params import ModelParams, Params, to_plain
 from vlp_models.pipeline.stages import features, generate, prepare, shards
 from vlp_models.tasks import task_class

@@ -30,7 +30,7 @@ from vlp_models.registry.evaluations import CURRENT, log_evaluation, log_lineage
 from vlp_models.registry.logger import KEY
 from vlp_models.registry.receipts import lost, read_registered
 from vlp_models.registry.verify import _code, verify
-from vlp_models.registry.versions import bundle_of, load_predictor, set_challenger, versions_of_runs
+from vlp_models.registry.versions import download_bundle, find_run_versions, load_predictor, set_challenger
 from vlp_models.serving.predictor import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
     receipts = read_json(workspace.reports / "registered.json")
     assert sorted(r["run"] for r in receipts["vqa"]) == ["first", "second"] and len(receipts["retrieval"]) == 1
     assert [r["challenger"] for r in receipts["vqa"]] == [True, False]
-    versions = versions_of_runs(client, "vlp-vqa", RUNS)
+    versions = find_run_versions(client, "vlp-vqa", RUNS)
     assert list(versions) == ["first", "second"]
     tags = versions["second"].tags
     assert {name: tags[name] for name in ("run", "model", "family", "variant", "seed", "served")} == {
@@ -125,7 +125,7 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
         "seed": "7",
         "served": "yes",
     }
-    finder = versions_of_runs(client, "vlp-retrieval", RUNS)["finder"]
+    finder = find_run_versions(client, "vlp-retrieval", RUNS)["finder"]
     assert finder.tags["served"] == "no: the task retrieval is not served"
     aliases = client.get_registered_model("vlp-vqa").aliases
     assert set(aliases) == {"run-first", "run-second", "challenger"}
@@ -140,14 +140,14 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
     assert (decision.outcome, decision.version, decision.run) == ("promoted", best["version"], best["run"])
     assert {c["run"] for c in decision.candidates} == {"first", "second"}
     for version in versions.values():
-        predictor = Predictor(bundle_of(version))
+        predictor = Predictor(download_bundle(version))
         assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
-    assert sorted(path.name for path in bundle_of(versions["second"]).iterdir()) == [
+    assert sorted(path.name for path in download_bundle(versions["second"]).iterdir()) == [
         "README.md",
         "checkpoint",
         "content.json",
     ]
-    assert {"checkpoint", "detector", "features.json"} <= {p.name for p in bundle_of(versions["first"]).iterdir()}
+    assert {"checkpoint", "detector", "features.json"} <= {p.name for p in download_bundle(versions["first"]).iterdir()}
     assert promote_task(params, workspace, "retrieval", by="test").outcome == "promoted", "served or not"
 
 
@@ -166,7 +166,7 @@ def test_what_the_registry_has_lost_is_seen_and_registered_again(
     assert not (other.root / "mlflow.db").exists(), "asking makes no database"
 
     client = connect(params.tracking, workspace.root)
-    shutil.rmtree(bundle_of(versions_of_runs(client, "vlp-retrieval", RUNS)["finder"]).parents[1])
+    shutil.rmtree(download_bundle(find_run_versions(client, "vlp-retrieval", RUNS)["finder"]).parents[1])
     assert lost(params.tracking, workspace.root) == ["vlp-retrieval/1"]
     client.delete_model_version("vlp-vqa", "1")  # as after mlflow.db was put back to an earlier day
     assert sorted(lost(params.tracking, workspace.root)) == ["vlp-retrieval/1", "vlp-vqa/1"]
@@ -190,7 +190,7 @@ def test_regions_that_no_image_gives_are_registered_as_not_served(params: Params
     imported = dataclasses.replace(params, features=dataclasses.replace(params.features, source="npz", path="x"))
     register.run(imported, workspace)
     client = connect(params.tracking, workspace.root)
-    version = versions_of_runs(client, "vlp-vqa", RUNS)["first"]
+    version = find_run_versions(client, "vlp-vqa", RUNS)["first"]
     assert version.tags["served"] == "no: its regions come from `npz`, which can't be made from an image"
 
 
@@ -199,7 +199,7 @@ def test_a_champion_that_reads_pixels_is_evaluated_anew_where_no_model_of_today_
 ) -> None:
     register.run(params, workspace)
     client = connect(params.tracking, workspace.root)
-    number = int(versions_of_runs(client, "vlp-vqa", RUNS)["second"].version)
+    number = int(find_run_versions(client, "vlp-vqa", RUNS)["second"].version)
     promoted = promote_task(params, workspace, "vqa", version=number, by="test")
     assert (promoted.outcome, promoted.run_model) == ("promoted", "toy")
 
@@ -310,7 +310,7 @@ def test_a_version_says_what_it_takes_and_gives_and_is_what_its_lineage_says(
     trained = client.create_run(experiment.experiment_id, tags={KEY: "0a1b"}).info.run_id
     write_json(workspace.training("finetune/second"), {"mlflow_key": "0a1b"})
     register.run(params, workspace)
-    versions = versions_of_runs(client, "vlp-vqa", RUNS)
+    versions = find_run_versions(client, "vlp-vqa", RUNS)
     version = versions["second"]
     assert not [w for w in recwarn if "type hints" in str(w.message)]
 
@@ -339,7 +339,7 @@ def test_a_version_says_what_it_takes_and_gives_and_is_what_its_lineage_says(
     assert found(number) == whole | {"data": "unknown"}
     client.log_text(version.run_id, '{"run": "second"}', "lineage/params.yaml")
     assert found(number)["lineage"] == "differs"
-    (bundle_of(version) / "checkpoint" / "vocab.txt").write_text("a\n")
+    (download_bundle(version) / "checkpoint" / "vocab.txt").write_text("a\n")
     assert found(number)["bundle"] == "differs"
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vlp_models.registry.moved import follow
 
 from vlp_models.params import TrackingParams
 from vlp_models.registry.client import connect
-from vlp_models.registry.moved import follow
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""MLflow on PostgreSQL, artifacts in a bucket: real servers on this machine, reached by params alone."""
+"""MLflow on PostgreSQL with artifacts in a bucket: real servers on this machine, configured by params only."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_registry import PASSED, TRACKING, ToyRegistry, answers, content_of, toy_items, write_evaluation
+from toy_registry import PASSED, TRACKING, ToyRegistry, answers, hash_bundle, toy_items, write_evaluation
 
 from vlp_models.errors import DataError, TrackingError
-from vlp_models.forgetting.versions import looks_up
+from vlp_models.forgetting.registered import stores_captions_of
 from vlp_models.params import TrackingParams
 from vlp_models.registry.client import connect
-from vlp_models.registry.evaluations import latest_evaluation, read_lineage
+from vlp_models.registry.evaluations import read_latest_evaluation, read_lineage
 from vlp_models.registry.logger import DataInput
 from vlp_models.registry.promotion.judge import check_readable
-from vlp_models.registry.versions import bundle_of, register
+from vlp_models.registry.versions import VersionRecord, download_bundle, register
 
 pgserver = pytest.importorskip("pgserver")
 moto = pytest.importorskip("moto.server")
@@ -32,7 +32,9 @@ def tracking(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackingParams]:
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    folder = Path(tempfile.mkdtemp())  # not pytest's: root's PostgreSQL runs as a user of its own, who must get there
+    folder = Path(
+        tempfile.mkdtemp()
+    )  # not pytest's: PostgreSQL, started by root, runs as another user, who needs access
     folder.chmod(0o755)
     bucket = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     bucket.start()
@@ -52,7 +54,7 @@ def tracking(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackingParams]:
 
 
 @pytest.mark.server
-def test_a_version_is_registered_promoted_and_read_again(
+def test_version_is_registered_promoted_and_read_back(
     tracking: TrackingParams, tmp_path: Path, recwarn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow.pyfunc
@@ -63,28 +65,27 @@ def test_a_version_is_registered_promoted_and_read_again(
     (bundle / "checkpoint" / "weights").write_text("1")
     client = connect(tracking, root)
     learned = DataInput(name="scenes", context="training", digest="ab" * 32, uri="data/shards", counts={"captions": 3})
-    made = register(
-        client,
+    record = VersionRecord(
         name="toy-vqa",
         task="vqa",
         run="first",
         bundle=bundle,
         content="c",
+        evaluation=write_evaluation(tmp_path / "evaluation", [toy_items(answers(0.5))]),
         metrics={"accuracy": 50.0},
         tags={"run": "first"},
         card="a card",
-        evaluation=write_evaluation(tmp_path / "evaluation", [toy_items(answers(0.5))]),
-        predicted={"answer": "yes", "top": [["yes", 0.5]], "ranks": [1, 2]},
+        prediction={"answer": "yes", "top": [["yes", 0.5]], "ranks": [1, 2]},
         inputs=[learned],
-        trained_in="",
         lineage={"validation": PASSED},
-        files={"params.yaml": "a: 1\n"},
+        lineage_files={"params.yaml": "a: 1\n"},
     )
+    made = register(client, record)
     version = client.get_model_version("toy-vqa", str(made.version))
     run = client.get_run(version.run_id)
     assert run.info.artifact_uri.startswith("s3://models/vlp/")
-    assert (bundle_of(version) / "checkpoint" / "weights").read_text() == "1"
-    assert latest_evaluation(client, version)[0].metric == "accuracy"
+    assert (download_bundle(version) / "checkpoint" / "weights").read_text() == "1"
+    assert read_latest_evaluation(client, version)[0].metric == "accuracy"
     assert (read_lineage(client, version) or {})["validation"] == PASSED
     (known,) = run.inputs.dataset_inputs
     assert (known.dataset.name, known.tags[0].value) == ("scenes", "training")
@@ -92,24 +93,23 @@ def test_a_version_is_registered_promoted_and_read_again(
     assert [column.name for column in about.signature.outputs] == ["answer", "top", "ranks"]
     assert about.saved_input_example_info is not None
     assert not [w for w in recwarn if "type hints" in str(w.message)]
-    assert not looks_up(version, {"scenes/1"})
+    assert not stores_captions_of(version, {"scenes/1"})
 
     registry = ToyRegistry(root, "toy-other", tracking)
     for share in (0.5, 0.9):
         registry.add(answers(share))
-        assert registry.promote().outcome == "promoted"
+        assert registry.promote().action == "promoted"
     assert registry.aliases() == {"champion": 2, "previous": 1}
-    registry.ledger.path.unlink()
-    assert registry.rollback().version == 1 and registry.kinds() == ["done"] * 3
+    assert registry.rollback().version == 1 and registry.actions() == ["promoted", "promoted", "rolled back"]
 
     promoted = registry.client.get_model_version(registry.model, "2")
     with monkeypatch.context() as patch:
-        patch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
+        patch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")  # nothing listens there
         patch.setenv("AWS_MAX_ATTEMPTS", "1")
-        with pytest.raises(TrackingError, match="the store does not answer"):
-            check_readable(promoted, content_of)
+        with pytest.raises(TrackingError, match="the artifact store does not answer"):
+            check_readable(promoted, hash_bundle)
     address = os.environ["MLFLOW_S3_ENDPOINT_URL"]
     boto3.resource("s3", endpoint_url=address).Bucket("models").objects.all().delete()
-    with pytest.raises(DataError, match="version 2: its files can't be had"):
-        check_readable(promoted, content_of)
+    with pytest.raises(DataError, match="version 2: cannot read its files"):
+        check_readable(promoted, hash_bundle)
     assert not list(root.glob("*.db")) and not (root / "artifacts").exists()

@@ -1,6 +1,6 @@
-"""A real MLflow on SQLite with versions whose scores are made up item by item; promotions as processes of their own.
+"""A real MLflow on SQLite with versions whose scores are made up item by item; promotions in processes of their own.
 
-`python toy_registry.py ROOT MODEL VERSION KILL [LEDGER]` promotes; KILL is `` or where the process dies by SIGKILL.
+`python toy_registry.py ROOT MODEL VERSION KILL` promotes; KILL is empty or the point where the process dies by SIGKILL.
 """
 
 from __future__ import annotations
@@ -22,20 +22,29 @@ from vlp_models.errors import DataError
 from vlp_models.metrics.score import ItemScores, item_scores, mean_score, write_items
 from vlp_models.params import GateParams, PromotionParams, TrackingParams
 from vlp_models.registry.client import connect
-from vlp_models.registry.evaluations import CURRENT, log_evaluation, log_lineage
+from vlp_models.registry.evaluations import CURRENT_EVALUATION, log_evaluation, log_lineage
+from vlp_models.registry.promotion.judge import GateServices
 from vlp_models.registry.promotion.ledger import Ledger
-from vlp_models.registry.promotion.promote import Bench, Decision, promote, rollback
-from vlp_models.registry.versions import CHALLENGER, COHORT, run_alias
+from vlp_models.registry.promotion.promote import (
+    Decision,
+    GateRequest,
+    PromotionContext,
+    promote,
+    rollback,
+    withdraw,
+)
+from vlp_models.registry.versions import CHALLENGER, VARIANT_HASH, run_alias
 
 TRACKING = TrackingParams(
     uri="sqlite:///mlflow.db", artifacts="artifacts", experiment="toy", model_prefix="toy", metric={"vqa": "accuracy"}
 )
 PASSED = {"passed": True, "reasons": []}
 IMAGES, QUESTIONS = 60, 5
+KILLS = ("before the line", "before the alias", "after the alias", "before the tag")
 
 
 def answers(share: float, seed: int = 0) -> list[float]:
-    """Right or wrong for each question of each image; a higher share answers what a lower one does, and more."""
+    """Return right (1) or wrong (0) for each question; a higher share answers what a lower one does, and more."""
     return [float(u < share) for u in np.random.default_rng(seed).random(IMAGES * QUESTIONS)]
 
 
@@ -48,7 +57,7 @@ def toy_items(
     split: str = "test",
     dataset: str = "toy",
 ) -> ItemScores:
-    """Five questions an image; the last of each asks "how many"."""
+    """Return scores of five questions per image; the last one of each asks "how many"."""
     names = [f"toy/{i // QUESTIONS}/q{i % QUESTIONS}" for i in range(len(values))]
     score = mean_score(metric, values, [name.rpartition("/")[0] for name in names], note, items=names)
     kinds = {n: [f"question_type={'how many' if n.endswith(f'q{QUESTIONS - 1}') else 'what'}"] for n in names}
@@ -58,16 +67,20 @@ def toy_items(
 
 
 class ToyRegistry:
-    """One model under a ledger. `reevaluated`: what the bench would measure of the champion on today's test data."""
+    """One model under a ledger. `reevaluated`: the champion's scores if it is evaluated again."""
 
     def __init__(self, root: Path, model: str, tracking: TrackingParams = TRACKING, **gate: Any) -> None:
         self.root, self.model, self.tracking = root, model, tracking
         self.client = connect(tracking, root)
-        self.ledger = Ledger(root / f"{model}.jsonl", f"{model}-ledger")
+        self.ledger = Ledger(root / f"{model}.jsonl")
         self.gate = GateParams(**gate)
         self.reevaluated: ItemScores | None = None
         self.reevaluations = 0
-        self.unvalidated = False
+        self.allow_unvalidated = False
+
+    @property
+    def context(self) -> PromotionContext:
+        return PromotionContext(client=self.client, ledger=self.ledger, task="vqa", model=self.model, user="test")
 
     def add(
         self,
@@ -76,12 +89,16 @@ class ToyRegistry:
         validation: dict[str, Any] | None = PASSED,
         items: Sequence[ItemScores] | None = None,
         made_by: tuple[str, str] | None = None,
-        cohort: str = "",
+        variant: str = "",
         weights: str = "",
         **scores: Any,
     ) -> int:
-        """Registers a version with these scores as the challenger. made_by: its run and that run's model. weights: what
-        its bundle holds; default: what no other does."""
+        """Register a version with these scores as the challenger.
+
+        Args:
+            made_by: its run and that run's model. variant: its variant hash.
+            weights: its bundle's content; default: different from all others.
+        """
         experiment = self.client.get_experiment_by_name(self.tracking.experiment)
         assert experiment is not None
         run = self.client.create_run(experiment.experiment_id)
@@ -102,9 +119,9 @@ class ToyRegistry:
             run_id=run.info.run_id,
             tags={
                 "content": hashlib.sha256((weights or run.info.run_id).encode()).hexdigest(),
-                CURRENT: current,
+                CURRENT_EVALUATION: current,
                 **(dict(zip(("run", "model"), made_by, strict=True)) if made_by else {}),
-                **({COHORT: cohort, "weights": run.info.run_id} if cohort else {}),
+                **({VARIANT_HASH: variant, "weights": run.info.run_id} if variant else {}),
             },
         )
         if made_by:
@@ -112,28 +129,35 @@ class ToyRegistry:
         self.client.set_registered_model_alias(self.model, CHALLENGER, str(version.version))
         return int(version.version)
 
-    def promote(self, version: int | None = None, **options: Any) -> Decision:
-        return promote(
-            self.client,
-            self.ledger,
-            PromotionParams(tasks={"vqa": self.gate}, allow_unvalidated=self.unvalidated),
-            task="vqa",
-            model=self.model,
+    def promote(self, version: int | None = None, *, ledger: Ledger | None = None, **options: Any) -> Decision:
+        """Let the gate decide. ledger: that of another checkout."""
+        context = self.context
+        if ledger is not None:
+            context = PromotionContext(client=self.client, ledger=ledger, task="vqa", model=self.model, user="test")
+        request = GateRequest(
+            params=PromotionParams(tasks={"vqa": self.gate}, allow_unvalidated=self.allow_unvalidated),
+            services=GateServices(hash_bundle=hash_bundle, reevaluate=self._reevaluate),
             metric="accuracy",
-            bench=Bench(content_of=content_of, reevaluate=self._reevaluate),
-            by="test",
             version=version,
             **options,
         )
+        return promote(context, request)
 
     def rollback(self) -> Decision:
-        return rollback(self.client, self.ledger, task="vqa", model=self.model, content_of=content_of, by="test")
+        return rollback(self.context, hash_bundle)
+
+    def withdraw(self, *versions: int) -> int | None:
+        return withdraw(self.context, set(versions), "forget")
 
     def aliases(self) -> dict[str, int]:
         return {k: int(v) for k, v in self.client.get_registered_model(self.model).aliases.items()}
 
-    def kinds(self) -> list[str]:
-        return [entry["kind"] for entry in self.ledger.entries()]
+    def actions(self) -> list[str]:
+        return [entry["action"] for entry in self.ledger.entries()]
+
+    def delete_all(self) -> None:
+        """Lose the registry; the ledger stays."""
+        self.client.delete_registered_model(self.model)
 
     @contextmanager
     def _reevaluate(self, bundle: Path, lineage: dict[str, Any]) -> Iterator[Path]:
@@ -144,7 +168,7 @@ class ToyRegistry:
             yield write_evaluation(Path(temporary), [self.reevaluated])
 
 
-def content_of(bundle: Path) -> str:
+def hash_bundle(bundle: Path) -> str:
     return hashlib.sha256((bundle / "weights").read_bytes()).hexdigest()
 
 
@@ -155,38 +179,30 @@ def write_evaluation(folder: Path, items: Sequence[ItemScores]) -> Path:
     return folder
 
 
-def main(root: str, model: str, version: str, kill: str, ledger: str = "") -> None:
+def main(root: str, model: str, version: str, kill: str) -> None:
     from mlflow import MlflowClient
 
-    from vlp_models.registry.promotion.log import RegistryLog
-
     registry = ToyRegistry(Path(root), model)
-    if ledger:  # as in another checkout
-        registry.ledger = Ledger(Path(ledger), registry.ledger.name)
     move = MlflowClient.set_registered_model_alias
 
-    def dying(self: Any, name: str, alias: str, number: str) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def move_or_die(self: Any, name: str, alias: str, number: str) -> None:
         if alias == "champion" and kill == "before the alias":
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         move(self, name, alias, number)
         if alias == "champion" and kill == "after the alias":
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
-    def dying_untagged(self: Any, name: str, version: str, key: str, value: str) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def dying_early(self: Any, line: bytes) -> bool:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return False
-
-    MlflowClient.set_registered_model_alias = dying  # type: ignore[method-assign]
+    MlflowClient.set_registered_model_alias = move_or_die  # type: ignore[method-assign]
     if kill == "before the line":
-        RegistryLog.add = dying_early  # type: ignore[method-assign]
-    if kill == "before the tags":
-        MlflowClient.set_model_version_tag = dying_untagged  # type: ignore[method-assign, assignment]
+        Ledger.append = die  # type: ignore[method-assign, assignment]
+    if kill == "before the tag":
+        MlflowClient.set_registered_model_tag = die  # type: ignore[method-assign, assignment]
     print("ready", flush=True)
     sys.stdin.readline()
-    print(registry.promote(int(version)).outcome, flush=True)
+    print(registry.promote(int(version)).action, flush=True)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def compare_to_champion(
     for other in (*theirs, *other_seeds[0]):
         check_comparable(challenger, other)
     sign = 1.0 if rule.direction == "higher" else -1.0
-    metric, relevant = challenger.metric, rule.relevant(challenger.metric)
+    metric, relevant = challenger.metric, rule.relevant_gain_of(challenger.metric)
     own = sign * (challenger.value() - champion.value())
     numbers: dict[str, Any] = {
         "champion_value": round(champion.value(), 4),
@@ -201,7 +201,7 @@ def compare_to_champion(
     found = gain_over_seeds(
         [side.evidence for side in ours],
         [side.evidence for side in theirs],
-        seed_std=rule.deviation(metric),
+        seed_std=rule.seed_std_of(metric),
         resamples=params.resamples,
         seed=params.seed,
         sign=sign,
