@@ -37,7 +37,7 @@ from vlp_models.training.data import LoaderFactory
 from vlp_models.training.run import Plan, fit
 from vlp_models.training.scheduled_sampling import make_loss
 
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
+COLORS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 CONFIG: dict[str, Any] = {
     "hidden": 16,
     "heads": 2,
@@ -60,9 +60,9 @@ def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
     for split, images in (("train", train), ("val", val), ("test", 4)):
         writer = ShardWriter(directory, split, images_per_shard=16)
         for number in range(images):
-            colour, image_id = sorted(COLOURS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
+            colour, image_id = sorted(COLORS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
             picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
-            picture.paste(COLOURS[colour], (2, 2, 12, 12))
+            picture.paste(COLORS[colour], (2, 2, 12, 12))
             writer.add(
                 ImageRecord(
                     image_id=image_id,
@@ -79,7 +79,7 @@ def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
                 "text_id": f"toy/{split}t{i}",
                 "source": "toy",
                 "split": split,
-                "text": f"the square is {sorted(COLOURS)[i % 3]}",
+                "text": f"the square is {sorted(COLORS)[i % 3]}",
             }
             for i in range(images)
         ]

@@ -29,8 +29,8 @@ from vlp_models.data.tables import read_table
 from vlp_models.params import Params, load_params
 
 ROOT = Path(__file__).parent.parent
-COLOURS = {"red": (220, 30, 30), "green": (30, 180, 30), "blue": (30, 30, 220)}
-WORDS = ("a", "image", "is", "it", "what", "picture", "wall", "in", "of", "the", "##s", ".", "?", *COLOURS)
+COLORS = {"red": (220, 30, 30), "green": (30, 180, 30), "blue": (30, 30, 220)}
+WORDS = ("a", "image", "is", "it", "what", "picture", "wall", "in", "of", "the", "##s", ".", "?", *COLORS)
 EYES, POSITIONS = "eyes.safetensors", 40
 SIZES = {"hidden": HIDDEN, "heads": HEADS, "intermediate": INTERMEDIATE, "max_positions": POSITIONS}
 OWN_SIZES: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ Scores = dict[str, dict[str, float | None]]  # run -> metric -> value on test
 
 def draw(path: Path, colour: str, shade: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = Image.new("RGB", (64, 48), COLOURS[colour])
+    picture = Image.new("RGB", (64, 48), COLORS[colour])
     for x in range(64):  # no two are copies of each other
         picture.putpixel((x, (x * shade) % 48), (shade * 5 % 256, x * 3, 255 - shade))
     picture.save(path, quality=95)
@@ -63,7 +63,7 @@ def write_flickr8k(root: Path) -> dict[str, list[str]]:
     for names in photos.values():
         for name in names:
             number = int(name[:4])
-            colour, other = (sorted(COLOURS)[(number + k) % 3] for k in (0, 1))
+            colour, other = (sorted(COLORS)[(number + k) % 3] for k in (0, 1))
             draw(root / "Images" / name, colour, number % 97)
             captions += [f"{name},a {colour} picture .", f"{name},it is {colour}"]
             own = f"{name[:4]}.jpg"
@@ -235,7 +235,7 @@ def test_what_is_left_out_can_be_compared(root: Path) -> None:
 def test_daquar_is_answered_word_for_word(root: Path) -> None:
     folder, lines = root / "data" / "raw" / "daquar", []
     for number in range(40):
-        colour = sorted(COLOURS)[number % 3]
+        colour = sorted(COLORS)[number % 3]
         draw(folder / "images" / f"image{number}.jpg", colour, number)
         lines += [f"what is the picture in the image{number} ?", colour]
     (folder / "all_qa_pairs.txt").write_text("\n".join(lines) + "\n")

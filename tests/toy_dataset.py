@@ -35,7 +35,7 @@ from vlp_models.params import (
 from vlp_models.training.log import TIMING
 
 CLASSES = ["background", "circle", "square", "star"]
-COLOURS = ["red", "green", "blue"]
+COLORS = ["red", "green", "blue"]
 FEATURE_DIM = 6
 TINY: dict[str, Any] = {
     "hidden": 16,
@@ -195,9 +195,9 @@ def write_shards(directory: Path, train: int = 44, val: int = 8) -> Path:
 
 def write_tokenizer(directory: Path) -> Path:
     """What the tokenizer stage would write."""
-    words = [*COLOURS, *CLASSES[1:], "a", "the", "is", "what", "colour", "?"]
+    words = [*COLORS, *CLASSES[1:], "a", "the", "is", "what", "colour", "?"]
     Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], lowercase=True).save(directory)
-    (directory / "answers.json").write_text(json.dumps(COLOURS))
+    (directory / "answers.json").write_text(json.dumps(COLORS))
     return directory
 
 
@@ -208,23 +208,23 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
     question = {
         "question_id": f"{image_id}/q",
         "text": f"what colour is the {name} ?",
-        "answers": [COLOURS[colour]] * 10,
+        "answers": [COLORS[colour]] * 10,
         "question_type": "what colour is",
         "answer_type": "other",
     }
     statement = {
         "statement_id": f"{image_id}/s",
-        "text": f"the {name} is {COLOURS[said]}",
+        "text": f"the {name} is {COLORS[said]}",
         "label": said == colour,
         "group": image_id,
     }
-    sure = {"text": f"the {name} is {COLOURS[said]}", "gold_label": "entailment" if said == colour else "contradiction"}
+    sure = {"text": f"the {name} is {COLORS[said]}", "gold_label": "entailment" if said == colour else "contradiction"}
     open_ = {"text": f"what is a {name}", "gold_label": "neutral"}
     hypotheses = [
         {"hypothesis_id": f"{image_id}/h{i}", "annotator_labels": [row["gold_label"]] * 2 + ["neutral"], **row}
         for i, row in enumerate((sure, open_))
     ]
-    colours = [COLOURS[i] if i < 3 else "a" for i in (colour, *(i for i in range(4) if i != colour))]
+    colours = [COLORS[i] if i < 3 else "a" for i in (colour, *(i for i in range(4) if i != colour))]
     shapes = [CLASSES[i] if i else "a" for i in (shape, *(i for i in range(4) if i != shape))]
     order = [int(i) for i in np.random.default_rng(len(image_id) + 7 * shape + colour).permutation(4)]
     choice = {
@@ -243,7 +243,7 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
         height=10,
         regions=_regions(rng, shape, colour),
         rows={
-            "captions": [{"caption_id": f"{image_id}/c", "text": f"a {COLOURS[colour]} {name}"}],
+            "captions": [{"caption_id": f"{image_id}/c", "text": f"a {COLORS[colour]} {name}"}],
             "questions": [question],
             "statements": [statement],
             "choices": [choice],

@@ -44,7 +44,7 @@ from vlp_models.training.data import LoaderFactory
 from vlp_models.training.run import Plan, fit
 from vlp_models.training.scheduled_sampling import make_loss
 
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
+COLORS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 CONFIG: dict[str, Any] = {**SIZES, "height": 32, "width": 32, "dropout": 0.1, "augment": ["random_resized_crop"]}
 CONFIG |= {"mvm_probability": 0.5, "resize": "squash", "revive_after": 2}
 SGD = {"kind": "sgd", "lr": 1e-2, "frozen_epochs": 1}
@@ -58,9 +58,9 @@ def write_pixels(directory: Path) -> Path:
     for split, images in (("train", 24), ("val", 4), ("test", 4)):
         writer = ShardWriter(directory, split, images_per_shard=16)
         for number in range(images):
-            colour, image_id = sorted(COLOURS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
+            colour, image_id = sorted(COLORS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
             picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
-            picture.paste(COLOURS[colour], (2, 2, 12, 12))
+            picture.paste(COLORS[colour], (2, 2, 12, 12))
             captions = [f"a {colour} square", f"the square is {colour}", f"the {colour} square ?"]
             rows = [{"caption_id": f"{image_id}/{i}", "text": text} for i, text in enumerate(captions)]
             writer.add(

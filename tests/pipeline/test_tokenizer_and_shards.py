@@ -27,7 +27,7 @@ from vlp_models.params import Params, load_params
 from vlp_models.pipeline.stages import shards, tokenizer
 
 SPLIT_OF = {0: "train", 1: "train", 2: "train", 3: "val", 4: "test"}
-COLOURS = ["red", "green", "blue", "yellow", "purple"]
+COLORS = ["red", "green", "blue", "yellow", "purple"]
 
 
 def regions_of(number: int) -> RegionArrays:
@@ -48,7 +48,7 @@ def workspace(tmp_path: Path) -> Workspace:
     rows: dict[str, list[dict[str, Any]]] = {"images": [], "captions": [], "questions": [], "statements": []}
     for number in reversed(SPLIT_OF):  # tables need not be sorted
         image_id = f"scenes/{number}"
-        colour = COLOURS[number]
+        colour = COLORS[number]
         path = tmp_path / f"{number}.{'webp' if number == 1 else 'png'}"
         Image.new("RGB", (20, 10), colour).save(path)
         rows["images"].append(
@@ -107,14 +107,14 @@ def params() -> Params:
     )
 
 
-def test_shards_hold_every_row_beside_its_image(workspace: Workspace, params: Params) -> None:
+def test_shards_store_every_row_with_its_image(workspace: Workspace, params: Params) -> None:
     shards.run(params, workspace)
     for split in ("train", "val", "test"):
         numbers = [number for number in SPLIT_OF if SPLIT_OF[number] == split]
         images = ShardDataset(workspace.shards, split, "images", pixels=True)
         assert [sample.image_id for sample in images] == [f"scenes/{number}" for number in numbers]
         for number, sample in zip(numbers, images, strict=True):
-            assert sample["captions"] == (f"a {COLOURS[number]} cube",) * 2
+            assert sample["captions"] == (f"a {COLORS[number]} cube",) * 2
             assert sample.regions is not None
             np.testing.assert_array_equal(sample.regions.features, regions_of(number).features)
             assert sample.pixels is not None and sample.pixels[1:4] == b"PNG"  # the WebP file as well
@@ -145,7 +145,7 @@ PIXELS = ModelInputs(image=PixelInput(height=8, width=8))
 REGIONS = ModelInputs(image=RegionInput())
 
 
-def test_models_of_pixels_need_no_features(workspace: Workspace, params: Params) -> None:
+def test_pixel_models_need_no_features(workspace: Workspace, params: Params) -> None:
     shutil.rmtree(workspace.features)
     auto = dataclasses.replace(params, shards=dataclasses.replace(params.shards, pixels="auto"))
     shards.run(auto, workspace, inputs=[PIXELS])
@@ -163,7 +163,7 @@ def test_models_of_pixels_need_no_features(workspace: Workspace, params: Params)
         shards.run(auto, workspace, inputs=[PIXELS, REGIONS])
 
 
-def test_shards_and_tokenizer_come_out_the_same_twice(workspace: Workspace, params: Params) -> None:
+def test_shards_and_tokenizer_are_deterministic(workspace: Workspace, params: Params) -> None:
     hashes = []
     for _ in range(2):
         shards.run(params, workspace)
@@ -182,20 +182,20 @@ def test_missing_features_are_counted_and_named(workspace: Workspace, params: Pa
     assert hash_path(workspace.shards) == before  # what was there is still there
 
 
-def test_an_image_that_went_away_is_named(workspace: Workspace, params: Params) -> None:
+def test_missing_image_is_named(workspace: Workspace, params: Params) -> None:
     (workspace.root / "4.png").unlink()
     with pytest.raises(DataError, match=r"4\.png"):
         shards.run(params, workspace)
     assert not workspace.shards.exists() and not list(workspace.shards.parent.glob(".shards*"))
 
 
-def test_inputs_that_are_not_there_yet(tmp_path: Path, params: Params) -> None:
+def test_missing_inputs_are_named(tmp_path: Path, params: Params) -> None:
     for stage in (shards, tokenizer):
         with pytest.raises(DataError, match="dvc repro validate"):
             stage.run(params, Workspace(tmp_path))
 
 
-def test_vocabulary_is_of_train_alone(workspace: Workspace, params: Params) -> None:
+def test_vocabulary_comes_from_train_only(workspace: Workspace, params: Params) -> None:
     tokenizer.run(params, workspace)
     vocabulary = Tokenizer.load(workspace.tokenizer).vocabulary
     assert {"red", "green", "blue", "cube"} <= set(vocabulary)
@@ -233,7 +233,7 @@ def test_a_vocabulary_of_a_folder_trimmed_to_the_texts(workspace: Workspace, par
         )
 
 
-def test_words_that_are_lost_are_counted_and_said(
+def test_unknown_words_are_counted_and_reported(
     workspace: Workspace, params: Params, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of nine words one is rarer than `min_frequency`, and two lose their vowel signs."""

@@ -21,7 +21,7 @@ from vlp_models.serving.predictor import Predictor
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
 
-COLOURS = ("red", "blue")
+COLORS = ("red", "blue")
 TOY = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}
 
 
@@ -32,12 +32,12 @@ def workspace(tmp_path: Path) -> Workspace:
     made.validated.mkdir(parents=True)
     images, statements = [], []
     for number in range(8):
-        colour = COLOURS[number % 2]
+        colour = COLORS[number % 2]
         path = tmp_path / f"{number}.{'jpg' if number < 4 else 'png'}"
         Image.new("RGB", (30 + number, 20), colour).save(path)
         row = {"image_id": f"d/{number}", "source": "d", "provenance": "", "sha256": ""}
         images.append(row | {"split": "train", "path": path.name, "width": 30 + number, "height": 20})
-        for said in COLOURS:
+        for said in COLORS:
             statement = {"statement_id": f"d/{number}-{said}", "text": f"it is {said}", "label": said == colour}
             statements.append(row | statement | {"group": "g"})
     for name, rows in (("images", images), ("statements", statements)):
