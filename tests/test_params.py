@@ -372,7 +372,7 @@ def test_a_preset_adds_runs_but_never_replaces_one(tmp_path: Path) -> None:
     assert params.model_of("tden-two-pass-vqa") == "tden"
     preset, before = tmp_path / "preset.yaml", path.read_bytes()
     preset.write_text("# x\nfinetune: {tden-vqa: {task: captioning, start: pretrain/tden}}\n")
-    with pytest.raises(ParamsError, match=r"`finetune\.tden-vqa` is taken, by one with `task: vqa`"):
+    with pytest.raises(ParamsError, match=r"`finetune\.tden-vqa` is used by an entry with `task: vqa`"):
         apply_overlay(path, preset, [])
     assert path.read_bytes() == before
 
@@ -431,7 +431,7 @@ def test_overlay_errors_name_the_setting(tmp_path: Path, setting: str, message: 
         with pytest.raises(ParamsError):
             apply_overlay(path, preset, [])
     path.write_text("")
-    with pytest.raises(ParamsError, match=r"params\.yaml: a mapping of params, found NoneType"):
+    with pytest.raises(ParamsError, match=r"params\.yaml: expected a mapping of params, found NoneType"):
         apply_overlay(path, None, [setting])
 
 

@@ -1,7 +1,7 @@
 """Presets: YAML overlays that edit params.yaml in place and keep its comments.
 
-A preset holds only the keys it changes. A mapping is merged, anything else replaces, `null` deletes a key. The result
-is checked as a whole before a byte is written.
+A preset has only the keys it changes. A mapping is merged, any other value replaces, `null` deletes a key. The result is
+checked as a whole before anything is written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
 from vlp_models.params.load import parse_yaml
 
-# What an entry of these sections is; the rest is how it is made.
+# The keys that define what an entry of these sections is; a preset may change all others.
 DEFINING = {
     "models": ("family",),
     "pretrain": ("model",),
@@ -27,10 +27,13 @@ DEFINING = {
 
 
 def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> list[str]:
-    """Merges `preset`, then `key.path=value` assignments, into `params_file`.
+    """Merge `preset`, then `key.path=value` assignments, into `params_file`.
 
-    Returns one line per changed key, `key: old -> new`. Raises `ParamsError` for a missing file, a malformed
-    assignment, a result that the schema refuses, or a run that can't be; the file is then left as it was.
+    Returns one line per changed key, `key: old -> new`.
+
+    Raises:
+        ParamsError: a missing file, a malformed assignment, a result that breaks the schema, or a run that is not
+            possible; the file is then unchanged.
     """
     from io import StringIO
 
@@ -60,47 +63,43 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
 
     document = read(params_file)
     if not isinstance(document, dict):
-        raise ParamsError(f"{params_file}: a mapping of params, found {type(document).__name__}")
+        raise ParamsError(f"{params_file}: expected a mapping of params, found {type(document).__name__}")
     changes: list[str] = []
     if preset is not None:
         overlay = read(preset) or {}
         if not isinstance(overlay, dict):
-            raise ParamsError(f"{preset}: a preset is a mapping of params, found {type(overlay).__name__}")
+            raise ParamsError(f"{preset}: expected a mapping of params, found {type(overlay).__name__}")
         _check_names_free(document, overlay, preset)
         _merge(document, overlay, "", changes)
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
-        named = re.split(r"[^\w.@-]", key, maxsplit=1)[0]  # no more of it is told: the value may be secret
+        named = re.split(r"[^\w.@-]", key, maxsplit=1)[0]  # for messages: the value may be secret
         if not separator:
             raise ParamsError(f"--set {named}: write it as key.path=value")
         try:
             nested: Any = parsed(text, "") if text else ""  # `key=null` removes the key
         except ParamsError:
-            raise ParamsError(f"--set {named}: the value is not valid YAML; if it is a text, quote it") from None
+            raise ParamsError(f"--set {named}: the value is not valid YAML; quote it if it is a string") from None
         for part in reversed(key.split(".")):
             nested = {part: nested}
         _merge(document, nested, "", changes)
     check_runs(parse_params(_plain(document), str(preset or params_file)))
     buffer = StringIO()
     yaml.dump(document, buffer)
-    whole = params_file.resolve()  # a link stays one
+    whole = params_file.resolve()  # keep a symbolic link
     with whole.open(encoding="utf-8", newline="") as before:
-        ends = "\r\n" if before.readline().endswith("\r\n") else "\n"
+        newline = "\r\n" if before.readline().endswith("\r\n") else "\n"
     temporary = whole.with_name(f".{whole.name}.partial")
     temporary.unlink(missing_ok=True)
-    temporary.touch(mode=0o600)  # until it has the file's own mode: it may hold a secret
-    temporary.write_text(buffer.getvalue(), encoding="utf-8", newline=ends)
+    temporary.touch(mode=0o600)  # private until it has the mode of the file: it may contain a secret
+    temporary.write_text(buffer.getvalue(), encoding="utf-8", newline=newline)
     shutil.copymode(whole, temporary)
     temporary.replace(whole)
     return changes
 
 
 def _check_names_free(document: Any, overlay: Any, preset: Path) -> None:
-    """A preset may change an entry, but not put another model or run in the place of one of the same name.
-
-    Raises:
-        ParamsError: says which name is taken.
-    """
+    """Raise a ParamsError if the preset would replace a model or run by another one of the same name."""
     for section, keys in DEFINING.items():
         entries, others = _mapping(document.get(section)), _mapping(overlay.get(section))
         for name, entry in others.items():
@@ -108,13 +107,13 @@ def _check_names_free(document: Any, overlay: Any, preset: Path) -> None:
                 there, new = _mapping(entries.get(name)).get(key), _mapping(entry).get(key)
                 if there is not None and new is not None and there != new:
                     raise ParamsError(
-                        f"{preset}: the name `{section}.{name}` is taken, by one with `{key}: {there}` (here `{key}: "
-                        f"{new}`); rename one of the two, or remove the other: `vlp use --set {section}.{name}=null`"
+                        f"{preset}: the name `{section}.{name}` is used by an entry with `{key}: {there}`, not `{key}: "
+                        f"{new}`; rename one of the two, or remove the other: `vlp use --set {section}.{name}=null`"
                     )
 
 
 def _mapping(value: Any) -> Any:
-    """What is none is for the schema to refuse."""
+    """Return the value, or {} if it is no mapping, which the schema will report."""
     return value if isinstance(value, dict) else {}
 
 
@@ -128,7 +127,7 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
         elif isinstance(value, dict) and isinstance(target.get(key), dict):
             _merge(target[key], value, place, changes)
             if not target[key]:
-                target[key] = type(target[key])()  # emptied in place, ruamel would write `{}` below the comment
+                target[key] = type(target[key])()  # if emptied in place, ruamel writes `{}` below the comment
         else:
             _drop_nulls(value)
             if key not in target or _plain(target[key]) != _plain(value):
@@ -138,7 +137,7 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
 
 
 def _drop_nulls(value: Any) -> None:
-    """Of a mapping that is new, in place: there is nothing to delete."""
+    """Remove nulls from a new mapping in place: they delete nothing."""
     if isinstance(value, dict):
         for key, inner in list(value.items()):
             if inner is None:
