@@ -180,11 +180,11 @@ def run_pipeline(targets: list[str]) -> int:
 
 
 def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
-    from vlp_models.pipeline.parallel_finetune import finetune_beside
+    from vlp_models.pipeline.parallel_finetune import finetune_in_parallel
 
     began = time.time()
     environment = _dvc_environment()
-    code = finetune_beside(params, workspace.root, environment, _run_supervised) if not targets else 0
+    code = finetune_in_parallel(params, workspace.root, environment, _run_supervised) if not targets else 0
     code = code or _run_supervised([[sys.executable, "-m", "dvc", "repro", *targets]], environment)
     if code:
         print(

@@ -22,7 +22,7 @@ class Supervised(Protocol):
     def __call__(self, commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int: ...
 
 
-def finetune_beside(params: Params, root: Path, environment: dict[str, str], supervised: Supervised) -> int:
+def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str], supervised: Supervised) -> int:
     """Train the stale fine-tunings that start from pretrained models, `trainer.parallel_finetune` at a time.
 
     Their inputs are brought up to date first. Returns the first exit code that is not 0.
