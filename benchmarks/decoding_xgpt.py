@@ -27,7 +27,7 @@ from torch import Tensor
 
 from vlp_models.data.batch import Image, Text
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.decoding.search import Steps
+from vlp_models.models.decoding.search import DecodingModel
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.xgpt.model import XGPT
@@ -59,7 +59,7 @@ class Projected:
         memory = Memory(layers=layers, mask=padding_mask(packing.mask_BT), owner_N=None)
         last_NT = torch.zeros_like(ids_NT, dtype=torch.bool)
         last_NT[:, -1] = True
-        return self.model.tell(ids_NT, last_NT, memory), ((x_KD, packing), ids_NT)
+        return self.model.predict_next(ids_NT, last_NT, memory), ((x_KD, packing), ids_NT)
 
     def reorder(self, state: tuple[Encoded, Tensor], index_N: Tensor) -> tuple[Encoded, Tensor]:
         (x_KD, packing), prefix_NT = state
@@ -104,7 +104,7 @@ def build(paper: bool) -> XGPT:
 def main(arguments: argparse.Namespace) -> None:
     model, regions = build(arguments.paper), 100 if arguments.paper else 16
     image = random_regions(arguments.images, regions, FEATURE_DIM).to(DEVICE)
-    ways: dict[str, Steps] = {"cached": model, "projected": Projected(model), "encoded": EncodedAnew(model)}
+    ways: dict[str, DecodingModel] = {"cached": model, "projected": Projected(model), "encoded": EncodedAnew(model)}
     with torch.no_grad():
         found = {name: decode(way, image, BEAM) for name, way in ways.items()}
         said = {name: [h.ids for h in hypotheses] for name, hypotheses in found.items()}

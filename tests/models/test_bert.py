@@ -62,7 +62,7 @@ def states(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
         x = model.text_embedding(ids, torch.zeros_like(ids), torch.arange(ids.shape[1]))
         return model.encode(x, mask, 0, torch.zeros(len(ids), dtype=torch.bool))[0]
     if family == "XGPT":
-        x = model.read_words(ids, words)
+        x = model.embed_text(ids, words)
         for block in model.encoder_layers():
             x = block.encode(x, padding_mask(mask), words)
         return x

@@ -15,7 +15,7 @@ from toy_dataset import make_toy
 from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.models.checkpoint import SUMS, CheckpointInfo, build_from_config, read_config, write_checkpoint
 from vlp_models.params import to_plain
-from vlp_models.serving.bundle import read_made
+from vlp_models.serving.bundle import read_features_config
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -109,4 +109,4 @@ def test_looking_at_a_size_first_changes_no_weight(sound: Path) -> None:
 def test_a_bundle_that_does_not_say_how_its_regions_were_made_is_refused(made: Any, tmp_path: Path) -> None:
     (tmp_path / "features.json").write_text(json.dumps(made))
     with pytest.raises(VLPError, match=r"features.json"):
-        read_made(tmp_path)
+        read_features_config(tmp_path)

@@ -269,7 +269,7 @@ def test_two_passes(make_batch, scheme):
 
 def test_two_passes_of_drawn_objectives_are_refused():
     recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="sample")
-    with pytest.raises(ParamsError, match="it needs `mix: sum`, not sample"):
+    with pytest.raises(ParamsError, match="set `mix: sum`, not sample"):
         make_loss(tiny_unified_vlp(), recipe, ScheduledSamplingParams(scheme="a"), name="u")
 
 

@@ -54,9 +54,9 @@ def everything(model: XGPT, batch: Batch) -> dict[str, torch.Tensor]:
         words[:, 1] = True
         image = model.encode_image(batch.image)
         read = batch.text.ids_BT.masked_fill(words, 4)
-        found["fragment"] = model.tell_fragment(read, words, batch.text, image)
-        memory = model.denoise(read, batch.text.mask_BT, image)
-        found["denoised"] = model.tell(batch.text.ids_BT, words, memory)
+        found["fragment"] = model.predict_fragment(read, words, batch.text, image)
+        memory = model.encode_infilled(read, batch.text.mask_BT, image)
+        found["denoised"] = model.predict_next(batch.text.ids_BT, words, memory)
         found["regions"] = torch.stack(
             [
                 model.generate_regions(one.text, image.select(torch.tensor([i])), one.image).mean
@@ -146,7 +146,7 @@ def test_a_signal_on_keys_alone_is_nothing_with_two_attentions_in_a_row(
     block, image = model.decoder_layers()[0], model.encode_image(batch.image)
     assert block.signal is not None
     words = Packing.of(batch.text.mask_BT)
-    x_MD, causal = model.read_words(batch.text.ids_BT, words), causal_mask(words.shape[1])
+    x_MD, causal = model.embed_text(batch.text.ids_BT, words), causal_mask(words.shape[1])
     memory = model.encode(image.refined_KD, image.packing)
 
     told = block.project(image.refined_KD, image.packing)
@@ -185,9 +185,9 @@ def test_one_seed_one_model() -> None:
         ({"layers": 0}, "layers"),
         ({"imlm_fragment": 1.5}, "imlm_fragment"),
         ({"structure": "enc", "cross_attention": "separate"}, "one attention over source and target"),
-        ({"structure": "enc", "signal": "query"}, "take `signal: kv`"),
-        ({"cross_attention": "shared_merged", "signal": "query"}, "take `signal: kv`"),
-        ({"mask_id": 29}, "no word stands behind mask_id 29"),
+        ({"structure": "enc", "signal": "query"}, "set `signal: kv`"),
+        ({"cross_attention": "shared_merged", "signal": "query"}, "set `signal: kv`"),
+        ({"mask_id": 29}, "no word has an id above mask_id 29"),
     ],
 )
 def test_wrong_configs_are_explained(config: dict[str, object], message: str) -> None:
@@ -204,9 +204,9 @@ def test_wrong_inputs_are_explained(make_batch: Any) -> None:
         model.generation_logits(batch.image, batch.text)
     with pytest.raises(ParamsError, match="max_positions is 8"):
         model.start(batch.image, max_len=9)
-    with pytest.raises(ParamsError, match=r"can't learn \['mlm'\], only \['ic', 'imlm', 'ida', 'tifg'\]"):
+    with pytest.raises(ParamsError, match=r"has no objective \['mlm'\], only \['ic', 'imlm', 'ida', 'tifg'\]"):
         losses(model, batch, {"mlm": None})
-    with pytest.raises(DataError, match="take `view: captions`"):
+    with pytest.raises(DataError, match="set `view: captions`"):
         losses(model, dataclasses.replace(batch, image=None), {"ida": None})
 
 

@@ -115,7 +115,7 @@ def test_the_hidden_words_are_out_of_sight(make_batch: Any) -> None:
     other = torch.where(words, (ids + 1 - 5) % 25 + 5, ids)
     image = model.encode_image(batch.image)
     told = [
-        model.tell_fragment(masked, words, dataclasses.replace(batch.text, ids_BT=read), image)[first[words]]
+        model.predict_fragment(masked, words, dataclasses.replace(batch.text, ids_BT=read), image)[first[words]]
         for read in (ids, other)
     ]
     assert torch.equal(*told)
@@ -189,18 +189,18 @@ def test_two_passes_by_the_fragment(make_batch: Any) -> None:
         mask_probability=0.0,
     )
     words, image = corruption.words_BT, model.encode_image(batch.image)
-    first = model.tell_fragment(corruption.ids_BT, words, batch.text, image)
+    first = model.predict_fragment(corruption.ids_BT, words, batch.text, image)
     read = corruption.ids_BT.clone()
     read[words] = first.argmax(-1)
-    second = model.tell_fragment(read, words, batch.text, image)
+    second = model.predict_fragment(read, words, batch.text, image)
     expected = torch.nn.functional.cross_entropy(second, batch.text.ids_BT[words])
     torch.testing.assert_close(learnt.losses["imlm_pass2"].mean, expected)
     assert not torch.allclose(first, second)
-    with pytest.raises(ParamsError, match="`scheme: a` fits"):
+    with pytest.raises(ParamsError, match="set `scheme: a`"):
         make_loss(model, recipe({"imlm": 1.0}), ScheduledSamplingParams(scheme="b"), name="xgpt")
-    with pytest.raises(ParamsError, match="needs `mix: sum`, not alternate"):
+    with pytest.raises(ParamsError, match="set `mix: sum`, not alternate"):
         make_loss(model, recipe({"imlm": 1.0}, "alternate"), ScheduledSamplingParams(scheme="a"), name="xgpt")
-    with pytest.raises(ParamsError, match="names none that predicts masked words"):
+    with pytest.raises(ParamsError, match="no objective in .* predicts masked words"):
         make_loss(model, recipe({"ic": 1.0}), ScheduledSamplingParams(scheme="a"), name="xgpt")
 
 

@@ -36,7 +36,7 @@ EXPERTS = {"vision": "imag", "language": "text", "vision_language": "vl"}
 HEADS = {544: 16}  # attention heads of the size base_plus; in the other sizes a head is 64 wide
 _NOTES = (
     "Pairs of one image are each other's negatives in the authors' code. Pretraining from here does the same; for",
-    "fine-tuning retrieval by embeddings set options.twins_are_negatives: true.",
+    "fine-tuning retrieval by embeddings set options.same_image_negatives: true.",
 )
 
 
@@ -126,7 +126,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
         "positions": "relative" if relative else "absolute",
         "layer_scale": 0.1 if "blocks.0.attention_scale" in mapping.weights else 0.0,
         "max_scale": 0.0,
-        "twins_are_negatives": True,
+        "same_image_negatives": True,
         "whole_words": True,
         "image_codes": 0,
     }

@@ -1,4 +1,4 @@
-"""XGPT's sizes and settings. Where the paper decides, its choice is the default; model.py says where it doesn't."""
+"""XGPT's config. The paper's values are the defaults; model.py lists the choices where it is silent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlp_models.params.schema import NonNegativeInt, PositiveFloat, PositiveInt,
 class XGPTConfig:
     """The paper's base size is the default: 768 wide, 8 heads, 12 layers (its tiny one: 6).
 
-    The first two are the data's.
+    The data determines the first two and `mask_id`.
     """
 
     vocab_size: int
@@ -30,41 +30,43 @@ class XGPTConfig:
     attention_dropout: Share = 0.1
     feature_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the same entries of all regions of an image
     layer_norm_eps: PositiveFloat = 1e-12
-    embedding_norm_eps: PositiveFloat = 1e-5  # 1e-12 would turn a blank region's gradient into 1e6 times itself
+    embedding_norm_eps: PositiveFloat = 1e-5  # with 1e-12 the gradient of a blank region would grow by a factor of 1e6
     init_std: PositiveFloat = 0.02
     mask_id: NonNegativeInt = 4  # of [MASK]: 4 in a vocabulary trained here, 103 in BERT's
-    separate_region_norms: bool = False  # normalise feature and location before they are added, as UNITER and LXMERT do
+    separate_region_norms: bool = False  # normalize feature and location before adding them, as UNITER and LXMERT do
 
-    # Table 3. enc_dec_share: one stack that encodes and decodes; enc_dec: two; enc: one stack over source and target
-    # side by side, with UniLM's masks, so that a layer of the target sees the same layer of the source.
+    # Table 3. enc_dec_share: one stack that encodes and decodes; enc_dec: two stacks; enc: one stack over source and
+    # target joined, with UniLM's masks, so a layer of the target attends to the same layer of the source.
     structure: Literal["enc_dec_share", "enc_dec", "enc"] = "enc_dec_share"
-    # How a decoder layer reads what was encoded. shared_sequential: past words, then memory, with the same weights;
-    # separate: with weights of its own for the memory; shared_merged: both in one softmax. None: shared_sequential of
-    # enc_dec_share, separate of enc_dec (Vaswani et al. 2017); enc has the merged one and no other.
+    # How a decoder layer attends to what was encoded. shared_sequential: past words, then memory, with the same
+    # weights; separate: other weights for the memory; shared_merged: both in one softmax. None: shared_sequential for
+    # enc_dec_share, separate for enc_dec (Vaswani et al. 2017), shared_merged for enc, which has no other.
     cross_attention: Literal["shared_sequential", "shared_merged", "separate"] | None = None
-    # What tells a layer that keys and values are the encoder's. none: nothing has to be learnt for it; kv: a vector
-    # added to the states that are attended to; query: one added to the states that attend.
+    # What distinguishes the encoder's keys and values. none: no parameter; kv: a vector added to the states that keys
+    # and values are projected from; query: one added to the states that queries are projected from.
     signal: Literal["none", "kv", "query"] = "none"
     cross_norm: Literal["own", "shared"] = "own"  # the LayerNorm after attention over the memory
 
     refiner_layers: NonNegativeInt = 1  # 0: regions are not refined
-    refiner_gate: Literal["projected", "raw"] = "projected"  # the query in the gate: the paper; AoANet's code
-    refiner_norm: Literal["post", "pre"] = "post"  # the paper; AoANet's code
+    refiner_gate: Literal["projected", "raw"] = "projected"  # the query in the gate: paper; AoANet's code
+    refiner_norm: Literal["post", "pre"] = "post"  # paper; AoANet's code
 
     imlm_fragment: Share = 0.5  # of the words
-    imlm_reads: Literal["fragment", "caption"] = "fragment"  # the decoder: the fragment alone (MASS), or all before it
-    ida_masks: Literal["single", "multi"] = "single"  # [MASK]s for a span (table 4)
+    imlm_reads: Literal["fragment", "caption"] = (
+        "fragment"  # the decoder reads the fragment alone (MASS), or all words before it
+    )
+    ida_masks: Literal["single", "multi"] = "single"  # one [MASK] per span, or one per word (table 4)
     ida_share: Share = 0.3  # of the words
     ida_span: PositiveFloat = 3.0  # mean length
-    ida_empty_spans: bool = False  # spans of no word, as BART has them
+    ida_empty_spans: bool = False  # spans without a word, as in BART
     ida_matching: bool = True  # the attention-driven image-text matching
-    ida_residual: bool = False  # words keep their embedding and add what they found; the paper replaces it
-    tifg_target: Literal["embedding", "raw"] = "embedding"  # of the model, or the detector's features
+    ida_residual: bool = False  # words keep their embedding and add what they attend to; the paper replaces it
+    tifg_target: Literal["embedding", "raw"] = "embedding"  # the model's, or the detector's features
     tifg_reduction: Literal["mean", "sum"] = "mean"  # over a region's features
 
     @property
     def attends(self) -> Literal["shared_sequential", "shared_merged", "separate"]:
-        """`cross_attention`, decided."""
+        """`cross_attention` with its default filled in."""
         if self.cross_attention is not None:
             return self.cross_attention
         defaults: dict[str, Literal["shared_sequential", "shared_merged", "separate"]]
@@ -75,14 +77,14 @@ class XGPTConfig:
         if self.hidden % self.heads:
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if self.mask_id + 1 >= self.vocab_size:
-            raise ParamsError(f"config: no word stands behind mask_id {self.mask_id} of {self.vocab_size}")
+            raise ParamsError(f"config: no word has an id above mask_id {self.mask_id} of {self.vocab_size}")
         if self.structure == "enc" and self.attends != "shared_merged":
             raise ParamsError(
                 f"config: `structure: enc` has one attention over source and target; `cross_attention: {self.attends}` "
-                "is for enc_dec_share and enc_dec; leave it out"
+                "is for enc_dec_share and enc_dec; remove it"
             )
         if self.signal == "query" and self.attends == "shared_merged":
             raise ParamsError(
-                "config: `signal: query` tells two attentions apart; where both are merged (`structure: enc`, "
-                "`cross_attention: shared_merged`) take `signal: kv`"
+                "config: `signal: query` distinguishes two attentions; if both are merged (`structure: enc`, "
+                "`cross_attention: shared_merged`), set `signal: kv`"
             )

@@ -1,47 +1,47 @@
 """XGPT: one stack of transformer layers that encodes images and texts, and decodes either from the other.
 
 Q. Xia, H. Huang, N. Duan et al.: "XGPT: Cross-modal Generative Pre-Training for Image Captioning", NLPCC 2021
-(arXiv 2003.01473, its later version). There is no public code.
+(arXiv 2003.01473, the later version). The authors published no code.
 
-                      what the encoder reads                     what the decoder tells
+            what the encoder reads                              what the decoder predicts
     IC      regions                                         ->   the caption
-    IMLM    regions, and the caption with a fragment masked ->   the fragment
-    IDA     regions, and what the words of a caption with   ->   the caption
-            spans of it masked find in the regions
+    IMLM    regions, and the caption with a masked fragment ->   the fragment
+    IDA     regions, and the regions that the words of a    ->   the caption
+            caption with masked spans attend to
     TIFG    the caption                                     ->   the regions
 
-What the paper says: a region is one linear layer over its feature and location, refined by attention on attention; a
-word is its token and its position. 12 layers, 768 wide, 8 heads; encoder and decoder share them, and so do attention
-over past words and attention over the encoder's last layer. IMLM hides one fragment of half the words, 80% of it by
-[MASK], 10% by random words, 10% not at all. IDA replaces spans of Poisson(3) words by one [MASK] each, and each word's
-embedding by the sum of the regions it attends to. TIFG generates x^I by mean squared error. The losses are learnt in
-turns (`mix: alternate`), each with an update of its own. Beam 2, no length penalty.
+The paper: a region is one linear layer over its feature and location, refined by attention on attention; a word is its
+token and its position. 12 layers, 768 wide, 8 heads; encoder and decoder share them, and so do attention over past
+words and attention over the encoder's last layer. IMLM masks one fragment of half the words: 80% [MASK], 10% random
+words, 10% unchanged. IDA replaces spans of Poisson(3) words by one [MASK] each, and each word's embedding by the
+weighted sum of the regions it attends to. TIFG generates x^I with mean squared error. The losses take turns
+(`mix: alternate`), each with an update of its own. Beam size 2, no length penalty.
 
-Where the paper is silent, what is done here:
-- BERT-based, so: post-LN, exact GELU, 3072 wide inside, learned positions, LayerNorm and dropout after embeddings,
-  N(0, 0.02), and output weights tied to the word embeddings, with a bias. Attention over the memory has a LayerNorm of
-  its own.
-- The "signal ... for efficient re-use" that tells the decoder's keys from the encoder's is the argument of a function:
-  the encoder's are projected once an image (block.py, which has the other readings: `signal`, `cross_attention`).
-- Captions begin with [CLS] and end with [SEP]. Both count in the paper's 60 tokens.
-- IMLM's decoder reads the fragment alone, after [CLS], at the positions it has in the caption (MASS). The fragment lies
-  anywhere with equal chances. The encoder sees its placeholders: it is IDA that hides a length.
-- IDA hides 30% of the words (BART), spans of one word at least, never two side by side. What a word found gets the
-  position of the word that it takes the place of; [CLS] and [SEP] are words here. The matching's first third of W has
-  no effect, and is left out (matching.py).
-- TIFG's target is x^I before it is refined and without dropout, and does not learn: a target that moves with the loss
-  would make itself small. The decoder reads the regions before, too, as they are, without a position, after a learned
-  first vector, the most confident first (`features.order: score` sorts imported ones). A linear layer makes vectors of
-  what it says. The distance is the mean over features; the equation's sum is 768 times as much (`tifg_reduction`).
-- Of text alone (`view: texts`), IMLM is MASS, with which the paper pretrains on texts.
+Choices where the paper is silent:
+- BERT-based, so post-LN, exact GELU, 3072 wide inside, learned positions, LayerNorm and dropout after embeddings,
+  N(0, 0.02), and output weights tied to the word embeddings, with a bias. Attention over the memory has its own
+  LayerNorm.
+- The "signal ... for efficient re-use" that distinguishes the decoder's keys from the encoder's is which of the two are
+  passed in: the encoder's are projected once per image (layers.py has other readings: `signal`, `cross_attention`).
+- Captions start with [CLS] and end with [SEP]. Both count among the paper's 60 tokens.
+- IMLM's decoder reads the fragment alone, after [CLS], at its positions in the caption (MASS). All places of the
+  fragment are equally likely. The encoder reads its placeholders; only IDA hides a length.
+- IDA hides 30% of the words (BART), in spans of at least one word, never two adjacent ones. What a word attends to gets
+  the position of the word it replaces; [CLS] and [SEP] count as words. The first third of the matching's W has no
+  effect and is left out (`Matching`).
+- TIFG's target is x^I before refinement and without dropout, and has no gradient: a target that moves with the loss
+  could shrink it. The decoder reads the regions before, unrefined and without a position, after a learned first vector,
+  the most confident region first (`features.order: score` sorts imported ones). A linear layer maps its states to
+  vectors. The distance is the mean over features; the equation's sum is 768 times as much (`tifg_reduction`).
+- On text alone (`view: texts`), IMLM is MASS, with which the paper pretrains on texts.
 
-The recipe's `mask_probability` has no part in this: `imlm_fragment` and `ida_share` of the config say what is hidden.
-Two-pass scheduled sampling (training/scheduled_sampling.py) knows one path: in the second pass IMLM's encoder reads what the first
-one told of the fragment where placeholders stood. Only real tokens are computed (layers/packing.py), and vocabulary
-logits only where a word is told.
+The recipe's `mask_probability` has no effect: `imlm_fragment` and `ida_share` of the config determine what is hidden.
+Two-pass scheduled sampling (training/scheduled_sampling.py) has one path: in the second pass, IMLM's encoder reads the
+first pass's predictions in place of the fragment's placeholders. Only real tokens are computed (layers/packing.py), and
+vocabulary logits of predicted words only.
 
-Shape suffixes: B images, R regions, K packed regions; N texts (or hypotheses), T text tokens, M packed ones, F tokens
-of a fragment; D hidden, V vocabulary.
+Shape suffixes: B images, R regions, K packed regions; N texts (or hypotheses), T text tokens, M packed ones, U tokens
+of an infilled sentence; F features, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masked_modeling import Corruption, mask_tokens
 from vlp_models.objectives.span_masking import draw_spans, replace_spans, select_fragment
 
-Learners = Mapping[str, Tensor | None]  # objective -> bool [N], which samples learn it; None: all
+Learners = Mapping[str, Tensor | None]  # objective -> bool [N], the samples that train it; None: all
 
 
 class XGPT(nn.Module):
-    """Meets `Generates`, `Pretrains`, `PredictsMaskedWords` and `LoadsPartially` of models/protocols.py, on regions."""
+    """Implements `Generates`, `Pretrains` and `PredictsMaskedWords`, on regions."""
 
     config_class: ClassVar[type] = XGPTConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -118,40 +118,24 @@ class XGPT(nn.Module):
             )
             for _ in range(config.refiner_layers)
         )
-        self.refined_norm = None  # what was normalised before each layer is not after the last
+        self.refined_norm = None  # with pre-norm, the last layer's output is not normalized yet
         if config.refiner_layers and config.refiner_norm == "pre":
             self.refined_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
         self.text_embedding = TextEmbedding(
             config.vocab_size, hidden, max_positions=config.max_positions, dropout=config.dropout, eps=eps
         )
-        two = config.structure == "enc_dec"
-        self.layers = self.stack(attends=not two)
-        self.decoder = self.stack(attends=True) if two else None  # EncDec has a second stack
+        two = config.structure == "enc_dec"  # EncDec has a second stack
+        self.layers = nn.ModuleList(Block(config, decodes=not two) for _ in range(config.layers))
+        decoder = (Block(config, decodes=True) for _ in range(config.layers))
+        self.decoder = nn.ModuleList(decoder) if two else None
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.matching = Matching(hidden) if config.ida_matching else None
-        self.first_region = nn.Parameter(torch.zeros(1, hidden))  # begins a row of regions, as [CLS] begins a caption
+        self.first_region = nn.Parameter(torch.zeros(1, hidden))  # starts a row of regions, as [CLS] starts a caption
         self.region_head = nn.Linear(hidden, hidden if config.tifg_target == "embedding" else config.feature_dim)
         init_weights(self, config.init_std)
         for block in self.decoder_layers():
             if block.signal is not None:
                 nn.init.zeros_(block.signal)
-
-    def stack(self, *, attends: bool) -> nn.ModuleList:
-        config = self.config
-        return nn.ModuleList(
-            Block(
-                config.hidden,
-                config.heads,
-                config.intermediate,
-                attends=config.attends if attends else None,
-                signal=config.signal,
-                own_norm=config.cross_norm == "own",
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                eps=config.layer_norm_eps,
-            )
-            for _ in range(config.layers)
-        )
 
     def encoder_layers(self) -> list[Block]:
         return cast("list[Block]", self.layers)
@@ -159,10 +143,10 @@ class XGPT(nn.Module):
     def decoder_layers(self) -> list[Block]:
         return cast("list[Block]", self.layers if self.decoder is None else self.decoder)
 
-    # ---- From words and regions to the encoder, to the decoder, to words ----------------------------------------
+    # ---- Encoder and decoder ------------------------------------------------------------------------------------
 
     def encode_image(self, image: Image) -> ImageStates:
-        """Regions, embedded and refined (sections 3 and A.1)."""
+        """Embed and refine the regions (sections 3 and A.1)."""
         if not isinstance(image, Regions):
             raise DataError("XGPT reads region features: run the features stage, or choose a model that reads pixels")
         embedded_KD, packing = self.region_embedding(image)
@@ -172,8 +156,8 @@ class XGPT(nn.Module):
         x_KD = x_KD if self.refined_norm is None else self.refined_norm(x_KD)
         return ImageStates(embedded_KD=embedded_KD, refined_KD=x_KD, packing=packing)
 
-    def read_words(self, ids_NT: Tensor, words: Packing) -> Tensor:
-        """Words embedded, [M, D]."""
+    def embed_text(self, ids_NT: Tensor, words: Packing) -> Tensor:
+        """Embed the packed words, [M, D]."""
         length = words.shape[1]
         if length > self.config.max_positions:
             raise ParamsError(f"{length} tokens of text, but config.max_positions is {self.config.max_positions}")
@@ -181,39 +165,41 @@ class XGPT(nn.Module):
         return embedded
 
     def encode(self, x: Tensor, packing: Packing, owner_N: Tensor | None = None) -> Memory:
-        """The encoder, over images, over texts, or over both side by side, as the decoder will attend to it.
+        """Run the encoder over images, texts, or both joined, and project the result for the decoder.
 
-        owner_N: whose memory each text to be decoded reads; None: text i that of row i.
+        owner_N: the row that each decoded text reads; None: text i reads row i.
         """
         mask, states = padding_mask(packing.mask_BT), [x]
         for block in self.encoder_layers():
             states.append(block.encode(states[-1], mask, packing))
-        # A decoder layer reads the encoder's last one; in a single stack, what its twin read.
+        # A decoder layer reads the encoder's last layer; with `structure: enc`, the input of the same layer.
         read = states[:-1] if self.config.structure == "enc" else states[-1:] * len(states[:-1])
         pairs = zip(self.decoder_layers(), read, strict=True)
         return Memory(layers=tuple(block.project(x, packing) for block, x in pairs), mask=mask, owner_N=owner_N)
 
     def encode_both(self, words_MD: Tensor, words: Packing, image: ImageStates | None) -> Memory:
-        """Words and the regions of their images side by side, text i with image i; None: words alone."""
+        """Run the encoder over words and the regions of their images joined, text i with image i; None: words alone."""
         if image is None:
             return self.encode(words_MD, words)
         return self.encode(torch.cat([words_MD, image.refined_KD]), words.concat(image.packing))
 
     def decode(self, x_MD: Tensor, packing: Packing, memory: Memory) -> Tensor:
-        """The decoder: each token in the light of those before it and of the memory. [M, D]"""
+        """Run the decoder: each token attends to those before it and to the memory. [M, D]"""
         causal = causal_mask(packing.shape[1], x_MD.device)
         for block, keys in zip(self.decoder_layers(), memory.layers, strict=True):
             x_MD = block.decode(x_MD, causal, packing, keys, memory)
         return x_MD
 
-    def tell(self, ids_NT: Tensor, at_NT: Tensor, memory: Memory) -> Tensor:
-        """Logits of the words that come behind these places, [M, V], row by row; what comes later is not computed."""
+    def predict_next(self, ids_NT: Tensor, at_NT: Tensor, memory: Memory) -> Tensor:
+        """Return the logits of the words after these positions, [M, V], in row-major order.
+
+        Tokens after the last position of a text are not computed."""
         words = Packing.of(at_NT.flip(1).cumsum(1).flip(1) > 0)
-        x_MD = self.decode(self.read_words(ids_NT, words), words, memory)
+        x_MD = self.decode(self.embed_text(ids_NT, words), words, memory)
         return self.predict_words(take(x_MD, words.rows_at(at_NT)))
 
     def predict_words(self, x_D: Tensor) -> Tensor:
-        """Vocabulary logits; any leading dimensions. Gather the positions that need them first."""
+        """Return vocabulary logits, [..., D] -> [..., V]. Gather the positions that need them first."""
         return F.linear(x_D, self.text_embedding.words.weight, self.word_bias)
 
     # ---- The four objectives ------------------------------------------------------------------------------------
@@ -221,10 +207,10 @@ class XGPT(nn.Module):
     def pretraining_losses(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Loss]:
-        """One unweighted loss per objective.
+        """Return one unweighted loss per objective.
 
         Raises:
-            ParamsError: an objective is unknown. DataError: it needs images and there are none.
+            ParamsError: an unknown objective. DataError: an objective needs images and the batch has none.
         """
         corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
         return self.masked_pass(batch, corruption, self.encode_corrupted(batch, corruption), objectives).losses
@@ -232,17 +218,17 @@ class XGPT(nn.Module):
     def corrupt(
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> SpanCorruption:
-        """What IMLM and IDA hide of the batch. mask_probability has no part in it.
+        """Draw what IMLM and IDA hide of the batch. mask_probability has no effect.
 
         Raises:
-            ParamsError: an objective is unknown. DataError: it needs images and there are none.
+            ParamsError: an unknown objective. DataError: an objective needs images and the batch has none.
         """
         if unknown := set(objectives) - set(self.objectives):
-            raise ParamsError(f"XGPT can't learn {sorted(unknown)}, only {list(self.objectives)}")
+            raise ParamsError(f"XGPT has no objective {sorted(unknown)}, only {list(self.objectives)}")
         if batch.text is None or (batch.image is None and set(objectives) != {"imlm"}):
             raise DataError(
-                f"XGPT learns {', '.join(objectives)} from captions of images: take `view: captions`; from texts "
-                "alone it learns `imlm`"
+                f"XGPT trains {', '.join(objectives)} on captions of images: set `view: captions`; on texts alone it "
+                "trains `imlm` only"
             )
         config, text = self.config, batch.text
         ids_NT, words_NT = text.ids_BT, torch.zeros_like(text.mask_BT)
@@ -271,7 +257,7 @@ class XGPT(nn.Module):
         return SpanCorruption(ids_BT=ids_NT, words_BT=words_NT, infilled_BU=infilled, infilled_mask_BU=infilled_mask)
 
     def encode_corrupted(self, batch: Batch, corruption: Corruption) -> ImageStates | None:
-        """The regions, embedded and refined, once for all passes. None of a batch of texts alone."""
+        """Embed and refine the regions, once for all passes; None for a batch without images."""
         return None if batch.image is None else self.encode_image(batch.image)
 
     def masked_pass(
@@ -283,11 +269,11 @@ class XGPT(nn.Module):
         ids: Mapping[str, Tensor] | None = None,
         after: MaskedPass | None = None,
     ) -> MaskedPass:
-        """One pass for these objectives. ids: what IMLM's encoder reads (`encoder`), else the masked sentences."""
+        """Run one pass for these objectives. ids: what IMLM's encoder reads (`encoder`); default: masked sentences."""
         losses: dict[str, Loss] = {}
         word_logits: dict[str, Tensor] = {}
         for name, learners in objectives.items():
-            text, rows_N = _of_learners(batch.text, None if image is None else len(batch.image), learners)
+            text, rows_N = _select_learners(batch.text, None if image is None else len(batch.image), learners)
             if name == "ic":
                 assert image is not None
                 memory = self.encode(image.refined_KD, image.packing, text.owner_N)
@@ -297,55 +283,59 @@ class XGPT(nn.Module):
             if name == "imlm":
                 read_NT = _rows((ids or {}).get("encoder", corruption.ids_BT), rows_N)
                 words_NT = _rows(corruption.words_BT, rows_N)
-                logits = self.tell_fragment(read_NT, words_NT, text, own)
+                logits = self.predict_fragment(read_NT, words_NT, text, own)
                 losses[name] = sentence_generation(logits, text.ids_BT[words_NT], name=name)
                 word_logits["encoder"] = logits.detach()
             elif name == "ida":
                 assert isinstance(corruption, SpanCorruption) and own is not None
                 ids_NU, mask_NU = (_rows(x, rows_N) for x in (corruption.infilled_BU, corruption.infilled_mask_BU))
-                losses[name] = self.caption_loss(text, self.denoise(ids_NU, mask_NU, own), name)
+                losses[name] = self.caption_loss(text, self.encode_infilled(ids_NU, mask_NU, own), name)
             else:
                 assert own is not None and isinstance(batch.image, Regions)
                 losses[name] = self.generate_regions(text, own, batch.image)
         return MaskedPass(losses=losses, word_logits=word_logits)
 
     def caption_loss(self, text: Text, memory: Memory, name: str) -> Loss:
-        """The whole caption, told from the memory: IC and IDA."""
-        logits = self.tell(text.ids_BT, text.has_next_BT, memory)
+        """Return the loss of the whole caption, decoded from the memory: IC and IDA."""
+        logits = self.predict_next(text.ids_BT, text.has_next_BT, memory)
         return sentence_generation(logits, text.next_tokens(text.has_next_BT), name=name)
 
-    def tell_fragment(self, read_NT: Tensor, words_NT: Tensor, text: Text, image: ImageStates | None) -> Tensor:
-        """IMLM: logits of the fragment's words, [M, V], from what the encoder reads and the words before them."""
+    def predict_fragment(self, read_NT: Tensor, words_NT: Tensor, text: Text, image: ImageStates | None) -> Tensor:
+        """Return IMLM's logits of the fragment's words, [M, V]. read_NT: what the encoder reads."""
         words = Packing.of(text.mask_BT)
-        memory = self.encode_both(self.read_words(read_NT, words), words, image)
+        memory = self.encode_both(self.embed_text(read_NT, words), words, image)
         if self.config.imlm_reads == "caption":
-            return self.tell(text.ids_BT, F.pad(words_NT[:, 1:], (0, 1)), memory)
+            return self.predict_next(text.ids_BT, F.pad(words_NT[:, 1:], (0, 1)), memory)
+        # The decoder reads [CLS] and the fragment but its last word, at their positions in the caption.
         rows_M, places_M = words_NT.nonzero(as_tuple=True)
-        rank_M = (words_NT.cumsum(1) - 1)[words_NT]  # of its words, 0 is the fragment's first
+        rank_M = (words_NT.cumsum(1) - 1)[words_NT]  # 0: the fragment's first word
         width = max(1, int(words_NT.sum(1).max())) if len(words_NT) else 1
         fragment = Packing(rows_M * width + rank_M, (len(words_NT), width))
         before_M = places_M - 1
         ids_M = torch.where(rank_M == 0, text.ids_BT[rows_M, 0], text.ids_BT[rows_M, before_M])
         return self.predict_words(self.decode(self.text_embedding(ids_M, before_M), fragment, memory))
 
-    def denoise(self, ids_NU: Tensor, mask_NU: Tensor, image: ImageStates) -> Memory:
-        """IDA: what the encoder makes of an image and of a caption with its spans replaced, each word become what it
-        finds in the image."""
+    def encode_infilled(self, ids_NU: Tensor, mask_NU: Tensor, image: ImageStates) -> Memory:
+        """Run IDA's encoder over an image and a caption with its spans replaced, each word replaced by the regions it
+        attends to."""
         words = Packing.of(mask_NU)
-        words_MD = self.read_words(ids_NU, words)
+        words_MD = self.embed_text(ids_NU, words)
         if self.matching is not None:
             found_MD = self.matching(words_MD, words, image.refined_KD, image.packing)
             if self.config.ida_residual:
                 found_MD = found_MD + self.text_embedding.words(words.pack(ids_NU))
-            words_MD = self.text_embedding.place(found_MD, words.positions_M)
+            words_MD = self.text_embedding.add_positions(found_MD, words.positions_M)
         return self.encode_both(words_MD, words, image)
 
     def generate_regions(self, text: Text, image: ImageStates, detected: Regions) -> Loss:
-        """TIFG: each region from the caption and the regions before it. `image` has a row a text, `detected` is as the
-        batch has it."""
+        """Return TIFG's loss: each region from the caption and the regions before it.
+
+        image: one row per text. detected: the batch's regions, one row per image.
+        """
         words, regions = Packing.of(text.mask_BT), image.packing
-        memory = self.encode(self.read_words(text.ids_BT, words), words)
+        memory = self.encode(self.embed_text(text.ids_BT, words), words)
         target_KD = image.embedded_KD.detach()
+        # The decoder reads the regions shifted by one, after the learned first vector.
         before_NRD = F.pad(regions.pad(self.region_dropout(target_KD)), (0, 0, 1, 0))[:, :-1]
         first_NR1 = F.pad(regions.mask_BT.new_ones(len(text), 1), (0, regions.shape[1] - 1))[..., None]
         x_KD = regions.pack(torch.where(first_NR1, self.first_region, before_NRD))
@@ -354,12 +344,12 @@ class XGPT(nn.Module):
             raw_NRF = detected.features_BRF
             target_KD = regions.pack(raw_NRF if text.owner_N is None else raw_NRF.index_select(0, text.owner_N))
         elif self.training and self.config.feature_dropout:
-            target_KD = self._whole(detected, text.owner_N, regions)
+            target_KD = self._embed_without_dropout(detected, text.owner_N, regions)
         return region_generation(generated, target_KD, reduction=self.config.tifg_reduction)
 
     @torch.no_grad()
-    def _whole(self, detected: Regions, owner_N: Tensor | None, regions: Packing) -> Tensor:
-        """x^I of each text's image with no feature dropped: nobody can tell from a caption what was. [M, D]"""
+    def _embed_without_dropout(self, detected: Regions, owner_N: Tensor | None, regions: Packing) -> Tensor:
+        """Return x^I of each text's image without feature dropout, which no caption could predict. [K, D]"""
         embedded_KD, packing = self.region_embedding(detected, drop=False)
         embedded_BRD = packing.pad(embedded_KD)
         return regions.pack(embedded_BRD if owner_N is None else embedded_BRD.index_select(0, owner_N))
@@ -367,15 +357,17 @@ class XGPT(nn.Module):
     # ---- Generation ---------------------------------------------------------------------------------------------
 
     def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
-        """[N, T, V], or [M, V] at the True positions of `at_NT`; position t predicts token t + 1. Images are encoded
-        once, also where several texts share one."""
+        """Return logits, [N, T, V], or [M, V] at the True positions of `at_NT`; position t predicts token t + 1.
+
+        An image is encoded once even if several texts share it.
+        """
         states = self.encode_image(image)
         memory = self.encode(states.refined_KD, states.packing, text.owners(len(image)))
-        logits = self.tell(text.ids_BT, text.mask_BT if at_NT is None else at_NT, memory)
+        logits = self.predict_next(text.ids_BT, text.mask_BT if at_NT is None else at_NT, memory)
         return logits if at_NT is not None else Packing.of(text.mask_BT).pad(logits)
 
     def start(self, image: Image, *, max_len: int) -> DecodingState:
-        """Encodes each image once; up to `max_len` steps may follow, the first with [CLS]."""
+        """Encode each image once. Up to `max_len` steps may follow; the first reads [CLS]."""
         if max_len > self.config.max_positions:
             raise ParamsError(f"max_len is {max_len}, but config.max_positions is {self.config.max_positions}")
         states = self.encode_image(image)
@@ -383,18 +375,18 @@ class XGPT(nn.Module):
         return DecodingState.begin(memory, memory.mask, max_len=max_len)
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-        """Reads one more token of each hypothesis. Returns the next token's logits, [N, V]."""
+        """Read one more token of each hypothesis. Returns the next token's logits, [N, V]."""
         x_ND = self.text_embedding(token_N, torch.full_like(token_N, state.length))
         memory = replace(state.memory, owner_N=state.owner_N)
         before: tuple[KeyValues | None, ...] = state.past or (None,) * len(memory.layers)
         past: list[KeyValues] = []
         for block, keys, own in zip(self.decoder_layers(), memory.layers, before, strict=True):
-            x_ND, grown = block.step(x_ND, own, keys, memory, state.by_image)
-            past.append(grown)
+            x_ND, present = block.step(x_ND, own, keys, memory, state.by_image)
+            past.append(present)
         return self.predict_words(x_ND), replace(state, length=state.length + 1, past=tuple(past))
 
     def reorder(self, state: DecodingState, index_N: Tensor) -> DecodingState:
-        """Hypothesis i continues hypothesis index[i]; their number may change."""
+        """Let hypothesis i continue hypothesis index[i]; their number may change."""
         return state.reorder(index_N)
 
 
@@ -402,8 +394,10 @@ def _rows(x: Tensor | Any, rows_N: Tensor | None) -> Tensor:
     return x if rows_N is None else x.index_select(0, rows_N)
 
 
-def _of_learners(text: Text, images: int | None, learners_N: Tensor | None) -> tuple[Text, Tensor | None]:
-    """The texts of the samples that learn, each with the row of its image, and which these are; None: all of them."""
+def _select_learners(text: Text, images: int | None, learners_N: Tensor | None) -> tuple[Text, Tensor | None]:
+    """Return the texts of the samples that train an objective, with the rows of their images, and their indices.
+
+    None: all texts."""
     owner_N = None if images is None else text.owners(images)
     if learners_N is None:
         return text, None

@@ -1,6 +1,7 @@
-"""What XGPT hands from one of its parts to the next.
+"""What XGPT passes from one part to the next.
 
-Shape suffixes: B images or encoded texts, R places, K packed regions, D hidden, N texts or hypotheses.
+Shape suffixes: B images or encoded texts, R places, K packed regions, D hidden, N texts or hypotheses, U tokens of an
+infilled sentence.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ T = TypeVar("T", Tensor, KeyValues)
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStates:
-    """Regions before the encoder, [K, D], and where they stand in [B, R]; nothing in it depends on text.
+    """Regions before the encoder, [K, D], and their packing in [B, R]; nothing in it depends on text.
 
-    embedded_KD  x^I of the paper, without dropout but for that of features: TIFG's target
+    embedded_KD  the paper's x^I, without dropout except that of features: TIFG's target
     refined_KD   after attention on attention: what the encoder reads
     """
 
@@ -30,7 +31,7 @@ class ImageStates:
     packing: Packing
 
     def select(self, index_N: Tensor | None) -> ImageStates:
-        """The images of these numbers; None: all of them."""
+        """Return the images at these indices; None: all of them."""
         if index_N is None:
             return self
         packing = Packing.of(self.packing.mask_BT.index_select(0, index_N))
@@ -45,7 +46,7 @@ class Memory:
     """What the decoder attends to: keys and values for each of its layers.
 
     mask     bool [B, 1, 1, R]
-    owner_N  int64: whose memory each text or hypothesis reads; None: text i that of row i
+    owner_N  int64: the row of the memory that each text or hypothesis reads; None: text i reads row i
     """
 
     layers: tuple[KeyValues, ...]
@@ -57,7 +58,7 @@ class Memory:
         return self.mask.shape[0]
 
     def of_texts(self, rows: T) -> T:
-        """Rows of the memory, copied for each text that reads them."""
+        """Copy rows of the memory for each text that reads them."""
         if self.owner_N is None:
             return rows
         return rows.select(self.owner_N) if isinstance(rows, KeyValues) else rows.index_select(0, self.owner_N)
@@ -65,9 +66,9 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanCorruption(Corruption):
-    """What IMLM and IDA hide: of IMLM the base class tells (its fragment is `words_BT`).
+    """What IMLM and IDA hide. IMLM's part is in the base class: its fragment is `words_BT`.
 
-    infilled_BU, infilled_mask_BU  int64 and bool: the sentences with IDA's spans replaced; None where nobody asked
+    infilled_BU, infilled_mask_BU  int64 and bool: the sentences with IDA's spans replaced; None without IDA
     """
 
     infilled_BU: Tensor | None = None
