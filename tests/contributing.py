@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md as what it tells to do: the code blocks of a section, done in a clone of the project."""
+"""Execute the code blocks of a section of CONTRIBUTING.md in a clone of the project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = re.compile(r"[Ii]n\s(\S+\.\w+):\n\Z")
 
 
 def new_clone(folder: Path) -> Path:
-    """The tracked files as a git and DVC project; of the tests what CONTRIBUTING copies."""
+    """Copy the tracked files, and the tests that CONTRIBUTING.md copies, to a new git and DVC project."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(None, listed.split("\0")):
         wanted = not name.startswith("tests/") or name.startswith(("tests/toy_model/", "tests/toy_task/"))
@@ -29,7 +29,7 @@ def new_clone(folder: Path) -> Path:
 
 
 def do(clone: Path, section: str) -> None:
-    """Files are written, lines added to their tables and commands run, in the order of the page."""
+    """Write files, add lines to their tables and run commands, in the order of the page."""
     text = (clone / "CONTRIBUTING.md").read_text(encoding="utf-8")
     text = text.split(f"## {section}\n")[1].partition("\n## ")[0]
     done = 0
@@ -41,14 +41,14 @@ def do(clone: Path, section: str) -> None:
             add_line(clone / line[2], line[1], body)
         else:
             file = FILE.search(before)
-            assert file is not None, f"{section}: nothing says where this goes:\n{body}"
+            assert file is not None, f"{section}: no target for this block:\n{body}"
             (clone / file[1]).write_text(body, encoding="utf-8")
         done += 1
     assert done >= 2
 
 
 def add_line(file: Path, table: str, line: str) -> None:
-    """Adds one line to a table of places."""
+    """Add one line to a table of names."""
     assert line.count("\n") == 1
     text = file.read_text(encoding="utf-8")
     found = re.findall(rf"^{table}\b[^=]*= \{{\n", text, re.M)

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says, done word for word: a task, a generator and a dataset. A model: test_new_model.py."""
+"""CONTRIBUTING.md executed block by block: a task, a generator and a dataset. A model: test_new_model.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.pipeline
 @pytest.mark.timeout(600)
 def test_a_task_is_one_file_and_one_line(clone: Path) -> None:
-    """Its stages are planned, each upon its own code; tests/tasks/test_a_new_task.py runs them."""
+    """Its stages are in dvc.yaml; tests/tasks/test_a_new_task.py runs them."""
     do(clone, "A new task")
     text = (clone / "dvc.yaml").read_text()
     assert text.count("task: guess_color") == 2  # finetune, evaluate
@@ -36,12 +36,12 @@ def test_a_generator_and_a_dataset_are_a_file_and_a_line_each(clone: Path) -> No
     manifest = json.loads((clone / "data" / "validated" / "manifest.json").read_text())
     assert manifest["counts"]["images"] == 40 + 10 and manifest["counts"]["captions"] == 200 + 10
     status = json.loads(run(clone, "dvc", "status", "--json", "validate").stdout)
-    assert status == {}, "the plan knows the code of both"
+    assert status == {}, "both depend on their code"
 
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(600)
-def test_what_is_in_no_table_is_refused_before_anything_runs(clone: Path) -> None:
+def test_unknown_names_are_errors_before_anything_runs(clone: Path) -> None:
     for key, name in (("generate.scenes.generator", "objects"), ("data.scenes.format", "coco")):
         done = run(clone, "vlp", "use", "--set", f"{key}={name}x", check=False)
         assert done.returncode == 2 and f"did you mean `{name}`" in done.stderr, done.stderr

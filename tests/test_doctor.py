@@ -1,4 +1,4 @@
-"""`vlp doctor` names what is missing, in words."""
+"""`vlp doctor` reports problems together with the fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.params import load_params
 
 
-def test_no_java_is_a_note_about_what_will_not_be_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_is_a_note_about_the_metrics_that_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     findings = {finding.subject: finding for finding in doctor.examine(tmp_path)}
     assert findings["java"].level == "note"
@@ -21,16 +21,16 @@ def test_no_java_is_a_note_about_what_will_not_be_computed(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("package", "release", "words"),
+    ("package", "release", "reason"),
     [("lightning", "2.6.3", "malicious"), ("fastapi", "0.155.1", "Prefect"), ("sqlalchemy", "2.1.9", "scheduler")],
 )
-def test_releases_with_known_holes_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str, release: str, words: str
+def test_releases_with_known_problems_are_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str, release: str, reason: str
 ) -> None:
     real = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: release if name == package else real(name))
     problems = [finding for finding in doctor.examine(tmp_path) if finding.level == "problem"]
-    assert any(finding.subject == package and words in finding.text for finding in problems)
+    assert any(finding.subject == package and reason in finding.text for finding in problems)
 
 
 def test_a_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert any(f.subject == "disk" and f.level == "problem" for f in doctor.examine(tmp_path))
 
 
-def test_a_busy_port_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_busy_port_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -48,7 +48,7 @@ def test_a_busy_port_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch, 
     assert f"--port {port + 1}" in findings[f"port {port}"].text
 
 
-def test_another_checkouts_package_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_package_of_another_checkout_is_reported_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "vlp_models" / "cli").mkdir(parents=True)
     (tmp_path / "params.yaml").write_text("generate: {}\n")
     with pytest.raises(ParamsError, match=f"has its own code .* set PYTHONPATH={tmp_path}"):

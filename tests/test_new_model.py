@@ -1,7 +1,7 @@
-"""A new model is one folder and one line: CONTRIBUTING's section done in a clone, then all that TDEN has beside it.
+"""A new model is one folder and one line: the section of CONTRIBUTING.md executed in a clone.
 
-The toy reads pixels, TDEN regions; both are pretrained, fine-tuned, scored, registered, served, promoted and scored
-anew by the real commands, at the tiny size.
+The toy model reads pixels, TDEN reads regions; both are pretrained, fine-tuned, evaluated, registered, served and
+promoted by the real commands, at the tiny size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RUNS = {"tden-retrieval": "tden", "toy-retrieval": "toy", "tden-vqa": "tden", "t
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """After `vlp use`, `vlp run` and `vlp promote vqa`."""
+    """Return a clone after `vlp use`, `vlp run` and `vlp promote vqa`."""
     folder = new_clone(tmp_path_factory.mktemp("new-model") / "project")
     run(folder, "vlp", "use", "presets/tiny.yaml", "--set", "finetune.tden-captioning=null")
     do(folder, "A new model")
@@ -34,13 +34,13 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_the_folder_is_a_page_or_two() -> None:
+def test_the_model_folder_is_short() -> None:
     files = sorted((ROOT / "tests" / "toy_model").glob("*"))
     assert [file.name for file in files if file.is_file()] == ["__init__.py", "config.py", "info_nce.py", "model.py"]
     assert sum(len(file.read_text().splitlines()) for file in files if file.is_file()) <= 200
 
 
-def test_both_models_are_scored_on_the_same_test(clone: Path) -> None:
+def test_both_models_are_evaluated_on_the_same_test_set(clone: Path) -> None:
     tests: dict[str, dict[str, str]] = {name: {} for name in RUNS}
     for name in RUNS:
         for items in read_items(clone / "reports" / "eval" / name / "items.parquet", STATISTICS):
@@ -49,7 +49,7 @@ def test_both_models_are_scored_on_the_same_test(clone: Path) -> None:
     assert tests["toy-retrieval"] == tests["tden-retrieval"] and tests["toy-retrieval"]
 
 
-def test_the_report_has_both_and_the_control_of_the_model_of_pixels(clone: Path) -> None:
+def test_the_report_shows_both_models_and_the_blind_baseline(clone: Path) -> None:
     records = [record for record in read(clone / "reports" / "summary.json") if record["run"] in RUNS]
     assert {record["run"]: record["model"] for record in records} == RUNS
     (accuracy,) = (r for r in records if (r["run"], r["metric"], r["split"]) == ("toy-vqa", "accuracy", "test"))
@@ -63,7 +63,7 @@ def test_the_report_has_both_and_the_control_of_the_model_of_pixels(clone: Path)
         assert cost["model"] == cost["family"] == model and cost["seconds"] > 0
 
 
-def test_both_are_versions_of_one_name_and_the_gate_chose(clone: Path) -> None:
+def test_both_are_versions_of_one_registered_model_and_the_gate_chooses(clone: Path) -> None:
     found = {one["run"]: one for one in read(clone / "reports" / "registered.json")["vqa"]}
     assert {run: one["model"] for run, one in found.items()} == {"toy-vqa": "toy", "tden-vqa": "tden"}
     assert {one["name"] for one in found.values()} == {"vlp-vqa"}
@@ -72,16 +72,16 @@ def test_both_are_versions_of_one_name_and_the_gate_chose(clone: Path) -> None:
     assert decision["action"] == "promoted"
     values = {one["run_model"]: one["value"] for one in decision["candidates"]}
     assert set(values) == {"toy", "tden"} and values[decision["run_model"]] == max(values.values())
-    made_of = {}
+    parents = {}
     for name, one in found.items():
-        told = json.loads(run(clone, "vlp", "lineage", f"vlp-vqa/{one['version']}", "--json").stdout)
-        assert (told["model"], told["family"], told["variant"]) == (one["model"], one["family"], name)
-        made_of[one["model"]] = [parent["role"] for parent in told["parents"]]
-    assert made_of["toy"] == ["starts from", "starts from", "tokenizer"]
-    assert made_of["tden"] == ["starts from", "starts from", "detector", "tokenizer"]
+        lineage = json.loads(run(clone, "vlp", "lineage", f"vlp-vqa/{one['version']}", "--json").stdout)
+        assert (lineage["model"], lineage["family"], lineage["variant"]) == (one["model"], one["family"], name)
+        parents[one["model"]] = [parent["role"] for parent in lineage["parents"]]
+    assert parents["toy"] == ["starts from", "starts from", "tokenizer"]
+    assert parents["tden"] == ["starts from", "starts from", "detector", "tokenizer"]
 
 
-def test_a_version_of_pixels_is_served_without_a_detector(clone: Path) -> None:
+def test_a_model_that_reads_pixels_is_served_without_a_detector(clone: Path) -> None:
     versions = {one["run"]: one["version"] for one in read(clone / "reports" / "registered.json")["vqa"]}
     bundles = {Path(path).parent.parent for path in clone.glob("mlartifacts/**/bundle/checkpoint/config.json")}
     parts, holds = {"checkpoint", "detector", "features.json"}, {}
@@ -96,23 +96,23 @@ def test_a_version_of_pixels_is_served_without_a_detector(clone: Path) -> None:
     assert len(answers) >= 2 and "%" in answers[1]
 
 
-def test_the_champion_is_scored_anew(clone: Path) -> None:
+def test_evaluate_alias_reproduces_the_champions_score(clone: Path) -> None:
     champion = read(clone / "reports" / "promotion" / "vqa.json")
     run(clone, "vlp", "evaluate-alias", "vqa", "champion")
     files = (clone / "reports" / "aliases" / "vqa-champion", clone / "reports" / "eval" / champion["run"])
-    anew, then = ({one.split: one.test for one in read_items(d / "items.parquet", STATISTICS)} for d in files)
-    assert anew == then and set(anew) == {"val", "test"}
+    now, then = ({one.split: one.test for one in read_items(d / "items.parquet", STATISTICS)} for d in files)
+    assert now == then and set(now) == {"val", "test"}
     scores = read(clone / "reports" / "aliases" / "vqa-champion" / "scores.json")
     assert {one["metric"]: one["value"] for one in scores}["accuracy"] == champion["numbers"]["value"]
 
 
-def test_a_second_run_runs_nothing(clone: Path) -> None:
+def test_a_second_run_does_nothing(clone: Path) -> None:
     done = run(clone, "vlp", "run")
     assert "Running stage" not in done.stdout
 
 
-def test_its_code_makes_only_its_own_runs_stale(clone: Path) -> None:
-    """Nor does the line in the table of names: TDEN's runs know nothing of it."""
+def test_a_code_change_makes_only_its_own_runs_stale(clone: Path) -> None:
+    """Nor does the line in the table of families make TDEN's runs stale."""
     model = clone / "vlp_models" / "models" / "toy" / "model.py"
     table = clone / "vlp_models" / "models" / "__init__.py"
     before = {file: file.read_text() for file in (model, table)}
@@ -144,7 +144,7 @@ def read_status(clone: Path) -> dict[str, Any]:
     return found
 
 
-def test_alone_it_needs_neither_a_detector_nor_features(clone: Path) -> None:
+def test_without_region_models_there_is_no_detector_stage(clone: Path) -> None:
     gone = ("models.tden", "pretrain.tden", "finetune.tden-retrieval", "finetune.tden-vqa")
     run(clone, "vlp", "use", *(part for name in gone for part in ("--set", f"{name}=null")))
     stages = yaml.safe_load((clone / "dvc.yaml").read_text())["stages"]

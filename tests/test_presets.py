@@ -1,4 +1,4 @@
-"""presets/: each gives valid params and a model of the size its paper says, built without allocating it."""
+"""presets/: each gives valid params, and models of the size stated in the paper, built on the meta device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.params import Params, load_params
 
 ROOT = Path(__file__).parent.parent
-FACTS = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)  # BERT's words
-PAPER = 260_593_792  # one word matrix, one feed-forward net a block; VCR's fused feature spares a pooler
+FACTS = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)  # BERT's vocabulary
+PAPER = 260_593_792  # one embedding matrix, one feed-forward net per block; VCR's fused feature needs no pooler
 DEMO = 6_392_064
-FLICKR8K = {34_656_256, 31_697_536}  # with all of BERT's words; trimmed to those of the captions they have fewer
+FLICKR8K = {34_656_256, 31_697_536}  # with BERT's whole vocabulary; trimmed to the captions' it is smaller
 _BERT = (30522 + 512 + 4 + 2) * 768 + 12 * 7_087_872 + (768 * 768 + 3 * 768 + 30522)  # four segments, tied LM head
 _REGIONS = (2048 * 2048 + 2048) + (2048 * 768 + 768) + (5 + 1601 + 2 * 768 + 7) * 768  # appearance; place and classes
 UNIFIED = _BERT + _REGIONS + (768 * 1536 + 1536)  # and VQA's first layer
@@ -29,10 +29,10 @@ UNIFIED_DEMO = 12_854_394
 SOHO_PAPER = 155_759_740  # 42.5 million are ResNet-101's
 SOHO_DEMO = 4_839_972
 VLMO_BASE = 201_242_781
-XGPT_PAPER = 114_897_978  # one stack of twelve layers, one word matrix
+XGPT_PAPER = 114_897_978  # one stack of twelve layers, one embedding matrix
 XGPT_DEMO = 5_135_674
 
-# preset -> what it is laid on, and the parameters of its models with these words, features and classes
+# preset -> the presets below it, and the parameters of its models with this vocabulary, features and classes
 PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "tiny": ([], 600_784),
     "tiny-coco": ([], DEMO),
@@ -118,32 +118,32 @@ def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, n
 GENOME = [name for name in PRESETS if re.search(r"(?m)^  vg:", (ROOT / "presets" / f"{name}.yaml").read_text())]
 
 
-def test_visual_genome_is_read_as_such() -> None:
+def test_presets_with_visual_genome() -> None:
     assert set(GENOME) == {"soho-coco", "vlmo-base"}
 
 
 @pytest.mark.parametrize("name", [name for name, (below, _) in PRESETS.items() if {*below, name} & set(GENOME)])
-def test_what_coco_tests_on_is_not_learnt_from_visual_genome(tmp_path: Path, name: str) -> None:
+def test_coco_test_images_are_excluded_from_visual_genome(tmp_path: Path, name: str) -> None:
     data = applied(tmp_path, [*PRESETS[name][0], name]).data
     genome, coco = data["vg"], data["coco"]
-    assert (genome.format, coco.format) == ("visual_genome", "coco"), "pairs have no ids of COCO"
+    assert (genome.format, coco.format) == ("visual_genome", "coco"), "the format pairs has no COCO ids"
     excluded = [os.path.normpath(Path(genome.root) / file) for file in genome.exclude]
     assert os.path.normpath(Path(coco.root) / coco.karpathy) in excluded
 
 
-def test_own_pairs_are_learnt_from_alone_also_over_flickr8k(tmp_path: Path) -> None:
+def test_own_pairs_is_the_only_source_even_on_top_of_flickr8k(tmp_path: Path) -> None:
     alone, over = applied(tmp_path, ["own-pairs"]), applied(tmp_path, ["flickr8k", "own-pairs"])
     assert alone.pretrain["tden"] == over.pretrain["tden"] and alone.pretrain["tden"].sources == {"pairs": 1}
     there, laid = alone.finetune["tden-captioning"], over.finetune["tden-captioning"]
     assert laid.sources == there.sources == {"pairs": 1}
-    assert dataclasses.replace(laid, config=there.config) == there, "but for a dropout that is the model's"
+    assert dataclasses.replace(laid, config=there.config) == there, "except a dropout that is also the model's"
     assert laid.config == {"feature_dropout": over.models["tden"].config["feature_dropout"]}
-    assert alone.finetune["tden-retrieval"] == over.finetune["tden-retrieval"], "and searched for"
+    assert alone.finetune["tden-retrieval"] == over.finetune["tden-retrieval"]
     assert alone.finetune["tden-retrieval"].sources == {"pairs": 1}
 
 
-def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> None:
-    """Whatever params.yaml has for the demo: batch, rate and epochs of the paper, by Adam alone."""
+def test_tden_presets_have_the_papers_settings(tmp_path: Path) -> None:
+    """Batch size, learning rate and epochs of the paper, without Muon, whatever params.yaml sets."""
     coco, vqa, flickr, vcr = (
         applied(tmp_path, ["tden-cc3m", f"tden-{name}"]) for name in ("coco", "vqa", "flickr30k", "vcr")
     )
@@ -156,8 +156,13 @@ def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> Non
         (flickr.finetune["tden-flickr30k-retrieval"], 512, 2e-5, 30),
         (vcr.finetune["tden-vcr"], 64, 2e-5, 20),
     ):
-        asked = (section.batch_size * section.accumulate, section.optimizer.lr, section.max_epochs, section.max_steps)
-        assert asked == (batch, rate, epochs, 0)
+        settings = (
+            section.batch_size * section.accumulate,
+            section.optimizer.lr,
+            section.max_epochs,
+            section.max_steps,
+        )
+        assert settings == (batch, rate, epochs, 0)
         assert section.optimizer.muon_lr == 0.0
     recipe, features = coco.pretrain["tden-cc3m"].recipe, coco.features
     assert (recipe.mask_probability, features.max_regions, features.min_score) == (0.15, 100, 0.2)
@@ -166,8 +171,8 @@ def test_the_papers_settings_are_those_that_training_gets(tmp_path: Path) -> Non
     assert flickr.finetune["tden-flickr30k-retrieval"].accumulate == 1, "negatives come from the batch"
 
 
-def test_the_public_codes_pretraining_model_has_the_size_that_was_counted_there() -> None:
-    """316.13 million: ours with its switches, without VQA's feature, with the row of token types left out here."""
+def test_tden_has_the_size_of_the_public_codes_pretraining_model() -> None:
+    """316.13 million: ours with the public code's switches, without VQA's feature, plus a row of token types."""
     config = {**PUBLIC, "similarity_dim": 1024}
     with torch.device("meta"):
         model = build_model("tden", config, FACTS)
@@ -175,8 +180,8 @@ def test_the_public_codes_pretraining_model_has_the_size_that_was_counted_there(
     assert round((parameters(config) - fusion + 768) / 1e6, 2) == 316.13
 
 
-def test_xgpts_settings_are_the_papers(tmp_path: Path) -> None:
-    """Section 5.3: 512 samples an update, the four objectives in turns on one batch, less weight to three in-domain."""
+def test_xgpt_presets_have_the_papers_settings(tmp_path: Path) -> None:
+    """Section 5.3: 512 samples per update, four alternating objectives on one batch; in-domain, lower weights."""
     params = applied(tmp_path, ["xgpt-cc3m", "xgpt-coco"])
     out, inside = params.pretrain["xgpt-cc3m"], params.pretrain["xgpt-coco"]
     assert (out.optimizer.lr, out.optimizer.min_lr, out.optimizer.schedule) == (1e-4, 2e-5, "inverse_sqrt")
@@ -191,7 +196,7 @@ def test_xgpts_settings_are_the_papers(tmp_path: Path) -> None:
     assert params.evaluate.beam_size == 2
 
 
-def test_sohos_settings_are_the_papers(tmp_path: Path) -> None:
+def test_soho_presets_have_the_papers_settings(tmp_path: Path) -> None:
     """Section 4: 1,024 images of four texts; SGD for the CNN, frozen for ten epochs, AdamW for the rest."""
     params = applied(tmp_path, ["soho-coco", "soho-vqa"])
     run, vqa = params.pretrain["soho-coco"], params.finetune["soho-coco-vqa"]
@@ -211,12 +216,12 @@ def test_sohos_settings_are_the_papers(tmp_path: Path) -> None:
     assert [share * retrieval.max_epochs for share in retrieval.optimizer.decay_at] == [3, 5, 9, 13]
 
 
-def test_vlmo_has_the_size_that_was_counted_of_the_public_code() -> None:
-    """202.4 million for base with every head of pretraining."""
+def test_vlmo_has_the_size_of_the_public_code() -> None:
+    """202.4 million parameters of Base with every pretraining head."""
     assert round(parameters({"contrast": "both"}, "vlmo") / 1e6, 1) == 202.4
 
 
-def test_vlmos_settings_are_the_papers(tmp_path: Path) -> None:
+def test_vlmo_presets_have_the_papers_settings(tmp_path: Path) -> None:
     base, large = applied(tmp_path, ["vlmo-base"]), applied(tmp_path, ["vlmo-base", "vlmo-large"])
     for section, batch, rate, steps, epochs in (
         (base.pretrain["vlmo-base-texts"], 1024, 2e-4, 500_000, 1),
@@ -228,14 +233,19 @@ def test_vlmos_settings_are_the_papers(tmp_path: Path) -> None:
         (base.finetune["vlmo-base-retrieval"], 2048, 2e-5, 0, 20),
         (large.finetune["vlmo-large-retrieval"], 2048, 1e-5, 0, 10),
     ):
-        asked = (section.batch_size * section.accumulate, section.optimizer.lr, section.max_steps, section.max_epochs)
-        assert asked == (batch, rate, steps, epochs)
+        settings = (
+            section.batch_size * section.accumulate,
+            section.optimizer.lr,
+            section.max_steps,
+            section.max_epochs,
+        )
+        assert settings == (batch, rate, steps, epochs)
         assert section.optimizer.betas == [0.9, 0.98] and section.optimizer.muon_lr == 0.0
         assert section.max_text_len == (196 if "texts" in getattr(section, "view", "") else 40)
     tasks = applied(tmp_path, ["vlmo-base", "vlmo-nlvr2", "vlmo-flickr30k"]).finetune
     for run, batch, rate, epochs in (("vlmo-base-nlvr2", 128, 5e-5, 10), ("vlmo-base-flickr30k", 2048, 1e-5, 40)):
         section = tasks[run]
-        asked = (section.batch_size * section.accumulate, section.optimizer.lr, section.max_epochs)
-        assert asked == (batch, rate, epochs) and section.config["side"] == 384
+        settings = (section.batch_size * section.accumulate, section.optimizer.lr, section.max_epochs)
+        assert settings == (batch, rate, epochs) and section.config["side"] == 384
     for run in ("vlmo-base-vqa", "vlmo-base-retrieval"):
         assert base.finetune[run].config["interpolate_positions"] is True

@@ -1,4 +1,4 @@
-"""`vlp status` while something runs, and when what it reads is damaged."""
+"""`vlp status` while a stage runs, and with damaged files."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_damage_becomes_notes(project: Path) -> None:
     (project / "reports").mkdir()
     (project / "reports" / "registered.json").write_text("{")
     found = status(project)
-    said = "\n".join(found.notes)
-    assert "rwlock cannot be read" in said and "ledger.jsonl, line 1" in said
+    notes = "\n".join(found.notes)
+    assert "rwlock cannot be read" in notes and "ledger.jsonl, line 1" in notes
     assert {row["task"] for row in found.tasks} == {"captioning", "vqa"}
 
 
