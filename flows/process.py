@@ -20,7 +20,7 @@ from pathlib import Path
 from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
 from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
-from vlp_models.pipeline.dvc.dvc_yaml import is_ours
+from vlp_models.pipeline.dvc.dvc_yaml import is_generated
 
 Log = Callable[[str], None]
 UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not respond to a stage that requires it
@@ -208,7 +208,7 @@ def update_dvc_yaml(root: Path, log: Log, *, hold: int | None = None) -> None:
     Raises:
         StageFailed: params.yaml is invalid.
     """
-    if is_ours(root):
+    if is_generated(root):
         run_supervised(root, ["vlp", "plan"], log, hold=hold)
 
 

@@ -134,7 +134,7 @@ def test_dvc_killed_a_byte_flipped_and_a_second_run_beside(project: Project, ane
     newest.write_bytes(content)
     code, output = project.run("vlp", "run")
     assert code == 0, output
-    assert "set aside" in output and "going on from step" in output
+    assert "damaged (its sha256 does not match)" in output and "resuming from step" in output
     assert project.result == anew
 
 
@@ -144,7 +144,7 @@ def test_a_result_that_dvc_had_no_time_to_record(project: Project, anew: tuple[b
     (project.folder / "dvc.lock").unlink()  # as it was when DVC was killed after the stage's end
     shutil.rmtree(project.folder / ".dvc" / "cache" / "runs")
     code, output = project.run("vlp", "run")
-    assert code == 0 and "its result is put back" in output, output
+    assert code == 0 and "restored the result of a finished run" in output, output
     assert "steps  loss" not in output, "nothing is trained again"
     assert project.result == anew
 

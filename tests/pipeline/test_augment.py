@@ -83,7 +83,7 @@ def with_augment(root: Path) -> Params:
     return parse_params(raw)
 
 
-def test_captions_are_of_training_images_new_and_different(written: tuple[Params, Workspace]) -> None:
+def test_captions_are_new_different_and_of_training_images(written: tuple[Params, Workspace]) -> None:
     _, workspace = written
     directory = workspace.augmented("said")
     rows = read_table("captions", directory).to_pylist()
@@ -116,7 +116,7 @@ def test_the_same_params_write_the_same_bytes(written: tuple[Params, Workspace])
     augment.run(params, workspace, "said")
 
 
-def test_a_retrieval_learns_from_them_and_its_control_from_as_many(written: tuple[Params, Workspace]) -> None:
+def test_retrieval_trains_on_them_and_its_control_on_equally_many(written: tuple[Params, Workspace]) -> None:
     params, workspace = written
     count = len(read_table("captions", workspace.augmented("said")))
     for name in ("more", "control"):
@@ -129,7 +129,7 @@ def test_a_retrieval_learns_from_them_and_its_control_from_as_many(written: tupl
 
 
 @pytest.mark.parametrize("control", [False, True])
-def test_a_sample_of_a_written_caption(written: tuple[Params, Workspace], control: bool) -> None:
+def test_sample_of_a_generated_caption(written: tuple[Params, Workspace], control: bool) -> None:
     """Its image's regions, and the written text or, in the control, the image's own once more."""
     _, workspace = written
     base = ShardDataset(workspace.shards, "train", "captions")
@@ -174,7 +174,7 @@ def test_images_of_an_evaluation_split_are_refused() -> None:
         training_images(images(), ["three"])
 
 
-def test_a_leaking_stage_writes_nothing(written: tuple[Params, Workspace]) -> None:
+def test_leakage_stops_the_stage_before_it_writes(written: tuple[Params, Workspace]) -> None:
     params, workspace = written
     rows = validated_images(workspace)
     before = (workspace.augmented("said") / "captions.parquet").read_bytes()
@@ -191,7 +191,7 @@ def test_a_leaking_stage_writes_nothing(written: tuple[Params, Workspace]) -> No
     assert (workspace.augmented("said") / "captions.parquet").read_bytes() == before
 
 
-def test_captions_of_a_held_out_image_are_not_read(written: tuple[Params, Workspace], tmp_path: Path) -> None:
+def test_captions_of_held_out_images_are_refused(written: tuple[Params, Workspace], tmp_path: Path) -> None:
     _, workspace = written
     held_out = ShardDataset(workspace.shards, "test", "images", regions=False).image_ids()[0]
     row = {"caption_id": "x", "image_id": held_out, "text": "a star", "provenance": "by hand"}
@@ -200,7 +200,7 @@ def test_captions_of_a_held_out_image_are_not_read(written: tuple[Params, Worksp
         read_generated(tmp_path, workspace.shards)
 
 
-def test_the_likeliest_new_texts_are_chosen(written: tuple[Params, Workspace]) -> None:
+def test_most_probable_new_texts_are_chosen(written: tuple[Params, Workspace]) -> None:
     from vlp_models.tasks.base import load_task_model
 
     _, workspace = written
@@ -259,7 +259,7 @@ def sections(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_wrong_params_are_explained(changes: dict[str, Any], message: str) -> None:
+def test_invalid_params_are_explained(changes: dict[str, Any], message: str) -> None:
     if not message:
         parse_params(sections(**changes))
         return
@@ -267,14 +267,14 @@ def test_wrong_params_are_explained(changes: dict[str, Any], message: str) -> No
         parse_params(sections(**changes))
 
 
-def test_a_task_that_learns_from_no_captions_takes_none() -> None:
+def test_tasks_that_do_not_train_on_captions_refuse_them() -> None:
     vqa = {"task": "vqa", "start": "pretrain/tden", "augment": "said"}
     with pytest.raises(ParamsError, match="vqa does not learn from captions"):
         check_runs(parse_params(sections(finetune={"more": vqa})))
     check_runs(parse_params(sections()))
 
 
-def test_texts_about_one_image_are_put_together_for_tasks_that_look_once_and_not_in_blocks() -> None:
+def test_texts_per_image_needs_a_supporting_task_and_no_stream() -> None:
     check_runs(parse_params(sections(finetune={"writer": {**WRITER, "texts_per_image": 2}})))
     writer = {**WRITER, "texts_per_image": 2, "options": {"self_critical": {"samples": 2}}}
     with pytest.raises(ParamsError, match=r"`finetune\.writer\.texts_per_image: 2`: captioning, .*leave it out"):
@@ -290,14 +290,14 @@ def test_texts_about_one_image_are_put_together_for_tasks_that_look_once_and_not
         check_runs(parse_params(raw))
 
 
-def test_dvc_yaml_speaks_of_it_where_params_yaml_does() -> None:
+def test_dvc_yaml_has_the_stage_if_params_yaml_does() -> None:
     raw = sections()
     stages = generated(raw)
     entries, deps = stages["finetune"]["foreach"], stages["finetune"]["do"]["deps"]
     assert entries["more"]["augment"] == "data/augmented/said" and entries["tden-vqa"]["augment"] == NOTHING
     assert "${item.augment}" in deps and "augment" in stages["plan"]["params"]
-    learns = "data/contents/regions/learnt/images/all.json"
-    assert stages["augment"]["foreach"] == {"said": {"start": "finetune/writer", "family": "xgpt", "learns": learns}}
+    learns = "data/contents/regions/trained_on/images/all.json"
+    assert stages["augment"]["foreach"] == {"said": {"start": "finetune/writer", "family": "xgpt", "trained_on": learns}}
     plain = read_yaml(Path(__file__).parents[2] / "params.yaml")
     assert "augment" not in render(generated(plain))
 

@@ -45,8 +45,8 @@ def test_a_run_depends_on_its_own_family_task_and_start_and_no_other() -> None:
     two = stages(models={"other": {"family": "other"}}, pretrain={}, finetune={})
     assert two["initial"]["foreach"]["other"]["family"] == "other"
     entry = two["finetune"]["foreach"]["tden-vqa"]
-    learns = "data/contents/regions/learnt/questions/all.json"
-    assert entry == {"start": "pretrain/tden", "task": "vqa", "family": "tden", "learns": learns}
+    trained_on = "data/contents/regions/trained_on/questions/all.json"
+    assert entry == {"start": "pretrain/tden", "task": "vqa", "family": "tden", "trained_on": trained_on}
     needed = two["finetune"]["do"]["deps"]
     assert "data/plan/code/models/${item.family}.json" in needed
     assert not [dep for dep in needed if dep.startswith("vlp_models")], "code is known by its records alone"
@@ -57,8 +57,8 @@ def test_a_run_depends_on_what_it_reads_of_the_shards() -> None:
     two = {**raw()["data"], "more": {"format": "texts", "root": "data/raw/more", "texts": {"train": ["train.txt"]}}}
     runs = {"one": {"model": "tden", "view": "texts", "sources": {"more": 2}, "recipe": {"objectives": {"mlm": 1.0}}}}
     found = stages(data=two, pretrain=runs)
-    assert found["pretrain"]["foreach"]["one"]["learns"] == "data/contents/regions/learnt/texts/of/more.json"
-    assert found["evaluate"]["foreach"]["tden-vqa"]["holds"] == "data/contents/regions"
+    assert found["pretrain"]["foreach"]["one"]["trained_on"] == "data/contents/regions/trained_on/texts/of/more.json"
+    assert found["evaluate"]["foreach"]["tden-vqa"]["contents"] == "data/contents/regions"
     for stage in ("initial", "pretrain", "finetune", "evaluate"):
         assert not [dep for dep in found[stage]["do"]["deps"] if dep.startswith("data/shards")]
     streamed = stages(trainer={"stream": {"address": "s3://bucket/shards"}})

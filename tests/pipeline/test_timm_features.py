@@ -22,7 +22,7 @@ from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.params import Params, TimmParams, to_plain
-from vlp_models.pipeline.dvc.external import packages
+from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.stages import detector, plan
 from vlp_models.pipeline.stages.features import run
 from vlp_models.serving.bundle import write_bundle
@@ -91,7 +91,7 @@ def test_chosen_levels_are_in_the_features_and_in_what_is_served(workspace: Work
     assert stored.features.shape == (16, 328) and isinstance(predictor.predict([picture])[0]["caption"], str)
 
 
-def test_extraction_goes_on_chunk_by_chunk(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extraction_resumes_by_chunk(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     image = workspace.root / "images" / "5.png"  # of the second chunk
     image.rename(image.with_suffix(".away"))
     with pytest.raises(DataError, match=r"5\.png"):
@@ -126,12 +126,12 @@ def test_detector_and_backbone_are_not_mistaken_for_each_other(workspace: Worksp
         run(timm_params(), workspace)
 
 
-def test_a_missing_package_is_told_before_anything_is_computed(workspace: Workspace) -> None:
+def test_missing_package_is_reported_before_anything_is_computed(workspace: Workspace) -> None:
     missing = timm_params(weights="package:no-such-weights")
     with pytest.raises(MissingToolError, match=r"`features\.timm\.weights: package:no-such-weights`: not installed"):
         plan.run(missing, workspace)
     assert not workspace.plan.exists()
-    assert packages(missing, regions=False) == [], "a model of pixels needs no eyes"
+    assert named_sources(missing, regions=False) == [], "a model of pixels needs no eyes"
     words = dataclasses.replace(missing.models["tden"], text_init="package:no-such-words")
     grid = dataclasses.replace(params_with(features={"source": "grid"}), models={"tden": words})
     with pytest.raises(MissingToolError, match=r"`models\.tden\.text_init: package:no-such-words`: not installed"):

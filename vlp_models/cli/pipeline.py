@@ -119,14 +119,14 @@ def write_plan() -> bool:
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.params import load_params
     from vlp_models.pipeline.check_params import check_runs
-    from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours
-    from vlp_models.pipeline.dvc.external import packages
+    from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
+    from vlp_models.pipeline.dvc.external import named_sources
     from vlp_models.pipeline.stages.plan import planned
 
     params, workspace = load_params(), Workspace()
     check_runs(params)
-    record_packages(packages(params, regions="regions" in image_kinds(params).values()), workspace.root)
-    if not is_ours(workspace.root):
+    record_packages(named_sources(params, regions="regions" in image_kinds(params).values()), workspace.root)
+    if not is_generated(workspace.root):
         print(f"{FILE} is marked as hand-written in its first line and is not updated", file=sys.stderr)
         return False
     text, file = planned(params, workspace), workspace.root / FILE

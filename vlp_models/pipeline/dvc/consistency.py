@@ -26,7 +26,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, read_pipeline
-from vlp_models.pipeline.dvc.external import read_of_others
+from vlp_models.pipeline.dvc.external import files_outside_root
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
 
 PARAMS = "params.yaml"
@@ -125,7 +125,7 @@ def _input_files(params: Params, workspace: Workspace, stage: str, key: str) -> 
         return {}
     found: dict[Path, int] = {}
     root = workspace.root / params.data[key].root
-    for file in (workspace.withdrawn, *(workspace.root / path for path in read_of_others(params.data[key]))):
+    for file in (workspace.withdrawn, *(workspace.root / path for path in files_outside_root(params.data[key]))):
         if file.exists():
             found[file] = _hash_status(file.stat())
     if root.is_dir():

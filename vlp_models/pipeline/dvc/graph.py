@@ -16,10 +16,10 @@ from typing import Any
 
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.workspace import WITHDRAWN
-from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, learnt_file
+from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
 from vlp_models.params import EvaluateParams, FeaturesParams, FinetuneParams, Params, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
-from vlp_models.pipeline.dvc.external import read_by_detector, read_of_others, vocabulary_source
+from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, vocabulary_source
 
 CODE = "data/plan/code"
 READS = "data/plan/reads.json"  # which image inputs the models read
@@ -84,7 +84,7 @@ class Context:
     def training_inputs(self) -> list[str]:
         """What every training reads: the content of its shards, and their packing where samples are streamed."""
         streamed = ["data/shards"] if self.params.trainer.stream.address else []
-        return ["${item.learns}", *streamed, "data/tokenizer"]
+        return ["${item.trained_on}", *streamed, "data/tokenizer"]
 
     @property
     def registered(self) -> list[str]:
@@ -125,9 +125,9 @@ def code(kind: str, name: str) -> str:
     return f"{CODE}/{kind}/{name}.json"
 
 
-def learns(kind: Kind, view: str, sources: Collection[str]) -> str:
-    """Return the file with the hash of the shard content that a run is trained on (`learnt_file`)."""
-    return f"{CONTENTS}/{learnt_file(kind, view, sources)}"
+def trained_on(kind: Kind, view: str, sources: Collection[str]) -> str:
+    """Return the file with the hash of the shard content that a run is trained on (`trained_on_file`)."""
+    return f"{CONTENTS}/{trained_on_file(kind, view, sources)}"
 
 
 def plan(c: Context) -> Stage:
@@ -155,7 +155,7 @@ def generate(c: Context) -> Stage:
 
 def prepare(c: Context) -> Stage:
     # Files outside of a dataset's root; as many entries for every dataset as the one with most has.
-    others = {name: read_of_others(source) for name, source in c.params.data.items()}
+    others = {name: files_outside_root(source) for name, source in c.params.data.items()}
     numbers = range(max(map(len, others.values()), default=0))
     return _each(
         {
@@ -192,7 +192,7 @@ def detector(c: Context) -> Stage | None:
     return {
         "cmd": "vlp stage detector",
         "params": c.keys("features.source", "features.timm") if timm else c.keys("detector"),
-        "deps": [*read_by_detector(c.params), code("stages", "detector")],
+        "deps": [*detector_inputs(c.params), code("stages", "detector")],
         "outs": ["data/detector"],
         "metrics": ["reports/detector.json"],
     }
@@ -280,7 +280,7 @@ def pretrain(c: Context) -> Stage:
             "start": start,
             "model": NOTHING if same_model else f"checkpoints/initial/{run.model}",
             "family": c.params.models[run.model].family,
-            "learns": learns(c.kinds[run.model], run.view, run.sources),
+            "trained_on": trained_on(c.kinds[run.model], run.view, run.sources),
         }
     return _each(
         entries,
@@ -307,7 +307,7 @@ def finetune(c: Context) -> Stage:
             "start": run.start,
             "task": run.task,
             "family": c.params.family_at(run.start),
-            "learns": learns(c.kind_at(run.start), c.views[name], run.sources),
+            "trained_on": trained_on(c.kind_at(run.start), c.views[name], run.sources),
             **({"augment": _augmented(run)} if any_augmented else {}),
         }
         for name, run in runs.items()
@@ -335,7 +335,7 @@ def augment(c: Context) -> Stage:
         name: {
             "start": run.start,
             "family": c.params.family_at(run.start),
-            "learns": learns(c.kind_at(run.start), "images", run.sources),
+            "trained_on": trained_on(c.kind_at(run.start), "images", run.sources),
         }
         for name, run in c.params.augment.items()
     }
@@ -346,7 +346,7 @@ def augment(c: Context) -> Stage:
         params=["augment.${key}"],
         deps=[
             "checkpoints/${item.start}",
-            "${item.learns}",
+            "${item.trained_on}",
             "data/tokenizer",
             "data/validated/images.parquet",
             code("stages", "augment"),
@@ -362,7 +362,7 @@ def evaluate(c: Context) -> Stage:
         name: {
             "task": run.task,
             "family": c.params.family_at(run.start),
-            "holds": f"{CONTENTS}/{c.kind_at(run.start)}",
+            "contents": f"{CONTENTS}/{c.kind_at(run.start)}",
         }
         for name, run in c.params.finetune.items()
     }
@@ -372,7 +372,7 @@ def evaluate(c: Context) -> Stage:
         params=["finetune.${key}", *c.keys("defaults.finetune"), *c.options("evaluate", EvaluateParams)],
         deps=[
             "checkpoints/finetune/${key}",
-            "${item.holds}",
+            "${item.contents}",
             "data/validated",
             code("stages", "evaluate"),
             code("models", "${item.family}"),

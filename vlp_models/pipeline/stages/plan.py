@@ -12,8 +12,8 @@ from vlp_models.common.source_hash import ROOT, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
-from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_ours, render
-from vlp_models.pipeline.dvc.external import packages
+from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
+from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import STAGES, build_pipeline
 
 
@@ -26,18 +26,20 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.check_params import check_runs
-    from vlp_models.serving.bundle import SERVED_BY
+    from vlp_models.serving.bundle import SERVING_MODULES
 
     check_runs(params)
     check_current(params, workspace)
     read = set(image_kinds(params).values())
-    check_installed(packages(params, regions="regions" in read))
+    check_installed(named_sources(params, regions="regions" in read))
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
         write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
         for kind, names in code_modules().items():
             for name, module in names.items():
-                served = SERVED_BY if (kind, name) == ("stages", "register") else ()  # a version is its code as well
+                served = (
+                    SERVING_MODULES if (kind, name) == ("stages", "register") else ()
+                )  # a version is its code as well
                 write_json(directory / "code" / kind / f"{name}.json", hash_sources([module, *served]))
 
 
@@ -47,7 +49,11 @@ def check_current(params: Params, workspace: Workspace) -> None:
         ParamsError: dvc.yaml is not what params.yaml makes of it.
     """
     file = workspace.root / FILE
-    if is_ours(workspace.root) and file.exists() and file.read_text(encoding="utf-8") != planned(params, workspace):
+    if (
+        is_generated(workspace.root)
+        and file.exists()
+        and file.read_text(encoding="utf-8") != planned(params, workspace)
+    ):
         raise ParamsError(
             f"{FILE} is not that of params.yaml, whose models, runs or datasets have changed: `vlp plan` writes it anew"
         )
