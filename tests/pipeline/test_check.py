@@ -25,7 +25,7 @@ def sections(of_vit: str = "", **eyes: str) -> Params:
     return parse_params(raw)
 
 
-def test_a_model_that_timm_does_not_have_is_told_at_once() -> None:
+def test_unknown_timm_model_is_refused() -> None:
     check_runs(sections("timm:vit_small_patch16_224"))
     near = r"`models.vit.image_init: timm:vit_smal_patch16_224`: timm has no .*; did you mean `vit_small_patch16_224`"
     with pytest.raises(ParamsError, match=near):
@@ -34,7 +34,7 @@ def test_a_model_that_timm_does_not_have_is_told_at_once() -> None:
         check_runs(sections("timm:vit_small_patch16_224.nonsense"))
 
 
-def test_so_are_eyes() -> None:
+def test_vision_warmup_needs_random_weights_and_pixels() -> None:
     check_runs(sections(model="tf_efficientnet_lite0", weights="timm:tf_efficientnet_lite0.in1k"))
     with pytest.raises(ParamsError, match=r"`features.timm.model: tf_efficientnet_light0`: .* `tf_efficientnet_lite0`"):
         check_runs(sections(model="tf_efficientnet_light0"))
@@ -68,7 +68,7 @@ def test_so_are_eyes() -> None:
         ),
     ],
 )
-def test_so_are_texts_longer_than_a_models_places(changes: dict[str, Any], said: str) -> None:
+def test_texts_longer_than_the_positions_are_refused(changes: dict[str, Any], said: str) -> None:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["models"]["tden"]["config"]["max_positions"] = 60
     check_runs(parse_params(raw))

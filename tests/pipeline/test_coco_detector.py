@@ -15,13 +15,13 @@ from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.params import to_plain
 from vlp_models.pipeline.stages import detector, features
-from vlp_models.serving.bundle import not_served, write_bundle
+from vlp_models.serving.bundle import why_not_served, write_bundle
 from vlp_models.serving.images import open_image
-from vlp_models.serving.page.before import eyes_of
+from vlp_models.serving.page.version_card import eyes_of
 from vlp_models.serving.predictor import Predictor
 
 
-def test_a_coco_detector_by_name_makes_the_regions_and_is_served(
+def test_coco_detector_by_name_extracts_regions_and_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, _ = keep_coco_detector(monkeypatch, tmp_path / "torch", MOBILE)
@@ -63,7 +63,7 @@ def test_a_coco_detector_by_name_makes_the_regions_and_is_served(
     shutil.rmtree(workspace.detector)
     assert eyes_of(bundle) == ["Its regions come from torchvision's detector, which learned from COCO's boxes."]
     predictor, picture = Predictor(bundle), tmp_path / "images" / "0.png"
-    assert not_served(bundle) == "" and predictor.extractor is not None
+    assert why_not_served(bundle) == "" and predictor.extractor is not None
     served = predictor.extractor.extract([open_image(picture)])[0]
     for name, array in vars(stored).items():
         np.testing.assert_array_equal(getattr(served, name), array, err_msg=name)

@@ -81,7 +81,7 @@ def splits(workspace: Workspace) -> dict[str, str]:
     return {row["image_id"]: row["split"] for row in read_table("images", workspace.validated).to_pylist()}
 
 
-def test_splits_that_cross_are_found_by_the_pictures_alone(workspace: Workspace) -> None:
+def test_overlapping_splits_are_found_by_image_content(workspace: Workspace) -> None:
     with pytest.raises(DataError, match=r"near_disjoint: 3") as caught:
         run(settings(0.01), workspace)
     assert "is in test as snli_ve/100" in str(caught.value)
@@ -98,7 +98,7 @@ def test_splits_that_cross_are_found_by_the_pictures_alone(workspace: Workspace)
     assert "flickr8k/100_ab" not in captioned, "and so does what was said of it"
 
 
-def test_lists_of_photos_divide_both_alike(workspace: Workspace) -> None:
+def test_shared_split_lists_prevent_the_overlap(workspace: Workspace) -> None:
     run(settings(0.01, split_files=LISTS), workspace)
     found = splits(workspace)
     assert len(found) == len(FLICKR8K) + len(SNLI_VE)

@@ -66,7 +66,7 @@ def run(workspace: Workspace, max_bad_fraction: float, exclude: list[str]) -> di
     return found
 
 
-def test_photos_that_coco_tests_on_are_not_learnt_from(workspace: Workspace) -> None:
+def test_coco_test_photos_are_excluded_from_training(workspace: Workspace) -> None:
     with pytest.raises(DataError, match=r"near_disjoint: 2") as caught:
         run(workspace, 0.01, exclude=[])
     assert "vg/11 (image_data.json[4]): near_disjoint: the same picture is in test as coco/44" in str(caught.value)

@@ -11,7 +11,7 @@ from drawn_workspace import make_workspace, params_with, write_objects
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.boxed import FILE, write_boxed
+from vlp_models.data.joins import FILE, write_boxed
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.pipeline.stages.detector import run
@@ -28,7 +28,7 @@ def load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_what_it_writes(trained: Workspace) -> None:
+def test_outputs(trained: Workspace) -> None:
     config = load(trained.detector / "config.json")
     assert config["classes"] == ["__background__", "blue square", "red square"]
     assert config["architecture"]["feature_dim"] == 16
@@ -58,7 +58,7 @@ def test_the_number_of_images_can_be_limited(tmp_path: Path) -> None:
     assert load(workspace.reports / "detector.json")["counts"]["train_images"] == 4
 
 
-def test_its_own_weights_load_under_the_same_id(trained: Workspace, tmp_path: Path) -> None:
+def test_own_weights_load_with_the_same_id(trained: Workspace, tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path)
     weights = str(trained.detector / "detector.safetensors")
     run(params_with(detector={"source": "weights", "weights": weights}), workspace)
@@ -74,7 +74,7 @@ def test_no_detector(tmp_path: Path) -> None:
     assert load(workspace.reports / "detector.json")["detector_id"] == "none"
 
 
-def test_attributes_are_learnt_as_words(tmp_path: Path) -> None:
+def test_attributes_are_trained_as_words(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path)
     objects = read_table("objects", workspace.validated).to_pylist()
     write_objects([row | {"attributes": ["dotted"]} for row in objects], workspace)
@@ -84,7 +84,7 @@ def test_attributes_are_learnt_as_words(tmp_path: Path) -> None:
     assert "loss_words" in load(workspace.reports / "detector.json")["losses"]
 
 
-def test_pictures_without_boxes_leave_its_input_as_it_is(tmp_path: Path) -> None:
+def test_images_without_boxes_do_not_change_its_input(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path)
     before = (workspace.validated / FILE).read_bytes()
     images = read_table("images", workspace.validated).to_pylist()
@@ -116,14 +116,14 @@ def write_objects_of(workspace: Workspace, images: list[dict[str, Any]]) -> None
         ({"steps": 0}, ParamsError, r"detector\.steps: 0"),
     ],
 )
-def test_what_it_refuses(tmp_path: Path, changes: dict, error: type[Exception], text: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, changes: dict, error: type[Exception], text: str) -> None:
     workspace = make_workspace(tmp_path)
     with pytest.raises(error, match=text):
         run(params_with(detector=changes), workspace)
     assert not workspace.detector.exists()
 
 
-def test_no_boxes_to_learn_from(tmp_path: Path) -> None:
+def test_no_boxes_to_train_on(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path)
     write_objects([], workspace)
     with pytest.raises(DataError, match=r"no object boxes.*features\.source"):

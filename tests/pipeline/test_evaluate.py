@@ -172,7 +172,7 @@ def test_every_image_question_and_statement_is_predicted_once(workspace: Workspa
         assert sorted(row[key] for row in predictions(workspace, run)) == expected
 
 
-def test_records_carry_what_the_contract_asks(workspace: Workspace, params: Params) -> None:
+def test_prediction_records_match_the_contract(workspace: Workspace, params: Params) -> None:
     keys = {
         *(
             "dataset",
@@ -199,7 +199,7 @@ def test_records_carry_what_the_contract_asks(workspace: Workspace, params: Para
                 assert record["low"] <= record["value"] + 1e-9 and record["value"] <= record["high"] + 1e-9
 
 
-def test_scores_per_item_add_up_to_the_scores(workspace: Workspace, params: Params, tmp_path: Path) -> None:
+def test_item_scores_average_to_the_scores(workspace: Workspace, params: Params, tmp_path: Path) -> None:
     for run in params.finetune:
         path, found = workspace.evaluation(run) / "items.parquet", scores(workspace, run)
         several = read_items(path)
@@ -220,7 +220,7 @@ def test_scores_per_item_add_up_to_the_scores(workspace: Workspace, params: Para
         assert any(slice_.startswith("objects=") for slice_ in own)
 
 
-def test_captioning_is_compared_with_people_and_with_a_constant(workspace: Workspace) -> None:
+def test_captioning_baselines(workspace: Workspace) -> None:
     found = scores(workspace, "captioning")
     assert {"BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "faithful captions", "CIDEr (greedy)"} <= found.keys()
     assert set(found["CIDEr"]["baselines"]) == {"human", "constant baseline", "nearest-neighbor caption"}
@@ -234,7 +234,7 @@ def test_captioning_is_compared_with_people_and_with_a_constant(workspace: Works
         assert gain["low"] <= gain["value"] <= gain["high"]
 
 
-def test_vqa_baselines_are_learnt_from_train(workspace: Workspace) -> None:
+def test_vqa_baselines_use_the_train_split(workspace: Workspace) -> None:
     found = scores(workspace, "vqa")
     names = {"majority answer", "per question type", "per question text", "blind baseline"}
     assert set(found["accuracy"]["baselines"]) == names
@@ -258,7 +258,7 @@ def test_nlvr_scores_known_labels_and_predicts_all(workspace: Workspace) -> None
     assert found["accuracy"]["baselines"]["majority label"] == 100  # every known label is true
 
 
-def test_retrieval_ranks_every_caption_and_image_beside_chance(workspace: Workspace) -> None:
+def test_retrieval_ranks_every_caption_and_image(workspace: Workspace) -> None:
     found, rows = scores(workspace, "retrieval"), predictions(workspace, "retrieval")
     ranks = [caption["rank"] for row in rows for caption in row["captions"]]
     assert len(ranks) == len(of_split(workspace, "captions", "test")) == found["R@1"]["n"] == 30
@@ -298,7 +298,7 @@ def test_official_files(workspace: Workspace) -> None:
         assert name.endswith((".png", ".jpg")) and verdict in ("true", "false")
 
 
-def test_the_same_work_gives_the_same_files(workspace: Workspace, params: Params) -> None:
+def test_equal_work_gives_equal_files(workspace: Workspace, params: Params) -> None:
     directory = workspace.evaluation("vqa")
     before = {file.name: file.read_bytes() for file in directory.iterdir()}
     evaluate.run(params, workspace, "vqa")
@@ -312,7 +312,7 @@ def test_the_same_work_gives_the_same_files(workspace: Workspace, params: Params
     assert before == after
 
 
-def test_blanked_training_is_blanked_in_evaluation(workspace: Workspace, params: Params) -> None:
+def test_blind_training_is_evaluated_blind(workspace: Workspace, params: Params) -> None:
     """The text-only control sees nothing here either: all images of one question get one answer."""
     tokenizer = Tokenizer.load(workspace.checkpoint("finetune/vqa"))
     write_model(workspace.checkpoint("finetune/text-only"), "vqa", tokenizer, blank_images=True)
@@ -327,7 +327,7 @@ def test_blanked_training_is_blanked_in_evaluation(workspace: Workspace, params:
     assert {row["question_id"]: row["answer"] for row in predictions(workspace, "text-only")} == blank
 
 
-def test_entailment_is_scored_where_the_label_is_known(workspace: Workspace) -> None:
+def test_entailment_is_scored_on_known_labels(workspace: Workspace) -> None:
     found, rows = scores(workspace, "entailment"), predictions(workspace, "entailment")
     known = [row for row in rows if row["label"] is not None]
     assert len(rows) == 6 and found["accuracy"]["n"] == len(known) == 5
@@ -339,7 +339,7 @@ def test_entailment_is_scored_where_the_label_is_known(workspace: Workspace) -> 
     assert len(file.read_text().splitlines()) == 7
 
 
-def test_a_run_is_scored_on_the_datasets_it_names_trained_on_or_not(workspace: Workspace, params: Params) -> None:
+def test_evaluate_on_scores_any_dataset(workspace: Workspace, params: Params) -> None:
     """Its sources say nothing of it where `evaluate_on` does; what is not there is an error, not a silent nothing."""
     elsewhere = dataclasses.replace(params.finetune["nlvr"], sources={"other": 1}, evaluate_on=["scenes"], variant="d")
     evaluate.run(dataclasses.replace(params, finetune={"nlvr": elsewhere}), workspace, "nlvr")

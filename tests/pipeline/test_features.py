@@ -79,7 +79,7 @@ def add_image(workspace: Workspace, image_id: str, colour: str) -> None:
     write_table(rows, "images", workspace.validated)
 
 
-def test_only_new_images_are_extracted_and_nobody_can_tell(
+def test_only_new_images_are_extracted_with_equal_results(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[str] = []
@@ -118,7 +118,7 @@ def test_only_new_images_are_extracted_and_nobody_can_tell(
     assert hash_path(workspace.features) == renamed != grown
 
 
-def test_other_settings_take_nothing_over(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_settings_reuse_nothing(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     run(params_with(features=LENIENT), workspace)
     run(params_with(features=LENIENT | {"max_regions": 3}), workspace)
     assert "taken over" not in capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_other_settings_take_nothing_over(workspace: Workspace, capsys: pytest.C
     assert hash_path(workspace.features) == wanted
 
 
-def test_after_an_interruption_only_the_rest_is_made(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_extracts_only_the_rest(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     run(params_with(features=LENIENT), workspace)
     whole = hash_path(workspace.features)
     forget(workspace)
@@ -206,7 +206,7 @@ def test_features_of_two_detectors_do_not_mix(workspace: Workspace) -> None:
         FeatureStore(workspace.features).get("drawn/99")
 
 
-def test_a_damaged_chunk_is_told(workspace: Workspace) -> None:
+def test_damaged_chunk_is_reported(workspace: Workspace) -> None:
     run(params_with(features=LENIENT), workspace)
     chunk = workspace.features / storage.chunk_name(0)
     chunk.write_bytes(chunk.read_bytes()[:-10])
@@ -214,7 +214,7 @@ def test_a_damaged_chunk_is_told(workspace: Workspace) -> None:
         FeatureStore(workspace.features).get("drawn/0")
 
 
-def test_a_chunk_refuses_what_float16_cannot_hold(tmp_path: Path) -> None:
+def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
     regions = RegionArrays(
         features=np.full((1, 2), 1e6, np.float32),
         boxes=np.array([[0, 0, 1, 1]], np.float32),
@@ -234,6 +234,6 @@ def test_a_chunk_refuses_what_float16_cannot_hold(tmp_path: Path) -> None:
         ({"min_score": 1.0}, "below 1"),
     ],
 )
-def test_what_it_refuses(tmp_path: Path, changes: dict, text: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, changes: dict, text: str) -> None:
     with pytest.raises(ParamsError, match=text):
         run(params_with(features=changes), make_workspace(tmp_path))

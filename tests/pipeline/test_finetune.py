@@ -63,7 +63,7 @@ def test_each_task_starts_from_the_pretrained_weights(workspace: Workspace, task
     assert any(not torch.equal(weights(workspace, f"finetune/{task}")[name], tensor) for name, tensor in before.items())
 
 
-def test_another_run_of_the_task_hands_on_its_head(workspace: Workspace) -> None:
+def test_head_is_loaded_from_a_run_of_the_same_task(workspace: Workspace) -> None:
     finetune.run(params_of(workspace), workspace, "vqa")
     still = replace(params_of(workspace).finetune["vqa"].optimizer, lr=0.0)
     finetune.run(params_of(workspace, vqa_more={"start": "finetune/vqa", "optimizer": still}), workspace, "vqa_more")
@@ -71,7 +71,7 @@ def test_another_run_of_the_task_hands_on_its_head(workspace: Workspace) -> None
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_self_critical_training_goes_on_from_a_captioner(workspace: Workspace) -> None:
+def test_self_critical_training_starts_from_a_captioner(workspace: Workspace) -> None:
     """What it leaves is a captioning model, by its checkpoint and by its run."""
     scst = {"self_critical": {"samples": 2}}
     params = params_of(workspace, captioning_scst={"start": "finetune/captioning", "options": scst})
@@ -97,7 +97,7 @@ def test_without_pretraining_it_starts_from_the_initial_weights(workspace: Works
     assert not torch.equal(weights(workspace, "pretrain/tden")[words], before[words])
 
 
-def test_a_run_may_lay_a_config_over_its_starts(workspace: Workspace) -> None:
+def test_config_updates_the_config_of_the_start(workspace: Workspace) -> None:
     run = {"config": {"dropout": 0.3}, "max_steps": 1}
     finetune.run(params_of(workspace, vqa_dropped=run), workspace, "vqa_dropped")
     info = read_config(workspace.checkpoint("finetune/vqa_dropped"))
@@ -105,7 +105,7 @@ def test_a_run_may_lay_a_config_over_its_starts(workspace: Workspace) -> None:
     assert read_config(workspace.checkpoint("pretrain/tden")).model_config["dropout"] != 0.3
 
 
-def test_a_checkpoint_of_other_features_or_words_is_refused(workspace: Workspace) -> None:
+def test_checkpoint_with_other_features_or_vocabulary_is_refused(workspace: Workspace) -> None:
     config = workspace.checkpoint("pretrain/tden") / "config.json"
     text = config.read_text()
     (workspace.checkpoint("pretrain/tden") / "SHA256SUMS").unlink()
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_other_features_or_words_is_refused(workspace: Workspace
         finetune.run(params_of(workspace), workspace, "vqa")
 
 
-def test_a_checkpoint_whose_features_had_other_classes_is_refused(workspace: Workspace) -> None:
+def test_checkpoint_with_other_classes_is_refused(workspace: Workspace) -> None:
     """As many, and by the same detector_id, which imported features may share; before anything is trained."""
     (workspace.checkpoint("pretrain/tden") / "SHA256SUMS").unlink()
     config = workspace.checkpoint("pretrain/tden") / "config.json"
@@ -144,7 +144,7 @@ def test_what_is_missing_or_unknown_is_named(workspace: Workspace) -> None:
         finetune.run(params_of(workspace, nlvr={"start": "finetune/vqa"}), workspace, "nlvr")
 
 
-def test_texts_about_one_image_beside_each_other_are_for_tasks_that_look_once(workspace: Workspace) -> None:
+def test_texts_per_image_needs_a_supporting_task(workspace: Workspace) -> None:
     finetune.run(params_of(workspace, vqa={"texts_per_image": 2}), workspace, "vqa")
     report = json.loads((workspace.root / "reports/training/finetune/vqa.json").read_text())
     assert report["samples"] == report["train_samples"] * params_of(workspace).finetune["vqa"].max_epochs

@@ -15,8 +15,8 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams, Params, load_params
 from vlp_models.pipeline.stages.generate import run
-from vlp_models.synthetic.scenes import objects
-from vlp_models.synthetic.scenes.checker import check
+from vlp_models.synthetic.scenes import dataset as objects
+from vlp_models.synthetic.scenes.language import check
 
 WORLD = GeneratorParams(generator="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, side=64)
 
@@ -37,7 +37,7 @@ def load(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_the_files_are_those_params_yaml_reads(made: Path) -> None:
+def test_files_match_the_data_section(made: Path) -> None:
     source = load_params(Path(__file__).resolve().parents[2] / "params.yaml").data["scenes"]
     named = [source.karpathy, source.scene_graphs, *source.captions["all"], *source.instances["all"]]
     for name in [*named, *source.questions["all"], *source.annotations["all"]]:
@@ -46,7 +46,7 @@ def test_the_files_are_those_params_yaml_reads(made: Path) -> None:
     assert load(made / "manifest.json")["counts"]["questions"] == 13 * 6
 
 
-def test_coco_reads_it_and_boxes_agree_with_the_scene_graphs(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_coco_and_boxes_match_scene_graphs(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     coco = COCO(str(made / "annotations" / "instances_scenes.json"))
     capsys.readouterr()
     assert len(coco.cats) == 24
@@ -64,7 +64,7 @@ def test_coco_reads_it_and_boxes_agree_with_the_scene_graphs(made: Path, capsys:
             assert image.size == (64, 64) and image.mode == "RGB" and not image.info
 
 
-def test_captions_karpathy_and_truth_agree(made: Path) -> None:
+def test_captions_karpathy_splits_and_truth_agree(made: Path) -> None:
     captions = {a["id"]: a for a in load(made / "annotations" / "captions_scenes.json")["annotations"]}
     scenes = {s["image_id"]: s for s in map(json.loads, (made / "scenes.jsonl").read_text().splitlines())}
     entries = load(made / "dataset_scenes.json")["images"]
@@ -91,7 +91,7 @@ def test_questions_and_annotations_are_vqa_v2(made: Path) -> None:
     assert len({question["question_id"] for question, _ in pairs}) == len(pairs)
 
 
-def test_a_second_run_gives_the_same_bytes_also_in_parallel(
+def test_second_run_gives_equal_bytes_even_in_parallel(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_WORTH_A_POOL", 1)
@@ -125,7 +125,7 @@ def test_an_unknown_dataset_is_refused_by_name(tmp_path: Path) -> None:
         run(params_with(WORLD), Workspace(tmp_path), "sceens")
 
 
-def test_the_web_is_written_by_the_same_stage(tmp_path: Path) -> None:
+def test_web_dataset_is_written_by_the_same_stage(tmp_path: Path) -> None:
     run(
         params_with(GeneratorParams(generator="web", seed=3, train=6, val=1, test=1, side=64)),
         Workspace(tmp_path),

@@ -66,7 +66,7 @@ def call_public(name: str, *more: str, file: str = "public.pth") -> str:
     return call(file, "--format", "xmodaler-tden", "--heads", "2", "--name", name, *more)
 
 
-def test_a_model_begins_with_imported_weights(root: Path) -> None:
+def test_model_starts_from_imported_weights(root: Path) -> None:
     model = write_public(root)
     said = call_public("theirs")
     assert "TDEN's pretraining weights" in said
@@ -89,7 +89,7 @@ def test_a_model_begins_with_imported_weights(root: Path) -> None:
     assert all(torch.equal(begun.state_dict()[name], tensor) for name, tensor in wanted.items())
 
 
-def test_a_vqa_model_is_scored_as_it_is(root: Path) -> None:
+def test_imported_vqa_model_is_scored(root: Path) -> None:
     """With its own answers and lengths, whatever data/tokenizer and params.yaml have."""
     model = write_public(root)
     linear = torch.nn.Linear
@@ -207,7 +207,7 @@ def text_of(directory: Path) -> str:
     return (directory / "preset.yaml").read_text()
 
 
-def test_what_must_be_there_first_is_named(root: Path, tmp_path: Path) -> None:
+def test_missing_inputs_are_named(root: Path, tmp_path: Path) -> None:
     params = load_params("params.yaml")
     with pytest.raises(DataError, match="dvc repro shards"):
         import_checkpoint("bert", root, "tden", params, Workspace(tmp_path / "without"))

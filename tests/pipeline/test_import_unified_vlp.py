@@ -55,7 +55,7 @@ def call(*arguments: str) -> str:
     return " ".join(result.output.split())
 
 
-def test_a_model_begins_with_public_weights(root: Path) -> None:
+def test_model_starts_from_public_weights(root: Path) -> None:
     model = public(root)
     said = call("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "theirs")
     assert "Unified VLP's pretraining weights" in said and "fresh (seed 1): fusion" in said
@@ -92,7 +92,7 @@ def test_a_vqa_model_answers_with_its_own_classifier(root: Path) -> None:
     assert [row["answer"] for row in predicted] == answers and all(len(row["top"]) == 4 for row in predicted)
 
 
-def test_a_captioner_is_told_apart_by_its_task(root: Path) -> None:
+def test_captioner_needs_its_task(root: Path) -> None:
     public(root)
     ask = ("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "c", "--task", "captioning")
     with pytest.raises(CheckpointError, match="give --max-text-len and --max-regions"):

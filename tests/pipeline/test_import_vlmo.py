@@ -16,7 +16,7 @@ from vlp_models.errors import CheckpointError
 from vlp_models.params import load_params
 from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.pipeline.stages import initial
-from vlp_models.tasks.load import load_task_model
+from vlp_models.tasks.base import load_task_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from plain_vlmo import random_state
@@ -24,7 +24,7 @@ from plain_vlmo import random_state
 SIZES = {"hidden": 16, "heads": 2, "layers": 2, "start": 1, "side": 16, "patch": 8}
 
 
-def test_a_model_begins_with_weights_of_the_public_code(tmp_path: Path) -> None:
+def test_model_starts_from_public_weights(tmp_path: Path) -> None:
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     words = len((tmp_path / "data/tokenizer/vocab.txt").read_text().splitlines())
     state = random_state(**SIZES, vocab=words)

@@ -18,7 +18,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.curation.validation import crossing
 from vlp_models.data import tables
 from vlp_models.data.formats import pairs
-from vlp_models.data.outofcore import Database
+from vlp_models.data.joins import Database
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages import prepare, shards, validate
 
@@ -76,7 +76,7 @@ def held(stage: str, root: Path) -> float:
 
 
 @pytest.mark.pipeline
-def test_three_times_the_rows_and_pictures_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_constant_in_rows_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Database.stream, "__defaults__", (FEWER,))
     monkeypatch.setattr(prepare, "cpus", lambda most: 1)  # with more, what is under way is up to their speed
     monkeypatch.setattr(sys, "intern", str)  # pathlib's: Python's table of all names grows by megabytes at a stroke

@@ -69,7 +69,7 @@ def settings() -> Params:
     )
 
 
-def test_odd_pictures_are_seen_as_meant_or_counted(workspace: Workspace) -> None:
+def test_unusual_images_are_decoded_correctly_or_counted(workspace: Workspace) -> None:
     params = settings()
     prepare.run(params, workspace, "pairs")
     validate.run(params, workspace)

@@ -69,7 +69,7 @@ def test_pairs_with_bad_images(workspace: Workspace) -> None:
     assert (counts["images"], counts["captions"], counts["quarantine"]) == (3, 8, 5)
 
 
-def test_a_listing_brings_in_no_file_from_elsewhere_unless_params_say_so(workspace: Workspace) -> None:
+def test_external_images_need_allow_external_images(workspace: Workspace) -> None:
     """`..` and absolute paths; of a link in the dataset its owner knows."""
     directory, elsewhere = workspace.raw("pairs"), workspace.root / "private"
     elsewhere.mkdir()
@@ -95,14 +95,14 @@ def test_a_listing_brings_in_no_file_from_elsewhere_unless_params_say_so(workspa
     assert read_table("images", out).num_rows == 5, "a folder that params.yaml names"
 
 
-def test_same_input_gives_same_bytes(workspace: Workspace) -> None:
+def test_equal_input_gives_equal_bytes(workspace: Workspace) -> None:
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
     first = hash_path(workspace.interim("pairs"))
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
     assert hash_path(workspace.interim("pairs")) == first
 
 
-def test_listed_size_must_be_the_files(workspace: Workspace) -> None:
+def test_listed_size_must_match_the_file(workspace: Workspace) -> None:
     images = [
         {"id": 1, "file_name": "good-1.jpg", "width": 300, "height": 200},
         {"id": 2, "file_name": "good-2.jpg", "width": 200, "height": 300},
@@ -146,7 +146,7 @@ def test_unknown_dataset(tmp_path: Path) -> None:
         prepare.run(params_for(pairs=PAIRS), Workspace(tmp_path), "other")
 
 
-def test_processes_find_what_one_finds_also_where_rows_are_refused(
+def test_parallel_result_equals_sequential_with_refused_rows(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused at the front, between and at the end: they are not opened, and keep their places."""

@@ -62,7 +62,7 @@ def stop_at(root: Path, run: str, step: int, number: signal.Signals) -> int:
 
 @pytest.mark.pipeline
 @pytest.mark.parametrize("scheme", ["none", "c", "turns"])
-def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, scheme: str) -> None:
+def test_resume_after_kill_and_stop_is_bitwise_equal(tmp_path: Path, scheme: str) -> None:
     """kill -9 at a random step, rerun; SIGTERM at a random later step, exit 75; rerun: as if nothing had happened.
 
     `turns`: XGPT's four objectives in turns on one batch, and the average of its best validations."""
@@ -84,7 +84,7 @@ def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, scheme: str)
     assert stop_at(broken, run, stopped_at, signal.SIGTERM) == 75, when + (broken / "stderr").read_text()
     assert not (broken / checkpoint).exists()
     assert start(broken, run).wait(120) == 0, when + (broken / "stderr").read_text()
-    assert (broken / "stderr").read_text().count("going on from step") == 2, when
+    assert (broken / "stderr").read_text().count("resuming from step") == 2, when
     assert uninterrupted.wait(120) == 0, (whole / "stderr").read_text()
 
     curve = f"reports/curves/pretrain/{run}.csv"
@@ -94,7 +94,7 @@ def test_killed_and_stopped_it_gives_the_same_bytes(tmp_path: Path, scheme: str)
     assert not list(broken.glob(f".work/pretrain-{run}/*/*.ckpt"))
 
 
-def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+def test_outputs_of_a_run(tmp_path: Path) -> None:
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     pretrain.run(params, workspace, "tden")
     final = json.loads((tmp_path / "reports/training/pretrain/tden.json").read_text())
@@ -125,7 +125,7 @@ def with_(params: Params, run: str, **changes: Any) -> Params:
     return replace(params, pretrain={**params.pretrain, run: replace(params.pretrain[run], **changes)})
 
 
-def test_fresh_weights_are_a_checkpoint_that_depends_on_the_seed_alone(tmp_path: Path) -> None:
+def test_initial_weights_depend_on_the_seed_only(tmp_path: Path) -> None:
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     before = weights(workspace, "initial/tden")
     initial.run(params, workspace, "tden")
@@ -135,7 +135,7 @@ def test_fresh_weights_are_a_checkpoint_that_depends_on_the_seed_alone(tmp_path:
     assert not same(weights(workspace, "initial/tden"), before)
 
 
-def test_two_passes_go_on_from_one(tmp_path: Path) -> None:
+def test_scheduled_sampling_starts_from_a_single_pass_run(tmp_path: Path) -> None:
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     with pytest.raises(DataError, match=r"dvc repro pretrain@tden"):
         pretrain.run(params, workspace, "two-pass")
@@ -158,7 +158,7 @@ def test_two_passes_go_on_from_one(tmp_path: Path) -> None:
         pretrain.run(with_(params, "two-pass", batch_size=4), workspace, "two-pass")
 
 
-def test_another_architecture_takes_over_what_fits_and_says_so(
+def test_other_config_loads_what_fits_and_logs_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deeper = {**TINY, "sentence_layers": TINY["sentence_layers"] + 1}
@@ -170,38 +170,40 @@ def test_another_architecture_takes_over_what_fits_and_says_so(
     pretrain.run(with_(params, "deeper", optimizer=still), workspace, "deeper")
     before, after = weights(workspace, "pretrain/tden"), weights(workspace, "pretrain/deeper")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert "of another architecture" in capsys.readouterr().err
+    assert "another architecture; loaded what fits" in capsys.readouterr().err
 
 
-def test_changed_code_is_another_piece_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a run that was killed would go on with another loss than it began with."""
-    from vlp_models.pipeline import training_job as fitting
+def test_changed_code_gets_its_own_work_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a killed run would resume with another loss than it started with."""
+    from vlp_models.pipeline import training_job
 
-    params = write_workspace(tmp_path)
-    inputs = fitting.read_inputs(Workspace(tmp_path))
-    modules = ["vlp_models.pipeline.stages.pretrain"]
+    params, workspace = with_start(tmp_path)
 
     def work() -> Path:
-        return fitting.work_directory(
-            Workspace(tmp_path), "pretrain@x", params.trainer, {}, inputs.files, modules, detector_id=""
-        )
+        return training_job.TrainingJob(params, workspace, "pretrain/tden", view="captions", settings={}).work
 
     before = work()
     assert work() == before
-    monkeypatch.setattr(fitting, "identity", lambda names: "another sign in a loss")
+    monkeypatch.setattr(training_job, "code_hash", lambda names: "another sign in a loss")
     assert work() != before
 
 
-def test_changed_params_are_another_piece_of_work(tmp_path: Path) -> None:
-    from vlp_models.pipeline.training_job import read_inputs, work_directory
+def test_changed_params_get_their_own_work_directory(tmp_path: Path) -> None:
+    from vlp_models.pipeline.training_job import TrainingJob
 
-    params = write_workspace(tmp_path)
-    inputs = read_inputs(Workspace(tmp_path))
+    params, workspace = with_start(tmp_path)
 
     def work(seed: int, **trainer: int) -> Path:
         settings = {"pretrain": to_plain(replace(params.pretrain["tden"], seed=seed))}
-        changed = replace(params.trainer, **trainer)
-        return work_directory(Workspace(tmp_path), "pretrain@tden", changed, settings, inputs.files, [], detector_id="")
+        changed = replace(params, trainer=replace(params.trainer, **trainer))
+        return TrainingJob(changed, workspace, "pretrain/tden", view="captions", settings=settings).work
 
-    assert work(1) == work(1, log_every_steps=5, checkpoint_every_steps=9)  # how often to save decides nothing
+    assert work(1) == work(1, log_every_steps=5, checkpoint_every_steps=9)  # how often to save changes no result
     assert len({work(1), work(2), work(1, devices=2)}) == 3
+
+
+def with_start(root: Path) -> tuple[Params, Workspace]:
+    """Return a workspace with the checkpoint that the pretraining starts from."""
+    params, workspace = write_workspace(root), Workspace(root)
+    initial.run(params, workspace, "tden")
+    return params, workspace

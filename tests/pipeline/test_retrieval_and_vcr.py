@@ -108,7 +108,7 @@ def test_bad_records_are_counted_with_a_reason(done: tuple[Workspace, Params]) -
     assert len(found) == 2
 
 
-def test_shards_hold_the_questions_and_the_vocabulary_their_words(done: tuple[Workspace, Params]) -> None:
+def test_shards_and_vocabulary_contain_the_questions(done: tuple[Workspace, Params]) -> None:
     workspace, _ = done
     counts = read_json(workspace.shards / "manifest.json")["counts"]
     for split, bad in (("train", 1), ("test", 0)):
@@ -121,7 +121,7 @@ def test_shards_hold_the_questions_and_the_vocabulary_their_words(done: tuple[Wo
     assert {"corner", "color", "there"} & set(words)
 
 
-def test_retrieval_is_scored_both_ways_beside_chance(done: tuple[Workspace, Params]) -> None:
+def test_retrieval_is_scored_both_ways_against_chance(done: tuple[Workspace, Params]) -> None:
     found = scores(done[0], "retrieval")
     assert found["R@1"]["baselines"] == {"chance": pytest.approx(100 / 6, abs=1e-3)}
     assert {record["dataset"] for record in found.values()} == {"scenes"}  # scenes_vcr has no captions
@@ -142,7 +142,7 @@ def test_vcr_is_scored_for_answers_rationales_and_both(done: tuple[Workspace, Pa
     assert alone["QA->R"]["value"] is None and "did not learn it" in alone["Q->AR"]["note"]
 
 
-def test_entailment_is_scored_beside_its_controls_and_shown(done: tuple[Workspace, Params]) -> None:
+def test_entailment_is_scored_against_its_baselines(done: tuple[Workspace, Params]) -> None:
     workspace, _ = done
     found = scores(workspace, "entailment")
     assert {record["dataset"] for record in found.values()} == {"scenes_ve"}
@@ -162,7 +162,7 @@ def test_the_leaderboards_file_is_written_where_labels_are_hidden(
     dataset = ShardDataset(workspace.shards, "test", "choices")
     known = [dataset[i] for i in range(3)]
     place = EvalContext(source="scenes_vcr", validated=workspace.validated)
-    hidden = [sample.having(answer_label=None, rationale_label=None) for sample in known]
+    hidden = [sample.with_values(answer_label=None, rationale_label=None) for sample in known]
     for samples, written in ((known, False), (hidden, True)):
         rows = model.predict(model.collate(samples), samples)
         path = model.write_official(rows, place, "test", tmp_path)
@@ -173,7 +173,7 @@ def test_the_leaderboards_file_is_written_where_labels_are_hidden(
     assert len(lines) == 4 and lines[1].startswith("test-")
 
 
-def test_nlvr2_is_scored_beside_its_controls(done: tuple[Workspace, Params]) -> None:
+def test_nlvr2_is_scored_against_its_baselines(done: tuple[Workspace, Params]) -> None:
     found = scores(done[0], "nlvr2")
     assert {record["dataset"] for record in found.values()} == {"scenes_nlvr2"}
     assert found["accuracy"]["n"] == 4 * found["consistency"]["n"] == 24  # of six scenes one set, six sentences
@@ -196,7 +196,7 @@ def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
     assert {"retrieval", "vcr", "vcr_answer", "entailment", "nlvr2"} <= metrics["evaluate"].keys()
 
 
-def test_a_wrong_option_stops_the_pipeline_before_it_starts(
+def test_invalid_option_stops_the_pipeline_before_it_starts(
     done: tuple[Workspace, Params], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vlp_models.cli.pipeline import run_pipeline
@@ -212,7 +212,7 @@ def test_a_wrong_option_stops_the_pipeline_before_it_starts(
         run_pipeline([])
 
 
-def test_the_registry_ranks_the_run_that_learns_both(done: tuple[Workspace, Params]) -> None:
+def test_registry_ranks_a_run_with_two_datasets(done: tuple[Workspace, Params]) -> None:
     from vlp_models.evaluation.ranking import rank_runs
 
     workspace, params = done

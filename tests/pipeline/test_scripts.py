@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.inputs import ModelInputs, PixelInput
+from vlp_models.data.inputs import ModelInputs
+from vlp_models.data.pixels import PixelInput
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
@@ -60,7 +61,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_every_row_is_learnt_from_or_counted(workspace: Workspace, lowercase: bool) -> None:
+def test_every_row_is_used_or_counted(workspace: Workspace, lowercase: bool) -> None:
     params = load_params(ROOT / "params.yaml")
     own = {"vocab_size": 1000, "min_frequency": 1, "lowercase": lowercase, "strip_accents": False}
     params = dataclasses.replace(

@@ -221,7 +221,7 @@ def test_every_rule_has_a_row_that_breaks_it() -> None:
         assert names == set(BROKEN[table])
 
 
-def test_each_broken_row_is_set_aside_under_exactly_its_rule(tmp_path: Path) -> None:
+def test_each_broken_row_is_quarantined_by_exactly_its_rule(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     rows = good_rows()
     for table, rules in BROKEN.items():
@@ -306,7 +306,7 @@ def test_a_row_of_two_images_follows_both(tmp_path: Path) -> None:
     assert (left["pair_id"], left["other_image_ids"]) == ("d/image_pairs-good", ["d/good"])
 
 
-def test_changed_copies_of_a_tested_picture_leave_train_or_are_counted(tmp_path: Path) -> None:
+def test_near_duplicates_of_test_images_leave_train_or_are_counted(tmp_path: Path) -> None:
     """Also across datasets, and between val and test; a picture that is only alike stays."""
     workspace, rows = Workspace(tmp_path), good_rows()
     rows["images"] += [row("images", name) for name in ("cropped", "other")]
@@ -341,7 +341,7 @@ def test_changed_copies_of_a_tested_picture_leave_train_or_are_counted(tmp_path:
     assert json.loads((workspace.reports / "validation.json").read_text())["across_splits"]["copies"] == len(expected)
 
 
-def test_copied_sentences_are_counted_and_stay(tmp_path: Path) -> None:
+def test_duplicate_sentences_are_counted_and_kept(tmp_path: Path) -> None:
     workspace, rows = Workspace(tmp_path), good_rows(images=2)
     texts = {"d/good": "A red ball lies on the grass.", "d/images-d/tested": "a RED ball lies on the grass"}
     texts["d/images-more-0"] = "a red ball lies on green grass"
@@ -357,7 +357,7 @@ def test_copied_sentences_are_counted_and_stay(tmp_path: Path) -> None:
     assert read_table("captions", workspace.validated).num_rows == 4
 
 
-def test_too_many_bad_rows_stop_and_replace_nothing(tmp_path: Path) -> None:
+def test_too_many_bad_rows_stop_and_keep_old_outputs(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.validated.mkdir(parents=True)
     (workspace.validated / "manifest.json").write_text("yesterday's")

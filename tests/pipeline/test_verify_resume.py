@@ -15,7 +15,7 @@ from vlp_models.pipeline.verify_resume import _difference, verify_resume
 
 
 @pytest.mark.pipeline
-def test_a_killed_and_resumed_training_is_the_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     found = verify_resume(params, workspace, "pretrain/tden", steps=8)
@@ -27,7 +27,7 @@ def test_a_killed_and_resumed_training_is_the_whole_one(tmp_path: Path, monkeypa
         verify_resume(params, workspace, "pretrain/tdn")
 
 
-def test_a_bit_is_enough_to_differ(tmp_path: Path) -> None:
+def test_one_bit_is_a_difference(tmp_path: Path) -> None:
     weights = {"a": np.zeros(4, np.float32), "b": np.ones(2, np.float32)}
     one, other = tmp_path / "model.safetensors", tmp_path / "other" / "model.safetensors"
     other.parent.mkdir()

@@ -36,7 +36,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_three_runs_begin_where_the_one_before_ended(tmp_path: Path) -> None:
+def test_each_of_three_runs_starts_from_the_previous_one(tmp_path: Path) -> None:
     params, workspace = write_workspace(tmp_path, **RUNS), Workspace(tmp_path)
     weights = {"fresh": load_file(workspace.checkpoint("initial/vlmo") / "model.safetensors")}
     for name in ("images", "texts", "pairs"):
@@ -59,7 +59,7 @@ def test_three_runs_begin_where_the_one_before_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("accumulate", "contrast_over"), [(1, "batch"), (2, "update")])
-def test_killed_after_any_update_it_ends_the_same(
+def test_resume_after_kill_is_bitwise_equal(
     toys: Path, tmp_path: Path, accumulate: int, contrast_over: str
 ) -> None:
     """Crops, dropped paths and words, masks and negatives are drawn anew, and the same."""
@@ -81,7 +81,7 @@ def test_killed_after_any_update_it_ends_the_same(
         assert untimed(after.rows) == untimed(result.rows)
 
 
-def test_contrast_over_an_update_is_that_of_the_large_batch(toys: Path, tmp_path: Path) -> None:
+def test_contrast_over_an_update_equals_a_large_batch(toys: Path, tmp_path: Path) -> None:
     """Three micro-batches of 8 learn what a batch of 24 does; without the others' embeddings they don't."""
     config = {"drop_path": 0.0, "dropout": 0.0}
     common = {"objectives": ("itc",), "config": config}

@@ -86,7 +86,7 @@ def begin(root: Path, family: str = "tden", words: str = "bert") -> tuple[dict[s
 
 
 @pytest.mark.parametrize("family", RECORDS)
-def test_what_was_taken_and_what_is_new_is_said_and_kept(
+def test_loaded_and_missing_weights_are_logged_and_recorded(
     root: Path, capsys: pytest.CaptureFixture[str], family: str
 ) -> None:
     fresh, _ = begin(root, family, words="")
@@ -109,7 +109,7 @@ def test_what_was_taken_and_what_is_new_is_said_and_kept(
     assert made["text_embedding.words.weight"].equal(words)
 
 
-def test_a_words_source_that_can_not_be_is_an_error(root: Path) -> None:
+def test_invalid_text_init_is_refused(root: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: no such folder; `models\.new\.text_init` is a folder"):
         begin(root, words="nowhere")
     with pytest.raises(

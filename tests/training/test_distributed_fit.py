@@ -42,7 +42,7 @@ def apart(work: Path, world: Path, weights: dict[str, torch.Tensor], **settings:
     return float(distance / moved), alone
 
 
-def test_two_processes_end_as_one(world: Path, tmp_path: Path) -> None:
+def test_two_processes_match_one_process(world: Path, tmp_path: Path) -> None:
     """All objectives, clipping, EMA, an epoch's uneven end, validation; Lightning starts the second process."""
     # AdamW divides by what is nearly nothing, and makes much of float32's order of adding up, unless eps is larger.
     settings = {**EVERYTHING, "optimizer": {"clip_norm": 0.5, "eps": 1e-4}}
@@ -59,21 +59,21 @@ def test_two_processes_end_as_one(world: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_processes_end_as_one_with_muon(world: Path, tmp_path: Path) -> None:
-    """Its orthogonalisation, in bfloat16, makes more of float32's order of adding up; the ranks agree bitwise."""
+def test_two_processes_match_one_process_with_muon(world: Path, tmp_path: Path) -> None:
+    """Its orthogonalization, in bfloat16, makes more of float32's order of adding up; the ranks agree bitwise."""
     settings = {**EVERYTHING, "optimizer": {"muon_lr": 3e-3, "eps": 1e-4}}
     code, said = run(world, "muon", config=STILL, **settings)
     assert code == 0, said
     assert apart(tmp_path, world, result(world, "muon")[0], **settings)[0] < 0.05
 
 
-def test_a_batch_that_can_not_be_shared_evenly(world: Path) -> None:
+def test_batch_size_must_be_divisible_by_the_number_of_processes(world: Path) -> None:
     from vlp_models.training.data import LoaderFactory
 
     loaders = LoaderFactory(
         world / "shards", "captions", sources={}, collate=lambda s: s, batch_size=10, num_workers=0, seed=1
     )
-    with pytest.raises(ParamsError, match=r"batch_size: 10.* 4 of them .* evenly; 8 would do"):
+    with pytest.raises(ParamsError, match=r"batch_size: 10.* 4 of them .* evenly; use 8"):
         loaders(0, 4)
 
 
@@ -82,25 +82,27 @@ def test_a_batch_that_can_not_be_shared_evenly(world: Path) -> None:
     [
         ({"strategy": "fsdp"}, "needs GPUs"),
         ({"num_nodes": 0}, r"num_nodes: 0"),
-        ({"devices": 2, "config": {"pooler_batch_norm": True}}, "normalises over the batch"),
+        ({"devices": 2, "config": {"pooler_batch_norm": True}}, "batch normalization"),
     ],
 )
-def test_what_does_not_go_together(world: Path, tmp_path: Path, settings: dict[str, Any], text: str) -> None:
+def test_incompatible_trainer_settings_are_refused(
+    world: Path, tmp_path: Path, settings: dict[str, Any], text: str
+) -> None:
     toy = Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
     settings = dict(settings)
     with pytest.raises(ParamsError, match=text):
         toy.fit(tmp_path, toy.model(**settings.pop("config", {})), **settings)
 
 
-def test_torchrun_and_params_must_agree(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_processes_must_match_torchrun(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "8")
     toy = Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
-    with pytest.raises(ParamsError, match=r"are 2 processes, but torchrun has started 8"):
+    with pytest.raises(ParamsError, match=r"is 2 processes, but torchrun started 8"):
         toy.fit(tmp_path, devices=2)
 
 
-def test_fsdp_takes_blocks_and_refuses_muon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_wraps_blocks_and_refuses_muon(monkeypatch: pytest.MonkeyPatch) -> None:
     """How it is set up; no GPU, so it is not run."""
     from dataclasses import replace
 
@@ -111,10 +113,10 @@ def test_fsdp_takes_blocks_and_refuses_muon(monkeypatch: pytest.MonkeyPatch) -> 
     from vlp_models.training import distributed as strategy
 
     params = replace(TRAINER, strategy="fsdp", accelerator="cuda", devices=8)
-    made = strategy._strategy(params, 8)
+    made = strategy._make_strategy(params, 8)
     assert made._state_dict_type == "full" and made.kwargs["use_orig_params"]  # type: ignore[union-attr]
     assert made.kwargs["auto_wrap_policy"]._module_classes == set(BLOCKS)  # type: ignore[union-attr]
-    for optimizer, text in (({"muon_lr": 1e-3}, "Muon"), ({"ema_decay": 0.9}, "average weights")):
+    for optimizer, text in (({"muon_lr": 1e-3}, "Muon"), ({"ema_decay": 0.9}, "weight averages")):
         with pytest.raises(ParamsError, match=text):
             strategy._check_strategy(params, OptimizerParams(lr=1e-3, **optimizer), torch.nn.Linear(1, 1), 8, False)
 
@@ -140,7 +142,7 @@ def ends_the_same(world: Path, work: str, whole: Any, step: int, launcher: list[
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["lightning", "torchrun"])
 @pytest.mark.parametrize("to", [[0], [1], "group"], ids=["first", "second", "group"])
-def test_told_to_stop_all_processes_stop_at_one_update(world: Path, whole: Any, to: Any, launcher: Any) -> None:
+def test_a_stop_signal_stops_all_processes_at_the_same_update(world: Path, whole: Any, to: Any, launcher: Any) -> None:
     number = signal.SIGINT if to == [1] else signal.SIGTERM
     work = f"stopped-{to}-{launcher is None}"
     code, said = run(world, work, launcher, signal={"step": 6, "number": number, "to": to}, **EVERYTHING)
@@ -154,7 +156,9 @@ def test_told_to_stop_all_processes_stop_at_one_update(world: Path, whole: Any, 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["lightning", "torchrun"])
 @pytest.mark.parametrize("to", [[0], [1], [1, 0]], ids=["first", "second", "both"])
-def test_killed_the_others_end_and_a_rerun_ends_the_same(world: Path, whole: Any, to: Any, launcher: Any) -> None:
+def test_kill_of_one_process_ends_the_others_and_resume_is_equal(
+    world: Path, whole: Any, to: Any, launcher: Any
+) -> None:
     work = f"killed-{to}-{launcher is None}"
     code, said = run(world, work, launcher, signal={"step": 6, "number": signal.SIGKILL, "to": to}, **EVERYTHING)
     assert code not in (0, 75) or "has ended" in said

@@ -37,7 +37,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", list(cases(Path())))
-def test_processes_learn_what_one_learns(learned: Path, name: str) -> None:
+def test_losses_over_processes_match_one_process(learned: Path, name: str) -> None:
     case = cases(learned)[name]()
     wanted, parts = learn(case)
     anything = any(bool(gradient.any()) for gradient in wanted.values())
@@ -51,7 +51,7 @@ def test_processes_learn_what_one_learns(learned: Path, name: str) -> None:
             assert difference < 1e-9, parameter
 
 
-def test_gathered_rows_carry_gradients_home(learned: Path) -> None:
+def test_gathered_rows_propagate_gradients(learned: Path) -> None:
     """Each process derives its own function of all rows: a row's gradient is the sum of what all of them derived."""
     rows = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [7.0, 8.0]], dtype=torch.float64)
     for rank, own in enumerate((slice(0, 3), slice(3, 4))):
@@ -61,7 +61,7 @@ def test_gathered_rows_carry_gradients_home(learned: Path) -> None:
         assert torch.equal(found["previous"][:, :, 0], rows.roll(1, 0)[own])
 
 
-def test_any_rows_can_be_taken_and_gradients_find_home(learned: Path) -> None:
+def test_selected_rows_propagate_gradients(learned: Path) -> None:
     rows = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [7.0, 8.0]], dtype=torch.float64)
     first, second = (load_file(learned / f"gathered-{rank}.safetensors") for rank in range(RANKS))
     assert torch.equal(first["taken"], rows[[3, 0, 3]]) and torch.equal(second["taken"], rows[[1]])
@@ -70,14 +70,14 @@ def test_any_rows_can_be_taken_and_gradients_find_home(learned: Path) -> None:
     assert second["taken_gradient"][:, 0].tolist() == [2.0]
 
 
-def test_a_moving_average_follows_all_processes_once_an_update(learned: Path) -> None:
+def test_moving_average_uses_all_processes_once_per_update(learned: Path) -> None:
     total = torch.tensor([0.0 + 2 + 4 + 7, 1.0 + 3 + 5 + 8], dtype=torch.float64)
     wanted = 0.75 * torch.tensor([1.0, 2.0], dtype=torch.float64) + 0.25 * total
     for rank in range(RANKS):
         assert torch.equal(load_file(learned / f"gathered-{rank}.safetensors")["average"], wanted)
 
 
-def test_a_sample_draws_the_same_objective_whoever_holds_it(learned: Path) -> None:
+def test_sampled_objective_does_not_depend_on_the_rank(learned: Path) -> None:
     recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample"), known=ALL)
     alone = recipe.assign(0, 7, generator(1), torch.device("cpu"))["mlm"]
     drawn = [load_file(learned / f"gathered-{rank}.safetensors")["drawn"] for rank in range(RANKS)]

@@ -20,7 +20,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_training_cur
     # Muon's iteration was in bfloat16 and is in float32 here.
     [("adamw", {}, 2e-5), ("muon", {"muon_lr": 3e-3, "muon_dtype": "float32"}, 5e-4)],
 )
-def test_the_curve_is_as_it_was(toy: Toy, tmp_path: Path, name: str, optimizer: dict, close: float) -> None:
+def test_golden_curve_is_unchanged(toy: Toy, tmp_path: Path, name: str, optimizer: dict, close: float) -> None:
     _, result = toy.fit(tmp_path, toy.model(dropout=0.0, attention_dropout=0.0), optimizer=optimizer)
     for row, wanted in zip(untimed(result.rows), GOLDEN[name], strict=True):
         exact = {key: value for key, value in wanted.items() if name == "adamw" or not key.endswith("accuracy")}

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from soho_toys import batch_of, losses
+from soho_toys import build as build_soho
 from token_toys import WEIGHTS, Tokens
 from torch import nn
 from toy_dataset import CLASSES, FEATURE_DIM, KilledAt, Toy, same_weights, untimed
@@ -45,7 +47,7 @@ def rates(module: nn.Module, params: OptimizerParams) -> dict[str, tuple[str, fl
     }
 
 
-def test_every_group_has_its_own() -> None:
+def test_each_group_has_its_own_optimizer_settings() -> None:
     groups = {
         "cnn": {"kind": "sgd", "lr": 0.01, "momentum": 0.8, "weight_decay": 5e-4},
         "word_head": {"lr": 0.5},
@@ -68,14 +70,14 @@ def test_every_group_has_its_own() -> None:
     assert len(found) == len(list(module.parameters())) - 1
 
 
-def test_a_rate_of_a_group_holds_for_its_matrices_in_muon_too() -> None:
+def test_group_learning_rate_scales_muon_rate() -> None:
     found = rates(model(), OptimizerParams(lr=1e-3, muon_lr=4e-3, groups={"block": GroupParams(lr=5e-4)}))
     kinds = {value[:2] for name, value in found.items() if name.startswith("block.")}
     assert kinds == {("Muon", 2e-3), ("AdamW", 5e-4)}
     assert Muon.__name__ == "Muon"
 
 
-def test_what_can_not_be_is_explained() -> None:
+def test_invalid_groups_are_refused() -> None:
     with pytest.raises(ParamsError, match=r"groups\.cnm`: the model has no such part; did you mean `cnn`\?"):
         build_optimizer(model(), OptimizerParams(lr=1.0, groups={"cnm": GroupParams()}))
     everything = {name: GroupParams(frozen=True) for name in model()}
@@ -85,7 +87,7 @@ def test_what_can_not_be_is_explained() -> None:
         build_optimizer(module, OptimizerParams(lr=1.0, groups=everything))
 
 
-def test_names_are_the_models_own_or_its_children() -> None:
+def test_group_names_come_from_the_model_or_its_children() -> None:
     class Task(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -108,7 +110,7 @@ def test_names_are_the_models_own_or_its_children() -> None:
     assert [len(parameters) for parameters in named_groups(tied).values()] == [4, 1, 12, 1], "the first part's"
 
 
-def test_inverse_root_with_a_floor_by_hand() -> None:
+def test_inverse_sqrt_schedule_with_floor() -> None:
     params = OptimizerParams(lr=4e-4, warmup_fraction=0.04, schedule="inverse_sqrt", min_lr=1e-4)
     factors = [learning_rate_factor(k, total=100, params=params) for k in (0, 3, 4, 15, 24, 35, 63, 64, 99)]
     assert factors == pytest.approx([1 / 4, 1.0, (4 / 5) ** 0.5, 0.5, 0.4, 1 / 3, 0.25, 0.25, 0.25])
@@ -131,7 +133,7 @@ def normed(toy: Toy) -> Normed:
     return Normed(toy.tokenizer.vocab_size, FEATURE_DIM, len(CLASSES))
 
 
-def test_frozen_parts_stay_bitwise_and_thaw_on_time_also_after_a_kill(toy: Toy, tmp_path: Path) -> None:
+def test_frozen_parts_are_bitwise_unchanged_until_they_thaw_even_after_resume(toy: Toy, tmp_path: Path) -> None:
     groups = {"regions": {"frozen_epochs": 2}, "words": {"frozen": True}, "trunk": {"kind": "sgd", "lr": 0.1}}
     optimizer = build(OptimizerParams, {"lr": 0.01, "weight_decay": 0.5, "groups": groups}, where="o")
     settings: dict[str, Any] = {
@@ -168,3 +170,67 @@ def test_frozen_parts_stay_bitwise_and_thaw_on_time_also_after_a_kill(toy: Toy, 
         resumed, after = toy.fit(work, normed(toy), **settings)
         assert after.resumed_from == step and untimed(after.rows) == untimed(result.rows)
         assert same_weights(whole, resumed)
+
+
+SGD = {"kind": "sgd", "lr": 1e-2, "momentum": 0.9, "weight_decay": 5e-4}
+CNN = ("backbone.net.",)
+STEM = ("backbone.net.conv1.", "backbone.net.bn1.", "backbone.net.layer1.")
+
+
+def run(groups: dict, epochs: int = 3) -> list[dict[str, torch.Tensor]]:
+    """The state before training and after each of several epochs of one update, as the training loop goes."""
+    params = build(OptimizerParams, {"lr": 1e-3, "weight_decay": 0.01, "groups": groups}, where="o")
+    model = build_soho()
+    freezing = Freezing(model, params.groups)
+    optimizer = build_optimizer(model, params)
+    states = [{name: t.clone() for name, t in model.state_dict().items()}]
+    for epoch in range(epochs):
+        freezing.train(epoch)
+        sum(loss.mean for loss in losses(model, batch_of(seed=epoch), seed=epoch).values()).backward()
+        freezing.drop_gradients(epoch)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.dictionary.update()
+        states.append({name: t.clone() for name, t in model.state_dict().items()})
+    return states
+
+
+def moved(before: dict, after: dict) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_cnn_frozen_for_some_epochs_is_unchanged_then_trained(epochs: int) -> None:
+    states = run({"cnn": {**SGD, "frozen_epochs": epochs}, "cnn_stem": {**SGD, "frozen_epochs": epochs}})
+    names = {name for name in states[0] if name.startswith(CNN)}
+    statistics = {name for name in names if "running_" in name}
+    assert statistics
+    for epoch in range(epochs):
+        changed = moved(states[epoch], states[epoch + 1])
+        assert not changed & names
+        assert {"neck.norm.running_mean", "neck.conv.weight", "dictionary.codes"} <= changed
+    changed = moved(states[epochs], states[epochs + 1])
+    assert {"backbone.net.conv1.weight", "backbone.net.bn1.running_mean", "backbone.net.layer2.0.bn2.weight"} <= changed
+
+
+def test_frozen_stem_stays_and_the_rest_of_the_cnn_is_trained() -> None:
+    states = run({"cnn": SGD, "cnn_stem": {"frozen": True}})
+    changed = moved(states[0], states[-1])
+    assert not {name for name in changed if name.startswith(STEM)}
+    assert "backbone.net.layer2.0.conv1.weight" in changed and "backbone.net.layer2.0.bn1.running_var" in changed
+
+
+def test_paper_optimizers_by_group() -> None:
+    groups = {"cnn": SGD, "cnn_stem": SGD}
+    params = build(OptimizerParams, {"lr": 1e-4, "weight_decay": 0.01, "groups": groups}, where="o")
+    model = build_soho()
+    optimizer = build_optimizer(model, params)
+    assert isinstance(optimizer, CombinedOptimizer)
+    kind = {
+        id(p): (type(part).__name__, group["lr"])
+        for part in optimizer.parts
+        for group in part.param_groups
+        for p in group["params"]
+    }
+    for name, parameter in model.named_parameters():
+        assert kind[id(parameter)] == (("SGD", 1e-2) if name.startswith(CNN) else ("AdamW", 1e-4)), name

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from vlp_models.training import distributed as precision
-from vlp_models.training.distributed import has_native_bfloat16
+from vlp_models.common import device
+from vlp_models.common.device import has_native_bfloat16
 from vlp_models.training.optim import Muon, orthogonalize
 
 SHAPES = [(6, 4), (4, 6), (6, 4), (5, 5), (600, 8), (600, 8)]
@@ -35,7 +35,7 @@ def updated(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], st
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_equals_torchs_own(dtype: torch.dtype) -> None:
+def test_matches_torch_muon(dtype: torch.dtype) -> None:
     own, theirs = weights(), weights()
     start = [w.detach().clone() for w in own]
     reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
@@ -48,7 +48,7 @@ def test_equals_torchs_own(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
-def test_equals_the_definition(nesterov: bool, adjust: str) -> None:
+def test_matches_the_definition(nesterov: bool, adjust: str) -> None:
     lr, decay, momentum = 0.02, 0.1, 0.9
     own = weights(torch.float64)
     slow = [w.detach().numpy().copy() for w in own]
@@ -72,16 +72,16 @@ def test_equals_the_definition(nesterov: bool, adjust: str) -> None:
         np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-12)
 
 
-def test_singular_values_come_near_one() -> None:
+def test_singular_values_are_close_to_one() -> None:
     values = torch.linalg.svdvals(orthogonalize(torch.randn(3, 20, 8), dtype=torch.float32))
     assert values.min() > 0.5 and values.max() < 1.3
 
 
-def test_of_nothing_comes_nothing() -> None:
+def test_zero_gradient_gives_zero_update() -> None:
     assert not orthogonalize(torch.zeros(2, 3, 4), dtype=torch.float32).any()
 
 
-def test_weights_without_a_gradient_stay() -> None:
+def test_weights_without_gradient_are_unchanged() -> None:
     own = weights()
     start = own[0].detach().clone()
     own[0].grad = torch.randn(SHAPES[0])
@@ -91,7 +91,7 @@ def test_weights_without_a_gradient_stay() -> None:
         assert torch.equal(parameter, before)
 
 
-def test_goes_on_from_its_state() -> None:
+def test_resumes_from_state_dict() -> None:
     whole, begun = weights(), weights()
     updated(Muon(whole, lr=0.02), whole)
     first = Muon(begun, lr=0.02)
@@ -105,16 +105,16 @@ def test_goes_on_from_its_state() -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole, begun, strict=True))
 
 
-def test_bfloat16_is_for_hardware_that_multiplies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_only_on_hardware_with_native_support(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     for flags, native in (({"avx2", "avx512f"}, False), ({"avx512f", "avx512_bf16"}, True), ({"amx_bf16"}, True)):
-        monkeypatch.setattr(precision, "_cpu_flags", lambda flags=flags: frozenset(flags))
+        monkeypatch.setattr(device, "_cpu_flags", lambda flags=flags: frozenset(flags))
         assert has_native_bfloat16(cpu) is native
         wanted = torch.bfloat16 if native else torch.float32
         assert Muon(weights(), lr=0.1)._iteration_dtype(cpu, torch.float32) == wanted
     assert Muon(weights(), lr=0.1, dtype=torch.float32)._iteration_dtype(cpu, torch.float32) == torch.float32
 
 
-def test_only_matrices() -> None:
+def test_non_matrices_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
         Muon([nn.Parameter(torch.zeros(3))], lr=0.1)

@@ -52,7 +52,7 @@ def test_stepwise_schedule_by_hand() -> None:
         ({"schedule": "steps", "decay_at": [0.5], "decay_by": 1.5}, "decay_by"),
     ],
 )
-def test_steps_that_can_not_be_are_refused_by_their_place(settings: dict, says: str) -> None:
+def test_invalid_decay_steps_name_their_key(settings: dict, says: str) -> None:
     with pytest.raises(ParamsError, match=rf"params.yaml: `finetune.vqa.optimizer`: .*{says}"):
         build(OptimizerParams, {"lr": 1.0, **settings}, where="finetune.vqa.optimizer")
 
@@ -61,7 +61,7 @@ FRACTION = st.floats(0, 1, allow_subnormal=False)  # training flushes denormals 
 
 
 @given(st.sampled_from(["linear", "cosine", "constant", "steps"]), FRACTION, st.integers(1, 500), FRACTION)
-def test_every_update_moves_and_none_too_far(schedule: str, warmup: float, total: int, place: float) -> None:
+def test_learning_rate_is_positive_and_bounded(schedule: str, warmup: float, total: int, place: float) -> None:
     decay_at = [0.2 + 0.7 * warmup, 0.95] if schedule == "steps" and warmup < 0.5 else []
     schedule = "constant" if schedule == "steps" and not decay_at else schedule
     params = OptimizerParams(lr=1.0, warmup_fraction=warmup, schedule=schedule, decay_at=decay_at)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_every_update_moves_and_none_too_far(schedule: str, warmup: float, total
     assert 0 < learning_rate_factor(step, total=total, params=params) <= 1
 
 
-def test_only_matrices_decay() -> None:
+def test_only_matrices_have_weight_decay() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Embedding(4, 2))
     decayed, plain = parameter_groups(module.parameters(), 0.01)
     assert decayed["weight_decay"] == 0.01
@@ -88,7 +88,7 @@ def blocks_and_head() -> nn.ModuleDict:
 MUON = OptimizerParams(lr=1e-3, muon_lr=3e-3, warmup_fraction=0.5)
 
 
-def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
+def test_muon_updates_block_matrices_and_adamw_the_rest() -> None:
     module = blocks_and_head()
     names = {id(p): name for name, p in module.named_parameters()}
     optimizer = build_optimizer(module, MUON)
@@ -99,7 +99,7 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_muon_has_the_blocks_of_every_family(family: str) -> None:
+def test_muon_finds_the_blocks_of_every_family(family: str) -> None:
     with torch.device("meta"):
         model = build_model(family, {}, DataFacts(vocab_size=20, mask_id=4, feature_dim=8, num_classes=3))
     taken = {id(p) for p in block_matrices(model)}
@@ -108,7 +108,7 @@ def test_muon_has_the_blocks_of_every_family(family: str) -> None:
     assert of_parts and taken == of_parts
 
 
-def test_muon_goes_on_from_its_saved_state_on_schedule() -> None:
+def test_combined_optimizer_resumes_on_schedule() -> None:
     def steps(module: nn.ModuleDict, optimizer: torch.optim.Optimizer, schedule: LRScheduler, n: int) -> None:
         for k in range(n):
             optimizer.zero_grad()

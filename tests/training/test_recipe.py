@@ -30,7 +30,7 @@ def loss(total: float, count: int, name: str) -> Loss:
     return Loss.of(value, count, **{name: value})
 
 
-def test_sum_weighs_the_means_of_all() -> None:
+def test_sum_weights_the_mean_of_each_loss() -> None:
     made = recipe({"mlm": 1.0, "msg": 0.5, "ism": 0.0})
     assert made.objectives(17) == ("mlm", "msg")
     assert made.assign(17, 3, generator(), CPU) == {"mlm": None, "msg": None}
@@ -39,7 +39,7 @@ def test_sum_weighs_the_means_of_all() -> None:
     assert {name: float(part.mean) for name, part in mixed.parts.items()} == {"mlm": 2.0, "msg": 4.0}  # unweighted
 
 
-def test_turns_follow_the_order_and_the_shares_and_have_weights_apart() -> None:
+def test_alternate_follows_order_and_shares_independent_of_weights() -> None:
     made = recipe({"msg": 0.3, "mlm": 1.0}, mix="alternate", shares={"msg": 2, "mlm": 1})
     assert [made.objectives(k)[0] for k in range(6)] == ["msg", "msg", "mlm", "msg", "msg", "mlm"]
     assert made.weigh({"msg": loss(3.0, 1, "msg")}, 0).mean.item() == pytest.approx(0.9)
@@ -48,7 +48,7 @@ def test_turns_follow_the_order_and_the_shares_and_have_weights_apart() -> None:
 
 
 @pytest.mark.parametrize("mix", ["sample", "alternate"])
-def test_validation_is_what_is_learnt_on_average(mix: str) -> None:
+def test_validation_loss_equals_the_average_training_loss(mix: str) -> None:
     """Not the sum of losses of which an update takes one."""
     made = recipe({"msg": 1.0, "mlm": 0.5}, mix=mix, shares={"msg": 3.0, "mlm": 1.0})
     assert made.objectives(None) == ("msg", "mlm")
@@ -57,7 +57,7 @@ def test_validation_is_what_is_learnt_on_average(mix: str) -> None:
     assert both.mean.item() == pytest.approx((3 * 1.0 * 4.0 + 1 * 0.5 * 8.0) / 4)
 
 
-def test_every_sample_draws_one_objective_by_the_shares() -> None:
+def test_each_sample_gets_one_objective_by_share() -> None:
     made = recipe({"mlm": 1.0, "msg": 1.0, "ism": 1.0}, mix="sample", shares={"mlm": 1.0, "msg": 2.0, "ism": 0.0})
     masks = made.assign(5, 6000, generator(3), CPU)
     assert list(masks) == ["mlm", "msg"]
@@ -101,7 +101,7 @@ class Values:
         return len(self.targets)
 
 
-def test_drawn_samples_weigh_as_often_as_they_are_drawn() -> None:
+def test_sampled_objectives_are_weighted_by_frequency() -> None:
     """The mean gradient over many draws is that of shares as weights."""
     model = Words()
     made = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample", shares={"mlm": 1, "msg": 3}), known=KNOWN)
@@ -115,7 +115,7 @@ def test_drawn_samples_weigh_as_often_as_they_are_drawn() -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=3), st.integers(0, 10**6))
-def test_a_turn_learns_exactly_one_wanted_objective(shares: list[int], update: int) -> None:
+def test_alternate_trains_exactly_one_objective_per_update(shares: list[int], update: int) -> None:
     named = dict(zip(sorted(KNOWN), map(float, shares), strict=True))
     if not any(shares):
         with pytest.raises(ParamsError):
@@ -128,20 +128,20 @@ def test_a_turn_learns_exactly_one_wanted_objective(shares: list[int], update: i
 @pytest.mark.parametrize(
     ("weights", "settings", "said"),
     [
-        ({"moc": 1.0}, {}, "it can learn: ism, mlm, msg"),
+        ({"moc": 1.0}, {}, "it supports: ism, mlm, msg"),
         ({"mlm": -1.0}, {}, "zero or more"),
         ({"mlm": 1.0}, {"mix": "alternate", "shares": {"mlm": 0.5}}, "whole number"),
         ({"mlm": 1.0}, {"shares": {"mlm": 0.5}}, "did you mean `weight`"),
-        ({"mlm": 1.0}, {"mix": "sample", "reuse_batch": True}, "is for `mix: alternate`, not sample"),
-        ({}, {}, "nothing to learn"),
+        ({"mlm": 1.0}, {"mix": "sample", "reuse_batch": True}, "requires `mix: alternate`, not sample"),
+        ({}, {}, "no objective with a weight"),
     ],
 )
-def test_what_can_not_be_is_refused(weights: dict[str, float], settings: dict[str, Any], said: str) -> None:
+def test_invalid_recipes_are_refused(weights: dict[str, float], settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ParamsError, match=rf"pretrain\.recipe.*{said}"):
         recipe(weights, **settings)
 
 
-def test_a_number_in_params_is_a_weight() -> None:
+def test_number_is_shorthand_for_weight() -> None:
     read = build(RecipeParams, {"objectives": {"mlm": 0.3, "msg": {"share": 2}}, "mix": "alternate"}, where="r")
     made = make_recipe(read, known=KNOWN)
     assert (made.weights, made.shares) == ({"mlm": 0.3, "msg": 1.0}, {"mlm": 1.0, "msg": 2.0})

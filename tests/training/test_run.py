@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from pathlib import Path
@@ -16,7 +17,10 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError
 from vlp_models.objectives.loss import Loss
+from vlp_models.params import SnapshotParams
+from vlp_models.training.averaging import Snapshots
 from vlp_models.training.log import LOG, read_log
+from vlp_models.training.resume import clear_resume_points
 
 STEPS = 12
 
@@ -25,7 +29,7 @@ STEPS = 12
     ("accumulate", "ema", "mix", "workers", "muon"),
     [(1, 0.0, "sum", 0, 0.0), (4, 0.9, "alternate", 0, 0.0), (1, 0.0, "sample", 2, 3e-3)],
 )
-def test_killed_after_any_update_it_ends_the_same(
+def test_resume_after_kill_is_bitwise_equal(
     toy: Toy, tmp_path: Path, accumulate: int, ema: float, mix: str, workers: int, muon: float
 ) -> None:
     """Dropout and masking on; kills in mid-epoch, at an epoch's end, and after the last update."""
@@ -50,7 +54,7 @@ def test_killed_after_any_update_it_ends_the_same(
         assert untimed(after.rows) == untimed(result.rows), f"killed after {step}"
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+def test_damaged_checkpoint_falls_back_to_the_previous_one(
     toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, _ = toy.fit(tmp_path / "whole")
@@ -70,7 +74,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert [row["step"] for row in result.rows] == list(range(1, STEPS + 1))
 
 
-def test_a_checkpoint_that_can_not_be_written_leaves_the_others_whole(toy: Toy, tmp_path: Path) -> None:
+def test_full_disk_leaves_earlier_checkpoints_intact(toy: Toy, tmp_path: Path) -> None:
     whole, _ = toy.fit(tmp_path / "whole")
     work = tmp_path / "full"
     with pytest.raises(InterruptedError):
@@ -106,7 +110,7 @@ class SpoiledLoss:
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
-def test_a_loss_that_is_no_number_stops_before_the_update(toy: Toy, tmp_path: Path, kind: str) -> None:
+def test_non_finite_loss_stops_before_the_update(toy: Toy, tmp_path: Path, kind: str) -> None:
     model = toy.model()
     with pytest.raises(NonFiniteLossError) as caught:
         toy.fit(tmp_path / "work", model, loss=SpoiledLoss(model, kind))
@@ -130,7 +134,7 @@ def test_a_loss_that_is_no_number_stops_before_the_update(toy: Toy, tmp_path: Pa
     assert first_of_batch in file.read_text()
 
 
-def test_a_broken_input_is_named(toy: Toy, tmp_path: Path) -> None:
+def test_non_finite_input_is_named(toy: Toy, tmp_path: Path) -> None:
     model = toy.model()
 
     def loss(batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
@@ -138,11 +142,11 @@ def test_a_broken_input_is_named(toy: Toy, tmp_path: Path) -> None:
         total = model.embed_image(batch.image).sum()
         return Loss(sum=total, count=1, parts={})
 
-    with pytest.raises(NonFiniteLossError, match=r"The input of toy/train\d+/c is itself not finite"):
+    with pytest.raises(NonFiniteLossError, match=r"Input that is itself not finite: toy/train\d+/c\."):
         toy.fit(tmp_path / "work", model, loss=loss)
 
 
-def test_a_batch_without_image_or_text_is_looked_through() -> None:
+def test_non_finite_inputs_in_batches_without_image_or_text() -> None:
     """What the message about a broken input reads."""
     from vlp_models.data.batch import Pixels
     from vlp_models.training.module import _non_finite_inputs
@@ -178,15 +182,15 @@ class Counting(torch.nn.Module):
         return Loss(sum=total, count=1, parts={})
 
 
-def test_after_a_loss_that_is_no_number_buffers_are_as_before_the_update(toy: Toy, tmp_path: Path) -> None:
+def test_non_finite_loss_restores_buffers(toy: Toy, tmp_path: Path) -> None:
     model = Counting()
-    with pytest.raises(NonFiniteLossError, match=r"step 3: .*weights and buffers are as they were"):
+    with pytest.raises(NonFiniteLossError, match=r"step 3: .*weights and buffers are unchanged"):
         toy.fit(tmp_path / "work", model, loss=model.loss, accumulate=2, objectives={"mlm": 1.0})
     assert int(model.passes) == 6  # of the window's two passes neither is left
     assert float(model.mean) == 10 - 10 / 2**6
 
 
-def test_an_average_takes_buffers_as_they_are(toy: Toy, tmp_path: Path) -> None:
+def test_ema_copies_buffers_without_averaging(toy: Toy, tmp_path: Path) -> None:
     settings = {"objectives": {"mlm": 1.0}, "max_epochs": 1}
     last, average = Counting(), Counting()
     toy.fit(tmp_path / "last", last, loss=last.loss, **settings)
@@ -195,7 +199,7 @@ def test_an_average_takes_buffers_as_they_are(toy: Toy, tmp_path: Path) -> None:
     assert float((1 - average.weight).detach().abs()) < 0.5 * float((1 - last.weight).detach().abs())
 
 
-def test_the_average_is_what_a_run_with_ema_returns(toy: Toy, tmp_path: Path) -> None:
+def test_ema_is_the_result(toy: Toy, tmp_path: Path) -> None:
     last, _ = toy.fit(tmp_path / "last", max_epochs=1)
     average, _ = toy.fit(tmp_path / "average", max_epochs=1, ema_decay=0.999)
     start = toy.model()
@@ -206,7 +210,7 @@ def test_the_average_is_what_a_run_with_ema_returns(toy: Toy, tmp_path: Path) ->
     assert not same_weights(start, average)
 
 
-def test_validation_repeats_itself_each_epoch(toy: Toy, tmp_path: Path) -> None:
+def test_validation_is_equal_in_each_epoch(toy: Toy, tmp_path: Path) -> None:
     """Masks are drawn for it, too, but the same ones each time: what differs between epochs is the model."""
     _, result = toy.fit(tmp_path / "still", max_epochs=3, optimizer={"lr": 0.0})
     values = [row["val_loss"] for row in result.rows if "val_loss" in row]
@@ -214,7 +218,7 @@ def test_validation_repeats_itself_each_epoch(toy: Toy, tmp_path: Path) -> None:
     assert values == [values[0]] * 3
 
 
-def test_the_log_tells_what_part_of_the_time_was_spent_waiting_for_data(
+def test_log_records_the_share_of_time_waiting_for_data(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, slept = ShardDataset.__getitem__, []
@@ -236,15 +240,76 @@ def test_the_log_tells_what_part_of_the_time_was_spent_waiting_for_data(
     assert waited > (1 - validations) * sum(slept)
 
 
-def test_a_log_cut_off_in_a_line_is_read_up_to_it(tmp_path: Path) -> None:
+def test_truncated_log_line_is_dropped(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert read_log(tmp_path / LOG) == [{"step": 1}, {"step": 2}]
 
 
-def test_numbers_that_can_not_be_are_refused(toy: Toy, tmp_path: Path) -> None:
+def test_invalid_numbers_are_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="accumulate: 0"):
         toy.fit(tmp_path / "a", accumulate=0)
     with pytest.raises(ParamsError, match=r"trainer\.log_every_steps"):
         toy.fit(tmp_path / "b", log_every_steps=0)
     with pytest.raises(ParamsError, match="does not fit this machine"):
         toy.fit(tmp_path / "c", accelerator="abacus")
+
+
+SETTINGS: dict[str, Any] = {"max_epochs": 5, "optimizer": {"lr": 0.02}}
+
+
+class Keeping:
+    """A tracker that remembers the weights whenever it is asked."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.seen = module, {}
+
+    def sync(self, log: Path) -> None:
+        self.seen[len(log.read_text().splitlines())] = {k: v.clone() for k, v in self.module.state_dict().items()}
+
+
+def kept_steps(result: Any, count: int, metric: str = "val_loss", sign: int = 1) -> list[int]:
+    rows = [row for row in result.rows if metric in row]
+    return [row["step"] for row in sorted(rows, key=lambda row: sign * row[metric])[:count]]
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_result_is_the_average_of_the_best_snapshots(toy: Toy, tmp_path: Path, average: bool) -> None:
+    model = toy.model()
+    keeping = Keeping(model)
+    snapshots = SnapshotParams(keep=3, metric="val_msg_accuracy", mode="max", average=average)
+    _, result = toy.fit(tmp_path, model, tracker=keeping, snapshots=snapshots, checkpoint_every_steps=1, **SETTINGS)
+    best = kept_steps(result, 3, "val_msg_accuracy", -1)
+    assert len(best) == 3
+    for name, value in model.state_dict().items():
+        states = [keeping.seen[step][name] for step in (best if average else best[:1])]
+        assert torch.allclose(value, torch.stack(states).double().mean(0).to(value.dtype), rtol=0, atol=1e-7), name
+    clear_resume_points(tmp_path)
+    assert not list(tmp_path.glob("*snapshot*"))
+
+
+def test_nan_validation_ranks_last(tmp_path: Path) -> None:
+    for mode, wanted in (("min", [30, 20, 10]), ("max", [20, 30, 10])):
+        snapshots = Snapshots(tmp_path, SnapshotParams(keep=3, mode=mode))
+        snapshots.load_state_dict({"best": {10: math.nan, 20: 1.0, 30: 0.5}, "listed": []})
+        assert snapshots._ranked() == wanted
+
+
+def test_snapshots_after_resume_are_equal(toy: Toy, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "snapshots": SnapshotParams(keep=2), "checkpoint_every_steps": 4}
+    whole, result = toy.fit(tmp_path / "whole", **settings)
+    for step in (8, 20, 28):
+        work = tmp_path / str(step)
+        with pytest.raises(InterruptedError):
+            toy.fit(work, tracker=KilledAt(work, step), **settings)
+        (work / f"step-{step:08d}.ckpt").write_bytes(b"damaged")  # the resume point before it needs its files, too
+        resumed, after = toy.fit(work, **settings)
+        assert after.resumed_from == step - 4
+        assert untimed(after.rows) == untimed(result.rows)
+        assert same_weights(resumed, whole)
+
+
+def test_invalid_snapshot_settings_are_refused(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"snapshots\.metric: val_los`; did you mean `val_loss`"):
+        toy.fit(tmp_path / "a", snapshots=SnapshotParams(keep=1, metric="val_los"))
+    with pytest.raises(ParamsError, match="set one of them to 0"):
+        toy.fit(tmp_path / "b", snapshots=SnapshotParams(keep=1), ema_decay=0.9)

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("update", ["paper", "released"])
-def test_processes_learn_what_one_learns_and_share_a_dictionary(folder: Path, update: str) -> None:
+def test_processes_match_one_process_and_share_a_dictionary(folder: Path, update: str) -> None:
     wanted = learn(update)
     ranks = [load_file(folder / f"{update}-{rank}.safetensors") for rank in range(RANKS)]
     assert (wanted["dictionary.idle"] == 0).any() and wanted["text_embedding.words.weight"].any()

@@ -61,7 +61,7 @@ def from_folder(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_from_a_server_as_from_a_folder(
+def test_streaming_from_a_server_equals_a_folder(
     world: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path, workers: int
 ) -> None:
     model, done = toy_of(world).fit(tmp_path / "work", stream=remote, num_workers=workers)
@@ -73,7 +73,7 @@ def test_from_a_server_as_from_a_folder(
     [(1, 1), pytest.param(2, 0, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
     ids=["one-with-a-worker", "two"],
 )
-def test_killed_within_an_epoch_it_goes_on_from_the_server(
+def test_streamed_run_resumes_after_kill_within_an_epoch(
     world: Path, remote: dict[str, Any], from_folder: Any, ranks: int, workers: int
 ) -> None:
     """The fourth of an epoch's six updates is saved, and then all processes are killed at once, workers too."""
@@ -111,7 +111,7 @@ class Away:
 
 
 @pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
-def test_a_server_that_is_away_for_a_while(
+def test_training_waits_for_an_unavailable_server(
     server: Server,
     world: Path,
     remote: dict[str, Any],
@@ -129,7 +129,7 @@ def test_a_server_that_is_away_for_a_while(
     assert "the store is away" in capsys.readouterr().err
 
 
-def test_a_shard_cut_short_ends_the_run_and_mended_it_goes_on(
+def test_truncated_shard_stops_the_run_and_resumes_once_fixed(
     server: Server, world: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path
 ) -> None:
     """An epoch never has fewer pairs in silence."""
@@ -147,7 +147,7 @@ def test_a_shard_cut_short_ends_the_run_and_mended_it_goes_on(
     assert same_weights(model, from_folder[0]) and untimed(done.rows) == from_folder[1]
 
 
-def test_a_stage_that_is_denied_says_of_what_and_leaves_nothing_half(
+def test_denied_access_names_the_key_and_leaves_no_partial_output(
     server: Server, remote: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of all that it reads, and of what it first reads after an epoch; permitted, it goes on from there."""
@@ -162,5 +162,5 @@ def test_a_stage_that_is_denied_says_of_what_and_leaves_nothing_half(
         assert held == {f"step-{step:08d}.ckpt{suffix}" for step in saved for suffix in ("", ".sha256")}
         assert not published.parent.exists() and not workspace.curve("pretrain/tden").exists()
     pretrain.run(params, workspace, "tden")
-    assert "going on from step 4" in capsys.readouterr().err
+    assert "resuming from step 4" in capsys.readouterr().err
     assert (published / "manifest.json").exists()

@@ -34,9 +34,7 @@ def difference(one: torch.nn.Module, other: dict[str, torch.Tensor]) -> float:
 
 @pytest.mark.parametrize("weights", [WEIGHTS, {"mlm": 1.0}], ids=["several", "one"])
 @pytest.mark.parametrize("counts_ahead", [False, True])
-def test_micro_batches_learn_what_one_batch_learns(
-    toy: Toy, tmp_path: Path, weights: dict[str, float], counts_ahead: bool
-) -> None:
+def test_micro_batches_match_one_batch(toy: Toy, tmp_path: Path, weights: dict[str, float], counts_ahead: bool) -> None:
     whole, wanted = learn(toy, tmp_path / "1", weights=weights, batch_size=16)
     parted, found = learn(toy, tmp_path / "4", weights=weights, batch_size=4, accumulate=4, counts_ahead=counts_ahead)
     assert [row["step"] for row in found.rows] == [1, 2, 3, 4, 5, 6]
@@ -52,7 +50,7 @@ def test_micro_batches_learn_what_one_batch_learns(
     assert int(parted.batches) - 2 * 2 == learnt, "looking ahead leaves the buffers alone"
 
 
-def test_looking_ahead_draws_what_learning_will(toy: Toy, tmp_path: Path) -> None:
+def test_look_ahead_draws_the_same_random_numbers(toy: Toy, tmp_path: Path) -> None:
     """What a model draws by itself, as dropout, may decide what counts."""
     seen: dict[tuple[str, ...], list[float]] = {}
 
@@ -69,7 +67,7 @@ def test_looking_ahead_draws_what_learning_will(toy: Toy, tmp_path: Path) -> Non
     assert all(len(set(drawn)) == 1 for drawn in seen.values())
 
 
-def test_a_window_that_was_cut_off_goes_on_the_same(toy: Toy, tmp_path: Path) -> None:
+def test_interrupted_window_resumes_equal(toy: Toy, tmp_path: Path) -> None:
     settings = {"batch_size": 4, "accumulate": 4, "checkpoint_every_steps": 1}
     whole, result = learn(toy, tmp_path / "whole", **settings)
     for step in (1, 3, 5):
@@ -83,7 +81,7 @@ def test_a_window_that_was_cut_off_goes_on_the_same(toy: Toy, tmp_path: Path) ->
         assert untimed(after.rows) == untimed(result.rows)
 
 
-def test_two_processes_with_micro_batches_learn_what_one_batch_learns(tmp_path: Path) -> None:
+def test_two_processes_with_micro_batches_match_one_batch(tmp_path: Path) -> None:
     """A batch of 4 is 2 rows on each; the last update has three micro-batches."""
     toy = make_toy(tmp_path)
     code, said = run(tmp_path, "two", tokens=True, batch_size=4, accumulate=4, **PLAIN)
@@ -96,7 +94,7 @@ def test_two_processes_with_micro_batches_learn_what_one_batch_learns(tmp_path: 
         assert row == pytest.approx(wanted, rel=1e-10)
 
 
-def test_a_cycle_of_turns_learns_from_one_batch(toy: Toy, tmp_path: Path) -> None:
+def test_alternating_objectives_reuse_one_batch(toy: Toy, tmp_path: Path) -> None:
     """And goes on in the midst of a cycle."""
     seen: list[tuple[str, ...]] = []
 
@@ -134,7 +132,7 @@ def test_a_cycle_of_turns_learns_from_one_batch(toy: Toy, tmp_path: Path) -> Non
     assert seen[0][1:] == seen[2][1:] == seen[4][1:] != seen[1][1:]
 
 
-def test_by_hand() -> None:
+def test_normalization_by_hand() -> None:
     def loss(total: float, count: int) -> Loss:
         value = torch.tensor(total, dtype=torch.float64, requires_grad=True)
         return Loss.of(value, count, a=value)

@@ -1,0 +1,94 @@
+"""What a training computes in: as asked, as the machine is good at it, and to its end as it began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from toy_dataset import TRAINER, KilledAt, Toy, same_weights
+
+from vlp_models.common import device
+from vlp_models.data.inputs import ModelInputs, RegionInput
+from vlp_models.data.pixels import PixelInput
+from vlp_models.params import TrainerParams
+from vlp_models.training.distributed import SMALL_MODEL, choose_precision, set_threads
+
+
+def multiply_bfloat16(patch: pytest.MonkeyPatch, native: bool) -> None:
+    """A CPU that does, or does not."""
+    patch.setattr(device, "_cpu_flags", lambda: frozenset({"avx512_bf16"} if native else {"avx512f"}))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_bf16_where_native_needs_hardware_support(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    multiply_bfloat16(monkeypatch, native)
+    chosen = {
+        asked: choose_precision(replace(TRAINER, accelerator="cpu", precision=asked))
+        for asked in ("auto", "bf16-where-native", "32-true", "bf16-mixed")
+    }
+    assert chosen == {
+        "auto": "32-true",
+        "bf16-where-native": "bf16-mixed" if native else "32-true",
+        "32-true": "32-true",
+        "bf16-mixed": "bf16-mixed",
+    }
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_resumed_run_keeps_its_precision_on_another_machine(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], native: bool
+) -> None:
+    settings = {"accelerator": "cpu", "precision": "bf16-where-native"}
+    began, other = ("bf16-mixed", "32-true") if native else ("32-true", "bf16-mixed")
+    multiply_bfloat16(monkeypatch, native)
+    whole, result = toy.fit(tmp_path / "whole", **settings)
+    assert result.precision == began
+    assert capsys.readouterr().err.count(f"toy: precision {began}, native on this machine") == 1
+    with pytest.raises(InterruptedError):
+        toy.fit(tmp_path / "moved", tracker=KilledAt(tmp_path / "moved", 4), **settings)
+    multiply_bfloat16(monkeypatch, not native)
+    resumed, result = toy.fit(tmp_path / "moved", **settings)
+    assert result.resumed_from == 4 and result.precision == began
+    assert f"toy: precision {began}, as the run started with; this machine: {other}" in capsys.readouterr().err
+    assert same_weights(whole, resumed)
+    anew, _ = toy.fit(tmp_path / "anew", **settings)
+    assert not same_weights(whole, anew), "the precision shows in the weights"
+
+
+REGIONS, PIXELS = ModelInputs(image=RegionInput()), ModelInputs(image=PixelInput(height=8, width=8))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def model(inputs: ModelInputs | None, parameters: int) -> nn.Module:
+    """Inside of a task's, as in a fine-tuning."""
+    own = nn.Linear(parameters, 1, bias=False, device="meta")
+    if inputs is not None:
+        own.inputs = inputs  # type: ignore[assignment]
+    return nn.ModuleDict({"model": own})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "asked", "expected"),
+    [
+        (REGIONS, SMALL_MODEL - 1, 0, 1),
+        (ModelInputs(image=None), SMALL_MODEL - 1, 0, 1),
+        (REGIONS, SMALL_MODEL - 1, 2, 2),
+        (REGIONS, SMALL_MODEL, 0, 3),
+        (PIXELS, 10, 0, 3),
+        (None, 10, 0, 3),
+    ],
+)
+def test_number_of_threads(inputs: ModelInputs | None, parameters: int, asked: int, expected: int) -> None:
+    set_threads(model(inputs, parameters), TrainerParams(accelerator="cpu", torch_threads=asked))
+    assert torch.get_num_threads() == expected
