@@ -81,7 +81,7 @@ def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=trained.root, env=env, capture_output=True, text=True)
     assert done.returncode == 4, done.stdout + done.stderr
-    assert "drift.gate stops here" in done.stdout
+    assert "stopped by drift.gate" in done.stdout
     written = json.loads((trained.reports / "drift.json").read_text())
     assert written["gate"] and written["drifted"] and written["captions"] == 180
     flagged = {measure["name"] for measure in written["measures"] if measure["drifted"]}

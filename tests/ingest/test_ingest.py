@@ -89,7 +89,7 @@ def test_every_kind_of_pair_gets_its_verdict(tmp_path: Path) -> None:
         "pairs.jsonl:25": ("bad", "record_readable"),
     }
     assert "is in val as tested/1.png" in lost["val.jpg"][2], "a leak names the evaluation image"
-    assert "byte for byte, is in test as tested/2.png" in lost["test.png"][2]
+    assert "(byte for byte) is in test as tested/2.png" in lost["test.png"][2]
     captions = {(row["caption"], row["split"]) for row in held(workspace)}
     names = ("a.jpg", "b.png", "train.jpg", "c.jpg")
     assert captions == {(f"a picture of {name}", "train") for name in names} | {("another caption", "train")}
@@ -135,7 +135,7 @@ def test_submission_with_splits_leaks_in_neither_direction(tmp_path: Path) -> No
     assert reasons["a.jpg"][0] == "leak" and "is in train as ingested/" in reasons["a.jpg"][1]
     assert reasons["b.jpg"][0] == "leak" and "is in train as tested/0.png" in reasons["b.jpg"][1]
     assert reasons["c.jpg"][0] == "duplicate", "tested on already"
-    assert reasons["e.jpg"][0] == "leak" and "is in test as f.jpg of this drop" in reasons["e.jpg"][1]
+    assert reasons["e.jpg"][0] == "leak" and "is in test as f.jpg of this submission" in reasons["e.jpg"][1]
     assert {row["caption"]: row["split"] for row in held(workspace) if row["split"] != "train"} == {
         "picture of d.jpg": "test",
         "picture of f.jpg": "test",
@@ -174,7 +174,7 @@ def test_changed_copies_of_evaluation_images_are_leaks_and_other_images_are_new(
     assert ingest_counts(workspace) == (1, 0, 2, 0)
     lost = quarantined(workspace, "tests")
     assert "is in train as ingested/" in lost["x.jpg"][2] and "mirrored" in lost["x.jpg"][2]
-    assert "is in test as y.jpg of this drop" in lost["z.jpg"][2]
+    assert "is in test as y.jpg of this submission" in lost["z.jpg"][2]
 
 
 def test_ingest_and_validate_agree_on_equal_captions(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_copies_found_by_id_path_or_file_are_left_out_of_the_tables(workspace: W
         assert [one.image.image_id for one in found] == ["tested/3.png", "tested/6.png"]
         assert found[1].how.startswith("mirrored and changed; ") and found[1].of == name
     assert [one.image.image_id for one in find_copies(asked, catalog, near_rules(params), exact=True)] == []
-    with pytest.raises(DataError, match=r"^tested/99\.png: neither the id nor the path"):
+    with pytest.raises(DataError, match=r"^tested/99\.png: not an image id"):
         resolve_queries(["tested/99.png", "tested/3.png"], catalog, params, workspace)
 
     withdraw(

@@ -69,7 +69,7 @@ def run(workspace: Workspace, max_bad_fraction: float, exclude: list[str]) -> di
 def test_coco_test_photos_are_excluded_from_training(workspace: Workspace) -> None:
     with pytest.raises(DataError, match=r"near_disjoint: 2") as caught:
         run(workspace, 0.01, exclude=[])
-    assert "vg/11 (image_data.json[4]): near_disjoint: the same picture is in test as coco/44" in str(caught.value)
+    assert "vg/11 (image_data.json[4]): near_disjoint: the same image is in test as coco/44" in str(caught.value)
     found = run(workspace, 0.3, exclude=[])
     assert found == {
         "train": {"coco/41", "coco/42", "vg/7", "vg/8", "vg/9"},

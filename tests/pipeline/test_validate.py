@@ -323,7 +323,7 @@ def test_near_duplicates_of_test_images_leave_train_or_are_counted(tmp_path: Pat
     validate.run(params_for(0.9, "d", "e"), workspace)
     found = {bad["row_id"]: bad["reason"] for bad in read_table("quarantine", workspace.validated).to_pylist()}
     assert set(found) == {"d/images-cropped", "d/images-framed", "e/1"}
-    assert found["e/1"].startswith("the same picture is in test as d/images-d/tested (turned by")
+    assert found["e/1"].startswith("the same image is in test as d/images-d/tested (turned by")
     assert "corners agree" in found["d/images-cropped"]
     params = params_for(0.9, "d", "e")
     near = dataclasses.replace(params.validate.near_duplicates, action="count")

@@ -24,7 +24,7 @@ from vlp_models.pipeline.dvc.lock_file import md5_of, recorded_md5
 from vlp_models.pipeline.lineage import PROVENANCE, load_provenance
 from vlp_models.pipeline.stages.detector import first_step_with
 from vlp_models.pipeline.stages.tokenizer import shaped_by
-from vlp_models.serving.bundle import checkpoint_info
+from vlp_models.serving.bundle import read_checkpoint_info
 from vlp_models.training.data import validates_on
 
 State = Literal["exposed", "inherited", "unknown", "clean"]
@@ -85,7 +85,7 @@ class CheckpointExposures:
             return self._detector()
         if name == TOKENIZER:
             return self._tokenizer()
-        info = checkpoint_info(self.workspace.checkpoint(name))
+        info = read_checkpoint_info(self.workspace.checkpoint(name))
         if split_start(name)[0] == "initial":
             return self._initial(name, info.provenance)
         return worst(name, self.trained(name, info.provenance, info.detector_id))

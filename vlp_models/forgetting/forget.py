@@ -11,7 +11,7 @@ from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
 from vlp_models.forgetting.catalog import Catalog, FoundImage, Query, find_copies, near_rules, resolve_queries
 from vlp_models.forgetting.data_versions import DataVersions
 from vlp_models.forgetting.exposure import CheckpointExposures, Exposure, Leftover, leftovers, resume_state_exposure
-from vlp_models.forgetting.find_registered import RegisteredVersion, find_registered, read_lineages
+from vlp_models.forgetting.registered import RegisteredVersion, find_registered, read_lineages
 from vlp_models.params import Params
 from vlp_models.pipeline.promote import open_ledger
 from vlp_models.registry.client import mlflow_errors
