@@ -95,7 +95,7 @@ def test_only_new_images_are_extracted_with_equal_results(
         add_image(workspace, image_id, colour)
     run(params_with(features=LENIENT), workspace)
     assert sorted(seen) == ["blue.png", "green.png", "red.png"]
-    assert "9 images taken over from the last run, 3 extracted" in capsys.readouterr().out
+    assert "9 images reused from the last run, 3 extracted" in capsys.readouterr().err
     grown = hash_path(workspace.features)
     forget(workspace)
     run(params_with(features=LENIENT), workspace)
@@ -121,7 +121,7 @@ def test_only_new_images_are_extracted_with_equal_results(
 def test_other_settings_reuse_nothing(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     run(params_with(features=LENIENT), workspace)
     run(params_with(features=LENIENT | {"max_regions": 3}), workspace)
-    assert "taken over" not in capsys.readouterr().out
+    assert "reused" not in capsys.readouterr().err
     assert len(list((workspace.root / ".work" / "features" / "kept").iterdir())) == 1
     kept = next((workspace.root / ".work" / "features" / "kept").glob(f"*/{storage.chunk_name(0)}"))
     assert kept.samefile(workspace.features / storage.chunk_name(0))  # a link takes no room

@@ -60,11 +60,11 @@ def test_every_image_has_cells_with_classes(
     assert (manifest["feature_dim"], len(manifest["classes"]), manifest["classes"][1]) == (256, 1001, "tench")
     store = FeatureStore(workspace.features, report["detector_id"])
     assert [len(store.get(f"drawn/{n}")) for n in range(len(SPLITS))] == [16] * len(SPLITS)
-    told = re.search(r", 9 extracted at (0\.\d+) images/s\n", capsys.readouterr().out)
+    told = re.search(r", 9 extracted at (0\.\d+) images/s\n", capsys.readouterr().err)
     assert told and float(told[1]) > 0, "however slow the machine"
     whole = hash_path(workspace.features)
     run(timm_params(), workspace)
-    assert "9 images taken over from the last run" in capsys.readouterr().out
+    assert "9 images reused from the last run" in capsys.readouterr().err
     assert hash_path(workspace.features) == whole
 
 
@@ -112,7 +112,7 @@ def test_other_weights_are_other_regions(workspace: Workspace, capsys: pytest.Ca
     write_weights(workspace.root / "weights.safetensors", num_classes=7)
     detector.run(timm_params(weights="weights.safetensors"), workspace)
     run(timm_params(), workspace)
-    assert "taken over" not in capsys.readouterr().out
+    assert "reused" not in capsys.readouterr().err
     assert read(workspace.features / "manifest.json")["detector_id"] != before
     with pytest.raises(DataError, match="different detectors can't be mixed"):
         FeatureStore(workspace.features, before)

@@ -1,7 +1,7 @@
-"""detector: what turns pixels into regions, trained here or loaded.
+"""detector: train or load the model that turns pixels into regions.
 
-`source: train` learns the boxes of the train split; `weights` takes a file or torchvision's own; `none` is for imported
-features and symbols. Average precision is measured on the val split. With `features.source: timm` it is a backbone.
+`source: train` trains on the boxes of the train split; `weights` loads a file or torchvision's weights; `none` is for
+imported features and symbols. With `features.source: timm` it is a backbone. Average precision is measured on val.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.device import use_cuda
 from vlp_models.common.io import hash_file, output_directory, write_json
+from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.data.joins import read_boxed
 from vlp_models.errors import DataError, ParamsError
@@ -22,19 +24,21 @@ if TYPE_CHECKING:
     from vlp_models.vision.detector import DetectorConfig
     from vlp_models.vision.training import LabeledImage, TrainingOptions
 
+logger = get_logger(__name__)
+
 Report = dict[str, Any]
 EVALUATION_BATCH = 32
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes data/detector and reports/detector.json.
+    """Write data/detector and reports/detector.json.
 
     Raises:
-        MissingToolError: weights of a package that is not installed.
-        DataError: `validate` has not run; `source: train` and no box in the train split.
-        CheckpointError: `source: weights` or a backbone, and no weights, or those of another architecture.
-        ParamsError: an unknown dataset in `sources`, a missing path, or a number that can't be.
-        NonFiniteLossError: training diverged.
+        MissingToolError: the package of the weights is not installed.
+        DataError: `validate` has not run; or `source: train` without any box in the train split.
+        CheckpointError: the weights of `source: weights` or of a backbone are missing or have another architecture.
+        ParamsError: an unknown dataset in `sources`, a missing path, or an invalid number.
+        NonFiniteLossError: the training diverged.
     """
     p = params.detector
     backbone = params.features.source == "timm"
@@ -48,7 +52,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
             report = {"detector_id": save_no_detector(directory, {"source": "none"}), "source": "none"}
         else:
-            report = _make(params, workspace, directory)
+            report = _make_detector(params, workspace, directory)
         write_manifest(
             directory,
             stage="detector",
@@ -57,7 +61,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             detector_id=report["detector_id"],
         )
     write_json(workspace.reports / "detector.json", report)
-    _print(report)
+    _log(report)
 
 
 def _check(p: DetectorParams, params: Params) -> None:
@@ -73,7 +77,7 @@ def _check(p: DetectorParams, params: Params) -> None:
         )
     for name, value in {"steps": p.steps, "batch_size": p.batch_size, "feature_dim": p.feature_dim, "lr": p.lr}.items():
         if p.source == "train" and value <= 0:
-            raise ParamsError(f"params.yaml: `detector.{name}: {value}`; must be above zero")
+            raise ParamsError(f"params.yaml: `detector.{name}: {value}` must be above zero")
 
 
 def _make_backbone(p: TimmParams, workspace: Workspace, directory: Path) -> Report:
@@ -87,16 +91,15 @@ def _make_backbone(p: TimmParams, workspace: Workspace, directory: Path) -> Repo
     return {"source": "timm", "backbone": config.model, "detector_id": identity, "counts": counts}
 
 
-def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
+def _make_detector(params: Params, workspace: Workspace, directory: Path) -> Report:
     import torch
 
     from vlp_models.vision.detector_checkpoint import save_detector
-    from vlp_models.vision.training import labeled_images
+    from vlp_models.vision.training import average_precision, labeled_images
 
     if params.trainer.torch_threads:
         torch.set_num_threads(params.trainer.torch_threads)
-    cuda = torch.cuda.is_available() and params.trainer.accelerator != "cpu"
-    device = torch.device("cuda" if cuda else "cpu")
+    device = torch.device("cuda" if use_cuda(params.trainer.accelerator) else "cpu")
     p = params.detector
     rows = _rows(p, workspace)
     report: Report = {"source": p.source, "backbone": p.backbone, "counts": {}}
@@ -108,8 +111,6 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
     val = labeled_images(rows, "val", classes[1:], (), workspace.root)
     report["counts"]["val_images"] = len(val)
     if val:
-        from vlp_models.vision.training import average_precision
-
         report["val"] = average_precision(model, val, classes, device, EVALUATION_BATCH)
     else:
         report["note"] = "average precision not computed: the val split has no box of these classes"
@@ -117,13 +118,14 @@ def _make(params: Params, workspace: Workspace, directory: Path) -> Report:
 
 
 def _rows(p: DetectorParams, workspace: Workspace) -> list[dict[str, Any]]:
-    """The images with boxes, of the wanted datasets, each with its objects; in the order of their ids."""
+    """Return the images with boxes of the selected datasets with their objects, ordered by id."""
     return [row for row in read_boxed(workspace.validated) if not p.sources or row["source"] in p.sources]
 
 
 def _train(
     p: DetectorParams, rows: list[dict[str, Any]], workspace: Workspace, device: Any, report: Report
 ) -> tuple[FasterRCNN, DetectorConfig, tuple[str, ...], dict[str, Any]]:
+    """Train a detector; return it with its config, its classes and a record of the training. Adds to `report`."""
     import numpy as np
     import torch
 
@@ -133,17 +135,16 @@ def _train(
     train_rows = [row for row in rows if row["split"] == "train"]
     if not train_rows:
         raise DataError(
-            f"{workspace.validated}: the train split has no object boxes to learn from"
+            f"{workspace.validated}: the train split has no object boxes to train on"
             + (f" in {', '.join(p.sources)}" if p.sources else "")
             + "; set features.source to `timm` (a backbone, no boxes needed), detector.source to `weights` with a "
             "detector of your own, or to `none` and features.source to `tsv` or `npz` (imported features)"
         )
-    images, classes, words = _learnt(p, train_rows, workspace)
+    images, classes, words = _training_data(p, train_rows, workspace)
     config = configure(p.backbone, p.feature_dim, np.concatenate([image.boxes for image in images]), words)
     torch.manual_seed(p.seed)
     model = build_detector(config, len(classes))
-    options = _options(p)
-    result = train_detector(model, images, options, device)
+    result = train_detector(model, images, _options(p), device)
     sources = sorted({row["source"] for row in train_rows})
     report["counts"] = {"train_images": len(images), "classes": len(classes) - 1}
     report["losses"] = result.losses
@@ -152,10 +153,10 @@ def _train(
     return model, config, classes, training
 
 
-def _learnt(
+def _training_data(
     p: DetectorParams, train_rows: list[dict[str, Any]], workspace: Workspace
 ) -> tuple[list[LabeledImage], tuple[str, ...], tuple[str, ...]]:
-    """The images that it learns from, in order; its classes, the background first; and the words it knows."""
+    """Return the training images in order, the classes with the background first, and the words."""
     import numpy as np
 
     from vlp_models.vision.detector import BACKGROUND
@@ -176,7 +177,9 @@ def _options(p: DetectorParams) -> TrainingOptions:
 
 
 def first_step_with(p: DetectorParams, workspace: Workspace, image_ids: Set[str]) -> int | None:
-    """The first training step, from 1, that has one of these images, of data/validated as it lies here; None: none has.
+    """Return the first training step, from 1, that used one of these images, or None.
+
+    Computed from the current data/validated.
 
     Raises:
         DataError: `validate` has not run.
@@ -184,13 +187,14 @@ def first_step_with(p: DetectorParams, workspace: Workspace, image_ids: Set[str]
     from vlp_models.vision.training import first_step
 
     rows = [row for row in _rows(p, workspace) if row["split"] == "train"]
-    images, _, _ = _learnt(p, rows, workspace)
+    images, _, _ = _training_data(p, rows, workspace)
     return first_step(images, _options(p), image_ids) if p.source == "train" else None
 
 
 def _load(
     p: DetectorParams, rows: list[dict[str, Any]], workspace: Workspace
 ) -> tuple[FasterRCNN, DetectorConfig, tuple[str, ...], dict[str, Any]]:
+    """Load published weights; return the same as `_train`."""
     from vlp_models.common.packages import find_weights_file, library_of
     from vlp_models.vision.detector_checkpoint import fetch_published, load_published
 
@@ -207,22 +211,17 @@ def _load(
     return detector.model, detector.config, detector.classes, training
 
 
-def _print(report: Report) -> None:
-    print(f"detector {report['detector_id']}: {report['source']}", end="")
+def _log(report: Report) -> None:
+    counts, parts = report.get("counts", {}), [report["source"]]
     if report["source"] == "timm":
-        print(
-            f", {report['backbone']} of {report['counts']['parameters']:,} parameters, "
-            f"{report['counts']['classes']:,} classes",
-            end="",
-        )
+        parts += [f"{report['backbone']} with {counts['parameters']:,} parameters", f"{counts['classes']:,} classes"]
     if "seconds" in report:
-        print(
-            f", {report['counts']['train_images']:,} images, {report['counts']['classes']} classes, "
+        parts += [
+            f"{counts['train_images']:,} images, {counts['classes']} classes",
             f"{report['seconds']:.0f} s at {report['images_per_second']:.0f} images/s",
-            end="",
-        )
-    print()
+        ]
+    logger.info("detector %s: %s", report["detector_id"], ", ".join(parts))
     if "val" in report:
-        print("  val  " + "  ".join(f"{name} {value:.1f}" for name, value in report["val"].items()))
+        logger.info("  val  %s", "  ".join(f"{name} {value:.1f}" for name, value in report["val"].items()))
     elif "note" in report:
-        print(f"  {report['note']}")
+        logger.info("  %s", report["note"])

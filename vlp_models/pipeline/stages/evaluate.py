@@ -1,6 +1,6 @@
-"""evaluate KEY: one fine-tuned model on its test splits: predictions, scores with 95% intervals, baselines.
+"""evaluate RUN: predict with one fine-tuned model on its test splits; score with 95% intervals and baselines.
 
-Everything but scores.json is a function of checkpoint, data and params; seconds, memory and commit stand there alone.
+All outputs depend on checkpoint, data and params only, except scores.json, which also has seconds, memory and commit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import output_directory, write_json, write_text
+from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output, write_manifest
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
@@ -31,22 +32,24 @@ if TYPE_CHECKING:
     from vlp_models.tasks.base import TaskModel
     from vlp_models.tasks.scoring import EvalContext, TaskScores
 
+logger = get_logger(__name__)
+
 ITEMS = "items.parquet"
 
 
 def run(
     params: Params, workspace: Workspace, key: str = "", *, search: Path | None = None, as_served: bool = False
 ) -> None:
-    """Writes reports/eval/KEY: `predictions-<split>.jsonl`, official result files, `scores.json`, `items.parquet`, and
-    `search/`, how captions were searched for.
+    """Write reports/eval/KEY: `predictions-<split>.jsonl`, official result files, `scores.json`, `items.parquet`, and
+    the settings and index of the search in `search/`.
 
     Args:
-        search: of a version that is evaluated again: its own folder, for what it looks up.
-        as_served: the search itself is its own, too, where it has one.
+        search: the search folder of a registered version that is evaluated again, for its index.
+        as_served: use the settings in `search` as well, if it has any.
 
     Raises:
-        ParamsError: params.yaml has no fine-tuning run of this name.
-        DataError: shards or checkpoint are not there, or no split has anything to score.
+        ParamsError: params.yaml has no such fine-tuning run.
+        DataError: shards or checkpoint are missing, or no split has anything to score.
     """
     if key not in params.finetune:
         raise ParamsError(f"evaluate: no run `{key}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
@@ -70,7 +73,8 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     )
     if model.task != finetune.task:
         raise DataError(
-            f"checkpoints/finetune/{key} is of the task {model.task}, the run {key} of {finetune.task}: train it anew"
+            f"checkpoints/finetune/{key} has the task {model.task}, but the run {key} the task {finetune.task}; run "
+            f"`dvc repro finetune@{key}`"
         )
     if as_served and search is not None and search.is_dir():
         model.load_search(search)
@@ -89,7 +93,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     }
     sources = dict.fromkeys(_datasets(finetune), 1)
     training_data = read_training_data(params, workspace, key)
-    by_regions = model.reader.flags["regions"]  # what other models read makes no figure of this one
+    find_nearest = model.reader.flags["regions"]  # the nearest-neighbour baseline is for models that read regions
     with_blind = model.task in settings.blind_baseline and not model.blank_images
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
@@ -108,8 +112,8 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
             )
             seconds = round(time.perf_counter() - start, 2)
             if not samples:
-                skipped.append(f"{split}: no {model.prediction_view} that {finetune.task} could be scored on")
-                print(f"evaluate {key}: {skipped[-1]}; skipped", file=sys.stderr)
+                skipped.append(f"{split}: no {model.prediction_view} to score {finetune.task} on")
+                logger.warning("evaluate %s: %s; skipped", key, skipped[-1])
                 continue
             lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) for row in predictions)
             write_text(directory / f"predictions-{split}.jsonl", "".join(f"{line}\n" for line in lines))
@@ -117,20 +121,24 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
             for source in sorted({sample.source for sample in samples}):
                 chosen = [i for i, sample in enumerate(samples) if sample.source == source]
                 own = [predictions[i] for i in chosen]
-                asked = [samples[i] for i in chosen]
+                scored_samples = [samples[i] for i in chosen]
+                nearest = partial(nearest_train_images, workspace.shards, split, source)
                 with _status(f"scoring {key} on {source} {split}") as progress:
-                    here = EvalContext(
+                    context = EvalContext(
                         source=source,
                         validated=workspace.validated,
-                        nearest=partial(nearest_train_images, workspace.shards, split, source) if by_regions else _none,
+                        nearest=nearest if find_nearest else _no_neighbors,
                         progress=progress,
                     )
-                    model.write_official(own, here, split, directory)
-                    scored = model.score(own, asked, here)
-                items += _items(model, scored, here, split, asked)
+                    model.write_official(own, context, split, directory)
+                    scored = model.score(own, scored_samples, context)
+                items += _items(model, scored, context, split, scored_samples)
                 place = {"dataset": source, "split": split, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()}
                 records += _records(
-                    scored, settings, facts | place, training_data.find_leaked(asked) if training_data else None
+                    scored,
+                    settings,
+                    facts | place,
+                    training_data.find_leaked(scored_samples) if training_data else None,
                 )
         if not records:
             splits = ", ".join(settings.splits)
@@ -144,16 +152,16 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         )
     for record in records:
         if record["value"] is not None and record["metric"] in (model.metric, *model.headlines):
-            print(f"{key}: {record['dataset']} {record['split']} {record['metric']} {record['value']:.2f}")
+            place = f"{record['dataset']} {record['split']}"
+            logger.info("%s: %s %s %.2f", key, place, record["metric"], record["value"])
 
 
-def _none(image_ids: Sequence[str]) -> dict[str, list[str]]:
-    """No neighbours: the model reads no regions to find them by."""
+def _no_neighbors(image_ids: Sequence[str]) -> dict[str, list[str]]:
     return {}
 
 
 def _datasets(finetune: FinetuneParams) -> list[str]:
-    """Those that the run is scored on; none named: every dataset. One that was not learnt from is tried as it comes."""
+    """Return the datasets that the run is scored on, trained on or not; empty: all."""
     return finetune.evaluate_on or list(finetune.sources)
 
 
@@ -182,7 +190,7 @@ def _records(
 def _items(
     model: TaskModel, scored: TaskScores, place: EvalContext, split: str, samples: list[Sample]
 ) -> list[ItemScores]:
-    """Item by item what a gate may compare by; other variants and parts can be had from the predictions."""
+    """Return scores per item, which the promotion gate compares."""
     test = test_hash(samples, VIEWS[model.prediction_view], place.validated)
     slices = slices_of(samples, place.validated, model.slices)
     found = (

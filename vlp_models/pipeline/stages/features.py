@@ -1,8 +1,8 @@
-"""features: the regions of every validated image, from the detector or backbone, from symbols or imported.
+"""features: extract the regions of every validated image, with a detector or backbone, or import them.
 
-Each chunk is a part that any process can make. Finished ones wait under .work; after an interruption only the others
-are made. The regions of an image that the last run has seen are taken over from it, if the same code and settings made
-them. The result depends on neither: it is, byte for byte, that of a first run.
+Any process can make a chunk. Finished chunks are kept under .work, so a resumed run makes only the rest. Regions of
+images that the previous run had are reused if the same code and settings made them. Neither changes the result: it is
+bitwise equal to that of a first run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.device import cpu_count
+from vlp_models.common.device import cpu_count, pick_device
 from vlp_models.common.executors import LocalMapper, Mapper
 from vlp_models.common.io import link_or_copy, output_directory, write_text
+from vlp_models.common.log import get_logger
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data import features as storage
-from vlp_models.data.features import KeptFeatures, keep_features
+from vlp_models.data.features import FeatureCache, cache_features
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
@@ -32,20 +33,22 @@ from vlp_models.pipeline.unrecorded import keep, restore
 if TYPE_CHECKING:
     from vlp_models.vision.region_source import RegionSource
 
+logger = get_logger(__name__)
+
 Row = dict[str, Any]
 MAX_MISSING = 0.01  # of a split's images
 
 
 def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | None = None) -> None:
-    """Writes data/features (docs/contracts.md, "Features"), with a quarantine.parquet of what was left out.
+    """Write data/features (docs/contracts.md, "Features") with a quarantine.parquet of the images left out.
 
     Args:
-        mapper: who makes the chunks; by default `cluster.workers` processes, each with one thread on a CPU.
+        mapper: executes the chunks; default: `cluster.workers` processes, each with one thread on a CPU.
 
     Raises:
-        DataError: an image or an imported file can't be read, or a split has more than 1% of images without features.
-        CheckpointError: `source: detector` or `timm`, and data/detector does not hold that.
-        ParamsError: a missing path, or a number that can't be.
+        DataError: an image or an imported file is unreadable, or more than 1% of a split's images have no features.
+        CheckpointError: data/detector does not contain what `source: detector` or `timm` needs.
+        ParamsError: a missing path, or an invalid number.
     """
     p = params.features
     _check(p)
@@ -62,13 +65,13 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         if restore(workspace, work, "features"):
             return
         start = time.perf_counter()
-        made, taken = _make_chunks(mapper, source, params, images, workspace.root, work, kept)
+        made, reused = _make_chunks(mapper, source, params, images, workspace.root, work, kept)
         seconds = time.perf_counter() - start
         notes = [row for path in sorted(work.glob("notes-*.json")) for row in json.loads(path.read_text("utf-8"))]
         _refuse_missing(notes, images, workspace)
         with output_directory(workspace.features) as directory:
             for path in sorted(work.glob("features-*.safetensors")):
-                link_or_copy(path, directory / path.name)  # until the stage has ended, they are worth keeping
+                link_or_copy(path, directory / path.name)  # kept in `work` until the stage has ended
             counts = storage.write_index(directory)
             write_table(notes, "quarantine", directory)
             write_manifest(
@@ -82,19 +85,22 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
             )
         keep(workspace, work, "features", [workspace.features])
         if kept is not None:
-            keep_features(workspace.features, images, kept)
+            cache_features(workspace.features, images, kept)
         for path in [*work.glob("features-*.safetensors"), *work.glob("notes-*.json")]:
             path.unlink()
-        with suppress(OSError):  # not empty: it keeps the result
+        with suppress(OSError):  # not empty while it keeps the result for DVC
             work.rmdir()
-    print(
-        f"features {source.detector_id}: {counts['regions']:,} regions of {counts['images']:,} images, "
-        f"{source.feature_dim} numbers each"
-        + (f", {taken:,} images taken over from the last run" if taken else "")
-        + (f", {made:,} extracted at {_speed(made, seconds)}" if made else "")
+    logger.info(
+        "features %s: %s regions of %s images, %d features each%s%s",
+        source.detector_id,
+        f"{counts['regions']:,}",
+        f"{counts['images']:,}",
+        source.feature_dim,
+        f", {reused:,} images reused from the last run" if reused else "",
+        f", {made:,} extracted at {_speed(made, seconds)}" if made else "",
     )
     for rule, count in Counter(row["rule"] for row in notes).items():
-        print(f"  {rule}: {count:,} images, listed in {workspace.features / 'quarantine.parquet'}")
+        logger.info("  %s: %s images, listed in %s", rule, f"{count:,}", workspace.features / "quarantine.parquet")
 
 
 def _check(p: FeaturesParams) -> None:
@@ -121,18 +127,15 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
         from vlp_models.vision.imported_features import open_npz
 
         return open_npz(workspace.root / p.path, p.max_regions, p.order)
-    import torch
-
     from vlp_models.vision.extractors import open_source
 
     if p.source != "grid":
         require_output(workspace.detector, "detector")
-    cuda = torch.cuda.is_available() and params.trainer.accelerator != "cpu"
-    return open_source(to_plain(p), workspace.detector, workspace.root, "cuda" if cuda else "cpu")
+    return open_source(to_plain(p), workspace.detector, workspace.root, pick_device(params.trainer.accelerator))
 
 
 def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
-    """What an image's regions depend on besides the image."""
+    """Return everything that an image's regions depend on, except the image."""
     settings = {name: v for name, v in to_plain(params.features).items() if name != "timm"}
     module = type(source).__module__
     packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if params.features.source == "timm" else [])]
@@ -148,11 +151,11 @@ def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
 
 
 def _kept_directory(params: Params, source: RegionSource, workspace: Workspace) -> Path:
-    """Where the last run's regions are, if they were made as these will be."""
+    """Return the cache of regions made by the same code and settings."""
     return workspace.root / ".work" / "features" / "kept" / fingerprint(_identity(params, source), {})[:16]
 
 
-Chunk = tuple[int, list[Row]]  # its number, and its rows of the images table
+Chunk = tuple[int, list[Row]]  # number, and rows of the images table
 
 
 def _make_chunks(
@@ -164,10 +167,10 @@ def _make_chunks(
     work: Path,
     kept: Path | None,
 ) -> tuple[int, int]:
-    """Makes the chunks that `work` lacks; returns how many images were extracted for that, and how many taken over."""
+    """Make the chunks that `work` lacks; return how many images were extracted and how many were reused."""
     from vlp_models.common.progress import progress_bar
 
-    made = taken = 0
+    made = reused = 0
     start = time.perf_counter()
     chunks = [
         (number, images[first : first + storage.CHUNK_IMAGES])
@@ -183,39 +186,39 @@ def _make_chunks(
             made += count
             bar.advance(_speed(made, time.perf_counter() - start), by=count)
 
-        if isinstance(mapper, LocalMapper) and mapper.workers == 1:  # with the source at hand, image by image
+        if isinstance(mapper, LocalMapper) and mapper.workers == 1:  # in this process, with progress by image
             for chunk in missing:
-                taken += _make_chunk(chunk, source, work, kept, advance)
+                reused += _make_chunk(chunk, source, work, kept, advance)
         else:
             make = functools.partial(_make_chunk_elsewhere, params=params, root=root, work=work, kept=kept)
             for count, known in mapper.map(make, missing):
                 advance(count)
-                taken += known
-    return made - taken, taken
+                reused += known
+    return made - reused, reused
 
 
 def _speed(images: int, seconds: float) -> str:
-    """Three digits, or all before the point: slow is not 0."""
+    """Format a rate with three significant digits, so that a slow one does not round to 0."""
     rate = images / seconds
     return f"{rate:,.0f} images/s" if rate >= 100 else f"{rate:.3g} images/s"
 
 
 def _processes(source: RegionSource, chunks: int) -> int:
-    """One a CPU, but each with two chunks to do: fewer are not worth starting a process. A GPU has one."""
+    """Return one process per CPU, but at least two chunks per process; one for a GPU."""
     return 1 if source.device == "cuda" else max(1, min(cpu_count(), chunks // 2))
 
 
 def _make_chunk(
     chunk: Chunk, source: RegionSource, work: Path, kept: Path | None, advance: Callable[[int], None]
 ) -> int:
-    """Returns how many images it has taken over."""
+    """Make one chunk; return how many of its images were reused."""
     number, rows = chunk
     before = _kept(kept) if kept is not None else None
     known = [before.get(row["sha256"]) if before else None for row in rows]
     new = [row for row, regions in zip(rows, known, strict=True) if regions is None]
     advance(len(rows) - len(new))
     regions, notes = source.regions(new, advance) if new else ([], [])
-    write_text(work / f"notes-{number:05d}.json", json.dumps(notes))  # before the chunk, which says "done"
+    write_text(work / f"notes-{number:05d}.json", json.dumps(notes))  # before the chunk, which marks completion
     made = iter(regions)
     whole = [(row["image_id"], next(made) if old is None else old) for row, old in zip(rows, known, strict=True)]
     storage.write_chunk(work, number, whole)
@@ -223,21 +226,24 @@ def _make_chunk(
 
 
 @functools.lru_cache(maxsize=1)
-def _kept(directory: Path) -> KeptFeatures:
-    """Opened once a process, not once a chunk."""
-    return KeptFeatures(directory)
+def _kept(directory: Path) -> FeatureCache:
+    """Open the cache once per process, not once per chunk."""
+    return FeatureCache(directory)
 
 
 def _make_chunk_elsewhere(
     chunk: Chunk, *, params: Params, root: Path, work: Path, kept: Path | None
 ) -> tuple[int, int]:
-    """In a process of its own, which opens the source for its first chunk. Returns the numbers of images and, of those,
-    of images taken over."""
-    taken = _make_chunk(chunk, _source(work, params, root), work, kept, lambda count: None)
-    return len(chunk[1]), taken
+    """Make a chunk in a worker process, which opens the source for its first chunk.
+
+    Returns:
+        The number of images, and how many of them were reused.
+    """
+    reused = _make_chunk(chunk, _source(work, params, root), work, kept, lambda count: None)
+    return len(chunk[1]), reused
 
 
-_opened: dict[Path, RegionSource] = {}  # of the run that this process works for; `work` is its identity
+_opened: dict[Path, RegionSource] = {}  # work directory of a run -> its source, in this process
 
 
 def _source(work: Path, params: Params, root: Path) -> RegionSource:
@@ -252,7 +258,7 @@ def _finished(path: Path, rows: list[Row]) -> bool:
         return False
     try:
         return [image_id for image_id, _ in storage.read_listing(path)] == [row["image_id"] for row in rows]
-    except DataError:  # damaged: make it anew
+    except DataError:  # damaged: make it again
         return False
 
 

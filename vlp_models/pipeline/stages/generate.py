@@ -1,4 +1,4 @@
-"""Writes a synthetic dataset, in the public formats real data has: data/raw/<key>."""
+"""generate NAME: write a synthetic dataset in the public formats of real data, data/raw/NAME."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vlp_models.synthetic import GENERATORS
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Generates the dataset that params.yaml describes under `generate.<key>`.
+    """Generate the dataset that params.yaml describes as `generate.KEY`.
 
     Raises:
-        ParamsError: there is no such dataset or generator, or a number of it is out of range.
+        ParamsError: no such dataset or generator, or a number is out of range.
     """
     if key not in params.generate:
         known = ", ".join(params.generate) or "none"

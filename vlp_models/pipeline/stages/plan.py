@@ -1,7 +1,7 @@
-"""plan: params.yaml checked as a whole, before anything is computed, and the code behind each stage listed.
+"""plan: check params.yaml as a whole before anything is computed, and list the source code behind each stage.
 
-Every other stage depends on a list that this one writes (data/plan/code), so a change of the source makes stale what
-runs on it, and nothing else.
+Every other stage depends on one of these lists (data/plan/code), so a change of the source code makes exactly the
+stages that use it stale.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vlp_models.pipeline.dvc.graph import STAGES, build_pipeline
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes data/plan.
+    """Write data/plan.
 
     Raises:
-        ParamsError: dvc.yaml is not that of params.yaml, a family or a task is unknown, or a run can't be.
+        ParamsError: dvc.yaml does not match params.yaml, or a check of params.yaml fails.
         MissingToolError: a package that params.yaml names is not installed.
     """
     from vlp_models.models.meta_model import image_kinds
@@ -37,16 +37,15 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
         for kind, names in code_modules().items():
             for name, module in names.items():
-                served = (
-                    SERVING_MODULES if (kind, name) == ("stages", "register") else ()
-                )  # a version is its code as well
+                # A registered version includes the code that serves it.
+                served = SERVING_MODULES if (kind, name) == ("stages", "register") else ()
                 write_json(directory / "code" / kind / f"{name}.json", hash_sources([module, *served]))
 
 
 def check_current(params: Params, workspace: Workspace) -> None:
     """
     Raises:
-        ParamsError: dvc.yaml is not what params.yaml makes of it.
+        ParamsError: dvc.yaml is not what params.yaml gives.
     """
     file = workspace.root / FILE
     if (
@@ -55,12 +54,12 @@ def check_current(params: Params, workspace: Workspace) -> None:
         and file.read_text(encoding="utf-8") != planned(params, workspace)
     ):
         raise ParamsError(
-            f"{FILE} is not that of params.yaml, whose models, runs or datasets have changed: `vlp plan` writes it anew"
+            f"{FILE} is out of date: models, runs or datasets in params.yaml have changed; run `vlp plan`"
         )
 
 
 def planned(params: Params, workspace: Workspace) -> str:
-    """What dvc.yaml must be."""
+    """Return the content of dvc.yaml that params.yaml gives."""
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.check_params import training_views
 
@@ -72,14 +71,14 @@ def planned(params: Params, workspace: Workspace) -> str:
 
 
 def code_modules() -> dict[str, dict[str, str]]:
-    """What has a list of its own: kind -> name -> the module, or the place, that it begins with."""
+    """Return kind -> name -> module, for everything with a list of its own."""
     from vlp_models.data.formats import FORMATS
     from vlp_models.models import FAMILIES
     from vlp_models.models.convert import IMAGE_READERS, READERS
     from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS
 
-    looked_up = {
+    tables = {
         "models": FAMILIES,
         "text_init": READERS,
         "image_init": IMAGE_READERS,
@@ -91,6 +90,6 @@ def code_modules() -> dict[str, dict[str, str]]:
         "stages": {name: f"vlp_models.pipeline.stages.{name}" for name in STAGES if name != "plan"},
         **{
             kind: {name: place for name, place in places.items() if place.startswith(f"{ROOT.name}.")}
-            for kind, places in looked_up.items()
+            for kind, places in tables.items()
         },
     }

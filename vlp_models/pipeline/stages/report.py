@@ -1,16 +1,19 @@
-"""report: every figure of the runs of params.yaml in reports/summary.json, and one page, reports/index.html."""
+"""report: collect the figures of all runs in reports/summary.json, and render them as one page, reports/index.html."""
 
 from __future__ import annotations
 
 from vlp_models.common.io import write_json, write_text
+from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.evaluation.report.page import render
 from vlp_models.evaluation.report.records import evaluation_records, nested, pipeline_records, print_results
 from vlp_models.params import Params
 
+logger = get_logger(__name__)
+
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes summary.json (a list of records), metrics.json (headlines, nested for `dvc metrics`) and index.html."""
+    """Write summary.json (a list of records), metrics.json (headlines, nested for `dvc metrics`) and index.html."""
     with record_timing(workspace, "report"):
         evaluations, pipeline = evaluation_records(params, workspace), pipeline_records(workspace)
         write_json(workspace.reports / "summary.json", evaluations + pipeline)
@@ -18,4 +21,4 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         page = workspace.reports / "index.html"
         write_text(page, render(params, workspace, evaluations))
         print_results(workspace.reports / "summary.json")
-        print(f"report {page}")
+        logger.info("report: %s", page)
