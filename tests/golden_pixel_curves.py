@@ -1,6 +1,6 @@
-"""What VLMo and SOHO learn of pictures and sentences that are formulas: their losses, update for update.
+"""Training curves of VLMo and SOHO on images and sentences that are formulas.
 
-python tests/golden_pixel_curves.py     records tests/golden/golden_pixel_curves.json anew
+python tests/golden_pixel_curves.py     records tests/golden/golden_pixel_curves.json again
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TDEN on weights, sentences and regions that are formulas, so that no generator's stream is part of the numbers."""
+"""TDEN on weights, sentences and regions that are formulas, so the numbers do not depend on a random stream."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def descend(model: nn.Module, losses: Mapping[str, Loss]) -> dict[str, float]:
 
 
 def numbers(model: Any, objectives: Any, mean: Any) -> dict[str, Any]:
-    """Losses of two passes, the size of their gradient, what tasks read, and what beam search says.
+    """Losses of two passes, the size of their gradient, what tasks read, and the result of beam search.
 
     objectives: of the model, as a pass takes them; mean: Loss -> Tensor.
     """
@@ -114,7 +114,7 @@ def numbers(model: Any, objectives: Any, mean: Any) -> dict[str, Any]:
         found["image"] = model.embed_image(data.image).flatten()[:8].tolist()
         found["text"] = model.embed_text(data.text).flatten()[:8].tolist()
         found["caption"] = (
-            model.generation_logits(data.image, data.text, data.text.followed_BT)[::3, :4].flatten().tolist()
+            model.generation_logits(data.image, data.text, data.text.has_next_BT)[::3, :4].flatten().tolist()
         )
         best = beam_search(model, data.image, max_len=6, bos_id=2, eos_id=3, beam_size=3)
         found["beams"] = [h.ids for h in best]

@@ -1,6 +1,6 @@
-"""Unified VLP on weights, sentences and regions that are formulas (tests/golden_tden.py), and what it learns of them.
+"""Unified VLP on weights, sentences and regions that are formulas (tests/golden_tden.py), and a training curve of it.
 
-python tests/golden_unified_vlp.py      records tests/golden/golden_unified_vlp.json anew
+python tests/golden_unified_vlp.py      records tests/golden/golden_unified_vlp.json again
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scored_batch() -> Batch:
 
 
 def numbers(name: str) -> dict[str, Any]:
-    """Losses, the size of their gradient, what tasks read, and what beam search says."""
+    """Return losses, the norm of their gradient, the tasks' inputs, and the result of beam search."""
     model, data = build(name), scored_batch()
     words, regions = torch.zeros_like(data.text.mask_BT), torch.zeros_like(data.image.mask_BR)
     words[0, 2], words[0, 6], words[2, 3], regions[0, 1], regions[1, 2] = (True,) * 5
@@ -56,7 +56,7 @@ def numbers(name: str) -> dict[str, Any]:
     found["norm of the gradient"] = torch.stack(gradients).sum().sqrt().item()
     with torch.no_grad():
         found["fused"] = model.fuse(data.image, data.text).pooled_BP.flatten()[:24].tolist()
-        logits = model.generation_logits(data.image, data.text, data.text.followed_BT)
+        logits = model.generation_logits(data.image, data.text, data.text.has_next_BT)
         found["caption"] = logits[::3, :4].flatten().tolist()
         best = beam_search(model, data.image, max_len=6, bos_id=2, eos_id=3, beam_size=3)
         found["beams"] = [h.ids for h in best]
@@ -65,7 +65,7 @@ def numbers(name: str) -> dict[str, Any]:
 
 
 def curve() -> list[dict[str, float]]:
-    """The two losses over updates of plain gradient descent, objectives drawn half and half for each sample."""
+    """Return the two losses over updates of gradient descent; half of the samples draw each objective."""
     model, data = build("paper").train(), scored_batch().select(torch.arange(12) % 3)
     rows = []
     for update in range(UPDATES):

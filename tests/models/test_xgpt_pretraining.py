@@ -200,7 +200,7 @@ def test_two_passes_by_the_fragment(make_batch: Any) -> None:
         make_loss(model, recipe({"imlm": 1.0}), ScheduledSamplingParams(scheme="b"), name="xgpt")
     with pytest.raises(ParamsError, match="set `mix: sum`, not alternate"):
         make_loss(model, recipe({"imlm": 1.0}, "alternate"), ScheduledSamplingParams(scheme="a"), name="xgpt")
-    with pytest.raises(ParamsError, match="no objective in .* predicts masked words"):
+    with pytest.raises(ParamsError, match=r"no objective in .* predicts masked words"):
         make_loss(model, recipe({"ic": 1.0}), ScheduledSamplingParams(scheme="a"), name="xgpt")
 
 
