@@ -140,7 +140,8 @@ def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            raise ValueError(f"line {event.start_mark.line + 1}: nested more than {MAX_DEPTH} levels deep")
+            line = event.start_mark.line + 1 if event.start_mark else "?"
+            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
     document = load(text)
     pending, count = [document], 0
     while pending:

@@ -1,4 +1,4 @@
-"""`vlp run`: what it adds to `dvc repro`. tests/test_pipeline.py runs the real pipeline."""
+"""The command line: groups of commands, and what `vlp run` adds to `dvc repro`. tests/test_pipeline.py runs it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from vlp_models.cli import pipeline
+from vlp_models.cli.main import COMMANDS, app
 from vlp_models.cli.presets import apply_overlay
-from vlp_models.errors import TrackingError
+from vlp_models.errors import ParamsError, TrackingError
 from vlp_models.registry import receipts
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +23,22 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pipeline, "write_plan", lambda: False)
     return tmp_path
+
+
+def test_every_command_has_a_panel_and_an_imperative_help_line() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for panel, commands in COMMANDS.items():
+        assert panel in result.output
+        for name, command in commands.items():
+            first = (command.__doc__ or "").partition("\n")[0]
+            assert first.endswith(".") and not first.split()[0].endswith("s"), f"{name}: {first}"
+            assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
+
+
+def test_an_unknown_stage_names_the_nearest_one(project: Path) -> None:
+    with pytest.raises(ParamsError, match="no stage `pretrian`; did you mean `pretrain`"):
+        pipeline.run_stage("pretrian", "tden", "params.yaml")
 
 
 @pytest.mark.parametrize(
