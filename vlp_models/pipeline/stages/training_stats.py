@@ -1,10 +1,11 @@
-"""training_stats: what a model was trained on, in numbers, so that new data can be compared without the old.
+"""training_stats: statistics of the data a model was trained on, so that drift of new data can be measured without it.
 
-Runs after pretrain, and again whenever that does: the statistics are always those of the last trained model.
+Runs after every pretraining: the statistics are always those of the last trained model.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.io import write_text
+from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.data.drift import describe, project
 from vlp_models.data.features import FeatureStore
@@ -24,36 +26,36 @@ from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import nearest
 
+logger = get_logger(__name__)
+
 SAMPLE = 256  # images whose embeddings are kept
-SEED = 1  # of their projection
+SEED = 1  # of the projection of embeddings
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes data/training_stats.json.
+    """Write data/training_stats.json.
 
     Raises:
         DataError: an input is missing.
     """
-    import json
-
     with record_timing(workspace, "training_stats"):
         validated = require_output(workspace.validated, "validate")
-        # what a workspace without models of regions holds of them is left over from earlier params
+        # Without models that read regions, data/features is left over from earlier params.
         regions = "regions" in image_kinds(params).values()
         store = FeatureStore(require_output(workspace.features, "features")) if regions else None
-        sources = list(learnt_by(params).sources)
+        sources = list(compared_run(params).sources)
         with Database.within(workspace.root / ".work") as database:
             for name in ("images", "captions"):
                 path = validated / f"{name}.parquet"
                 database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
-            chosen = _learnt(sources)
+            chosen = _training_images(sources)
             texts = f"SELECT text FROM captions c SEMI JOIN ({chosen}) i ON c.image_id = i.image_id"
             found = describe(
                 (row["text"] for row in _rows(database, texts)),
                 ((row["width"], row["height"]) for row in _rows(database, chosen)),
                 Tokenizer.load(require_output(workspace.tokenizer, "tokenizer")),
             )
-            found["batches"] = batches_of((row["path"] for row in _rows(database, chosen)), params.ingest.dataset)
+            found["batches"] = find_batches((row["path"] for row in _rows(database, chosen)), params.ingest.dataset)
             by_hash = (row["image_id"] for row in _rows(database, f"{chosen} ORDER BY sha256, image_id"))
             found["embedding"] = {
                 "detector_id": store.detector_id if store else "",
@@ -61,14 +63,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 "points": _sample(by_hash, store) if store else [],
             }
         write_text(training_stats_path(workspace), json.dumps(found, sort_keys=True, ensure_ascii=False) + "\n")
-    print(f"training_stats: {found['captions']:,} captions, {found['images']:,} images of the train split")
+    logger.info("training_stats: %s captions, %s images", f"{found['captions']:,}", f"{found['images']:,}")
 
 
-def learnt_by(params: Params) -> PretrainParams:
-    """The pretraining that new data is compared with the data of.
+def compared_run(params: Params) -> PretrainParams:
+    """Return the pretraining run that new data is compared with.
 
     Raises:
-        ParamsError: there is none.
+        ParamsError: no such run.
     """
     name = params.drift.run or next(iter(params.pretrain), "")
     if name not in params.pretrain:
@@ -80,8 +82,8 @@ def training_stats_path(workspace: Workspace) -> Path:
     return workspace.root / "data" / "training_stats.json"
 
 
-def _learnt(sources: list[str]) -> str:
-    """The images that are learnt from, as a query; no source: of every dataset."""
+def _training_images(sources: list[str]) -> str:
+    """Return the query of the training images of these datasets; empty: of all."""
     names = ", ".join("'{}'".format(name.replace("'", "''")) for name in sources)
     return "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
 
@@ -90,22 +92,21 @@ def _rows(database: Database, query: str) -> Iterator[dict[str, Any]]:
     return chain.from_iterable(piece.to_pylist() for piece in database.stream(query))
 
 
-def batches_of(paths: Iterable[str], dataset: str) -> list[str]:
-    """The batches of the ingested dataset that these images lie in."""
+def find_batches(paths: Iterable[str], dataset: str) -> list[str]:
+    """Return the batches of the ingested dataset that contain these images."""
     root = Path(dataset)
     parts = (Path(path).relative_to(root).parts for path in paths if Path(path).is_relative_to(root))
     return sorted({part[0] for part in parts})
 
 
 def embed(features: np.ndarray, seed: int) -> list[list[float]]:
-    """Means over regions [N, F] as rows that JSON can hold."""
+    """Return projections of mean region features [N, F] as JSON-compatible rows."""
     rows: list[list[float]] = np.round(project(features, seed), 4).tolist()
     return rows
 
 
 def _sample(image_ids: Iterable[str], store: FeatureStore) -> list[list[float]]:
-    """Embeddings of the images with the smallest hashes, which come first: a sample by content, the same on every
-    machine."""
+    """Return embeddings of the images with the smallest hashes, which come first: an equal sample on every machine."""
     means: list[Any] = []
     for image_id in image_ids:
         if len(means) == SAMPLE:
