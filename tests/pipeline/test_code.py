@@ -1,4 +1,4 @@
-"""The code behind a stage: what its module imports, and nothing else."""
+"""The source files of a stage: those its module imports, and no others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def package(folder: Path, **files: str) -> Path:
     return root
 
 
-def test_imports_are_followed_also_inside_functions_but_not_those_for_types(tmp_path: Path) -> None:
+def test_imports_inside_functions_are_followed_and_those_for_type_checkers_are_not(tmp_path: Path) -> None:
     root = package(
         tmp_path,
         a="from typing import TYPE_CHECKING\nfrom vlp_models.b import x\n"
@@ -80,7 +80,7 @@ def test_relative_imports_are_followed(tmp_path: Path) -> None:
     }
 
 
-def test_a_new_line_in_a_table_of_names_changes_nothing_that_was_there(tmp_path: Path) -> None:
+def test_new_entry_in_a_table_of_names_changes_no_existing_hash(tmp_path: Path) -> None:
     root = package(tmp_path, tasks__old="", tasks__more="")
     table = root / "tasks" / "__init__.py"
     text = 'TASKS: dict[str, str] = {\n    "old": "vlp_models.tasks.old:Old",\n}\nOTHER = 1\n'
@@ -93,13 +93,13 @@ def test_a_new_line_in_a_table_of_names_changes_nothing_that_was_there(tmp_path:
     assert hash_sources(["vlp_models.tasks.old:Old"], root) != before
 
 
-def test_a_module_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_module_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such module"):
         hash_sources(["vlp_models.absent"], package(tmp_path, a=""))
 
 
 def declared(stage: str) -> set[str]:
-    """The files of ours that dvc.yaml says a stage depends on, for the first run, model or dataset that it has."""
+    """Return the source files that dvc.yaml declares for a stage, for its first run, model or dataset."""
     params = load_params(ROOT.parent / "params.yaml")
     plain = read_yaml(ROOT.parent / "params.yaml")
     found = build_pipeline(params, plain, kinds=image_kinds(params), views=training_views(params))[stage]
@@ -114,13 +114,13 @@ def declared(stage: str) -> set[str]:
     return files
 
 
-def test_how_a_request_is_read_makes_no_evaluation_stale() -> None:
+def test_serving_code_is_not_a_dependency_of_an_evaluation() -> None:
     assert not [name for name in hash_sources(["vlp_models.pipeline.stages.evaluate"]) if name.startswith("serving/")]
 
 
 @pytest.mark.parametrize("stage", ["prepare", "pretrain", "finetune", "evaluate", "register", "report"])
-def test_what_a_stage_really_loads_is_among_its_dependencies(stage: str) -> None:
-    """Every module of ours that importing the stage, and calling it in an empty workspace, leaves loaded."""
+def test_every_module_that_a_stage_loads_is_declared(stage: str) -> None:
+    """Including those that a call in an empty workspace loads."""
     script = (
         "import sys, json, importlib\n"
         f"module = importlib.import_module('vlp_models.pipeline.stages.{stage}')\n"

