@@ -1,8 +1,7 @@
-"""shards: the validated tables with what the models read of images (region features, image files), for training.
+"""shards: pack the validated tables with what the models read of images (region features, image files) for training.
 
-Each shard is a part that any process can make; finished ones wait under .work, and after an interruption only the
-others are made. The result does not depend on who made them. Which rows belong to an image is a join on disk, handed
-out shard by shard.
+Any process can make a shard. Finished ones are kept under .work, so a resumed run makes only the rest, with an equal
+result. Images are joined with their rows on disk, and handed out shard by shard.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import dataclasses
 import functools
 import io
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, count, islice
@@ -23,6 +21,8 @@ import pyarrow.compute as pc
 
 from vlp_models.common.executors import LocalMapper, Mapper
 from vlp_models.common.io import output_directory, read_json, write_json
+from vlp_models.common.log import get_logger
+from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.inputs import ModelInputs, RequiredContent, required_content
@@ -36,6 +36,8 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
 
+logger = get_logger(__name__)
+
 
 def run(
     params: Params,
@@ -44,22 +46,22 @@ def run(
     mapper: Mapper | None = None,
     inputs: Iterable[ModelInputs] | None = None,
 ) -> None:
-    """Writes data/shards: tars and an index for each split, an empty index for a split without images. Beside them
-    data/contents, what the shards hold as hashes.
+    """Write data/shards (tars and an index per split, an empty index for a split without images) and data/contents,
+    the hashes of the shards' content.
 
     Args:
-        mapper: who makes the shards; by default `cluster.workers` processes.
-        inputs: what the models read, by default those of params.yaml. Where none reads regions, data/features is not
-            asked for.
+        mapper: executes the shards; default: `cluster.workers` processes.
+        inputs: what the models read; default: the models of params.yaml. If none reads regions, data/features is not
+            needed.
 
     Raises:
         DataError: an image has no entry in data/features, or (with pixels) no readable file.
-        ParamsError: `images_per_shard` below 1, `shards.pixels: false` though a model reads pixels, or
-            `validate.min_image_side` below its patches, or `validate.max_image_pixels` above what is read.
+        ParamsError: `images_per_shard` below 1, `shards.pixels: false` although a model reads pixels,
+            `validate.min_image_side` below a model's patch size, or `validate.max_image_pixels` above what is decoded.
     """
     p = params.shards
     if p.images_per_shard < 1:
-        raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}`; at least 1")
+        raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}` must be at least 1")
     mapper = mapper or LocalMapper(params.cluster.workers or 1)
     with record_timing(workspace, "shards"):
         validated = require_output(workspace.validated, "validate")
@@ -83,13 +85,13 @@ def run(
         hashes: dict[str, list[Path]] = {}
         with output_directory(workspace.shards) as directory, output_directory(workspace.contents) as contents:
             with Database.within(directory) as database:
-                joined = _Joined(database, validated)
+                joined = _ImageRows(database, validated)
                 every = chain.from_iterable(_shards(joined, split, p.images_per_shard) for split in SPLITS)
                 names = list(mapper.map(make, every))
             for split in SPLITS:
                 parts = [work / name for name in names if name.startswith(f"{split}-")]
                 parts += _without_images(texts, split, work, held)
-                counts[split], hashes[split] = _total(parts), [part / HASHES for part in parts]
+                counts[split], hashes[split] = _sum_counts(parts), [part / HASHES for part in parts]
                 join_parts(directory, split, parts)
             write_manifest(
                 directory,
@@ -104,26 +106,29 @@ def run(
             known = {kind: facts if kind == "regions" else {} for kind in held.kinds}
             write_contents(contents, hashes, sources, known)
         shutil.rmtree(work)
-    for split, n in counts.items():
-        print(f"shards {split}: " + ", ".join(f"{count:,} {name}" for name, count in n.items() if count))
+    for split, numbers in counts.items():
+        logger.info("shards %s: %s", split, ", ".join(f"{count:,} {name}" for name, count in numbers.items() if count))
 
 
-Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, the images' rows with their texts
+Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, rows of images with their texts
 COUNTS = "counts.json"
 HASHES = "contents.parquet"
-PARTS = 2  # version of what a part holds
+PART_FORMAT = 2  # version of the format of a part
 
 
 def _work(workspace: Workspace, settings: dict[str, Any], held: RequiredContent) -> Path:
-    """Where finished shards wait. The chunks of features are told apart by size and time: there may be terabytes."""
-    of = workspace.features
-    chunks = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in of.glob("*.safetensors") if held.regions)
-    inputs = {"validated": workspace.validated, **({"features": of / "manifest.json"} if held.regions else {})}
-    what = {"shards": settings, "held": dataclasses.asdict(held), "chunks": chunks, "parts": PARTS}
+    """Return the folder of finished shards.
+
+    Chunks of features are identified by size and time, since there may be terabytes of them.
+    """
+    features = workspace.features
+    chunks = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in features.glob("*.safetensors") if held.regions]
+    inputs = {"validated": workspace.validated, **({"features": features / "manifest.json"} if held.regions else {})}
+    what = {"shards": settings, "held": dataclasses.asdict(held), "chunks": sorted(chunks), "parts": PART_FORMAT}
     return workspace.work("shards", fingerprint(what, inputs))
 
 
-def _shards(joined: _Joined, split: str, size: int) -> Iterator[Shard]:
+def _shards(joined: _ImageRows, split: str, size: int) -> Iterator[Shard]:
     records = _progress(joined.records(size), joined.choose(split), split)
     number = 0
     while rows := list(islice(records, size)):
@@ -132,7 +137,7 @@ def _shards(joined: _Joined, split: str, size: int) -> Iterator[Shard]:
 
 
 def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, held: RequiredContent) -> str:
-    """Makes one shard with its index, unless `work` has it; returns its folder's name there."""
+    """Make one shard with its index, unless `work` has it; return the name of its folder there."""
     split, number, records = shard
     part = work / f"{split}-{number:05d}"
     if part.exists():
@@ -162,7 +167,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
 
 
 def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, held: RequiredContent) -> list[Path]:
-    """One more part, an index alone, for the rows that no image belongs to; none where there are none."""
+    """Make a part with an index only, for rows without an image, if there are any."""
     chosen = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
     if not any(len(table) for table in chosen.values()):
         return []
@@ -178,11 +183,11 @@ def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, held
 
 @functools.lru_cache(maxsize=1)
 def _store(features: Path, changed: int) -> FeatureStore:
-    """Opened once a process, not once a shard."""
+    """Open the features once per process, not once per shard."""
     return FeatureStore(features)
 
 
-def _total(parts: Iterable[Path]) -> dict[str, int]:
+def _sum_counts(parts: Iterable[Path]) -> dict[str, int]:
     total = Counter(dict.fromkeys((*VIEWS, "regions", "shards"), 0))
     for part in parts:
         total.update(read_json(part / COUNTS))
@@ -198,7 +203,7 @@ def _check_features(validated: Path, store: FeatureStore, workspace: Workspace) 
     if missing:
         raise DataError(
             f"{workspace.features}: no features for {missing:,} of {total:,} images, such as "
-            f"{', '.join(some)}; `dvc repro features` makes them, or import the missing ones"
+            f"{', '.join(some)}; run `dvc repro features`, or import the missing ones"
         )
 
 
@@ -209,8 +214,8 @@ def _sources(validated: Path, texts: Mapping[str, pa.Table]) -> list[str]:
     return sorted(found)
 
 
-class _Joined:
-    """The images of one split after the other, in the order of their ids, each with its rows of every table."""
+class _ImageRows:
+    """The images of a split, ordered by id, each with its rows of every table."""
 
     def __init__(self, database: Database, validated: Path) -> None:
         self._database = database
@@ -220,7 +225,7 @@ class _Joined:
             database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
 
     def choose(self, split: str) -> int:
-        """How many images the split has."""
+        """Select a split; return the number of its images."""
         self._database.run(
             "CREATE OR REPLACE TABLE places AS SELECT image_id, row_number() OVER (ORDER BY image_id) - 1 AS row "
             f"FROM images WHERE split = '{split}'"
@@ -230,7 +235,7 @@ class _Joined:
         return found
 
     def records(self, block: int) -> Iterator[dict[str, Any]]:
-        """Each image with its rows of every table under `rows`; of `block` images at a time."""
+        """Yield each image with its rows of every table in `rows`, reading `block` images at a time."""
         joined = "p.row, t.* FROM {} t JOIN places p ON t.image_id = p.image_id ORDER BY p.row"
         images = RowCursor(self._database.stream(f"SELECT {joined.format('images')}"))
         texts = {
@@ -252,7 +257,7 @@ class _Joined:
 
 
 def _read_pixels(path: Path) -> tuple[bytes, str]:
-    """The image file as it is where it is a PNG or a JPEG; else (WebP, GIF, BMP) as a PNG of what is seen."""
+    """Return the bytes and extension of a PNG or JPEG file; convert others (WebP, GIF, BMP) to PNG."""
     from PIL import Image
 
     from vlp_models.data.images import to_upright_rgb
@@ -266,18 +271,11 @@ def _read_pixels(path: Path) -> tuple[bytes, str]:
             to_upright_rgb(image).save(buffer, "PNG")
             return buffer.getvalue(), "png"
     except OSError as error:
-        raise DataError(f"{path}: {error}; it was readable at `validate`: `dvc repro validate`") from None
+        raise DataError(f"{path}: {error}; it was readable in `validate`, run `dvc repro validate`") from None
 
 
 def _progress(records: Iterator[dict[str, Any]], total: int, split: str) -> Iterator[dict[str, Any]]:
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(
-        records,
-        description=f"packing {split}",
-        total=total,
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-        transient=True,
-    )
+    with progress_bar(f"packing {split}", total, "images") as bar:
+        for record in records:
+            yield record
+            bar.advance()
