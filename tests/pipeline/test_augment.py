@@ -170,7 +170,7 @@ def test_images_of_an_evaluation_split_are_refused() -> None:
         training_images(pa.concat_tables([images(), images(v={"split": "train"}).slice(2, 1)]), [])
     assert training_images(images(t={"sha256": "hash of a"}), ["two"]) == {"b"}
     assert training_images(images(a={"sha256": ""}, t={"sha256": ""}), []) == {"a", "b"}  # not known is not equal
-    with pytest.raises(DataError, match="no training images of three"):
+    with pytest.raises(DataError, match="no training images in three"):
         training_images(images(), ["three"])
 
 
@@ -184,7 +184,7 @@ def test_leakage_stops_the_stage_before_it_writes(written: tuple[Params, Workspa
         with pytest.raises(DataError, match=f"of 1 images of the test split, such as {rows[0]['image_id']}"):
             augment.run(params, workspace, "said")
         write_table(rows[1:], "images", workspace.validated)
-        with pytest.raises(DataError, match="1 images of its train split are none of the validated tables'"):
+        with pytest.raises(DataError, match="1 images of the train split are not in the validated tables"):
             augment.run(params, workspace, "said")
     finally:
         write_table(rows, "images", workspace.validated)
@@ -269,7 +269,7 @@ def test_invalid_params_are_explained(changes: dict[str, Any], message: str) -> 
 
 def test_tasks_that_do_not_train_on_captions_refuse_them() -> None:
     vqa = {"task": "vqa", "start": "pretrain/tden", "augment": "said"}
-    with pytest.raises(ParamsError, match="vqa does not learn from captions"):
+    with pytest.raises(ParamsError, match="vqa with these options does not train on captions"):
         check_runs(parse_params(sections(finetune={"more": vqa})))
     check_runs(parse_params(sections()))
 
@@ -286,7 +286,7 @@ def test_texts_per_image_needs_a_supporting_task_and_no_stream() -> None:
     raw = sections(finetune={"more": {"task": "vqa", "start": "pretrain/tden", "texts_per_image": 2}})
     check_runs(parse_params(raw))
     raw["trainer"]["stream"] = {"address": "s3://bucket/shards"}
-    with pytest.raises(ParamsError, match=r"texts_per_image` and `trainer\.stream\.address` each ask for an order"):
+    with pytest.raises(ParamsError, match=r"texts_per_image` and `trainer\.stream\.address` require different orders"):
         check_runs(parse_params(raw))
 
 

@@ -45,10 +45,10 @@ def test_vision_warmup_needs_random_weights_and_pixels() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"pretrain": {"tden": {"max_text_len": 80}}}, r"`pretrain\.tden\.max_text_len: 80`: a tden .* 60 tokens"),
+        ({"pretrain": {"tden": {"max_text_len": 80}}}, r"`pretrain\.tden\.max_text_len: 80`: this tden .* 60 tokens"),
         ({"finetune": {"tden-vqa": {"max_text_len": 61}}}, r"`finetune\.tden-vqa\.max_text_len: 61`: .* 60 tokens"),
         ({"finetune": {"tden-vqa": {"config": {"max_positions": 20}}}}, r"tden-vqa\.max_text_len: 24`: .* 20 tokens"),
-        ({"evaluate": {"max_caption_len": 64}}, r"`evaluate\.max_caption_len: 64`: a tden .* 60 tokens"),
+        ({"evaluate": {"max_caption_len": 64}}, r"`evaluate\.max_caption_len: 64`: this tden .* 60 tokens"),
         (
             {"finetune": {"tden-vqa": {"config": {"max_position": 20}}}},
             r"`finetune\.tden-vqa\.config\.max_position`; did you mean `max_positions`",
@@ -64,7 +64,7 @@ def test_vision_warmup_needs_random_weights_and_pixels() -> None:
         ),
         (
             {"augment": {"own": {"start": "finetune/tden-captioning", "max_caption_len": 61}}},
-            r"`augment\.own\.max_caption_len: 61`: a tden .* 60 tokens",
+            r"`augment\.own\.max_caption_len: 61`: this tden .* 60 tokens",
         ),
     ],
 )

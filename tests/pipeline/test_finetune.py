@@ -110,12 +110,12 @@ def test_checkpoint_with_other_features_or_vocabulary_is_refused(workspace: Work
     text = config.read_text()
     (workspace.checkpoint("pretrain/tden") / "SHA256SUMS").unlink()
     config.write_text(text.replace('"detector_id": "toy"', '"detector_id": "other"'))
-    with pytest.raises(CheckpointError, match="detector_id 'other', the shards hold 'toy'"):
+    with pytest.raises(CheckpointError, match="detector_id 'other', but the shards have 'toy'"):
         finetune.run(params_of(workspace), workspace, "vqa")
     config.write_text(text)
     with (workspace.checkpoint("pretrain/tden") / "vocab.txt").open("a") as file:
         file.write("new\n")
-    with pytest.raises(CheckpointError, match="another vocabulary"):
+    with pytest.raises(CheckpointError, match="vocabulary differs"):
         finetune.run(params_of(workspace), workspace, "vqa")
 
 
@@ -126,8 +126,8 @@ def test_checkpoint_with_other_classes_is_refused(workspace: Workspace) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"classes": ["background", "disc", "box", "star"]}))
     with pytest.raises(
         CheckpointError,
-        match=r"pretrain/tden: made from features with 3 classes \(disc, box, \.\.\.\), the shards hold another "
-        r"detector's or backbone's with 3 classes \(circle, square, \.\.\.\); `dvc repro` makes it anew",
+        match=r"pretrain/tden: made from features with 3 classes \(disc, box, \.\.\.\), but the shards have "
+        r"another detector's or backbone's with 3 classes \(circle, square, \.\.\.\); run `dvc repro`",
     ):
         finetune.run(params_of(workspace), workspace, "vqa")
     assert not workspace.checkpoint("finetune/vqa").exists()

@@ -58,7 +58,7 @@ def call(*arguments: str) -> str:
 def test_model_starts_from_public_weights(root: Path) -> None:
     model = public(root)
     said = call("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "theirs")
-    assert "Unified VLP's pretraining weights" in said and "fresh (seed 1): fusion" in said
+    assert "Unified VLP's pretraining weights" in said and "randomly initialized (seed 1): fusion" in said
     loaded, _, info = load_model(root / "checkpoints" / "imported" / "theirs")
     assert (info.family, info.task) == ("unified_vlp", None)
     for name, tensor in model.state_dict().items():
@@ -95,7 +95,7 @@ def test_a_vqa_model_answers_with_its_own_classifier(root: Path) -> None:
 def test_captioner_needs_its_task(root: Path) -> None:
     public(root)
     ask = ("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "c", "--task", "captioning")
-    with pytest.raises(CheckpointError, match="give --max-text-len and --max-regions"):
+    with pytest.raises(CheckpointError, match="pass --max-text-len and --max-regions"):
         call(*ask)
     call(*ask, "--max-text-len", "12", "--max-regions", "4")
     task = load_task_model(root / "checkpoints" / "imported" / "c")
@@ -120,7 +120,7 @@ def test_bert_fills_the_stack(root: Path) -> None:
     save_file(state, root / "bert" / "model.safetensors")
     said = call("bert", "--format", "bert", "--name", "mine")
     assert "BERT weights in stack, text_embedding, word_head" in said
-    assert "fresh (seed 1): fusion, region_embedding" in said
+    assert "randomly initialized (seed 1): fusion, region_embedding" in said
     loaded, _, _ = load_model(root / "checkpoints" / "imported" / "mine")
     words = bert.state_dict()["bert.embeddings.word_embeddings.weight"]
     assert torch.equal(loaded.state_dict()["text_embedding.words.weight"], words)

@@ -30,7 +30,7 @@ def test_model_starts_from_public_weights(tmp_path: Path) -> None:
     state = random_state(**SIZES, vocab=words)
     torch.save({"module": {f"module.{name}": tensor for name, tensor in state.items()}}, tmp_path / "vlmo.pt")
     lines = import_checkpoint("vlmo", tmp_path / "vlmo.pt", "there", params, workspace, heads=2)
-    assert "fresh (seed 1): nothing" in lines[1]
+    assert "randomly initialized (seed 1): nothing" in lines[1]
     preset = tmp_path / "checkpoints/imported/there/preset.yaml"
     assert "left out: text_embeddings.position_embeddings.weight" in preset.read_text()
     apply_overlay(tmp_path / "params.yaml", preset, [])

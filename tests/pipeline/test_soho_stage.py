@@ -211,7 +211,7 @@ def test_vision_warmup_runs_first_and_records_its_images(tmp_path: Path) -> None
 
 def test_vision_warmup_needs_random_weights_and_pixels(tmp_path: Path) -> None:
     params, _ = with_eyes(tmp_path, {"vision_warmup": {"steps": 1}, "init": "somewhere"})
-    with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup` is for a freshly"):
+    with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup` is for a randomly"):
         check_runs(params)
     params, _ = with_eyes(tmp_path, {"vision_warmup": {"steps": 1}, "family": "tden", "config": TINY})
     with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup`: a tden reads no pixels"):

@@ -297,10 +297,10 @@ def test_a_row_of_two_images_follows_both(tmp_path: Path) -> None:
     assert said == {
         "across": (
             "images_of_one_split",
-            "d/good is in train, d/images-d/tested in test: what is tested on must not be learnt from",
+            "d/good is in train, d/images-d/tested in test: one row must not mix splits",
         ),
-        "cut": ("other_images_good", "image d/cut is in quarantine itself"),
-        "copy": ("other_images_good", "image d/images-copy is in quarantine itself"),
+        "cut": ("other_images_good", "image d/cut is quarantined"),
+        "copy": ("other_images_good", "image d/images-copy is quarantined"),
     }
     (left,) = read_table("image_pairs", workspace.validated).to_pylist()
     assert (left["pair_id"], left["other_image_ids"]) == ("d/image_pairs-good", ["d/good"])
@@ -323,7 +323,7 @@ def test_near_duplicates_of_test_images_leave_train_or_are_counted(tmp_path: Pat
     validate.run(params_for(0.9, "d", "e"), workspace)
     found = {bad["row_id"]: bad["reason"] for bad in read_table("quarantine", workspace.validated).to_pylist()}
     assert set(found) == {"d/images-cropped", "d/images-framed", "e/1"}
-    assert found["e/1"].startswith("the same image is in test as d/images-d/tested (turned by")
+    assert found["e/1"].startswith("the same image is in test as d/images-d/tested (rotated by")
     assert "corners agree" in found["d/images-cropped"]
     params = params_for(0.9, "d", "e")
     near = dataclasses.replace(params.validate.near_duplicates, action="count")
@@ -338,7 +338,7 @@ def test_near_duplicates_of_test_images_leave_train_or_are_counted(tmp_path: Pat
         *((name, other) for name in ("d/images-cropped", "e/1") for other in (framed, tested_id)),
     }
     assert pairs == expected
-    assert json.loads((workspace.reports / "validation.json").read_text())["across_splits"]["copies"] == len(expected)
+    assert json.loads((workspace.reports / "validation.json").read_text())["across_splits"]["near_duplicates"] == len(expected)
 
 
 def test_duplicate_sentences_are_counted_and_kept(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_too_many_bad_rows_stop_and_keep_old_outputs(tmp_path: Path) -> None:
 def test_no_good_image_stops_whatever_the_limit(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     write_interim(workspace, {"images": [row("images", "a", split="dev")]})
-    with pytest.raises(DataError, match="images: no good one is left"):
+    with pytest.raises(DataError, match="images: no good row is left"):
         validate.run(params_for(1.0), workspace)
 
 

@@ -23,7 +23,7 @@ from vlp_models.pipeline.stages import initial
 
 LEFT_OUT = ["embeddings.position_embeddings.weight[16:]", "encoder.layer.2", "pooler"]
 SECOND_TYPE = "embeddings.token_type_embeddings.weight[1:]"
-# family -> what is taken over from two of BERT's three layers and 16 of its positions, what is new, what found no place
+# family -> modules loaded from two of BERT's three layers and 16 of its positions, modules not loaded, weights left out
 RECORDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "tden": (
         ["sentence_encoder", "text_embedding"],
@@ -91,16 +91,16 @@ def test_loaded_and_missing_weights_are_logged_and_recorded(
 ) -> None:
     fresh, _ = begin(root, family, words="")
     made, kept = begin(root, family)
-    taken, new, left_out = RECORDS[family]
-    said = capsys.readouterr().out
-    assert f"of BERT's weights in {', '.join(taken)}\n  fresh: {', '.join(new)}\n" in said
-    assert f"  left out: {', '.join(left_out)}\n" in said and "from bert" in said
-    assert (kept["source"], kept["taken"], kept["fresh"], kept["left_out"]) == ("bert", taken, new, left_out)
+    loaded, missing, left_out = RECORDS[family]
+    logged = capsys.readouterr().err
+    assert f"of BERT's weights in {', '.join(loaded)}\n  not loaded: {', '.join(missing)}\n" in logged
+    assert f"  left out: {', '.join(left_out)}\n" in logged and "from bert" in logged
+    assert (kept["source"], kept["loaded"], kept["missing"], kept["left_out"]) == ("bert", loaded, missing, left_out)
     assert kept["files"] == {name: hash_file(root / "bert" / name) for name in ("config.json", "model.safetensors")}
     notes = ["config.embedding_norm_eps is 1e-05, BERT's layer_norm_eps 1e-12: the outputs differ slightly from BERT's"]
     assert kept["notes"] == (notes if family in ("tden", "xgpt") else [])
     for name, tensor in made.items():
-        is_theirs = any(name == module or name.startswith(f"{module}.") for module in taken)
+        is_theirs = any(name == module or name.startswith(f"{module}.") for module in loaded)
         assert is_theirs != tensor.equal(fresh[name]), name
     theirs = load_file(root / "bert" / "model.safetensors")
     words = theirs["embeddings.word_embeddings.weight"]

@@ -1,7 +1,7 @@
-"""validate: the door. The tables of every dataset, stacked; good rows go on, bad ones to quarantine with a reason.
+"""validate: stack the tables of all datasets, and split them into good rows and quarantined ones with a reason.
 
-Images are judged first, since every other row depends on one. Rows pass through a batch at a time, so that memory does
-not grow with them. The reports are written in any case; data/validated is replaced only if no table lost more than
+Images are checked first, since every other row depends on one. Rows are streamed in batches, so memory does not grow
+with their number. Reports are always written; data/validated is replaced only if no table lost more than
 `validate.max_bad_fraction` of its rows.
 """
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.io import output_directory, write_json
+from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.curation.duplicates.leakage import (
     FINGERPRINTS,
@@ -42,24 +43,26 @@ from vlp_models.params import Params, ValidateParams, to_plain
 if TYPE_CHECKING:
     from vlp_models.curation.validation.suites import Suites
 
+logger = get_logger(__name__)
+
 Row = dict[str, Any]
 EXAMPLES = 3
-SEARCHES = 8  # processes that look for copies beside each other, some 300 MB each
-ROWS = 65_536  # of a batch: what is held as Python objects, and checked at once
+MAX_PROCESSES = 8  # for the search of near-duplicates, with about 300 MB each
+BATCH = 65_536  # rows that are held as Python objects and checked at once
 
 
 @dataclass(kw_only=True)
-class _Verdict:
-    """What became of one table."""
+class _TableResult:
+    """The outcome for one table."""
 
-    rows: int = 0  # records met, the unreadable ones included
+    rows: int = 0  # records, including unreadable ones
     good: int = 0
-    bad: int = 0  # rows lost; one may break several rules
-    checked: dict[str, int] = field(default_factory=dict)  # rule -> rows it was asked about
+    bad: int = 0  # rows lost; a row may break several rules
+    checked: dict[str, int] = field(default_factory=dict)  # rule -> rows it was checked on
     failed: Counter[str] = field(default_factory=Counter)
-    first: dict[str, Row] = field(default_factory=dict)  # the first row in quarantine of each rule
-    others: list[Row] = field(default_factory=list)  # the first of the rest
-    splits: Counter[str] = field(default_factory=Counter)  # of the good images
+    first: dict[str, Row] = field(default_factory=dict)  # rule -> its first quarantined row
+    others: list[Row] = field(default_factory=list)  # the first of the others
+    splits: Counter[str] = field(default_factory=Counter)  # split -> good images
 
     @property
     def bad_fraction(self) -> float:
@@ -70,67 +73,72 @@ class _Verdict:
         """The first row of each rule, then others."""
         return [*self.first.values(), *self.others][:EXAMPLES]
 
-    def set_aside(self, row: Row) -> None:
+    def quarantine(self, row: Row) -> None:
         self.failed[row["rule"]] += 1
         if self.first.setdefault(row["rule"], row) is not row and len(self.others) < EXAMPLES:
             self.others.append(row)
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Writes data/validated, reports/validation.json and reports/data_docs.
+    """Write data/validated, reports/validation.json and reports/data_docs.
 
     Raises:
-        DataError: too many bad rows in a table, no good image at all, or a dataset that `prepare` has not seen.
+        DataError: too many bad rows in a table, no good image, or a dataset that `prepare` has not read.
     """
     with record_timing(workspace, "validate"):
         refused = workspace.work("validate", "refused") / "quarantine.parquet"
-        refused.unlink(missing_ok=True)  # of a run before
+        refused.unlink(missing_ok=True)  # of an earlier run
         sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
-        copies = _copies(sources, params.validate)
-        leaks = leaking_images(copies) if params.validate.near_duplicates.action == "quarantine" else {}
+        duplicates = _find_near_duplicates(sources, params.validate)
+        leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
         docs = workspace.reports / "data_docs"
         with output_directory(workspace.validated) as directory:
             with Crossing.within(directory) as crossing:
-                verdicts = _judge(sources, params.validate, docs, directory, crossing, leaks)
+                results = _check_tables(sources, params.validate, docs, directory, crossing, leaks)
             repeated = _repeated_captions(directory)
-            report = _report(verdicts, params.validate) | {"across_splits": {"copies": len(copies), **repeated}}
+            report = _report(results, params.validate) | {"across_splits": {"near_duplicates": len(duplicates), **repeated}}
             write_json(workspace.reports / "validation.json", report)
-            _refuse(verdicts, params.validate, workspace, sources, directory, refused)
-            write_leaks(directory, copies)
+            _refuse(results, params.validate, workspace, sources, directory, refused)
+            write_leaks(directory, duplicates)
             write_boxed(directory)
             quarantined = _join_quarantine(sources, directory)
             truth = _write_truth(sources, directory)
-            counts: dict[str, Any] = {name: verdict.good for name, verdict in verdicts.items()}
+            counts: dict[str, Any] = {name: result.good for name, result in results.items()}
             write_manifest(
                 directory,
                 stage="validate",
                 params={"validate": to_plain(params.validate), "sources": list(params.data)},
                 counts=counts | {"quarantine": quarantined, "truth": truth},
-                splits=dict(sorted(verdicts["images"].splits.items())),
+                splits=dict(sorted(results["images"].splits.items())),
             )
     for split, found in repeated["captions"].items():
-        print(
-            f"validate: of {found['captions']:,} captions of {split}, {found['equal']:,} are also in train, "
-            f"{found['one_word_apart']:,} but for a word"
+        equal, similar = f"{found['equal']:,}", f"{found['one_word_apart']:,}"
+        captions = f"{found['captions']:,}"
+        logger.info(
+            "validate: %s of %s captions of %s are also in train, %s except for one word",
+            equal,
+            captions,
+            split,
+            similar,
         )
-    lost = sum(verdict.bad for verdict in verdicts.values())
-    print(
-        "validate: "
-        + ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        + f"; {lost:,} rows in quarantine; {workspace.reports / 'data_docs' / 'index.html'}"
+    logger.info(
+        "validate: %s; %s rows in quarantine; %s",
+        ", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
+        f"{sum(result.bad for result in results.values()):,}",
+        workspace.reports / "data_docs" / "index.html",
     )
 
 
-def _copies(sources: list[Path], params: ValidateParams) -> list[Leak]:
-    """Of pictures that are tested on, across all datasets (vlp_models/curation/duplicates)."""
-    tested = _tested(_files(sources, "images"))
+def _find_near_duplicates(sources: list[Path], params: ValidateParams) -> list[Leak]:
+    """Return near-duplicates of test images across all datasets (vlp_models/curation/duplicates)."""
+    tested = _test_images(_files(sources, "images"))
     near = params.near_duplicates
     rules = NearRules(max_hash_distance=near.max_hash_distance, keypoints=near.keypoints)
-    return find_leaks([source / FINGERPRINTS for source in sources], tested, rules, workers=cpu_count(SEARCHES))
+    return find_leaks([source / FINGERPRINTS for source in sources], tested, rules, workers=cpu_count(MAX_PROCESSES))
 
 
-def _tested(files: list[Path]) -> dict[str, str]:
-    """Of each image that is tested on, the split: few, beside those that are learnt from."""
+def _test_images(files: list[Path]) -> dict[str, str]:
+    """Return image id -> split for the images outside of train: few, compared to the training images."""
     found: dict[str, str] = {}
     for table in read_batches(files, BATCH_ROWS, ["image_id", "split"]):
         rows = zip(table["image_id"].to_pylist(), table["split"].to_pylist(), strict=True)
@@ -139,20 +147,26 @@ def _tested(files: list[Path]) -> dict[str, str]:
 
 
 def _repeated_captions(directory: Path) -> dict[str, Any]:
-    """Of each split that is tested on, how many of its captions are in train, too, or all but one word of them; the
-    first of each as an example. They stay: short sentences meet by chance, and generated ones by design."""
-    tested = _tested(_files([directory], "images"))
+    """Return how many captions of each test split are also in train, exactly or except for one word, with an example.
+
+    They are kept: short sentences coincide by chance, and generated ones by design.
+    """
+    tested = _test_images(_files([directory], "images"))
 
     def captions() -> Iterator[tuple[str, str]]:
         for table in read_batches(_files([directory], "captions"), BATCH_ROWS, ["image_id", "text"]):
             for image, text in zip(table["image_id"].to_pylist(), table["text"].to_pylist(), strict=True):
                 yield tested.get(image, SPLITS[0]), text
 
-    asked = [entry for entry in captions() if entry[0] != SPLITS[0]]
-    told = compare_sentences([text for _, text in asked], (text for split, text in captions() if split == SPLITS[0]))
+    test_captions = [entry for entry in captions() if entry[0] != SPLITS[0]]
+    likenesses = compare_sentences(
+        [text for _, text in test_captions], (text for split, text in captions() if split == SPLITS[0])
+    )
     found: dict[str, Any] = {}
     for name in SPLITS[1:]:
-        rows = [(text, likeness) for (split, text), likeness in zip(asked, told, strict=True) if split == name]
+        rows = [
+            (text, likeness) for (split, text), likeness in zip(test_captions, likenesses, strict=True) if split == name
+        ]
         if rows:
             like = {kind: [text for text, likeness in rows if likeness == kind] for kind in ("equal", "one word apart")}
             counts = {kind.replace(" ", "_"): len(same) for kind, same in like.items()}
@@ -160,27 +174,27 @@ def _repeated_captions(directory: Path) -> dict[str, Any]:
     return {"captions": found}
 
 
-def _judge(
+def _check_tables(
     sources: list[Path],
     params: ValidateParams,
     docs: Path,
     directory: Path,
     crossing: Crossing,
     leaks: Mapping[str, str],
-) -> dict[str, _Verdict]:
-    """Writes the good rows of each table to `directory`, and the others to one quarantine a table."""
+) -> dict[str, _TableResult]:
+    """Write the good rows of each table to `directory`, and the others to one quarantine per table."""
     from vlp_models.curation.validation.suites import Suites
 
     shutil.rmtree(docs, ignore_errors=True)
     suites = Suites(docs)
-    verdicts: dict[str, _Verdict] = {}
-    for name in ID_COLUMN:  # images come first
+    results: dict[str, _TableResult] = {}
+    for name in ID_COLUMN:  # images first
         unreadable = (row for row in _unreadable(sources) if row["table"] == name)
         with (
             TableWriter(name, directory) as good,
-            TableWriter("quarantine", _aside(directory, name)) as quarantine,
+            TableWriter("quarantine", _quarantine_folder(directory, name)) as quarantine,
         ):
-            verdicts[name] = _verdict(
+            results[name] = _check_table(
                 name,
                 _files(sources, name),
                 unreadable,
@@ -194,10 +208,10 @@ def _judge(
         if name == "images":
             crossing.load_images(good.path, quarantine.path)
     suites.build_docs()
-    return verdicts
+    return results
 
 
-def _verdict(
+def _check_table(
     name: str,
     files: list[Path],
     unreadable: Iterator[Row],
@@ -207,15 +221,19 @@ def _verdict(
     leaks: Mapping[str, str],
     good: TableWriter,
     quarantine: TableWriter,
-) -> _Verdict:
-    """Sorts one table's rows; `unreadable` are those that could not even be read."""
-    verdict = _Verdict()
+) -> _TableResult:
+    """Split one table's rows into good and quarantined ones.
+
+    Args:
+        unreadable: rows that could not be read.
+    """
+    result = _TableResult()
     for row in unreadable:
         quarantine.append(row)
-        verdict.set_aside(row)
-        verdict.bad += 1
-    unread, met_unread, start = verdict.bad, list(verdict.failed), 0
-    for table, others in zip(read_batches(files, ROWS), crossing.facts(name, files, ROWS), strict=True):
+        result.quarantine(row)
+        result.bad += 1
+    unread, failed_unread, start = result.bad, list(result.failed), 0
+    for table, others in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
         rows = derive(name, table.to_pylist(), others, start, leaks)
         broken = suites.check(name, rows, rules)
         for rule, numbers in zip(rules, broken, strict=True):
@@ -229,58 +247,58 @@ def _verdict(
                     "provenance": row["provenance"],
                 }
                 quarantine.append(entry)
-                verdict.set_aside(entry)
+                result.quarantine(entry)
         bad = {number for numbers in broken for number in numbers}
         kept = table.filter(pa.array([number not in bad for number in range(start, start + len(rows))], pa.bool_()))
         if name == "images":
-            verdict.splits.update(kept["split"].to_pylist())
+            result.splits.update(kept["split"].to_pylist())
         good.write(kept)
-        verdict.bad += len(bad)
+        result.bad += len(bad)
         start += len(rows)
-    verdict.rows, verdict.good = start + unread, len(good)
-    verdict.checked = dict.fromkeys(met_unread, verdict.rows) | {rule.name: start for rule in rules}
-    return verdict
+    result.rows, result.good = start + unread, len(good)
+    result.checked = dict.fromkeys(failed_unread, result.rows) | {rule.name: start for rule in rules}
+    return result
 
 
-def _report(verdicts: dict[str, _Verdict], params: ValidateParams) -> dict[str, Any]:
+def _report(results: dict[str, _TableResult], params: ValidateParams) -> dict[str, Any]:
     return {
         "tables": {
             name: {
-                "rows": verdict.rows,
-                "good": verdict.good,
-                "bad": verdict.bad,
-                "bad_percent": round(100 * verdict.bad_fraction, 3),
+                "rows": result.rows,
+                "good": result.good,
+                "bad": result.bad,
+                "bad_percent": round(100 * result.bad_fraction, 3),
             }
-            for name, verdict in verdicts.items()
+            for name, result in results.items()
         },
         "max_bad_percent": round(100 * params.max_bad_fraction, 3),
         "rules": [
-            {"table": name, "rule": rule, "checked": checked, "failed": verdict.failed[rule]}
-            for name, verdict in verdicts.items()
-            for rule, checked in verdict.checked.items()
+            {"table": name, "rule": rule, "checked": checked, "failed": result.failed[rule]}
+            for name, result in results.items()
+            for rule, checked in result.checked.items()
         ],
     }
 
 
 def _refuse(
-    verdicts: dict[str, _Verdict],
+    results: dict[str, _TableResult],
     params: ValidateParams,
     workspace: Workspace,
     sources: list[Path],
     directory: Path,
     refused: Path,
 ) -> None:
-    """Where it does, the bad rows stay in the file `refused`: they are to be mended."""
+    """Refuse the data if too many rows are bad, and keep the bad rows in the file `refused`, to be fixed."""
     lines: list[str] = []
-    for name, verdict in verdicts.items():
-        if verdict.bad_fraction <= params.max_bad_fraction:
+    for name, result in results.items():
+        if result.bad_fraction <= params.max_bad_fraction:
             continue
-        lines.append(f"  {name}: {verdict.bad:,} of {verdict.rows:,} rows are bad ({verdict.bad_fraction:.2%})")
-        lines += [f"    {rule}: {count:,}" for rule, count in verdict.failed.most_common() if count]
-        for row in verdict.examples:
+        lines.append(f"  {name}: {result.bad:,} of {result.rows:,} rows are bad ({result.bad_fraction:.2%})")
+        lines += [f"    {rule}: {count:,}" for rule, count in result.failed.most_common() if count]
+        for row in result.examples:
             lines.append(f"    e.g. {row['row_id'] or '(no id)'} ({row['provenance']}): {row['rule']}: {row['reason']}")
-    if not verdicts["images"].good:
-        lines.append("  images: no good one is left")
+    if not results["images"].good:
+        lines.append("  images: no good row is left")
     if lines:
         docs = workspace.reports / "data_docs" / "index.html"
         _join_quarantine(sources, directory)
@@ -289,8 +307,8 @@ def _refuse(
             f"validate: more bad rows than validate.max_bad_fraction allows ({params.max_bad_fraction:.2%}):\n"
             + "\n".join(lines)
             + f"\n  All rules: {workspace.reports / 'validation.json'} and {docs}. All bad rows: {refused}."
-            + "\n  Correct the source, or raise validate.max_bad_fraction to go on without these rows;"
-            + " data/validated is as it was."
+            + "\n  Correct the source, or raise validate.max_bad_fraction to continue without these rows;"
+            + " data/validated is unchanged."
         )
 
 
@@ -304,16 +322,16 @@ def _unreadable(sources: list[Path]) -> Iterator[Row]:
         yield from table.to_pylist()
 
 
-def _aside(directory: Path, name: str) -> Path:
-    """Where the quarantine of one table waits for the others."""
+def _quarantine_folder(directory: Path, name: str) -> Path:
+    """Return the folder of one table's quarantine, until all are joined."""
     folder = directory / ".quarantine" / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _join_quarantine(sources: list[Path], directory: Path) -> int:
-    """One table of them all, and of what no table is made of: lines of ground truth."""
-    parts = [_aside(directory, name) / "quarantine.parquet" for name in ID_COLUMN]
+    """Join the quarantines of all tables, and add the unreadable lines of ground truth, which have no table."""
+    parts = [_quarantine_folder(directory, name) / "quarantine.parquet" for name in ID_COLUMN]
     with TableWriter("quarantine", directory) as writer:
         for table in read_batches(parts, BATCH_ROWS):
             writer.write(table)
@@ -323,7 +341,7 @@ def _join_quarantine(sources: list[Path], directory: Path) -> int:
 
 
 def _write_truth(sources: list[Path], directory: Path) -> int:
-    """The lines about good images; no file where there are none. Returns how many."""
+    """Write the lines of ground truth on good images, if there are any; return their number."""
     lines = (line for source in sources if (source / TRUTH).exists() for line in _lines(source / TRUTH))
     first = next(lines, None)
     if first is None:
