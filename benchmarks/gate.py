@@ -1,17 +1,18 @@
-"""What the gate says of the same model trained again, and of a better one: simulated weeks, decided by its own code.
+"""Simulate weekly decisions of the gate on the same model trained again, and on a better one.
 
     python benchmarks/gate.py --weeks 100 --out benchmarks/results/gate.json
 
-Every week two designs are trained from fresh seeds and answer the same test; promotion/gate.py decides as `vlp promote`
-would, with the shipped params. Answers are drawn item by item. An answer is right where a sum is above zero: how easy
-the image is, how easy the question is, how good the design is, how lucky its seed is, and what this seed happens to
-make of this question. The last two are set so that
+Every week two variants are trained from fresh seeds and answer the same test; promotion/gate.py decides as
+`vlp promote` would, with the shipped params. Answers are drawn item by item. An answer is right if a sum is above zero:
+the ease of the image, the ease of the question, the quality of the variant, the luck of its seed, and this seed's own
+effect on this question. The last two are set so that
 
-- two seeds of a design disagree on `DISAGREE` of the questions (an assumption; it moves noise between items and seeds),
-- the accuracy of a design deviates over seeds as that of TDEN does on VQA in benchmarks/results/study-tden.json: over
-  300 images with six questions each, pooled over its designs, twelve seeds each.
+- two seeds of a variant disagree on `DISAGREEMENT` of the questions (an assumption; it moves noise between items and
+  seeds),
+- the accuracy of a variant deviates over seeds as that of TDEN does on VQA in benchmarks/results/study-tden.json: over
+  300 images with six questions each, pooled over its variants, twelve seeds each.
 
-The results say what was drawn, on seeds made for that.
+The results include a check of the drawn answers on separate seeds.
 """
 
 from __future__ import annotations
@@ -36,63 +37,63 @@ from vlp_models.registry.promotion.gate import Measurement, compare_to_champion,
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "benchmarks" / "results" / "study-tden.json"
 QUESTIONS, STUDY_IMAGES = 6, 300
-ACCURACY = 48.0  # percent; that of the study's designs
-OF_IMAGE = 0.3  # of the variance of how easy a question is
-DISAGREE = 0.25
+ACCURACY = 48.0  # percent; that of the study's variants
+IMAGE_SHARE = 0.3  # of the variance of a question's ease that comes from its image
+DISAGREEMENT = 0.25
 BETTER = 3.0  # points
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
-    """own: deviation of what a seed makes of one question; seed: of its luck; both in deviations of the easiness."""
+class Noise:
+    """own: std of a seed's effect on one question; seed: std of a seed's luck; both in stds of the questions' ease."""
 
     own: float
     seed: float
 
     @property
     def points(self) -> float:
-        """Of accuracy, for one unit of goodness."""
+        """Accuracy gained per unit of quality."""
         return 100 * float(norm.pdf(norm.ppf(ACCURACY / 100))) / math.sqrt(1 + self.own**2)
 
     @property
-    def goodness(self) -> float:
+    def quality(self) -> float:
         return float(norm.ppf(ACCURACY / 100)) * math.sqrt(1 + self.own**2)
 
 
-def world_like(deviation: float) -> World:
-    """In which a design's accuracy on the study's test deviates so much over seeds."""
+def fit_noise(std: float) -> Noise:
+    """Return the noise that gives a variant's accuracy on the study's test this std over seeds."""
     low, high = 0.0, 5.0
-    for _ in range(60):  # two seeds disagree the more, the larger a seed's own part is
+    for _ in range(60):  # two seeds disagree more, the larger a seed's own effect is
         own = (low + high) / 2
-        low, high = (own, high) if _disagreement(own) < DISAGREE else (low, own)
-    of_items = 100**2 * DISAGREE / 2 / (STUDY_IMAGES * QUESTIONS)
-    world = World(own=own, seed=0.0)
-    return World(own=own, seed=math.sqrt(deviation**2 - of_items) / world.points)
+        low, high = (own, high) if _disagreement(own) < DISAGREEMENT else (low, own)
+    item_variance = 100**2 * DISAGREEMENT / 2 / (STUDY_IMAGES * QUESTIONS)
+    noise = Noise(own=own, seed=0.0)
+    return Noise(own=own, seed=math.sqrt(std**2 - item_variance) / noise.points)
 
 
 def _disagreement(own: float) -> float:
-    """Of two seeds: twice the mean of p (1 - p) over questions, by Gauss-Hermite."""
+    """Return how often two seeds disagree: twice the mean of p (1 - p) over questions, by Gauss-Hermite."""
     points, weights = np.polynomial.hermite_e.hermegauss(101)
-    goodness = norm.ppf(ACCURACY / 100) * math.sqrt(1 + own**2)
-    p = norm.cdf((points + goodness) / max(own, 1e-9))
+    quality = norm.ppf(ACCURACY / 100) * math.sqrt(1 + own**2)
+    p = norm.cdf((points + quality) / max(own, 1e-9))
     return float(2 * (weights * p * (1 - p)).sum() / weights.sum())
 
 
 class Test:
-    """Some images with questions; what runs answer is right or wrong."""
+    """Some images with questions that runs answer right or wrong."""
 
-    def __init__(self, world: World, images: int, rng: np.random.Generator) -> None:
-        self.world, self.images, self._rng = world, images, rng
-        of_image = np.repeat(rng.normal(0, math.sqrt(OF_IMAGE), images), QUESTIONS)
-        self._easy = of_image + rng.normal(0, math.sqrt(1 - OF_IMAGE), images * QUESTIONS)
+    def __init__(self, noise: Noise, images: int, rng: np.random.Generator) -> None:
+        self.noise, self.images, self._rng = noise, images, rng
+        image_ease = np.repeat(rng.normal(0, math.sqrt(IMAGE_SHARE), images), QUESTIONS)
+        self._ease = image_ease + rng.normal(0, math.sqrt(1 - IMAGE_SHARE), images * QUESTIONS)
         self._images = [f"{i:06d}" for i in range(images)]
 
     def run(self, better: float = 0.0) -> Measurement:
-        """A seed of a design that is `better` by so many points."""
-        world, rng = self.world, self._rng
-        good = world.goodness + better / world.points + rng.normal(0, world.seed)
-        self.right = self._easy + good + rng.normal(0, world.own, len(self._easy)) > 0
-        # An image's questions are resampled together: their sum is all that the gate makes of them.
+        """Draw one seed of a variant that is `better` by that many points."""
+        noise, rng = self.noise, self._rng
+        quality = noise.quality + better / noise.points + rng.normal(0, noise.seed)
+        self.right = self._ease + quality + rng.normal(0, noise.own, len(self._ease)) > 0
+        # An image's questions are resampled together, so the gate uses only their sum.
         right: FloatArray = self.right.reshape(-1, QUESTIONS).sum(axis=1).astype(np.float64)
         parts = np.column_stack([right, np.full(self.images, QUESTIONS, dtype=np.float64)])
         evidence = Evidence(groups=self._images, parts_NK=parts, statistic=mean_percent, items=self._images)
@@ -102,7 +103,7 @@ class Test:
 def decide(
     test: Test, better: float, seeds: int, rule: GateParams, params: PromotionParams, entries: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A week: the champion's design, and one that is better, from so many fresh seeds each. Adds to the ledger."""
+    """Decide one week: the champion's variant vs a better one, each from fresh seeds. Appends to the ledger entries."""
     week = len(entries)
     error = spend_budget(
         entries, params, model="m", test="t", versions=(week + 1, week), confidence=rule.confidence, choices=1
@@ -115,16 +116,16 @@ def decide(
     return {"outcome": found.outcome, "error": error, **found.numbers}
 
 
-def simulate(world: World, images: int, seeds: int, better: float, weeks: int, *, one_test: bool, rng: Any) -> Any:
-    """How often what was said. one_test: the same test decides every week; else each week has a fresh one."""
+def simulate(noise: Noise, images: int, seeds: int, better: float, weeks: int, *, one_test: bool, rng: Any) -> Any:
+    """Count the outcomes. one_test: the same test decides every week; otherwise each week has a fresh one."""
     params = load_params(ROOT / "params.yaml").promotion
-    rule, said, entries = params.gate("vqa"), [], list[dict[str, Any]]()
-    test = Test(world, images, rng)
+    rule, decisions, entries = params.gate("vqa"), [], list[dict[str, Any]]()
+    test = Test(noise, images, rng)
     for _ in range(weeks):
         if not one_test:
-            test, entries = Test(world, images, rng), []
-        said.append(decide(test, better, seeds, rule, params, entries))
-    outcomes = Counter(each["outcome"] for each in said)
+            test, entries = Test(noise, images, rng), []
+        decisions.append(decide(test, better, seeds, rule, params, entries))
+    outcomes = Counter(each["outcome"] for each in decisions)
     return {
         "images": images,
         "questions": images * QUESTIONS,
@@ -135,23 +136,23 @@ def simulate(world: World, images: int, seeds: int, better: float, weeks: int, *
         "promote": outcomes["promote"],
         "keep": outcomes["keep"],
         "inconclusive": outcomes["inconclusive"],
-        "detectable": round(statistics.median(each["detectable"] for each in said), 2),
-        "error_first": said[0]["error"],
-        "error_last": said[-1]["error"],
+        "detectable": round(statistics.median(each["detectable"] for each in decisions), 2),
+        "error_first": decisions[0]["error"],
+        "error_last": decisions[-1]["error"],
     }
 
 
-def study_deviation() -> float:
-    """Of VQA accuracy over seeds, pooled over the study's designs."""
+def study_std() -> float:
+    """Return the std of VQA accuracy over seeds, pooled over the study's variants."""
     values: dict[str, list[float]] = {}
     for result in json.loads(STUDY.read_text(encoding="utf-8"))["results"]:
         values.setdefault(result["arm"], []).append(result["test"]["vqa"])
     return math.sqrt(statistics.mean(statistics.variance(own) for own in values.values()))
 
 
-def check(world: World, seeds: int, rng: np.random.Generator) -> dict[str, float]:
-    """What the drawn answers are like, on a test of the study's size."""
-    test = Test(world, STUDY_IMAGES, rng)
+def check(noise: Noise, seeds: int, rng: np.random.Generator) -> dict[str, float]:
+    """Return accuracy, std and disagreement of the drawn answers on a test of the study's size."""
+    test = Test(noise, STUDY_IMAGES, rng)
     runs, right = [], []
     for _ in range(seeds):
         runs.append(test.run())
@@ -172,14 +173,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 3, 5])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rng, deviation = np.random.default_rng(1), study_deviation()
-    world = world_like(deviation)
+    rng, std = np.random.default_rng(1), study_std()
+    noise = fit_noise(std)
     results = {
         "about": {
-            "study_deviation": round(deviation, 3),
-            "seed_std_without_items": round(world.seed * world.points, 3),
-            "assumed_disagreement": DISAGREE,
-            "drawn": check(world, 400, rng),
+            "study_deviation": round(std, 3),
+            "seed_std_without_items": round(noise.seed * noise.points, 3),
+            "assumed_disagreement": DISAGREEMENT,
+            "drawn": check(noise, 400, rng),
         },
         "fresh_tests": [],
         "one_test": [],
@@ -188,13 +189,12 @@ def main() -> None:
     for images in options.images:
         for seeds in options.seeds:
             for better in (0.0, BETTER):
-                found = simulate(world, images, seeds, better, options.weeks, one_test=False, rng=rng)
+                found = simulate(noise, images, seeds, better, options.weeks, one_test=False, rng=rng)
                 results["fresh_tests"].append(found)  # type: ignore[attr-defined]
                 print(json.dumps(found), flush=True)
     for seeds in options.seeds[:2]:
-        found = simulate(
-            world, options.images[1 % len(options.images)], seeds, 0.0, options.weeks, one_test=True, rng=rng
-        )
+        images = options.images[1 % len(options.images)]
+        found = simulate(noise, images, seeds, 0.0, options.weeks, one_test=True, rng=rng)
         results["one_test"].append(found)  # type: ignore[attr-defined]
         print(json.dumps(found), flush=True)
     if options.out:

@@ -1,4 +1,4 @@
-"""A finished tiny pipeline to hurt: made once, copied for each fault, checked against itself afterwards."""
+"""A finished tiny pipeline: made once, copied for each fault, and compared with the copy afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAININGS = (
     *("pretrain@unified-vlp", "finetune@unified-vlp-vqa"),
 )
 STEPS = 24
-# The seconds and scores that these write are read by register and report, which then run again with good reason.
+# These write seconds, which register and report read; so those may rightly run again.
 UNEVEN = ("evaluate@tden-vqa", "evaluate@unified-vlp-vqa", "detector", *TRAININGS)
 DEPENDENTS = {"register", "report"}
 COMMANDS = {
@@ -46,7 +46,7 @@ COMMANDS = {
 
 
 class Command:
-    """One of the commands, in a process group of its own; its output is read as it comes."""
+    """One of the commands in its own process group; its output is read continuously."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Command:
         wrap: Sequence[str] = (),
         more: Sequence[str] = (),
     ) -> None:
-        """wrap: what the command is run by. more: further arguments."""
+        """wrap: command that runs the command. more: further arguments."""
 
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
@@ -107,16 +107,16 @@ def environment(folder: Path) -> dict[str, str]:
 class Ground:
     """`folder`/snapshot: the finished pipeline; `folder`/project: the copy that a fault hits.
 
-    Always the same path, since MLflow notes where its artifacts lie.
+    The path is always the same, because MLflow stores the location of its artifacts.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.snapshot, self.project = folder / "snapshot", folder / "project"
-        self.code = ""  # hash of what the snapshot was made with
+        self.code = ""  # hash of the code that made the snapshot
 
     def make(self, say: Callable[[str], None] = lambda line: None) -> None:
-        """Runs the pipeline undisturbed, unless that was done before with the same code."""
+        """Run the pipeline undisturbed, unless the same code has done so before."""
         mark = self.folder / "code"
         code = self.code = _hash_code()
         if mark.exists() and mark.read_text() == code:
@@ -125,10 +125,12 @@ class Ground:
         shutil.rmtree(self.folder, ignore_errors=True)
         _clone(self.project)
         (self.project / "params.yaml").write_text(yaml.safe_dump(_params(), sort_keys=False))
-        self._call(sys.executable, "-c", _CONNECT)  # an MLflow database with nothing in it, made once
+        self._call(sys.executable, "-c", _CONNECT)  # an empty MLflow database, made once
         shutil.copy(self.project / "mlflow.db", self.folder / "empty.db")
         self._call(*COMMANDS["vlp run"])
-        shutil.rmtree(self.project / ".dvc" / "cache" / "runs", ignore_errors=True)  # else DVC need not run a stage
+        shutil.rmtree(
+            self.project / ".dvc" / "cache" / "runs", ignore_errors=True
+        )  # or DVC would restore stages from it
         shutil.rmtree(self.project / ".work")
         self.project.rename(self.snapshot)
         mark.write_text(code)
@@ -140,10 +142,10 @@ class Ground:
 
     @property
     def stages(self) -> list[str]:
-        return sorted(self.lock(self.snapshot))  # DVC writes them in the order in which they ended
+        return sorted(self.lock(self.snapshot))  # DVC writes them in the order they ended
 
     def before(self, stage: str) -> None:
-        """Makes `project` the finished pipeline without `stage`."""
+        """Make `project` a copy of the finished pipeline without `stage`."""
         shutil.rmtree(self.project, ignore_errors=True)
         subprocess.run(["cp", "-a", self.snapshot, self.project], check=True)
         text = (self.project / "dvc.lock").read_text()
@@ -176,7 +178,7 @@ class Ground:
         return dict(yaml.safe_load((folder / "dvc.lock").read_text())["stages"])
 
     def processes(self) -> list[psutil.Process]:
-        """All that work in `project`."""
+        """Return the processes whose working directory is in `project`."""
         found = []
         for process in psutil.process_iter(["cwd"]):
             if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(self.project):
@@ -184,7 +186,7 @@ class Ground:
         return found
 
     def process(self, role: str) -> psutil.Process | None:
-        """The process in the role `stage`, `dvc`, `supervisor` or `top` (what the user has started)."""
+        """Return the process in the role `stage`, `dvc`, `supervisor` or `top` (which the user started)."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if role_of(process.cmdline()) == role:
@@ -192,7 +194,7 @@ class Ground:
         return None
 
     def wait_for_quiet(self, seconds: float = 40) -> list[str]:
-        """The command lines of what is still there after so long; it is ended."""
+        """Wait for all processes to end; kill those that remain and return their command lines."""
         deadline = time.monotonic() + seconds
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -204,10 +206,10 @@ class Ground:
         return lines
 
     def wrong(self, stage: str, trained: int = 1) -> list[str]:
-        """What differs from the undisturbed run, in words; nothing where all is well.
+        """Return the differences from the undisturbed run.
 
         Args:
-            trained: how often the stage may have been trained, each time in an MLflow run of its own.
+            trained: how often the stage may have been trained, each time in its own MLflow run.
         """
         problems = [f"litter: {path.relative_to(self.project)}" for path in self.project.rglob("*.partial")]
         for before in [*self.snapshot.glob("checkpoints/*/*/*"), *self.snapshot.glob("reports/curves/*/*")]:
@@ -231,13 +233,13 @@ class Ground:
             if not 1 <= len(runs) <= trained or any(status != "FINISHED" for _, status in runs):
                 return [f"MLflow: {len(runs)} runs of {stage}: {[status for _, status in runs]}"]
             query = "select step from metrics where run_uuid = ? and key = 'loss' order by rowid"
-            told = [[row[0] for row in db.execute(query, (run,))] for run, _ in runs]
+            logged = [[row[0] for row in db.execute(query, (run,))] for run, _ in runs]
         whole = list(range(1, STEPS + 1))
-        return [f"MLflow: the loss of {stage} is there for steps {steps}" for steps in told if steps != whole]
+        return [f"MLflow: the loss of {stage} is logged for steps {steps}" for steps in logged if steps != whole]
 
     def _wrong_versions(self) -> list[str]:
-        """Each run is one version, registered once. The ledger's lines are no models: a flow promotes, and adds one."""
-        models = "select name, version, run_id is null from model_versions where name not like '%-ledger' order by 1, 2"
+        """Check that each run is one version, registered once."""
+        models = "select name, version, run_id is null from model_versions order by 1, 2"
         found = []
         for what, query in (
             ("versions", models),
@@ -249,15 +251,15 @@ class Ground:
         return found
 
     def _lost_versions(self) -> list[str]:
-        """What reports/registered.json names and the registry does not hold."""
+        """Check that the registry has every version of reports/registered.json."""
         with _database(self.project) as db:
             held = {(name, int(version)) for name, version in db.execute("select name, version from model_versions")}
-        told = json.loads((self.project / "reports" / "registered.json").read_text())
-        named = {(r["name"], int(r["version"])) for receipts in told.values() for r in receipts}
+        receipts_of = json.loads((self.project / "reports" / "registered.json").read_text())
+        named = {(r["name"], int(r["version"])) for receipts in receipts_of.values() for r in receipts}
         return [f"MLflow lacks {sorted(named - held)}"] if named - held or not named else []
 
     def champion(self) -> str:
-        """The version that the registry calls so; empty: none."""
+        """Return the registry's champion version; empty: none."""
         with contextlib.suppress(sqlite3.Error), _database(self.project) as db:
             for (version,) in db.execute("select version from registered_model_aliases where alias = 'champion'"):
                 return str(version)
@@ -280,7 +282,7 @@ def ran(output: str) -> set[str]:
 
 
 def end_all(processes: list[psutil.Process]) -> None:
-    """At once, as a power cut would."""
+    """Kill all processes at once, as a power cut does."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGSTOP)
@@ -307,7 +309,7 @@ connect(load_params().tracking, Path.cwd()).search_registered_models()
 
 
 def _clone(folder: Path) -> None:
-    """The tracked files without the tests, as a git project."""
+    """Copy the tracked files without the tests into a git project."""
     for path in _tracked():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, folder / path)
@@ -330,8 +332,7 @@ def _hash_code() -> str:
 
 
 def _params() -> dict[str, Any]:
-    """presets/tiny.yaml with more, smaller steps, two passes, a second model, and no captioning, whose evaluation is
-    slow."""
+    """Return presets/tiny.yaml with more, smaller steps, two-pass training, a second model, and no captioning (slow)."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     tiny, two_pass, second = (
         yaml.safe_load((ROOT / "presets" / f"{name}.yaml").read_text())

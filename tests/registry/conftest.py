@@ -43,7 +43,7 @@ def registry_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def new(registry_root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that makes a registry for a new model; a file's tests share one database, which is slow to create."""
+    """Return a function that makes a registry for a new model; a file's tests share a database (slow to create)."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow sets it; monkeypatch restores it
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     return lambda **gate: ToyRegistry(registry_root, f"toy-{uuid.uuid4().hex[:8]}", **gate)

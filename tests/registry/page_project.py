@@ -15,7 +15,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.params import GeneratorParams, ModelParams, Params, load_params, to_plain
 from vlp_models.registry.client import connect
 from vlp_models.registry.versions import CHAMPION, RegisteredVersion, VersionRecord, model_name, register
-from vlp_models.serving.bundle import content_of, write_bundle
+from vlp_models.serving.bundle import hash_bundle, write_bundle
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("captioning", "vqa", "retrieval")
@@ -23,10 +23,10 @@ TASKS = ("captioning", "vqa", "retrieval")
 
 def make_params() -> Params:
     loaded = load_params(ROOT / "params.yaml")
-    world = GeneratorParams(generator="objects", seed=3, train=6, val=4, test=5, side=64)
+    generator = GeneratorParams(generator="objects", seed=3, train=6, val=4, test=5, side=64)
     return dataclasses.replace(
         loaded,
-        generate={"scenes": world},
+        generate={"scenes": generator},
         models={"tden": ModelParams(family="tden", config=SIZES)},
         features=dataclasses.replace(loaded.features, source="grid"),
     )
@@ -61,7 +61,7 @@ def register_model(client: Any, params: Params, workspace: Workspace, task: str,
         task=task,
         run=run,
         bundle=bundle,
-        content=content_of(bundle),
+        content=hash_bundle(bundle),
         evaluation=evaluation,
         tags={"run": run, "model": "tden", "family": "tden", "task": task},
         lineage={"params": {"data": {"scenes": {}}, "generate": {"scenes": {}}}},

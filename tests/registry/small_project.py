@@ -1,4 +1,4 @@
-"""A project of a few scenes, made by the real stages, and untrained models that answer questions about them."""
+"""A project of a few scenes, made by the real stages, and untrained models for its tasks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
+from vlp_models.data.shards.contents import CONTENTS, trained_on_file
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
@@ -26,7 +27,7 @@ TINY = ModelParams(family="tden", config=SIZES)
 
 
 def make_data(params: Params, workspace: Workspace) -> None:
-    """What the stages up to shards leave; validation lets everything pass."""
+    """Run the stages up to shards; validation passes everything."""
     generate.run(params, workspace, "scenes")
     prepare.run(params, workspace, "scenes")
     shutil.rmtree(workspace.validated, ignore_errors=True)
@@ -51,12 +52,11 @@ def make_model(
     name: str = "tden",
     task: str = "vqa",
 ) -> Path:
-    """An untrained model of the family and config of `made`, with the provenance a training would write."""
+    """Write an untrained model of the family and config of `made`, with the provenance a training would write."""
     manifest = read_json(workspace.shards / "manifest.json")
     texts = read_table("captions", workspace.validated)["text"].to_pylist()
     tokenizer = Tokenizer.train(texts, 300, 1, True)
     torch.manual_seed(seed)
-    indices = {path.name: hash_path(path) for path in workspace.shards.glob("index-*.parquet")}
     facts = DataFacts(
         vocab_size=tokenizer.vocab_size,
         mask_id=tokenizer.mask_id,
@@ -68,13 +68,16 @@ def make_model(
     if isinstance(model.inputs.image, RegionInput):
         regions = {"max_regions": 16, "classes": tuple(manifest["classes"])}
         regions |= {key: manifest[key] for key in ("detector_id", "feature_dim")}
+    view = task_class(task).view
+    content = f"{CONTENTS}/{trained_on_file(model.inputs.kind, view, ())}"
+    inputs = {content: hash_path(workspace.root / content), "start": "1" * 64, "tokenizer": "2" * 64}
     info = CheckpointInfo(
         family=made.family,
         name=name,
         model_config=to_plain(model.config),
         task=task,
         max_text_len=16,
-        provenance={"inputs": {**indices, "start": "1" * 64, "tokenizer": "2" * 64}, "params": {}},
+        provenance={"inputs": inputs, "params": {}},
         **regions,
     )
     directory = workspace.checkpoint(f"finetune/{run}")

@@ -33,10 +33,10 @@ def params() -> Params:
     """VQA alone, ground truth as regions; a gate with a floor any model meets."""
     loaded = load_params(ROOT / "params.yaml")
     gate = GateParams(metric="accuracy", floors={"all": 0.0})
-    world = GeneratorParams(generator="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
+    generator = GeneratorParams(generator="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
     return dataclasses.replace(
         loaded,
-        generate={"scenes": world},
+        generate={"scenes": generator},
         features=dataclasses.replace(loaded.features, source="boxes"),
         models={"tden": ModelParams(family="tden", config=SIZES)},
         finetune={"vqa": loaded.finetune["tden-vqa"]},
@@ -63,7 +63,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Any:
         evaluate.run(params, workspace, "vqa")
         register.run(params, workspace)
         decision = promote_task(params, workspace, "vqa", by="test")
-        assert (decision.outcome, decision.version) == ("promoted", 1), decision.reasons
+        assert (decision.action, decision.version) == ("promoted", 1), decision.reasons
         yield workspace
 
 
@@ -72,7 +72,7 @@ def accuracy(workspace: Workspace) -> float:
     return float(next(r["value"] for r in records if (r["metric"], r["split"]) == ("accuracy", "test")))
 
 
-def test_an_alias_is_scored_as_its_run_was(params: Params, workspace: Workspace) -> None:
+def test_alias_is_scored_like_its_run(params: Params, workspace: Workspace) -> None:
     target = evaluate_alias(params, workspace, "vqa", "champion")
     assert target == workspace.reports / "aliases" / "vqa-champion"
     scored, was = (
@@ -84,15 +84,15 @@ def test_an_alias_is_scored_as_its_run_was(params: Params, workspace: Workspace)
         evaluate_alias(params, workspace, "vqa", "previous")
 
 
-def test_lineage_comes_from_the_version_alone(
+def test_lineage_needs_only_the_registry(
     workspace: Workspace, params: Params, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    elsewhere = Workspace(tmp_path)  # a machine that has nothing but the way to MLflow
+    elsewhere = Workspace(tmp_path)  # a machine that has only access to MLflow
     uri = f"sqlite:///{workspace.root / 'mlflow.db'}"
     tracking = dataclasses.replace(params.tracking, uri=uri)
     there = dataclasses.replace(params, tracking=tracking)
     print_lineage(there, elsewhere, "vlp-vqa@champion")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (
         "vlp-vqa version 1: vqa, run vqa",
         "git commit   ",
@@ -107,7 +107,7 @@ def test_lineage_comes_from_the_version_alone(
         f"scenes test accuracy {accuracy(workspace):.2f}",
         "dvc repro finetune@vqa",
     ):
-        assert words in said, said
+        assert words in output, output
     print_lineage(there, elsewhere, "vqa/1", file="params.yaml")
     assert capsys.readouterr().out == (workspace.root / "params.yaml").read_text()
     print_lineage(there, elsewhere, "vqa", as_json=True)
@@ -115,20 +115,20 @@ def test_lineage_comes_from_the_version_alone(
     assert record["params"] == to_plain(params) and record["metrics"] and record["data"]["shards"]["counts"]
 
 
-def test_on_new_test_data_the_champion_runs_again_from_its_own_bundle(workspace: Workspace, params: Params) -> None:
-    """Both ways: the shards hold its features (only they are read), or they don't and its own are made."""
+def test_champion_is_evaluated_again_on_new_test_data_from_its_own_bundle(workspace: Workspace, params: Params) -> None:
+    """If the shards hold its features, they are read; otherwise its own features are extracted."""
     champion = workspace.root / "kept"
     shutil.copytree(workspace.checkpoint("finetune/vqa"), champion)
     classes = list(read_config(champion).classes)
     for seed, regions in ((4, params.features.max_regions), (5, 4)):
-        world = dataclasses.replace(params.generate["scenes"], seed=seed, test=8)
-        new = dataclasses.replace(params, generate={"scenes": world})
+        generator = dataclasses.replace(params.generate["scenes"], seed=seed, test=8)
+        new = dataclasses.replace(params, generate={"scenes": generator})
         make_data(new, workspace)
         assert read_json(workspace.shards / "manifest.json")["classes"] == classes, "choose another seed"
         shutil.rmtree(workspace.checkpoint("finetune/vqa"))
         shutil.copytree(champion, workspace.checkpoint("finetune/vqa"))
         evaluate.run(new, workspace, "vqa")
-        expected = accuracy(workspace)  # of the champion, with features as it knows them
+        expected = accuracy(workspace)  # of the champion, with its own features
 
         if regions != params.features.max_regions:
             new = dataclasses.replace(new, features=dataclasses.replace(new.features, max_regions=regions))
@@ -143,14 +143,14 @@ def test_on_new_test_data_the_champion_runs_again_from_its_own_bundle(workspace:
         assert decision.numbers["value"] == pytest.approx(accuracy(workspace), abs=1e-3)
         assert not list((workspace.root / ".work").glob("reevaluate-*"))
         again = promote_task(new, workspace, "vqa", by="test")
-        assert again.outcome == "unchanged" or not again.numbers["champion_reevaluated"]
-        assert read_json(workspace.reports / "promotion" / "vqa.json") == again.plain()
-        if decision.outcome == "promoted":
+        assert again.action == "unchanged" or not again.numbers["champion_reevaluated"]
+        assert read_json(workspace.reports / "promotion" / "vqa.json") == again.to_plain()
+        if decision.action == "promoted":
             shutil.rmtree(champion)
             shutil.copytree(workspace.checkpoint("finetune/vqa"), champion)
 
 
-def test_registering_the_same_weights_again_adds_their_new_scores(workspace: Workspace, params: Params) -> None:
+def test_registering_the_same_weights_again_adds_new_scores(workspace: Workspace, params: Params) -> None:
     client = connect(params.tracking, workspace.root)
     make_model(workspace, seed=50)
     found = []
@@ -169,7 +169,7 @@ def test_registering_the_same_weights_again_adds_their_new_scores(workspace: Wor
         register.run(scored_on("val"), workspace)
 
 
-def test_failed_validation_is_on_record(workspace: Workspace, params: Params) -> None:
+def test_failed_validation_is_recorded_and_refused(workspace: Workspace, params: Params) -> None:
     report = read_json(workspace.reports / "validation.json")
     report["tables"]["captions"] |= {"bad": 9, "rows": 10}
     write_json(workspace.reports / "validation.json", report)
@@ -177,12 +177,12 @@ def test_failed_validation_is_on_record(workspace: Workspace, params: Params) ->
     evaluate.run(params, workspace, "vqa")
     register.run(params, workspace)
     decision = promote_task(params, workspace, "vqa", by="test")
-    assert decision.outcome == "refused"
+    assert decision.action == "refused"
     assert "failed validation: captions: 9 of 10 rows are bad" in decision.reasons
 
 
-def test_the_commands(workspace: Workspace) -> None:
-    """Exit codes and words of the real commands, one process each."""
+def test_exit_codes_and_output_of_the_commands(workspace: Workspace) -> None:
+    """Run the real commands, one process each."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def vlp(*words: str) -> subprocess.CompletedProcess[str]:
@@ -191,7 +191,7 @@ def test_the_commands(workspace: Workspace) -> None:
 
     refused = vlp("promote", "vqa", "--by", "eve")
     assert refused.returncode == 3 and "refused" in refused.stdout and "failed validation" in refused.stdout
-    assert read_json(workspace.reports / "promotion" / "vqa.json")["outcome"] == "refused"
+    assert read_json(workspace.reports / "promotion" / "vqa.json")["action"] == "refused"
     unknown = vlp("promote", "vaq")
     assert unknown.returncode == 2 and "vaq: no such task" in unknown.stderr
     table = vlp("history", "vqa")
@@ -200,7 +200,7 @@ def test_the_commands(workspace: Workspace) -> None:
     assert status.returncode == 0 and "champion" in status.stdout and "eve" in status.stdout
 
 
-def test_status_of_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
+def test_status_of_an_empty_folder_names_what_is_missing(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['vlp', 'status']\n"
         "from vlp_models.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""The page as it is served: in a browser, on its address, and with uploads."""
+"""The demo page as it is served: in a browser, on its address, and with uploads."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.serving.images import MAX_BYTES
-from vlp_models.serving.page import occlusion as regions
-from vlp_models.serving.page.handlers import Page, Seen
-from vlp_models.serving.page.photos import WEIGHED, open_photo, shown
+from vlp_models.serving.page import occlusion
+from vlp_models.serving.page.handlers import Overlay, Page
+from vlp_models.serving.page.photos import IMPORTANT_COLOR, open_photo, scale_for_page
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -43,7 +43,7 @@ def _free_port() -> int:
 
 
 def _browser() -> Any:
-    """Headless Chromium, or a skip with the reason."""
+    """Start headless Chromium, or skip with the reason."""
     for package in ("gradio", "playwright"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: requirements-photographs.lock, requirements-pictures.lock")
@@ -65,34 +65,34 @@ def browser() -> Iterator[Any]:
 
 
 def _pixels(picture: Image.Image | bytes) -> NDArray[np.int16]:
-    """[H, W, 3] of 0 to 255, which can be subtracted."""
+    """Return pixels 0 to 255 as signed integers, to subtract them. [H, W, 3]"""
     opened = picture if isinstance(picture, Image.Image) else Image.open(io.BytesIO(picture))
     return np.asarray(opened.convert("RGB")).astype(np.int16)
 
 
-def _see_boxes(tab: Any, seen: Seen | None, photo: Path, screen: Path) -> None:
-    """The picture on the page is `seen`: the uploaded photo but for the edges of its 16 boxes, which are grid cells."""
-    assert seen is not None
+def _check_boxes(tab: Any, overlay: Overlay | None, photo: Path, screen: Path) -> None:
+    """Check that the page shows the overlay: the photo with the edges of its 16 boxes, which are grid cells."""
+    assert overlay is not None
     element, deadline = tab.locator("#picture img"), time.monotonic() + 60
-    while True:  # its file, as the page has it
+    while True:  # the file that the page loads
         element.wait_for()
         sent = _pixels(tab.request.get(urljoin(tab.url, element.get_attribute("src"))).body())
-        if np.array_equal(sent, _pixels(seen.picture)) or time.monotonic() > deadline:
+        if np.array_equal(sent, _pixels(overlay.picture)) or time.monotonic() > deadline:
             break
         tab.wait_for_timeout(200)
-    assert np.array_equal(sent, _pixels(seen.picture)), "the picture on the page is another"
-    plain = _pixels(shown(open_photo(photo)))
+    assert np.array_equal(sent, _pixels(overlay.picture)), "the page shows another picture"
+    plain = _pixels(scale_for_page(open_photo(photo)))
     differs, side = (sent != plain).any(2), 704 // 4
     assert sent.shape == (704, 704, 3)
     for line in range(0, 704, side):  # left and upper edges
         assert differs[line].mean() > 0.95 and differs[:, line].mean() > 0.95
     inside = np.arange(704) % side
-    inside_S = (inside > 40) & (inside < side - 10)  # where no edge is and no number
+    inside_S = (inside > 40) & (inside < side - 10)  # without edges and numbers
     assert not differs[np.ix_(inside_S, inside_S)].any()
-    assert (sent == WEIGHED).all(2).sum() > 3 * side, "one is thick"
+    assert (sent == IMPORTANT_COLOR).all(2).sum() > 3 * side, "one box is thick"
 
     tab.wait_for_function("(e => e.complete && e.naturalWidth == 704)(document.querySelector('#picture img'))")
-    element.screenshot(path=str(screen))  # and as one sees it: fitted into the element
+    element.screenshot(path=str(screen))  # and the rendered picture, fitted into the element
     with Image.open(screen) as opened:
         edge = min(opened.size)
         left, top = (opened.width - edge) // 2, (opened.height - edge) // 2
@@ -103,15 +103,15 @@ def _see_boxes(tab: Any, seen: Seen | None, photo: Path, screen: Path) -> None:
 
 
 @pytest.mark.photographs
-def test_the_page_in_a_browser(
+def test_page_in_a_browser(
     here: Workspace, params: Params, photo: Path, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vlp_models.serving.page.app import serving
 
-    monkeypatch.setattr(regions, "NEGLIGIBLE", 0.0)  # untrained models hardly care
+    monkeypatch.setattr(occlusion, "NEGLIGIBLE", 0.0)  # losses of untrained models are small
     page: Page = make_page(params, here, runs=["own.vqa"])
     expected, answered = page.caption(str(photo)), page.answer(str(photo), "what is it ?")
-    assert expected.seen is not None and "thick ones matter most" in expected.seen.note
+    assert expected.overlay is not None and "thick ones matter most" in expected.overlay.note
     broken = here.root / "broken.png"
     broken.write_bytes(photo.read_bytes()[:200])
     port, elsewhere = _free_port(), []
@@ -127,30 +127,30 @@ def test_the_page_in_a_browser(
         assert tab.locator("#caption textarea, #caption input").input_value() == expected.caption
         assert tab.locator("#greedy textarea, #greedy input").input_value() == expected.greedy
         assert "vlp-captioning version 1 (champion; model tden)" in tab.locator("#caption").inner_text()
-        assert tab.locator("#note textarea, #note input").input_value() == expected.seen.note
-        _see_boxes(tab, expected.seen, photo, tmp_path / "captioned.png")
+        assert tab.locator("#note textarea, #note input").input_value() == expected.overlay.note
+        _check_boxes(tab, expected.overlay, photo, tmp_path / "captioned.png")
         tab.locator("#question textarea, #question input").fill("what is it ?")
         tab.locator("#ask").click()
         tab.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
         assert "vlp-vqa version 1 (run own.vqa; model tden)" in tab.locator("#answers").inner_text()
-        _see_boxes(tab, answered.seen, photo, tmp_path / "answered.png")
+        _check_boxes(tab, answered.overlay, photo, tmp_path / "answered.png")
         tab.locator("#wanted textarea, #wanted input").fill("a red square")
         tab.locator("#look").click()
         tab.locator("#found img").first.wait_for()
         assert "vlp-captioning version 1" in tab.locator("#about-captioning").inner_text()
-        assert list(folder.rglob(photo.name)), "what is dropped lies in the page's own folder"
+        assert list(folder.rglob(photo.name)), "uploads are in the page's own folder"
 
-        tab.locator("#photo button[aria-label]").first.click()  # takes it away
+        tab.locator("#photo button[aria-label]").first.click()  # remove the upload
         tab.set_input_files("#photo input[type=file]", str(broken))
         tab.locator("#problem textarea, #problem input").wait_for()
         problem = tab.locator("#problem textarea, #problem input").input_value()
         assert problem.startswith("Broken.png: damaged or cut short")
         with (
-            pytest.raises(ParamsError, match=f"port {port}: .*choose another"),
+            pytest.raises(ParamsError, match=f"port {port}: .*choose others"),
             serving(page, host="127.0.0.1", port=port),
         ):
             pass
-    assert not folder.exists() and not elsewhere, "the browser asked nobody but this server"
+    assert not folder.exists() and not elsewhere, "the browser contacted only this server"
 
 
 def _answers(address: str, port: int) -> bool:
@@ -162,22 +162,22 @@ def _answers(address: str, port: int) -> bool:
 
 
 @pytest.mark.photographs
-def test_without_a_host_it_listens_on_this_machine_alone(here: Workspace, params: Params, tmp_path: Path) -> None:
-    """The command itself. On Linux 127.0.0.2 is this machine as well: who listens everywhere answers there, too."""
+def test_default_host_is_the_loopback_address(here: Workspace, params: Params, tmp_path: Path) -> None:
+    """Run the command. On Linux 127.0.0.2 is this machine, too: a server on all addresses would answer there."""
     if importlib.util.find_spec("gradio") is None:
         pytest.skip("gradio is not installed: requirements-photographs.lock")
     (here.root / "params.yaml").write_text(yaml.safe_dump(to_plain(params)), encoding="utf-8")
-    port, said = _free_port(), tmp_path / "stderr"
+    port, stderr = _free_port(), tmp_path / "stderr"
     command = [sys.executable, "-m", "vlp_models.cli.main", "demo", "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with said.open("w") as errors:
+    with stderr.open("w") as errors:
         process = subprocess.Popen(
             command, cwd=here.root, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
         )
     try:
         assert process.stdout is not None
         lines = list(itertools.takewhile(lambda line: not line.startswith("the demo is at"), process.stdout))
-        assert process.poll() is None, f"{lines} {said.read_text()}"
+        assert process.poll() is None, f"{lines} {stderr.read_text()}"
         assert [_answers(address, port) for address in ("127.0.0.1", "127.0.0.2", "::1")] == [True, False, False]
     finally:
         process.terminate()
@@ -185,7 +185,7 @@ def test_without_a_host_it_listens_on_this_machine_alone(here: Workspace, params
 
 
 @pytest.mark.photographs
-def test_an_upload_that_is_too_large_is_turned_away_and_leaves_nothing(here: Workspace, params: Params) -> None:
+def test_too_large_upload_is_rejected_and_leaves_no_file(here: Workspace, params: Params) -> None:
     if importlib.util.find_spec("gradio") is None:
         pytest.skip("gradio is not installed: requirements-photographs.lock")
     from vlp_models.serving.page.app import serving

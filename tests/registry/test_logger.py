@@ -1,57 +1,74 @@
-"""A training run in MLflow: each step once whatever happens, and never in training's way."""
+"""A training run in MLflow: every step once, whatever is killed, and never in training's way."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vlp_models.errors import Preempted
 from vlp_models.params import TrackingParams
+from vlp_models.registry import logger
 from vlp_models.registry.client import connect
-from vlp_models.registry.logger import STATE, MLflowRun, tracked
+from vlp_models.registry.logger import (
+    STATE,
+    MLflowRun,
+    send_unsent,
+    track_training,
+    unsent_directory,
+    unsent_runs,
+)
 from vlp_models.training.log import LOG
 
 
 @pytest.fixture(autouse=True)
-def no_tracking_uri_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow keeps the last URI in the environment of the process, where it outranks params.yaml."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
 
 
-def params(uri: str = "sqlite:///mlflow.db") -> TrackingParams:
+def make_params(uri: str = "sqlite:///mlflow.db") -> TrackingParams:
     return TrackingParams(uri=uri, artifacts="artifacts", experiment="toy", model_prefix="toy", metric={})
 
 
-def run_in(root: Path, uri: str = "sqlite:///mlflow.db") -> MLflowRun:
-    return MLflowRun(params(uri), root, root, name="pretrain", run_params={"a": {"b": 1}}, tags={"stage": "pretrain"})
+def make_run(root: Path, uri: str = "sqlite:///mlflow.db", work: Path | None = None) -> MLflowRun:
+    return MLflowRun(
+        make_params(uri), root, work or root, name="pretrain", run_params={"a": {"b": 1}}, tags={"stage": "pretrain"}
+    )
 
 
 def append(log: Path, *steps: int) -> None:
     with log.open("a") as file:
         for step in steps:
-            file.write(json.dumps({"step": step, "epoch": 1, "loss": float(step), "seconds": 0.1}) + "\n")
+            row = {"step": step, "epoch": 1, "loss": 1 / step, "seconds": 0.1, "time": 1_700_000_000_000 + step}
+            file.write(json.dumps(row) + "\n")
 
 
-def test_one_run_with_each_step_once_over_a_preemption(tmp_path: Path) -> None:
+def test_preempted_training_is_one_run_with_every_step_once(tmp_path: Path) -> None:
     log = tmp_path / LOG
-    with pytest.raises(Preempted), tracked(run_in(tmp_path), tmp_path) as first:
+    with pytest.raises(Preempted), track_training(make_run(tmp_path), tmp_path) as first:
         assert first is not None
         append(log, 1, 2)
         first.sync(log)
         append(log, 3)
         raise Preempted
-    client = connect(params(), tmp_path)
+    client = connect(make_params(), tmp_path)
     experiment = client.get_experiment_by_name("toy")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "KILLED"
     assert run.data.params == {"a.b": "1"}
 
-    with tracked(run_in(tmp_path), tmp_path) as second:
+    with track_training(make_run(tmp_path), tmp_path) as second:
         assert second is not None
         second.sync(log)
         assert client.get_run(run.info.run_id).info.status == "RUNNING"
@@ -60,39 +77,161 @@ def test_one_run_with_each_step_once_over_a_preemption(tmp_path: Path) -> None:
     assert again.info.run_id == run.info.run_id
     assert again.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss")
-    assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert [(m.step, m.value) for m in history] == [(step, 1 / step) for step in range(1, 5)]
 
 
-def test_killed_between_the_answer_and_the_note_of_it_no_step_is_there_twice(tmp_path: Path) -> None:
+def test_kill_between_the_answer_and_the_state_file_sends_no_step_twice(tmp_path: Path) -> None:
     log = tmp_path / LOG
-    first = run_in(tmp_path)
+    first = make_run(tmp_path)
     append(log, 1, 2)
     first.sync(log)
-    note = (tmp_path / STATE).read_bytes()
+    state = (tmp_path / STATE).read_bytes()
     append(log, 3, 4)
     first.sync(log)
-    (tmp_path / STATE).write_bytes(note)  # as if the note of 3 and 4 had never been written
+    (tmp_path / STATE).write_bytes(state)  # as if it had not been written after steps 3 and 4
     append(log, 5)
-    run_in(tmp_path).sync(log)
-    client = connect(params(), tmp_path)
+    make_run(tmp_path).sync(log)
+    client = connect(make_params(), tmp_path)
     (run,) = client.search_runs([client.get_experiment_by_name("toy").experiment_id])
     assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [1, 2, 3, 4, 5]
 
 
-def test_a_server_that_does_not_answer_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_that_does_not_answer_costs_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     log = tmp_path / LOG
     append(log, 1)
     start = time.monotonic()
-    with tracked(run_in(tmp_path, f"http://127.0.0.1:{port}"), tmp_path) as run:
+    with track_training(make_run(tmp_path, f"http://127.0.0.1:{port}"), tmp_path) as run:
         assert run is not None
         run.sync(log)
         run.sync(log)  # within the pause: not tried again
     assert time.monotonic() - start < 30
-    said = capsys.readouterr().err
-    assert said.count("does not answer") == 1
-    (waits,) = (tmp_path / ".work" / "mlflow").iterdir()
-    assert str(waits) in said
-    assert (waits / LOG).read_text() == log.read_text()
+    output = capsys.readouterr().err
+    assert output.count("does not answer") == 1
+    (kept,) = (tmp_path / ".work" / "mlflow").iterdir()
+    assert str(kept) in output
+    assert (kept / LOG).read_text() == log.read_text()
+
+
+@pytest.mark.parametrize("left", ["", "{}", "[]", '{"state": 1}'])
+def test_record_emptied_by_a_power_cut_is_set_aside(
+    tmp_path: Path, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = unsent_directory(tmp_path) / "20260101-own"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(left)
+    assert send_unsent(make_params(), tmp_path) == 0 and send_unsent(make_params(), tmp_path) == 0
+    assert "its metrics cannot be sent; moved to" in capsys.readouterr().err
+    assert (folder.with_name(".damaged-20260101-own") / "run.json").read_text() == left
+
+
+class Server:
+    """`mlflow server` on loopback with its own database, to be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder = folder
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        store = ["--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}"]
+        artifacts = ["--artifacts-destination", str(self.folder / "artifacts"), "--host", "127.0.0.1"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *store, *artifacts, "--port", str(self.port), "--workers", "1"],
+            cwd=self.folder,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=2)
+                return
+            except OSError:
+                assert time.monotonic() < deadline and self.process.poll() is None
+                time.sleep(0.3)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    running = Server(tmp_path)
+    yield running
+    running.kill()
+
+
+@pytest.mark.server
+def test_end_of_a_run_does_not_print_the_servers_password(
+    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.start()
+    uri = server.uri.replace("//", "//ann:hunter2-s3cr3t@")
+    params = TrackingParams(uri=uri, artifacts="mlflow-artifacts:/", experiment="toy", model_prefix="toy", metric={})
+    run = MLflowRun(params, tmp_path, tmp_path, name="x", run_params={}, tags={})
+    append(tmp_path / LOG, 1)
+    run.sync(tmp_path / LOG)
+    assert run.close(tmp_path / LOG, "FINISHED")
+    import mlflow
+
+    with mlflow.start_run(run_name="register"):  # as a registration does
+        pass
+    assert {found.info.status for found in connect(params, tmp_path).search_runs(["1"])} == {"FINISHED"}
+    assert "hunter2" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.server
+@pytest.mark.long
+def test_every_step_once_over_a_server_that_is_killed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(logger, "PAUSE", 0.0)
+    params, work = make_params(server.uri), tmp_path / "work"
+    work.mkdir()
+    log, state = work / LOG, work / STATE
+    with track_training(make_run(tmp_path, server.uri, work), work) as tracker:
+        assert tracker is not None
+        append(log, 1)
+        tracker.sync(log)  # the server is not running yet
+        server.start()
+        append(log, 2)
+        tracker.sync(log)
+        server.kill()
+        append(log, 3, 4)
+        tracker.sync(log)
+        server.start()
+        append(log, 5)
+        tracker.sync(log)
+        state.write_text(json.dumps({**json.loads(state.read_text()), "step": 3}))  # sent, but not recorded
+        tracker.close(log, "KILLED")
+    # Killed and resumed; the server is away when it ends.
+    with track_training(make_run(tmp_path, server.uri, work), work) as tracker:
+        assert tracker is not None
+        tracker.sync(log)
+        server.kill()
+        append(log, 6)
+    assert len(unsent_runs(tmp_path)) == 1
+    assert send_unsent(params, tmp_path) == 1, "still away"
+    state.unlink()  # as at the end of a training stage
+    server.start()
+    assert send_unsent(params, tmp_path) == 0
+
+    client = connect(params, tmp_path)
+    experiment = client.get_experiment_by_name("toy")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {"a.b": "1"}
+    history = client.get_metric_history(found.info.run_id, "loss")
+    assert [(m.step, m.value) for m in history] == [(step, 1 / step) for step in range(1, 7)]

@@ -1,10 +1,8 @@
-"""Several models in one workspace: registered, tried out, refused, promoted, rolled back; old versions among them."""
+"""Several models in one workspace: registered, smoke-tested, refused, promoted, rolled back, verified."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,23 +12,20 @@ from typing import Any
 import pytest
 from small_project import ANSWERS, SIZES, make_data, make_model
 
-from vlp_models.common.io import hash_path, read_json, write_json
+from vlp_models.common.io import read_json, write_json
 from vlp_models.common.source_hash import hash_source
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError
 from vlp_models.models import FAMILIES
-from vlp_models.models.checkpoint import write_sums
 from vlp_models.params import GateParams, GeneratorParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.lineage import git_commit
 from vlp_models.pipeline.promote import promote_task, rollback_task
-from vlp_models.pipeline.reevaluate import evaluate_alias
 from vlp_models.pipeline.stages import evaluate, register
 from vlp_models.registry.client import connect
-from vlp_models.registry.evaluations import CURRENT, log_evaluation, log_lineage
-from vlp_models.registry.logger import KEY
-from vlp_models.registry.receipts import lost, read_registered
-from vlp_models.registry.verify import _code, verify
-from vlp_models.registry.versions import download_bundle, find_run_versions, load_predictor, set_challenger
+from vlp_models.registry.logger import KEY_TAG
+from vlp_models.registry.receipts import find_lost_versions, read_registered
+from vlp_models.registry.verify import check_code, verify
+from vlp_models.registry.versions import download_bundle, find_run_versions, load_predictor
 from vlp_models.serving.predictor import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -63,10 +58,10 @@ def params(toy: None) -> Params:
     }
     loaded = parse_params(raw)
     gates = {task: GateParams(floors={"all": 0.0}) for task in ("vqa", "retrieval")}
-    world = GeneratorParams(generator="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
+    generator = GeneratorParams(generator="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
     return dataclasses.replace(
         loaded,
-        generate={"scenes": world},
+        generate={"scenes": generator},
         features=dataclasses.replace(loaded.features, source="grid"),
         shards=dataclasses.replace(loaded.shards, pixels="auto"),
         evaluate=dataclasses.replace(loaded.evaluate, batch_size=8, bootstrap=50),
@@ -106,9 +101,7 @@ def picture(workspace: Workspace) -> str:
     return str(next(iter(sorted((workspace.root / "data/raw/scenes/images").glob("*.png")))))
 
 
-def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
-    params: Params, workspace: Workspace
-) -> None:
+def test_every_run_but_the_control_is_registered_and_one_becomes_champion(params: Params, workspace: Workspace) -> None:
     register.run(params, workspace)
     client = connect(params.tracking, workspace.root)
     receipts = read_json(workspace.reports / "registered.json")
@@ -132,12 +125,12 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
     assert int(aliases["challenger"]) == receipts["vqa"][0]["version"]
 
     register.run(params, workspace)
-    assert read_json(workspace.reports / "registered.json") == receipts, "again, and no second version"
+    assert read_json(workspace.reports / "registered.json") == receipts, "registering again makes no second version"
     assert len(client.search_model_versions("name='vlp-vqa'")) == 2
 
     best = receipts["vqa"][0]
     decision = promote_task(params, workspace, "vqa", by="test")
-    assert (decision.outcome, decision.version, decision.run) == ("promoted", best["version"], best["run"])
+    assert (decision.action, decision.version, decision.run) == ("promoted", best["version"], best["run"])
     assert {c["run"] for c in decision.candidates} == {"first", "second"}
     for version in versions.values():
         predictor = Predictor(download_bundle(version))
@@ -148,63 +141,69 @@ def test_every_run_but_the_control_is_a_version_and_the_gate_has_one_champion(
         "content.json",
     ]
     assert {"checkpoint", "detector", "features.json"} <= {p.name for p in download_bundle(versions["first"]).iterdir()}
-    assert promote_task(params, workspace, "retrieval", by="test").outcome == "promoted", "served or not"
+    assert promote_task(params, workspace, "retrieval", by="test").action == "promoted", "served or not"
+
+    other = receipts["vqa"][1]["version"]
+    client.set_registered_model_alias("vlp-vqa", "champion", str(other))  # by hand
+    assert promote_task(params, workspace, "vqa", version=other, by="test").action == "unchanged"
+    back = rollback_task(params, workspace, "vqa", by="test")
+    assert (back.action, back.version, back.champion) == ("rolled back", best["version"], other)
+    predictor = load_predictor(client, "vlp-vqa")
+    assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
 
 
-def test_what_the_registry_has_lost_is_seen_and_registered_again(
+def test_versions_lost_by_the_registry_are_found_and_registered_again(
     params: Params, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register.run(params, workspace)
     names = sorted(f"{r['name']}/{r['version']}" for s in read_registered(workspace.reports).values() for r in s)
-    assert lost(params.tracking, workspace.root) == []
+    assert find_lost_versions(params.tracking, workspace.root) == []
 
     other = Workspace(workspace.root.with_name("other"))  # as after the loss of mlflow.db
     shutil.copytree(workspace.root, other.root, ignore=shutil.ignore_patterns("mlflow.db*", "mlartifacts"))
     with monkeypatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI")  # which MLflow has set
-        assert sorted(lost(params.tracking, other.root)) == names
-    assert not (other.root / "mlflow.db").exists(), "asking makes no database"
+        assert sorted(find_lost_versions(params.tracking, other.root)) == names
+    assert not (other.root / "mlflow.db").exists(), "checking creates no database"
 
     client = connect(params.tracking, workspace.root)
     shutil.rmtree(download_bundle(find_run_versions(client, "vlp-retrieval", RUNS)["finder"]).parents[1])
-    assert lost(params.tracking, workspace.root) == ["vlp-retrieval/1"]
+    assert find_lost_versions(params.tracking, workspace.root) == ["vlp-retrieval/1"]
     client.delete_model_version("vlp-vqa", "1")  # as after mlflow.db was put back to an earlier day
-    assert sorted(lost(params.tracking, workspace.root)) == ["vlp-retrieval/1", "vlp-vqa/1"]
+    assert sorted(find_lost_versions(params.tracking, workspace.root)) == ["vlp-retrieval/1", "vlp-vqa/1"]
     register.run(params, workspace)
-    assert lost(params.tracking, workspace.root) == []
+    assert find_lost_versions(params.tracking, workspace.root) == []
     assert read_registered(workspace.reports)["retrieval"][0]["version"] == 2
 
 
-def test_a_model_that_should_be_served_and_can_not_be_is_refused_before_mlflow(
-    params: Params, workspace: Workspace
-) -> None:
-    """Its regions were made by the grid; params.yaml says by a detector, and that is no detector's checkpoint."""
+def test_model_that_cannot_be_served_is_refused_before_mlflow_is_touched(params: Params, workspace: Workspace) -> None:
+    """Its regions come from the grid; params.yaml sets a detector, and data/detector is no detector's checkpoint."""
     wrong = dataclasses.replace(params, features=dataclasses.replace(params.features, source="detector"))
-    with pytest.raises(CheckpointError, match=r"register: run `(first|second)` \(model `\w+`, task vqa\) can't be"):
+    with pytest.raises(CheckpointError, match=r"register: run `(first|second)` \(model `\w+`, task vqa\) cannot be"):
         register.run(wrong, workspace)
     assert not (workspace.root / "mlflow.db").exists() and not (workspace.reports / "registered.json").exists()
     assert not list((workspace.root / ".work").glob("bundles-*"))
 
 
-def test_regions_that_no_image_gives_are_registered_as_not_served(params: Params, workspace: Workspace) -> None:
+def test_model_of_imported_regions_is_registered_as_not_served(params: Params, workspace: Workspace) -> None:
     imported = dataclasses.replace(params, features=dataclasses.replace(params.features, source="npz", path="x"))
     register.run(imported, workspace)
     client = connect(params.tracking, workspace.root)
     version = find_run_versions(client, "vlp-vqa", RUNS)["first"]
-    assert version.tags["served"] == "no: its regions come from `npz`, which can't be made from an image"
+    assert version.tags["served"].startswith("no: its regions come from `npz`")
 
 
-def test_a_champion_that_reads_pixels_is_evaluated_anew_where_no_model_of_today_does(
+def test_champion_that_reads_pixels_is_evaluated_again_if_no_current_model_does(
     params: Params, workspace: Workspace
 ) -> None:
     register.run(params, workspace)
     client = connect(params.tracking, workspace.root)
     number = int(find_run_versions(client, "vlp-vqa", RUNS)["second"].version)
     promoted = promote_task(params, workspace, "vqa", version=number, by="test")
-    assert (promoted.outcome, promoted.run_model) == ("promoted", "toy")
+    assert (promoted.action, promoted.run_model) == ("promoted", "toy")
 
-    world = dataclasses.replace(params.generate["scenes"], seed=4, test=8)
-    later = dataclasses.replace(params, generate={"scenes": world})
+    generator = dataclasses.replace(params.generate["scenes"], seed=4, test=8)
+    later = dataclasses.replace(params, generate={"scenes": generator})
     make_data(later, workspace)
     evaluate.run(later, workspace, "second")
     expected = values(workspace.evaluation("second") / "scores.json")["scenes", "accuracy"]
@@ -222,92 +221,18 @@ def test_a_champion_that_reads_pixels_is_evaluated_anew_where_no_model_of_today_
     assert (decision.champion, decision.champion_run_model, decision.run_model) == (number, "toy", "tden")
 
 
-def old_version(params: Params, workspace: Workspace) -> int:
-    """A version as earlier versions of this program registered it: format 1, one model, no alias of a run."""
-    client = connect(params.tracking, workspace.root)
-    experiment = client.get_experiment_by_name(params.tracking.experiment)
-    run = client.create_run(experiment.experiment_id)
-    bundle = workspace.root / "old" / "artifacts" / "bundle"
-    shutil.copytree(workspace.checkpoint("finetune/first"), bundle / "checkpoint")
-    shutil.copytree(workspace.detector, bundle / "detector")
-    made = {"source": "grid", "path": "", "max_regions": 16, "min_score": 0.2, "batch_size": 32}  # no `content` yet
-    (bundle / "features.json").write_text(json.dumps(made))
-    config = read_json(bundle / "checkpoint" / "config.json")
-    for name in ("family", "name", "blank_images", "options"):
-        config.pop(name)
-    config |= {"format": "vlp-checkpoint/1", "model": "tden"}
-    (bundle / "checkpoint" / "config.json").write_text(json.dumps(config))
-    (bundle / "checkpoint" / "labels.json").rename(bundle / "checkpoint" / "answers.json")
-    write_sums(bundle / "checkpoint")
-    content = hash_path(bundle / "checkpoint") + hash_path(bundle / "detector")[:16]
-    client.log_artifacts(run.info.run_id, str(workspace.root / "old"), "model")
-    plain = {"task": "vqa", "init": "pretrain", "sources": {}, "seed": 1, "scratch": False, "label_smoothing": 0.0}
-    lineage = {"run": "vqa", "task": "vqa", "params": {"finetune": {"vqa": plain}}}
-    log_lineage(client, run.info.run_id, {**lineage, "validation": {"passed": True, "reasons": []}}, {})
-    client.create_registered_model("vlp-vqa")
-    tags = {"content": content, "run": "vqa", "task": "vqa"}
-    tags[CURRENT] = log_evaluation(client, run.info.run_id, workspace.evaluation("first"))
-    source = f"{run.info.artifact_uri}/model"
-    version = client.create_model_version("vlp-vqa", source=source, run_id=run.info.run_id, tags=tags)
-    set_challenger(client, "vlp-vqa", int(version.version))
-    return int(version.version)
-
-
-def test_a_version_of_the_old_format_is_served_promoted_beaten_evaluated_anew_and_restored(
-    params: Params, workspace: Workspace
-) -> None:
-    number = old_version(params, workspace)
-    first = promote_task(params, workspace, "vqa", by="test")
-    assert (first.outcome, first.version, first.run, first.run_model) == ("promoted", number, "vqa", "")
-    client = connect(params.tracking, workspace.root)
-    predictor = load_predictor(client, "vlp-vqa")
-    assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
-    target = evaluate_alias(params, workspace, "vqa", "champion")
-    assert values(target / "scores.json") == values(workspace.evaluation("first") / "scores.json")
-
-    world = dataclasses.replace(params.generate["scenes"], seed=4, test=8)  # other test data: it is evaluated anew
-    later = dataclasses.replace(params, generate={"scenes": world})
-    make_data(later, workspace)
-    for run in RUNS:
-        evaluate.run(later, workspace, run)
-    register.run(later, workspace)
-    decision = promote_task(later, workspace, "vqa", by="test")
-    assert decision.numbers["champion_reevaluated"], decision.reasons
-    as_first = {m: v for (_, m), v in values(workspace.evaluation("first") / "scores.json").items()}
-    assert decision.numbers["champion_value"] == pytest.approx(as_first["accuracy"], abs=1e-3), "the same weights"
-    if decision.outcome == "refused":
-        client.set_registered_model_alias("vlp-vqa", "champion", str(decision.version))
-    back = rollback_task(later, workspace, "vqa", by="test")
-    assert (back.version, back.run) == (number, "vqa")
-
-
 def values(scores: Path) -> dict[tuple[str, str], Any]:
     return {(record["dataset"], record["metric"]): record["value"] for record in read_json(scores)}
 
 
-def test_the_identity_of_an_old_version_is_that_of_its_bundle(params: Params, workspace: Workspace) -> None:
-    from vlp_models.serving.bundle import content_of
-
-    bundle = workspace.root / "b"
-    for name in ("checkpoint", "detector"):
-        (bundle / name).mkdir(parents=True)
-        (bundle / name / "x").write_text(name)
-
-    def folder(name: str) -> str:
-        inner = hashlib.sha256(name.encode()).hexdigest()
-        return hashlib.sha256(f"x\0{inner}\n".encode()).hexdigest()
-
-    assert content_of(bundle) == folder("checkpoint") + folder("detector")[:16]
-
-
-def test_a_version_says_what_it_takes_and_gives_and_is_what_its_lineage_says(
+def test_version_has_a_signature_scores_and_a_lineage_that_verifies(
     params: Params, workspace: Workspace, recwarn: pytest.WarningsRecorder
 ) -> None:
     import mlflow.pyfunc
 
     client = connect(params.tracking, workspace.root)
     experiment = client.get_experiment_by_name(params.tracking.experiment)
-    trained = client.create_run(experiment.experiment_id, tags={KEY: "0a1b"}).info.run_id
+    trained = client.create_run(experiment.experiment_id, tags={KEY_TAG: "0a1b"}).info.run_id
     write_json(workspace.training("finetune/second"), {"mlflow_key": "0a1b"})
     register.run(params, workspace)
     versions = find_run_versions(client, "vlp-vqa", RUNS)
@@ -343,7 +268,7 @@ def test_a_version_says_what_it_takes_and_gives_and_is_what_its_lineage_says(
     assert found(number)["bundle"] == "differs"
 
 
-def test_the_code_that_serves_a_version_is_held_against_its_commit(tmp_path: Path) -> None:
+def test_code_of_a_version_is_compared_with_its_commit(tmp_path: Path) -> None:
     file = tmp_path / "vlp_models" / "serving" / "x.py"
     file.parent.mkdir(parents=True)
     file.write_text("served = 1\n")
@@ -351,7 +276,7 @@ def test_the_code_that_serves_a_version_is_held_against_its_commit(tmp_path: Pat
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True, capture_output=True)
     commit, code = git_commit(tmp_path), {"serving/x.py": hash_source(file)}
     other = {"serving/x.py": "0" * 64}
-    assert _code(tmp_path, commit, code)[0] == "holds"
-    assert _code(tmp_path, commit, other)[0] == "differs"
-    assert _code(tmp_path, f"{commit}+changes", other)[0] == "unknown"
-    assert _code(tmp_path, "1" * 40, code) == ("unknown", f"commit {'1' * 12} is not in this checkout")
+    assert check_code(tmp_path, commit, code)[0] == "holds"
+    assert check_code(tmp_path, commit, other)[0] == "differs"
+    assert check_code(tmp_path, f"{commit}+changes", other)[0] == "unknown"
+    assert check_code(tmp_path, "1" * 40, code) == ("unknown", f"commit {'1' * 12} is not in this checkout")

@@ -1,4 +1,4 @@
-"""NLVR2 from its files to the registry: models of regions and of pixels, served with two images, evaluated anew."""
+"""NLVR2 from its files to the registry: models of regions and of pixels, served with two images, evaluated again."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def params(toy: None) -> Params:
     }
     loaded = parse_params(raw)
     pairs = SourceParams(format="nlvr2", root="data/raw/scenes/nlvr2", validation_directories=["1"])
-    world = GeneratorParams(generator="objects", seed=3, train=4, val=4, test=8, pair_sentences=3, side=64)
+    generator = GeneratorParams(generator="objects", seed=3, train=4, val=4, test=8, pair_sentences=3, side=64)
     return dataclasses.replace(
         loaded,
-        generate={"scenes": world},
+        generate={"scenes": generator},
         data={**loaded.data, "pairs": pairs},
         validate=dataclasses.replace(loaded.validate, max_bad_fraction=0.2),
         features=dataclasses.replace(loaded.features, source="grid"),
@@ -85,7 +85,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "predictions-test.jsonl").read_text().splitlines()]
 
 
-def test_it_is_scored_beside_its_controls(made: Workspace, params: Params) -> None:
+def test_run_is_scored_with_its_baselines(made: Workspace, params: Params) -> None:
     counts = read_json(made.shards / "manifest.json")["counts"]
     assert {split: of["image_pairs"] for split, of in counts.items()} == {"train": 12, "val": 12, "test": 24}
     for run in MODELS:
@@ -99,7 +99,7 @@ def test_it_is_scored_beside_its_controls(made: Workspace, params: Params) -> No
 
 
 @pytest.mark.parametrize("run", MODELS)
-def test_it_is_served_with_two_images(
+def test_version_is_served_with_two_images(
     made: Workspace, params: Params, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow.pyfunc
@@ -128,10 +128,10 @@ def test_it_is_served_with_two_images(
 
 
 @pytest.mark.parametrize("run", MODELS)
-def test_a_version_is_evaluated_anew_on_both_images(
+def test_version_is_evaluated_again_on_both_images(
     made: Workspace, params: Params, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where today's shards hold nothing of what it reads."""
+    """The current shards hold nothing that it reads."""
     monkeypatch.chdir(made.root)
     version = find_run_versions(connect(params.tracking, made.root), "vlp-nlvr2", list(MODELS))[run]
     lineage = {"run": run, "params": {"finetune": {run: {"task": "nlvr2", "sources": {}, "seed": 1}}}}
@@ -146,7 +146,7 @@ def test_a_version_is_evaluated_anew_on_both_images(
         held.write_text(manifest)
 
 
-def test_the_gate_has_a_champion(made: Workspace, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_promotes_a_first_champion(made: Workspace, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made.root)
     decision = promote_task(params, made, "nlvr2", by="test")
-    assert (decision.outcome, len(decision.candidates)) == ("promoted", 2), decision.reasons
+    assert (decision.action, len(decision.candidates)) == ("promoted", 2), decision.reasons

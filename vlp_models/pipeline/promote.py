@@ -43,13 +43,13 @@ def promote_task(
     from vlp_models.pipeline.reevaluate import reevaluate_bundle
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
-    from vlp_models.serving.bundle import content_of
+    from vlp_models.serving.bundle import hash_bundle
 
     check_task(task)
     request = GateRequest(
         params=params.promotion,
         services=GateServices(
-            hash_bundle=content_of,
+            hash_bundle=hash_bundle,
             reevaluate=lambda bundle, lineage: reevaluate_bundle(params, workspace, bundle, lineage),
         ),
         metric=comparison_metric(params, task),
@@ -71,11 +71,11 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
         DataError: there is no previous champion. Otherwise as `promote_task`.
     """
     from vlp_models.registry.promotion.promote import rollback
-    from vlp_models.serving.bundle import content_of
+    from vlp_models.serving.bundle import hash_bundle
 
     check_task(task)
     with mlflow_errors(params):
-        decision = rollback(_make_context(params, workspace, task, by), content_of)
+        decision = rollback(_make_context(params, workspace, task, by), hash_bundle)
     write_json(report_path(workspace, task), decision.to_plain())
     return decision
 

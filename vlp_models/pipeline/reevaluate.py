@@ -31,7 +31,7 @@ from vlp_models.errors import DataError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
 from vlp_models.pipeline.promote import check_task
-from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, bundle_info
+from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, read_bundle_info
 
 logger = get_logger(__name__)
 
@@ -59,7 +59,7 @@ def reevaluate_bundle(
     """
     from vlp_models.pipeline.stages import evaluate
 
-    info = bundle_info(bundle)
+    info = read_bundle_info(bundle)
     require_output(workspace.validated / "manifest.json", "validate")
     settings = dataclasses.replace(params, finetune={RUN: _make_run(params, lineage, info)})
     with temporary_workspace(workspace.root / ".work") as folder:

@@ -163,7 +163,7 @@ def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def is_away(error: Exception) -> bool:
-    """Return whether the error means that a store did not answer, so it says nothing about what the store holds."""
+    """Return whether the error means that a store did not answer, so it gives no information about its contents."""
     import requests
     from mlflow.exceptions import MlflowException
 
@@ -176,7 +176,7 @@ def is_away(error: Exception) -> bool:
 
 
 def raise_if_away(error: Exception, what: str) -> None:
-    """Raise if `error` says that a store is away or busy; return if it says something about `what`.
+    """Raise if `error` means that a store is away or busy; return if it is about `what` itself.
 
     Raises:
         TrackingError, BusyError: no decision is possible now.

@@ -84,7 +84,7 @@ def _read_items(client: MlflowClient, version: ModelVersion, folder: str) -> lis
 
 
 def read_scores(client: MlflowClient, version: ModelVersion) -> list[dict[str, Any]]:
-    """Return the records of its latest evaluation's scores.json; empty if there is none."""
+    """Return the records of its latest evaluation's scores.json; empty if it has none."""
     folder = version.tags.get(CURRENT_EVALUATION)
     if not folder:
         return []

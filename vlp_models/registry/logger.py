@@ -117,7 +117,7 @@ class MLflowRun:
             self._try(lambda: self._send(log))
 
     def close(self, log: Path, status: Status, ended: int | None = None) -> bool:
-        """Send the rest and end the run; return whether MLflow has everything. Do nothing if no run was begun.
+        """Send the rest and end the run; return whether MLflow has everything. Do nothing if no run was started.
 
         Args:
             ended: end time in ms; default: now.

@@ -30,7 +30,7 @@ class VisionLanguageModel(PythonModel):
     ) -> list[dict[str, Any]]:
         images = list(model_input["image"])
         texts = [str(text) for text in model_input["text"]] if "text" in model_input else None
-        return self.predictor.predict(images, texts, requested=True)
+        return self.predictor.predict(images, texts, untrusted=True)
 
 
 mlflow.models.set_model(VisionLanguageModel())

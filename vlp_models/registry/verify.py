@@ -28,7 +28,7 @@ from vlp_models.registry.evaluations import (
     read_scores,
 )
 from vlp_models.registry.versions import download_bundle
-from vlp_models.serving.bundle import CONTENT, bundle_info, check_content, content_of
+from vlp_models.serving.bundle import CONTENT, check_content, hash_bundle, read_bundle_info
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -53,7 +53,7 @@ def verify(client: MlflowClient, workspace: Workspace, version: ModelVersion) ->
     """Return all checks of a version; what cannot be read differs."""
     try:
         bundle = download_bundle(version)
-        info = bundle_info(bundle)
+        info = read_bundle_info(bundle)
         code = dict(json.loads((bundle / CONTENT).read_text(encoding="utf-8"))["code"])
     except Exception as error:  # whatever MLflow, a store or a damaged file raises
         return [Check(subject="bundle", state="differs", text=f"cannot read its files: {_first_line(error)}")]
@@ -86,7 +86,7 @@ def _run_check(subject: str, check: Callable[[], tuple[State, str]]) -> Check:
 
 def _check_bundle(bundle: Path, version: ModelVersion) -> tuple[State, str]:
     check_content(bundle)
-    found = content_of(bundle)
+    found = hash_bundle(bundle)
     if found != version.tags.get("content"):
         return "differs", f"its hash is {found[:16]}, the registry's {version.tags.get('content', 'none')[:16]}"
     return "holds", f"every file and the code that serves it, {found[:16]}"

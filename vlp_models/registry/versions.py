@@ -49,7 +49,7 @@ class VersionRecord:
     """Everything that is registered with one version.
 
     name: the registered model. run: the fine-tuning run.
-    bundle: the folder to serve (serving/bundle.py). content: its hash (`serving.bundle.content_of`), the version's
+    bundle: the folder to serve (serving/bundle.py). content: its hash (`serving.bundle.hash_bundle`), the version's
         identity.
     metrics: logged on the registration's run, on the training's run and on the logged model, so that MLflow's UI can
         compare versions by them.
@@ -203,7 +203,7 @@ def find_version_by_number(client: MlflowClient, name: str, number: int) -> Mode
 
 
 def find_version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
-    """Return the version with this alias; None if the registry answers that there is none."""
+    """Return the version with this alias; None if the registry answers that none has it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -244,7 +244,7 @@ def download_verified_bundle(version: ModelVersion) -> Path:
     """
     from mlflow.exceptions import MlflowException
 
-    from vlp_models.serving.bundle import check_content, content_of
+    from vlp_models.serving.bundle import check_content, hash_bundle
 
     try:
         bundle = download_bundle(version)
@@ -252,6 +252,6 @@ def download_verified_bundle(version: ModelVersion) -> Path:
         reason = str(error).splitlines()[0]
         raise DataError(f"{version.name} version {version.version}: cannot read its files ({reason})") from None
     check_content(bundle)  # names the file
-    if content_of(bundle) != version.tags.get("content"):
+    if hash_bundle(bundle) != version.tags.get("content"):
         raise DataError(f"{version.name} version {version.version}: its files are not those that were registered")
     return bundle

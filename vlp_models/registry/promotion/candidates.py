@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Candidate:
     """A version that may become champion.
 
-    value: on the common test; None if `reason` says why there is none. withdrawn: it was rolled back or withdrawn.
+    value: on the common test; None if it has none, for `reason`. withdrawn: it was rolled back or withdrawn.
     """
 
     version: int

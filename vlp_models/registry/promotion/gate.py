@@ -30,14 +30,14 @@ GateOutcome = Literal["promote", "keep", "inconclusive"]
 
 
 class NotComparableError(Exception):
-    """The two sides were not measured on the same test or by the same scorer; the message says how they differ."""
+    """The two sides were not measured on the same test or by the same scorer; the message names the difference."""
 
 
 @dataclass(kw_only=True)
 class Verdict:
     """What the gate found. reasons: empty if the version may be promoted.
 
-    conclusive: whether a reason speaks against the version; otherwise the test cannot decide.
+    conclusive: whether a reason is evidence against the version; otherwise the test cannot decide.
     """
 
     reasons: list[str] = field(default_factory=list)
@@ -276,7 +276,7 @@ def check_comparable(challenger: Measurement, champion: Measurement) -> None:
     """Check that both were measured on the same items by the same scorer.
 
     Raises:
-        NotComparableError: says what differs.
+        NotComparableError: names what differs.
     """
     if challenger.test != champion.test:
         raise NotComparableError(f"the test data differ: {challenger.test} here, the champion's {champion.test}")

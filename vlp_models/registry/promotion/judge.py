@@ -64,7 +64,7 @@ class GateServices:
 class GateCase:
     """One version to judge.
 
-    version: of the registered model `model`. champion: the version it is compared with; None: there is none.
+    version: of the registered model `model`. champion: the version it is compared with; None: the task has no champion.
     """
 
     client: MlflowClient

@@ -35,7 +35,7 @@ class LedgerError(DataError):
 
 @dataclass(frozen=True)
 class Promoted:
-    """A version as it was promoted. Its content identifies it: a registry that was rebuilt numbers versions anew."""
+    """A version as it was promoted. Its content identifies it: a rebuilt registry numbers its versions differently."""
 
     version: int
     content: str
@@ -43,7 +43,7 @@ class Promoted:
 
 @dataclass(kw_only=True)
 class State:
-    """What the ledger says about one model.
+    """The ledger's record of one model.
 
     champions: oldest first; a promotion appends one, a rollback removes the last.
     withdrawn: contents of versions that were rolled back or withdrawn and not promoted since.
@@ -198,7 +198,7 @@ def check_lines(lines: Sequence[bytes], name: str) -> list[Entry]:
 
 
 def replay(entries: Sequence[Entry]) -> dict[str, State]:
-    """Return model -> what the ledger says about it."""
+    """Return model -> the ledger's record of it."""
     states: dict[str, State] = {}
     for entry in entries:
         states.setdefault(entry["model"], State()).apply(entry)

@@ -5,7 +5,7 @@ runs. A decision is made when its line is in the ledger; MLflow's aliases follow
 with the hash of that line. A kill in between is completed by the next call (`reconcile`). All of this happens under the
 ledger's lock, so of two promotions at the same time the second one meets the first one's champion.
 
-Two checkouts have a ledger file each, and no lock between them. The tag tells them apart: if it is not the hash of a
+Two checkouts have a ledger file each, and no lock between them. The tag distinguishes them: if it is not the hash of a
 line of this ledger, another checkout has decided, and nothing is decided here until its lines are pulled.
 """
 
@@ -105,7 +105,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """What MLflow says about a model.
+    """The state of a model in MLflow.
 
     aliases: alias -> version. contents: version -> content. head: hash of the ledger line that the aliases follow.
     exists: whether the model is registered.
@@ -384,7 +384,7 @@ def withdraw(ctx: PromotionContext, versions: Set[int], reason: str) -> int | No
 
 
 def _accept(ctx: PromotionContext, version: int, registry: Registry) -> Decision:
-    """Record MLflow's champion in the ledger, which says something else."""
+    """Record MLflow's champion in the ledger, which has another one."""
     choice = _Choice(version=version, spec=MetricSpec(metric="", split=""))
     before = ctx.ledger.state(ctx.model).champion
     reason = f"version {version} is MLflow's champion; recorded in the ledger, whose champion was {_name(before)}"
