@@ -23,9 +23,9 @@ from vlp_models.errors import CheckpointError, DataError
 from vlp_models.params import Params, load_params, to_plain
 from vlp_models.pipeline.stages import detector
 from vlp_models.serving.bundle import SEARCH, smoke_test, why_not_served, write_bundle
-from vlp_models.serving.page.handlers import Eye, Page
-from vlp_models.serving.page.photos import GIVEN, WEIGHED, open_photo, shown
-from vlp_models.serving.page.version_card import origin
+from vlp_models.serving.page.handlers import Page, PhotoModel
+from vlp_models.serving.page.photos import BOX_COLOR, IMPORTANT_COLOR, open_photo, scale_for_page
+from vlp_models.serving.page.version_card import make_version_card
 from vlp_models.serving.predictor import Predictor
 
 ROOT = Path(__file__).parent.parent
@@ -125,26 +125,28 @@ def check_serves_scored_captions(workspace: Workspace, bundle: Path) -> Predicto
 def check_demo_page(predictor: Predictor, bundle: Path, photo: Path) -> None:
     """The page shows all three captions, the source of the regions, and a box around each of the 3 x 3 cells."""
     prediction = predictor.predict([str(photo)])[0]
-    made_by = origin(name="own", version=1, chosen="champion", tags={}, lineage=None, scores=[], bundle=bundle)
-    page = Page(captioner=Eye(predictor, made_by), missing={})
+    card = make_version_card(
+        name="own", version=1, selected_by="champion", tags={}, lineage=None, scores=[], bundle=bundle
+    )
+    page = Page(captioner=PhotoModel(predictor, card), missing={})
     found = page.caption(str(photo))
-    assert found.problem == "" and found.seen is not None
+    assert found.problem == "" and found.overlay is not None
     assert (found.caption, found.beam, found.greedy) == tuple(prediction[way] for way in ("caption", "beam", "greedy"))
     assert page.caption_labels() == (
-        "Caption, of the beam's and 6 drawn the one most like those of similar photos",
-        "Caption, the best of a beam of 2",
+        "Caption, of the beam's and 6 sampled captions, the one most similar to captions of similar images",
+        "Caption, best of a beam of 2",
     )
     about = page.about("captioning").replace("\\", "")
-    assert f"Its regions are cells of timm's {SMALL}, with the weights weights.safetensors" in about
-    assert "told apart by 1,000 classes of things" in about
+    assert f"Its regions are cells of timm's {SMALL} with the weights weights.safetensors" in about
+    assert "distinguishes 1,000 classes of objects" in about
 
-    assert found.seen.note.startswith("The thin boxes are the 9 regions that the model was given.")
-    plain, drawn = np.asarray(shown(open_photo(photo))), np.asarray(found.seen.picture)
+    assert found.overlay.note.startswith("The thin boxes are the 9 regions that the model read.")
+    plain, drawn = np.asarray(scale_for_page(open_photo(photo))), np.asarray(found.overlay.picture)
     assert drawn.shape == plain.shape == (480, 720, 3)
     for row, column in np.ndindex(3, 3):
         cell = slice(160 * row, 160 * row + 160), slice(240 * column, 240 * column + 240)
         left, top = drawn[cell][80, 0], drawn[cell][0, 120]
-        assert {tuple(left), tuple(top)} <= {GIVEN, WEIGHED}, (row, column)
+        assert {tuple(left), tuple(top)} <= {BOX_COLOR, IMPORTANT_COLOR}, (row, column)
         np.testing.assert_array_equal(drawn[cell][60:150, 60:230], plain[cell][60:150, 60:230])
 
 
@@ -181,11 +183,11 @@ def test_from_a_csv_to_a_served_captioner(workspace: Workspace) -> None:
     shutil.rmtree(workspace.detector)
     predictor = check_serves_scored_captions(workspace, bundle)
     assert predictor.task_model.search == (
-        "beam 2, of it and 6 drawn at 2 the most like captions of 4 similar photos, at most 24 tokens"
+        "beam 2, consensus with 6 sampled at 2 by similarity to captions of 4 similar images, at most 24 tokens"
     )
     check_demo_page(predictor, bundle, workspace.raw("pairs") / "images" / "0.png")
     Image.new("RGB", (1, 1)).save("pixel.png")
-    with pytest.raises(DataError, match="1x1 pixels; a picture has at least 4 a side"):
+    with pytest.raises(DataError, match="1x1 pixels; an image needs at least 4 per side"):
         Predictor(bundle).predict(["pixel.png"])
 
     # Another backbone in its place is refused by its classes.

@@ -65,10 +65,10 @@ def test_the_results_are_there(clone: Path) -> None:
     assert {"CIDEr", "accuracy", "faithful captions"} <= metrics
     page = (clone / "reports" / "index.html").read_text()
     assert "<html" in page
-    # Few words make these questions: what of the test was learnt from is counted beside each score, and shown.
+    # These questions use few words: leakage is counted for each score, and shown in the report.
     leakage = next(record["leakage"] for record in summary if record["metric"] == "accuracy")
     assert leakage["images"] == 0 and leakage["texts"] > 0 and "without_both" in leakage
-    assert "What was there to learn from" in page and f">{seen['sentences']} of " in page
+    assert "Leakage from the training data" in page and f">{leakage['texts']} of " in page
     assert json.loads((clone / "reports" / "validation.json").read_text())["tables"]["captions"]["good"]
     assert (clone / "reports" / "data_docs" / "index.html").exists()
     assert "CIDEr" in run(clone, "dvc", "metrics", "show", "--json").stdout
@@ -295,13 +295,16 @@ def test_mistakes_in_params_stop_before_anything_runs(clone: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_checkpoint_of_another_detector_is_refused(clone: Path, tmp_path: Path) -> None:
     from vlp_models.errors import CheckpointError
+    from vlp_models.serving.bundle import write_content
     from vlp_models.serving.predictor import Predictor
 
     shutil.copytree(clone / "checkpoints" / "finetune" / "tden-vqa", tmp_path / "checkpoint")
     shutil.copytree(clone / "data" / "detector", tmp_path / "detector")
-    (tmp_path / "features.json").write_text(json.dumps({"source": "detector", "min_score": 0.2, "max_regions": 16}))
+    features = {"source": "detector", "min_score": 0.2, "max_regions": 16, "content": "roi"}
+    (tmp_path / "features.json").write_text(json.dumps(features))
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps({**config, "detector_id": "another"}))
     (tmp_path / "checkpoint" / "SHA256SUMS").unlink()
+    write_content(tmp_path, [])
     with pytest.raises(CheckpointError, match="trained on features of detector another"):
         Predictor(tmp_path)

@@ -39,7 +39,7 @@ def write(directory: Path, digit: str) -> Path:
 def test_columns_of_other_views_and_order_do_not_matter(validated: Path) -> None:
     view = VIEWS["questions"]
     before = fingerprint(SAMPLES, view, validated)
-    assert fingerprint([sample.having(a_new_field=1) for sample in SAMPLES], view, validated) == before
+    assert fingerprint([sample.with_values(a_new_field=1) for sample in SAMPLES], view, validated) == before
     assert fingerprint(SAMPLES[::-1], view, validated) == before
 
 
@@ -48,7 +48,7 @@ def test_columns_of_other_views_and_order_do_not_matter(validated: Path) -> None
     [
         SAMPLES[:2],
         [*SAMPLES[:2], replace(SAMPLES[2], text="how many cups?")],
-        [*SAMPLES[:2], SAMPLES[2].having(answers=("7",) * 10)],
+        [*SAMPLES[:2], SAMPLES[2].with_values(answers=("7",) * 10)],
         [*SAMPLES[:2], replace(SAMPLES[2], image_id="d/1")],
     ],
 )

@@ -1,4 +1,4 @@
-"""A checkpoint or a bundle that somebody has made to hurt: refused before anything of its size is made."""
+"""Malicious checkpoints and bundles are refused before anything of their size is allocated."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_config_that_can_not_be_is_refused(change: Change, words: str, sound: Path, tmp_path: Path) -> None:
+def test_invalid_config_is_refused(change: Change, words: str, sound: Path, tmp_path: Path) -> None:
     import shutil
 
     directory = tmp_path / "forged"
     shutil.copytree(sound, directory)
-    (directory / SUMS).unlink()  # who forges a file forges its sum
+    (directory / SUMS).unlink()  # a forged file comes with a forged sum
     config = json.loads((directory / "config.json").read_text())
     change(config)
     (directory / "config.json").write_text(json.dumps(config))
@@ -73,14 +73,14 @@ def test_a_config_that_can_not_be_is_refused(change: Change, words: str, sound: 
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format": ' + "9" * 5000 + "}", '{"format": ', "\xff", "[]"])
-def test_a_config_that_is_no_json_is_refused(text: str, tmp_path: Path) -> None:
+def test_config_that_is_not_json_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"config.json: "):
         read_config(tmp_path)
 
 
-def test_looking_at_a_size_first_changes_no_weight(sound: Path) -> None:
-    """The outline that is made before takes no number from the generator that the weights are drawn from."""
+def test_checking_the_size_first_changes_no_weight(sound: Path) -> None:
+    """Building the meta model draws nothing from the generator of the weights."""
     from vlp_models.data.tokenizer import Tokenizer
     from vlp_models.models import DataFacts, build_model
 
@@ -106,7 +106,7 @@ def test_looking_at_a_size_first_changes_no_weight(sound: Path) -> None:
     ],
     ids=str,
 )
-def test_a_bundle_that_does_not_say_how_its_regions_were_made_is_refused(made: Any, tmp_path: Path) -> None:
+def test_bundle_with_invalid_feature_settings_is_refused(made: Any, tmp_path: Path) -> None:
     (tmp_path / "features.json").write_text(json.dumps(made))
     with pytest.raises(VLPError, match=r"features.json"):
         read_features_config(tmp_path)

@@ -1,4 +1,4 @@
-"""A model of pixels from the shards to its served prediction: no detector, no features, at no place."""
+"""A model that reads pixels, from the shards to its served prediction, without detector or features."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vlp_models.models import FAMILIES, DataFacts, build_model
 from vlp_models.models.checkpoint import CheckpointInfo, write_checkpoint
 from vlp_models.params import load_params, to_plain
 from vlp_models.pipeline.stages import shards
+from vlp_models.serving.bundle import write_content
 from vlp_models.serving.predictor import Predictor
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
@@ -27,25 +28,25 @@ TOY = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Eight pictures of one colour each, and of each two statements about it, one of them true."""
+    """Eight images of one color each, with two statements each, one of them true."""
     made = Workspace(tmp_path)
     made.validated.mkdir(parents=True)
     images, statements = [], []
     for number in range(8):
-        colour = COLORS[number % 2]
+        color = COLORS[number % 2]
         path = tmp_path / f"{number}.{'jpg' if number < 4 else 'png'}"
-        Image.new("RGB", (30 + number, 20), colour).save(path)
+        Image.new("RGB", (30 + number, 20), color).save(path)
         row = {"image_id": f"d/{number}", "source": "d", "provenance": "", "sha256": ""}
         images.append(row | {"split": "train", "path": path.name, "width": 30 + number, "height": 20})
-        for said in COLORS:
-            statement = {"statement_id": f"d/{number}-{said}", "text": f"it is {said}", "label": said == colour}
+        for word in COLORS:
+            statement = {"statement_id": f"d/{number}-{word}", "text": f"it is {word}", "label": word == color}
             statements.append(row | statement | {"group": "g"})
     for name, rows in (("images", images), ("statements", statements)):
         write_table(rows, name, made.validated)
     return made
 
 
-def learnt(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskModel, ShardDataset]:
+def train(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskModel, ShardDataset]:
     monkeypatch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
     params = load_params(Path(__file__).parents[2] / "params.yaml")
     tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
@@ -72,8 +73,8 @@ def learnt(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskM
     return task_model, dataset
 
 
-def test_served_as_it_was_learnt(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    task_model, dataset = learnt(workspace, monkeypatch)
+def test_served_predictions_equal_those_of_training(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_model, dataset = train(workspace, monkeypatch)
     samples = [dataset[i] for i in range(len(dataset))]
     known = task_model.predict(task_model.collate(samples), samples)
     assert [p["prediction"] for p in known] == [sample["label"] for sample in samples]
@@ -81,6 +82,7 @@ def test_served_as_it_was_learnt(workspace: Workspace, monkeypatch: pytest.Monke
     bundle = workspace.root / "bundle"
     (bundle / "checkpoint").mkdir(parents=True)
     write_checkpoint(bundle / "checkpoint", task_model, task_model.info, task_model.tokenizer)
+    write_content(bundle, [])
     predictor = Predictor(bundle)
     assert predictor.extractor is None
     paths = [next(workspace.root.glob(f"{sample.image_id[2:]}.*")) for sample in samples]
@@ -88,8 +90,8 @@ def test_served_as_it_was_learnt(workspace: Workspace, monkeypatch: pytest.Monke
     assert [p["p_true"] for p in served] == pytest.approx([p["p_true"] for p in known], abs=1e-6)
 
 
-def test_blanked_it_can_tell_nothing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    task_model, dataset = learnt(workspace, monkeypatch)
+def test_blank_images_give_equal_predictions(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_model, dataset = train(workspace, monkeypatch)
     task_model.blank_images = True
     samples = [dataset[i] for i in range(len(dataset))]
     blind = task_model.predict(task_model.collate(samples), samples)

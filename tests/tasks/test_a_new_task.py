@@ -29,7 +29,8 @@ from toy_dataset import write_workspace
 from vlp_models.data.tables import write_table
 from vlp_models.evaluation.report.records import is_headline
 from vlp_models.pipeline.stages import evaluate, finetune, initial, pretrain
-from vlp_models.common.workspace import Workspace, read_json
+from vlp_models.common.io import read_json
+from vlp_models.common.workspace import Workspace
 
 root = Path(sys.argv[1])
 workspace = Workspace(root)

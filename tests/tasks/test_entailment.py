@@ -53,7 +53,7 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
     ]
     write_table([row | {"provenance": ""} for row in train], "hypotheses", tmp_path)
 
-    hidden = [samples[0].having(gold_label=None), *samples[1:]]
+    hidden = [samples[0].with_values(gold_label=None), *samples[1:]]
     scored = task_model.score(rows, hidden, EvalContext(source="toy", validated=tmp_path))
     found = {score.metric: score for score in scored.scores}
     known = list(zip(rows, samples, strict=True))[1:]
@@ -79,7 +79,7 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
 
 def test_hidden_labels_are_predicted_but_not_trained_on(toy: Toy) -> None:
     task_model = make(toy, "entailment")
-    hidden = [sample.having(gold_label=None) for sample in samples_of(toy, "val")[:2]]
+    hidden = [sample.with_values(gold_label=None) for sample in samples_of(toy, "val")[:2]]
     batch = task_model.collate(hidden)
     assert [row["label"] for row in task_model.predict(batch, hidden)] == [None, None]
     with pytest.raises(DataError, match="hidden"):

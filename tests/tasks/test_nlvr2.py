@@ -69,7 +69,7 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
     first = samples_of(toy, "val")
     labels = [True, True, False, True, False, True, None, None]
     samples = [
-        s.having(label=label, group=f"g{i // 2}") for i, (s, label) in enumerate(zip(first, labels, strict=True))
+        s.with_values(label=label, group=f"g{i // 2}") for i, (s, label) in enumerate(zip(first, labels, strict=True))
     ]
     predicted = [True, True, True, True, False, False, True, True]
     rows = [

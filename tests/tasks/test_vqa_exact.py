@@ -15,7 +15,7 @@ from vlp_models.tasks.scoring import EvalContext
 def test_single_right_answer_is_a_full_target_and_scored_exactly(toy: Toy, tmp_path: Path) -> None:
     task_model, dataset = make(toy, "vqa"), ShardDataset(toy.shards, "val", "questions")
     questions = [dataset[i] for i in range(len(dataset))]
-    samples = [sample.having(answers=(sample["answers"][0],)) for sample in questions]
+    samples = [sample.with_values(answers=(sample["answers"][0],)) for sample in questions]
     targets_BA = task_model.targets(samples)
     assert targets_BA is not None and targets_BA.sum(1).tolist() == [1.0] * len(samples)
 

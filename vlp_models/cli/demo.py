@@ -66,7 +66,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     """
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.versions import download_verified_bundle
-    from vlp_models.serving.page.handlers import Eye, Page
+    from vlp_models.serving.page.handlers import Page, PhotoModel
     from vlp_models.serving.page.photos import PhotoSearch
     from vlp_models.serving.predictor import Predictor
 
@@ -81,14 +81,14 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
                     f"No champion yet: run `vlp promote {task}`, or use a run's version with `vlp demo --run NAME`."
                 )
                 continue
-            version, chosen = versions[task]
+            version, selected_by = versions[task]
             try:
                 bundle = download_verified_bundle(version)
-                origin = _origin(client, version, chosen, bundle)
+                card = _version_card(client, version, selected_by, bundle)
                 if task == "retrieval":
-                    made |= {"search": PhotoSearch(bundle, workspace, split), "search_origin": origin}
+                    made |= {"search": PhotoSearch(bundle, workspace, split), "search_card": card}
                 else:
-                    made["captioner" if task == "captioning" else "answerer"] = Eye(Predictor(bundle), origin)
+                    made["captioner" if task == "captioning" else "answerer"] = PhotoModel(Predictor(bundle), card)
             except VLPError as error:
                 missing[task] = f"{version.name} version {version.version} cannot be used: {error}"
     if not made:
@@ -120,14 +120,14 @@ def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tup
     return found
 
 
-def _origin(client: Any, version: Any, chosen: str, bundle: Path) -> Any:
+def _version_card(client: Any, version: Any, selected_by: str, bundle: Path) -> Any:
     from vlp_models.registry.evaluations import read_lineage, read_scores
-    from vlp_models.serving.page.version_card import origin
+    from vlp_models.serving.page.version_card import make_version_card
 
-    return origin(
+    return make_version_card(
         name=version.name,
         version=int(version.version),
-        chosen=chosen,
+        selected_by=selected_by,
         tags=dict(version.tags),
         lineage=read_lineage(client, version),
         scores=read_scores(client, version),

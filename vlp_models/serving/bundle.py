@@ -1,9 +1,11 @@
-"""What a registered version holds, put together and tried out before it is registered.
+"""The bundle: everything a registered version needs to predict, assembled and smoke-tested before it is registered.
 
-`checkpoint/` always; `detector/` and `features.json` (how the regions were made) where the model reads regions;
-`search/` where answers are caption_search for: how, as it was scored (tasks/caption_search.py); `content.json`: the sha256 of
-each of these files and of each file of code that predicting runs on. The hash of all of it is the version's identity,
-so a change to how it is served is a version of its own.
+    checkpoint/     the fine-tuned model
+    detector/       for models that read regions: the detector or backbone, with features.json, how regions are computed
+    search/         for tasks that search: the settings and index that the version was scored with
+    content.json    SHA-256 of each of these files, and of each code file that predicting runs
+
+The hash of all of it is the version's identity, so a change to the serving code makes another version.
 """
 
 from __future__ import annotations
@@ -24,202 +26,205 @@ from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.vision.extractors import FROM_IMAGES
 
-BUNDLE = "bundle"  # the folder's own name: MLflow keeps it
+BUNDLE = "bundle"  # the folder's name in MLflow
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
-CONTENT = "content.json"
-CODE = "code"  # the folder beside `artifacts/` that MLflow keeps a version's own code in
-UNHASHED = (CONTENT, "README.md")  # the card tells of scores, which are measured again
-SERVED_BY = (f"{PACKAGE}.registry.pyfunc_model", f"{PACKAGE}.serving.predictor")
+CONTENT, FORMAT = "content.json", "vlp-bundle/1"
+CODE = "code"  # the folder next to `artifacts/` where MLflow keeps a version's own code
+UNHASHED = (CONTENT, "README.md")  # the model card lists scores, which may be measured again
+SERVING_MODULES = (f"{PACKAGE}.registry.pyfunc_model", f"{PACKAGE}.serving.predictor")
+INVALID = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what a damaged file raises
 
 
-def bundle_info(bundle: Path) -> CheckpointInfo:
-    """What the bundle's checkpoint says of itself.
-
-    Raises:
-        CheckpointError: config.json is missing, damaged or of another format.
-    """
-    return checkpoint_info(bundle / CHECKPOINT)
+def read_bundle_info(bundle: Path) -> CheckpointInfo:
+    """Read the config of the bundle's checkpoint; see `read_checkpoint_info`."""
+    return read_checkpoint_info(bundle / CHECKPOINT)
 
 
-def checkpoint_info(directory: Path) -> CheckpointInfo:
-    """
+def read_checkpoint_info(directory: Path) -> CheckpointInfo:
+    """Read a checkpoint's config.json alone, without hashing its weights as `models.checkpoint.read_config` does.
+
     Raises:
         CheckpointError: config.json is missing, damaged or of another format.
     """
     file = directory / "config.json"
     try:
         return CheckpointInfo.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: does not say what the checkpoint is ({error})") from None
+    except INVALID as error:
+        raise CheckpointError(f"{file}: invalid checkpoint config ({error})") from None
 
 
 def write_bundle(
     bundle: Path, *, checkpoint: Path, detector: Path, features: Mapping[str, Any], search: Path | None = None
 ) -> CheckpointInfo:
-    """Makes `bundle`; files are linked where the disk can, since weights may be large.
+    """Write a bundle; files are hard-linked if possible, since weights may be large.
 
     Args:
         features: params of the features stage.
-        search: what `evaluate` left of how answers are searched for; None or nothing there: as the task does.
+        search: the search that `evaluate` saved; None or missing: the task's default.
 
     Raises:
-        CheckpointError: see `checkpoint_info`.
+        CheckpointError: see `read_checkpoint_info`.
     """
     from vlp_models.models import FAMILIES
     from vlp_models.tasks import TASKS
 
-    info = checkpoint_info(checkpoint)
+    info = read_checkpoint_info(checkpoint)
     shutil.copytree(checkpoint, bundle / CHECKPOINT, copy_function=link_or_copy)
     if info.detector_id:
         shutil.copytree(detector, bundle / DETECTOR, copy_function=link_or_copy)
         (bundle / FEATURES).write_text(json.dumps(dict(features), indent=2) + "\n", encoding="utf-8")
     if search is not None and search.is_dir():
         shutil.copytree(search, bundle / SEARCH, copy_function=link_or_copy)
-    looked_up = (FAMILIES[info.family], TASKS[info.task] if info.task else "")
-    write_content(bundle, [*SERVED_BY, *(place for place in looked_up if place.startswith(f"{PACKAGE}."))])
+    modules = (FAMILIES[info.family], TASKS[info.task] if info.task else "")
+    write_content(bundle, [*SERVING_MODULES, *(name for name in modules if name.startswith(f"{PACKAGE}."))])
     return info
 
 
-def content_of(bundle: Path) -> str:
-    """The identity of a version: one hash over all that its bundle holds and over the code that serves it, taken from
-    the files as they are now. Of bundles made before there was a content.json: over weights alone.
+def write_content(bundle: Path, modules: Sequence[str]) -> None:
+    """Write content.json. modules: the entry points of predicting; the code they import is hashed, too."""
+    code = {name: sha256 for name, sha256 in hash_sources(modules).items() if sha256}
+    write_json(bundle / CONTENT, {"format": FORMAT, "files": _hash_files(bundle), "code": code})
+
+
+def hash_bundle(bundle: Path) -> str:
+    """Return the version's identity: the hash of the bundle's files as they are now and of the code that serves it.
 
     Raises:
-        CheckpointError: content.json is damaged.
+        CheckpointError: content.json is missing, damaged or of another format.
     """
-    written = _written(bundle)
-    if written is None:
-        return weights_of(bundle)
-    return hashlib.sha256(json.dumps(_found(bundle, written), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_hash_content(bundle, _read_content(bundle)), sort_keys=True).encode()).hexdigest()
 
 
-def weights_of(bundle: Path) -> str:
-    """What is the same in two versions that differ only in how they are served."""
+def hash_weights(bundle: Path) -> str:
+    """Return the hash of the weights alone, equal for versions that differ only in how they are served."""
     detector = bundle / DETECTOR
     return hash_path(bundle / CHECKPOINT) + (hash_path(detector)[:16] if detector.exists() else "")
 
 
 def check_content(bundle: Path) -> None:
-    """
+    """Compare the bundle's files and code with content.json.
+
     Raises:
-        CheckpointError: a file of the bundle, or of its code, is not what it was when the bundle was made; names it.
+        CheckpointError: content.json is invalid, or a file changed since the bundle was written; names the file.
     """
-    written = _written(bundle)
-    if written is None:
-        return
-    found = _found(bundle, written)
-    for what in ("files", "code"):
-        for name in sorted(written[what].keys() | found[what].keys()):
-            if written[what].get(name) != found[what].get(name):
-                state = "not what it was" if found[what].get(name) else "missing"
+    written = _read_content(bundle)
+    found = _hash_content(bundle, written)
+    for kind in ("files", "code"):
+        for name in sorted(written[kind].keys() | found[kind].keys()):
+            if written[kind].get(name) != found[kind].get(name):
+                state = "has changed" if found[kind].get(name) else "is missing"
                 raise CheckpointError(
-                    f"{bundle}: {name} is {state}, by {CONTENT}: this is not what was registered; take it from the "
-                    "registry anew, or register it again"
+                    f"{bundle}: {name} {state} since the version was registered ({CONTENT}); download the version from "
+                    "the registry again, or register its run again: `vlp stage register`"
                 )
 
 
-def write_content(bundle: Path, modules: Sequence[str]) -> None:
-    """modules: names of what predicting begins with."""
-    code = {name: sha256 for name, sha256 in hash_sources(modules).items() if sha256}
-    write_json(bundle / CONTENT, {"format": "vlp-bundle/1", "files": _files(bundle), "code": code})
-
-
-def _written(bundle: Path) -> dict[str, dict[str, str]] | None:
+def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
     file = bundle / CONTENT
-    if not file.exists():
-        return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {what: {str(k): str(v) for k, v in found[what].items()} for what in ("files", "code")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: does not say what the bundle holds ({error})") from None
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
+        return {kind: {str(k): str(v) for k, v in content[kind].items()} for kind in ("files", "code")}
+    except INVALID as error:
+        raise CheckpointError(
+            f"{file}: invalid bundle ({type(error).__name__}: {error}); download the version from the registry again, "
+            "or register its run again: `vlp stage register`"
+        ) from None
 
 
-def _found(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """The same of the files that are there. Code counts where the version has its own: a bundle that is just being made
-    has none."""
+def _hash_content(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Hash the files as they are now, and the code if the version has its own copy (not while it is written)."""
     root = bundle.parents[1] / CODE / PACKAGE
     if not root.is_dir():
-        return {"files": _files(bundle), "code": dict(written["code"])}
+        return {"files": _hash_files(bundle), "code": dict(written["code"])}
     paths = {name: root / name for name in written["code"] if ".." not in Path(name).parts}
-    return {"files": _files(bundle), "code": {n: hash_source(p) if p.is_file() else "" for n, p in paths.items()}}
+    code = {name: hash_source(path) if path.is_file() else "" for name, path in paths.items()}
+    return {"files": _hash_files(bundle), "code": code}
 
 
-def _files(bundle: Path) -> dict[str, str]:
+def _hash_files(bundle: Path) -> dict[str, str]:
     files = sorted(path for path in bundle.rglob("*") if path.is_file())
     names = {path.relative_to(bundle).as_posix(): path for path in files}
     return {name: hash_file(path) for name, path in names.items() if name not in UNHASHED}
 
 
-def not_served(bundle: Path) -> str:
-    """Why nobody expects the bundle to predict from an image; empty: it must be able to.
+def why_not_served(bundle: Path) -> str:
+    """Return why the bundle cannot predict from an image; empty if it can.
 
     Raises:
-        CheckpointError: see `bundle_info`.
+        CheckpointError: see `read_checkpoint_info`.
     """
     from vlp_models.tasks import task_class
 
-    info = bundle_info(bundle)
+    info = read_bundle_info(bundle)
     if info.task is None or task_class(info.task).request is None:
         return f"the task {info.task} is not served"
     if info.detector_id:
-        source = read_made(bundle)["source"]
+        source = read_features_config(bundle)["source"]
         if source not in FROM_IMAGES:
-            return f"its regions come from `{source}`, which can't be made from an image"
+            return f"its regions come from `{source}`, which cannot be computed from an image"
     return ""
 
 
-def read_made(bundle: Path) -> dict[str, Any]:
-    """features.json: how the regions were made, with `source`, `min_score`, `max_regions` and `content`.
+def read_features_config(bundle: Path) -> dict[str, Any]:
+    """Read features.json: `source`, `min_score`, `max_regions` and `content`, how the regions were computed.
 
     Raises:
-        CheckpointError: missing, damaged, or a value that can't be.
+        CheckpointError: missing, damaged, or an invalid value.
     """
     file = bundle / FEATURES
     try:
-        made = json.loads(file.read_text(encoding="utf-8"))
-        check_numbers(made)
-        found = {key: made[key] for key in ("source", "min_score", "max_regions")}
-        found["content"] = made.get("content", "roi")  # bundles before there was a choice do not say
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: does not say how the regions were made ({error!r})") from None
-    kinds = {"source": str, "min_score": (int, float), "max_regions": int, "content": str}
-    for key, kind in kinds.items():
+        config = json.loads(file.read_text(encoding="utf-8"))
+        check_numbers(config)
+        found = {key: config[key] for key in ("source", "min_score", "max_regions", "content")}
+    except INVALID as error:
+        raise CheckpointError(
+            f"{file}: invalid features config ({error!r}); download the version from the registry again"
+        ) from None
+    types = {"source": str, "min_score": (int, float), "max_regions": int, "content": str}
+    for key, kind in types.items():
         if not isinstance(found[key], kind) or isinstance(found[key], bool):  # type: ignore[arg-type]
-            raise CheckpointError(f"{file}: `{key}` is {found[key]!r:.60}; take the bundle from the registry anew")
+            raise CheckpointError(
+                f"{file}: `{key}` is {found[key]!r:.60}; download the version from the registry again"
+            )
     if found["content"] not in ("roi", "probabilities") or found["max_regions"] < 1:
-        raise CheckpointError(f"{file}: `content` or `max_regions` can't be; take the bundle from the registry anew")
+        raise CheckpointError(
+            f"{file}: invalid `content` or `max_regions`; download the version from the registry again"
+        )
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """problem: why the bundle can't be served; empty: it can. predicted: what it says of an image."""
+class SmokeTest:
+    """problem: why the bundle cannot be served; empty if it can. prediction: its prediction for a test image."""
 
     problem: str = ""
-    predicted: dict[str, Any] = field(default_factory=dict)
+    prediction: dict[str, Any] = field(default_factory=dict)
 
 
-def try_out(bundle: Path, images: Sequence[Path]) -> Trial:
-    """Predicts for one image (or as many as the task looks at) through the bundle, as a server would.
+def smoke_test(bundle: Path, images: Sequence[Path]) -> SmokeTest:
+    """Predict for one request through the bundle, as a server would.
 
     Args:
-        images: the first one that is there is taken, in every place.
+        images: candidates; the first one on disk is used, also for tasks with several images.
     """
     from vlp_models.serving.predictor import Predictor
     from vlp_models.tasks import task_class
 
-    there = next((path for path in images if path.is_file()), None)
-    if there is None:
-        return Trial(problem="no image of the val or test split is on this disk to try it with")
+    image = next((path for path in images if path.is_file()), None)
+    if image is None:
+        return SmokeTest(problem="no image of the val or test split is on disk")
     try:
         predictor = Predictor(bundle)
         request = task_class(predictor.task).request
         texts = ["is there a picture?"] if request is not None and request.text else None
         count = 1 if request is None else request.images
-        made = predictor.predict([there] if count == 1 else [[there] * count], texts)
+        predictions = predictor.predict([image] if count == 1 else [[image] * count], texts)
     except VLPError as error:
-        return Trial(problem=str(error))
-    except Exception as error:  # whatever breaks here would break in a server
-        return Trial(problem=f"{type(error).__name__}: {error}")
-    return Trial(predicted=made[0]) if len(made) == 1 and made[0] else Trial(problem="it predicts nothing")
+        return SmokeTest(problem=str(error))
+    except Exception as error:  # anything that breaks here would break in a server
+        return SmokeTest(problem=f"{type(error).__name__}: {error}")
+    if len(predictions) != 1 or not predictions[0]:
+        return SmokeTest(problem="it returned no prediction")
+    return SmokeTest(prediction=predictions[0])

@@ -1,4 +1,4 @@
-"""Images from outside: paths, base64 text, bytes or arrays in; checked RGB images out."""
+"""Open images from untrusted sources: a path, base64 text, bytes or an array in; a checked RGB image out."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 TOO_SMALL = "image_side"  # the rule's name, as `validate` counts it
 
 
-def open_images(value: Any, count: int, *, requested: bool = False) -> list[Image.Image]:
-    """The images of one request: of one image `open_image`'s value, of several a list of as many.
+def open_images(value: Any, count: int, *, untrusted: bool = False) -> list[Image.Image]:
+    """Open the images of one request: a single value for one image, a list of `count` values for several.
 
     Raises:
-        DataError: another number of them, or one that `open_image` refuses.
+        DataError: the number is wrong, or `open_image` rejects one.
     """
     if count == 1:
-        return [open_image(value, requested=requested)]
-    together = isinstance(value, (list, tuple)) or (
+        return [open_image(value, untrusted=untrusted)]
+    is_list = isinstance(value, (list, tuple)) or (
         isinstance(value, np.ndarray) and (value.ndim == 4 or value.dtype.kind in "OU")
     )
-    if not together or len(value) != count:
-        found = f"{len(value)}" if together else type(value).__name__
-        raise DataError(f"the task looks at {count} images at a time: a list of {count} is expected; found {found}")
-    return [open_image(one, requested=requested) for one in value]
+    if not is_list or len(value) != count:
+        found = f"{len(value)}" if is_list else type(value).__name__
+        raise DataError(f"the task takes {count} images per request, as a list; found {found}")
+    return [open_image(one, untrusted=untrusted) for one in value]
 
 
-def open_image(value: Any, *, requested: bool = False) -> Image.Image:
-    """Opens one image and converts it to RGB, as people see it (EXIF rotation applied).
+def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
+    """Open one image as upright RGB (EXIF rotation applied).
 
     Args:
         value: a path, base64 text (a `data:` URI or bare), encoded bytes, or a uint8 array [H, W, 3] or [H, W].
-            With VLP_IMAGE_ROOT set, paths must lie below it.
-        requested: the value comes from a request to a server. Then a path is opened only if VLP_IMAGE_ROOT is set, is
-            taken from there, and what can't be had is answered in the same words whether it exists or not.
+            With VLP_IMAGE_ROOT set, paths must be inside it.
+        untrusted: the value comes from a request to a server. A path is then opened only if VLP_IMAGE_ROOT is set,
+            relative to it, and a failure has the same message whether the file exists or not.
 
     Raises:
         DataError: not readable, not an image, an animation, smaller than `LEAST_SIDE`, or more pixels than `MAX_PIXELS`
             (read from the header, before decoding).
     """
     if isinstance(value, Image.Image):
-        return _opened(to_upright_rgb(value), "the image")
+        return _check_opened(to_upright_rgb(value), "the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and not isinstance(value[0], str)):
         try:
             array = np.asarray(value)
         except ValueError:  # rows of different lengths
-            raise DataError("an image array is [H, W, 3] or [H, W]; found lists of different lengths") from None
+            raise DataError("an image array must be [H, W, 3] or [H, W]; found lists of different lengths") from None
         return _from_array(array)
     if isinstance(value, (bytes, bytearray)):
         return _decode(bytes(value), "image bytes")
     if isinstance(value, (str, Path)):
-        return _from_request(str(value)) if requested else _from_text(str(value))
-    raise DataError(f"an image is a path, base64 text, bytes or an array; found {type(value).__name__}")
+        return _from_request(str(value)) if untrusted else _from_text(str(value))
+    raise DataError(f"an image must be a path, base64 text, bytes or an array; found {type(value).__name__}")
 
 
 def _from_text(text: str) -> Image.Image:
@@ -75,7 +75,7 @@ def _from_text(text: str) -> Image.Image:
         return _from_path(Path(text))
     if len(text) > 64 and BASE64.fullmatch(text):
         return _decode(_unbase64(text), "base64 text")
-    raise DataError(f"{text[:200]}: no such file, and no base64 image either")
+    raise DataError(f"{text[:200]}: neither a file nor a base64 image")
 
 
 def _from_request(text: str) -> Image.Image:
@@ -87,13 +87,13 @@ def _from_request(text: str) -> Image.Image:
             return _from_path(Path(root).resolve() / text)
     if len(text) > 64 and BASE64.fullmatch(text):
         return _decode(_unbase64(text), "base64 text")
-    raise DataError("no image in base64" + (", and none that this server may read by that name" if root else ""))
+    raise DataError("not a base64 image" + (", nor a file that this server may read" if root else ""))
 
 
 def _from_path(path: Path) -> Image.Image:
     root = os.environ.get("VLP_IMAGE_ROOT")
     if root and not path.resolve().is_relative_to(Path(root).resolve()):
-        raise DataError(f"{path}: outside VLP_IMAGE_ROOT, which this server reads images from")
+        raise DataError(f"{path}: outside VLP_IMAGE_ROOT, the only folder this server reads images from")
     if path.stat().st_size > MAX_BYTES:
         raise DataError(f"{path}: larger than {MAX_BYTES >> 20} MB")
     return _decode(path.read_bytes(), str(path))
@@ -105,21 +105,21 @@ def _unbase64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise DataError("the image is no valid base64 text") from None
+        raise DataError("the image is not valid base64") from None
 
 
-def checked(content: bytes, suffix: str = "") -> Image.Image:
-    """The picture in a file from outside, RGB, as people see it: the one rule, for requests and for the page.
+def decode_checked(content: bytes, suffix: str = "") -> Image.Image:
+    """Decode an untrusted image file as upright RGB; requests and the demo page share these limits.
 
     Args:
-        suffix: the file name's ending; empty: any.
+        suffix: the file name's extension; empty: any.
 
     Raises:
-        ImageError: no image of a known format, an animation, damaged, smaller than `LEAST_SIDE`, or more pixels than
-            `MAX_PIXELS` (read from the header, before decoding).
+        ImageError: not an image of a known format, an animation, damaged, smaller than `LEAST_SIDE`, or with more
+            pixels than `MAX_PIXELS` (read from the header, before decoding).
     """
     with open_checked(content, suffix, MAX_PIXELS, limit="the limit is") as image:
-        _large_enough(image)
+        _check_size(image)
         try:
             return to_upright_rgb(image)
         except Exception as error:  # Pillow's plugins raise anything on hostile files
@@ -128,37 +128,37 @@ def checked(content: bytes, suffix: str = "") -> Image.Image:
 
 def _decode(data: bytes, name: str) -> Image.Image:
     try:
-        return checked(data)
+        return decode_checked(data)
     except ImageError as error:
         why = str(error) if error.rule == TOO_SMALL else f"not a readable image ({error})"
         raise DataError(f"{name}: {why}") from None
 
 
-def _opened(image: Image.Image, name: str) -> Image.Image:
+def _check_opened(image: Image.Image, name: str) -> Image.Image:
     try:
-        return _large_enough(image)
+        return _check_size(image)
     except ImageError as error:
         raise DataError(f"{name}: {error}") from None
 
 
-def _large_enough(image: Image.Image) -> Image.Image:
+def _check_size(image: Image.Image) -> Image.Image:
     if min(image.size) < LEAST_SIDE:
-        said = f"{image.width}x{image.height} pixels; a picture has at least {LEAST_SIDE} a side"
-        raise ImageError(TOO_SMALL, said)
+        text = f"{image.width}x{image.height} pixels; an image needs at least {LEAST_SIDE} per side"
+        raise ImageError(TOO_SMALL, text)
     return image
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
     if not array.size:
-        raise DataError(f"an image array has pixels; found {array.shape}")
+        raise DataError(f"an image array must not be empty; found {array.shape}")
     if array.dtype != np.uint8:
         if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
-            raise DataError(f"an image array holds integers 0..255; found {array.dtype}")
+            raise DataError(f"an image array must hold integers 0 to 255; found {array.dtype}")
         array = array.astype(np.uint8)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, axis=2)
     if array.ndim != 3 or array.shape[2] != 3 or array.size > MAX_PIXELS * 3:
         raise DataError(
-            f"an image array is [H, W, 3] or [H, W] with at most {MAX_PIXELS:,} pixels; found {array.shape}"
+            f"an image array must be [H, W, 3] or [H, W] with at most {MAX_PIXELS:,} pixels; found {array.shape}"
         )
-    return _opened(Image.fromarray(np.ascontiguousarray(array)), "an image array")
+    return _check_opened(Image.fromarray(np.ascontiguousarray(array)), "an image array")

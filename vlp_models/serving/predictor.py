@@ -1,8 +1,6 @@
-"""From an image on disk to a caption, an answer or a verdict: the model, and what makes its input, in one object.
+"""The predictor: from an image on disk to a caption, an answer or a label, with the model and its region extractor.
 
-A bundle is a directory with `checkpoint/` (docs/contracts.md) and, for a model that reads regions, `detector/` and
-`features.json` (how the regions were made); it is what the registry stores. `detector/` holds a detector or a
-backbone, with its weights.
+It loads a bundle (serving/bundle.py), the form in which the registry stores a version.
 """
 
 from __future__ import annotations
@@ -20,95 +18,94 @@ if TYPE_CHECKING:
 
 
 class Predictor:
-    """A fine-tuned model with what makes its input of an image: nothing for one that reads pixels; for one that reads
-    regions, the detector whose features it was trained on.
+    """A fine-tuned model and, if it reads regions, the detector it was trained with.
 
-    Raises `CheckpointError` if a file of the bundle is not what was registered, if its detector is not the one the
-    model saw in training, and for a task that isn't served: retrieval compares whole collections, as `evaluate` does.
+    Raises:
+        CheckpointError: a file of the bundle has changed, its detector is not the one the model was trained with, or
+            the task is not served (retrieval ranks whole collections, as `evaluate` does).
     """
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.common.workspace import SEARCH
         from vlp_models.data.inputs import RegionInput
-        from vlp_models.models.checkpoint import describe_classes
         from vlp_models.serving.bundle import check_content
         from vlp_models.tasks.base import load_task_model
 
         check_content(bundle)
         self.task_model = load_task_model(bundle / "checkpoint", device=device)
         self.task: str = self.task_model.task
-        if (bundle / SEARCH).is_dir():  # versions before it was kept are searched as the task does by itself
+        if (bundle / SEARCH).is_dir():
             self.task_model.load_search(bundle / SEARCH)
         request = self.task_model.request
         if request is None:
             raise CheckpointError(
-                f"{bundle}: the task {self.task} is not served: it does not look at one image at a time; "
-                "`dvc repro evaluate` scores it, and reports/eval holds its predictions"
+                f"{bundle}: the task {self.task} cannot be served for single images; `dvc repro evaluate` scores it, "
+                "and reports/eval has its predictions"
             )
         self.request = request
         self.device = device
         self.inputs: ModelInputs = self.task_model.model.inputs  # type: ignore[assignment]
-        self.extractor = _extractor(bundle, device) if isinstance(self.inputs.image, RegionInput) else None
-        trained_on, classes = self.task_model.info.detector_id, self.task_model.info.classes
-        if self.extractor is not None and classes and self.extractor.classes != tuple(classes):
+        self.extractor = self._open_extractor(bundle) if isinstance(self.inputs.image, RegionInput) else None
+
+    def _open_extractor(self, bundle: Path) -> Extractor:
+        """Open the extractor of the bundle's regions, and check that the model was trained with it."""
+        from vlp_models.models.checkpoint import describe_classes
+        from vlp_models.serving.bundle import DETECTOR, read_features_config
+        from vlp_models.vision.extractors import FROM_IMAGES, open_extractor
+
+        config = read_features_config(bundle)
+        if config["source"] not in FROM_IMAGES:
             raise CheckpointError(
-                f"{bundle}: the model was trained on features with {describe_classes(classes)}, but this bundle's detector has "
-                f"{describe_classes(self.extractor.classes)}; it needs the one that its features were made with"
+                f"{bundle}: the model was trained on features from `{config['source']}`, which cannot be computed from "
+                "an image"
             )
-        if self.extractor is not None and self.extractor.detector_id != trained_on:
+        extractor = open_extractor(config, bundle / DETECTOR, self.device)
+        info = self.task_model.info
+        if info.classes and extractor.classes != tuple(info.classes):
             raise CheckpointError(
-                f"{bundle}: the model was trained on features of detector {trained_on}, "
-                f"this bundle holds detector {self.extractor.detector_id}"
+                f"{bundle}: the model was trained on features with {describe_classes(info.classes)}, but this bundle's "
+                f"detector has {describe_classes(extractor.classes)}; register the run with the detector it used"
             )
+        if extractor.detector_id != info.detector_id:
+            raise CheckpointError(
+                f"{bundle}: the model was trained on features of detector {info.detector_id}, but this bundle has "
+                f"detector {extractor.detector_id}"
+            )
+        return extractor
 
     def predict(
-        self, images: Sequence[Any], texts: Sequence[str] | None = None, *, requested: bool = False
+        self, images: Sequence[Any], texts: Sequence[str] | None = None, *, untrusted: bool = False
     ) -> list[dict[str, Any]]:
-        """One prediction per image, or per list of them (docs/contracts.md, "Predictions").
+        """Return one prediction per image, or per list of images (docs/contracts.md, "Predictions").
 
         Args:
-            images: what `open_image` takes; for a task that looks at several at a time, lists of that many of these.
-            requested: images come from a request to a server (see `open_image`).
-            texts: what is asked of each image (a question, a statement); none for a task that asks nothing.
+            images: anything `open_image` takes; for a task with several images, lists of that many.
+            texts: one per image (a question, a statement); None if the task takes no text.
+            untrusted: the images come from a request to a server (see `open_image`).
 
         Raises:
-            DataError: an image can't be opened, or there are more or fewer of them than the task looks at.
+            DataError: an image cannot be opened, or the number of images is wrong.
         """
         from vlp_models.data.inputs import prepare_images
         from vlp_models.data.sample import Sample, SampleImage
         from vlp_models.data.views import VIEWS
 
         if self.request.text and (texts is None or len(texts) != len(images)):
-            raise ValueError(f"the task {self.task} takes one text per image, its {self.request.text}")
-        together = [open_images(value, self.request.images, requested=requested) for value in images]
-        seen = iter(
-            prepare_images(self.inputs, [picture for pictures in together for picture in pictures], self.extractor)
-        )
-        nothing = VIEWS[self.task_model.prediction_view].nothing
+            raise ValueError(f"the task {self.task} takes one {self.request.text} per image")
+        groups = [open_images(value, self.request.images, untrusted=untrusted) for value in images]
+        opened = [image for group in groups for image in group]
+        prepared = iter(prepare_images(self.inputs, opened, self.extractor))
         samples = [
             Sample(
                 sample_id=str(i),
                 image_id=str(i),
                 source="",
                 text=texts[i] if texts is not None and self.request.text else "",
-                values=nothing,
-                **next(seen),
-                others=tuple(SampleImage(image_id=f"{i}-{n}", **next(seen)) for n in range(1, self.request.images)),
+                values=VIEWS[self.task_model.prediction_view].hidden_values,
+                **next(prepared),
+                others=tuple(SampleImage(image_id=f"{i}-{n}", **next(prepared)) for n in range(1, self.request.images)),
             )
             for i in range(len(images))
         ]
         batch = self.task_model.collate(samples).to(self.device)
         return self.task_model.predict(batch, samples)
-
-
-def _extractor(bundle: Path, device: str) -> Extractor:
-    """What turns pixels into the regions the model learned from."""
-    from vlp_models.serving.bundle import read_made
-    from vlp_models.vision.extractors import FROM_IMAGES, open_extractor
-
-    made = read_made(bundle)
-    if made["source"] not in FROM_IMAGES:
-        raise CheckpointError(
-            f"{bundle}: the model was trained on features from `{made['source']}`, which can't be made from an image"
-        )
-    return open_extractor(made, bundle / "detector", device)

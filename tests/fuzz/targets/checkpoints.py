@@ -43,6 +43,7 @@ def _checkpoint(name: str) -> Callable[[Path], Prepared]:
         from model_checks import load_model
 
         from vlp_models.models.checkpoint import SUMS
+        from vlp_models.serving.bundle import write_content
         from vlp_models.serving.predictor import Predictor
 
         bundle = make_bundle(folder)
@@ -53,6 +54,7 @@ def _checkpoint(name: str) -> Callable[[Path], Prepared]:
 
         def read() -> None:
             load_model(bundle / "checkpoint")
+            write_content(bundle, [])
             Predictor(bundle)
 
         return in_place(bundle / "checkpoint" / name, read)
@@ -68,25 +70,25 @@ def _labels(folder: Path) -> Prepared:
 
 
 def _bundle_content(folder: Path) -> Prepared:
-    from vlp_models.serving.bundle import CONTENT, content_of, write_content
+    from vlp_models.serving.bundle import CONTENT, hash_bundle, write_content
     from vlp_models.serving.predictor import Predictor
 
     bundle = make_bundle(folder)
     write_content(bundle, [])
 
     def read() -> None:
-        content_of(bundle)
+        hash_bundle(bundle)
         Predictor(bundle)
 
     return in_place(bundle / CONTENT, read)
 
 
 def _bundle_features(folder: Path) -> Prepared:
-    from vlp_models.serving.bundle import read_made
+    from vlp_models.serving.bundle import read_features_config
 
     made = {"source": "detector", "min_score": 0.2, "max_regions": 16, "content": "roi"}
     (folder / "features.json").write_text(json.dumps(made))
-    return in_place(folder / "features.json", lambda: read_made(folder))
+    return in_place(folder / "features.json", lambda: read_features_config(folder))
 
 
 def _bundle_search(name: str) -> Callable[[Path], Prepared]:

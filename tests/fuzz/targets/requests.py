@@ -42,9 +42,12 @@ def _preset(folder: Path) -> Prepared:
 
 def _request(folder: Path) -> Prepared:
     """A row of a request to the served model: base64, a path, an array; with a folder that it may read from."""
+    from vlp_models.serving.bundle import write_content
     from vlp_models.serving.predictor import Predictor
 
-    predictor = Predictor(make_bundle(folder))
+    bundle = make_bundle(folder)
+    write_content(bundle, [])
+    predictor = Predictor(bundle)
     picture = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(picture, "PNG")
     (folder / "served").mkdir()
@@ -62,7 +65,7 @@ def _request(folder: Path) -> Prepared:
             return
         os.environ["VLP_IMAGE_ROOT"] = str(folder / "served")
         try:
-            predictor.predict([row["image"]], [str(row.get("text", ""))], requested=True)
+            predictor.predict([row["image"]], [str(row.get("text", ""))], untrusted=True)
         except DataError as error:
             assert "secret" not in str(error), "an answer may not hold what a file outside holds"
             raise

@@ -27,12 +27,12 @@ from vlp_models.registry.evaluations import ITEMS
 from vlp_models.registry.logger import DataInput, find_training_run, send_unsent
 from vlp_models.serving.bundle import (
     BUNDLE,
-    Trial,
-    checkpoint_info,
-    content_of,
-    not_served,
-    try_out,
-    weights_of,
+    SmokeTest,
+    hash_bundle,
+    hash_weights,
+    read_checkpoint_info,
+    smoke_test,
+    why_not_served,
     write_bundle,
 )
 from vlp_models.tasks.caption_search import CAPTIONS
@@ -113,7 +113,7 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
                 checkpoint = require_output(
                     workspace.checkpoint(f"finetune/{candidate.run}"), f"finetune@{candidate.run}"
                 )
-                if checkpoint_info(checkpoint).detector_id:
+                if read_checkpoint_info(checkpoint).detector_id:
                     require_output(workspace.detector, "detector")
                 info = write_bundle(
                     bundle,
@@ -122,8 +122,8 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
                     features=to_plain(params.features),
                     search=workspace.evaluation(candidate.run) / SEARCH,
                 )
-                reason = not_served(bundle)
-                trial = Trial() if reason else try_out(bundle, images)
+                reason = why_not_served(bundle)
+                trial = SmokeTest() if reason else smoke_test(bundle, images)
                 if trial.problem:
                     raise CheckpointError(
                         f"register: run `{candidate.run}` (model `{candidate.model}`, task {task}) cannot be served: "
@@ -137,7 +137,7 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
                         bundle=bundle,
                         info=info,
                         not_served=reason,
-                        prediction=trial.predicted,
+                        prediction=trial.prediction,
                     )
                 )
         yield bundles
@@ -160,14 +160,14 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, one
         task=one.task,
         run=candidate.run,
         bundle=one.bundle,
-        content=content_of(one.bundle),
+        content=hash_bundle(one.bundle),
         evaluation=workspace.evaluation(candidate.run),
         metrics={_metric_name(s): float(s["value"]) for s in candidate.scores if s["value"] is not None},
         tags={
             **facts,
             **names,
             "task": one.task,
-            "weights": weights_of(one.bundle),
+            "weights": hash_weights(one.bundle),
             "seed": str(candidate.seed),
             VARIANT_HASH: variant_hash(params, workspace, candidate.run),
             "served": f"no: {one.not_served}" if one.not_served else "yes",

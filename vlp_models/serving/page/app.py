@@ -1,4 +1,4 @@
-"""The page itself, in Gradio: where things stand, and what a click calls (handlers.py)."""
+"""The demo web page in Gradio: its layout, and which handler each event calls (handlers.py)."""
 
 from __future__ import annotations
 
@@ -18,79 +18,79 @@ from vlp_models.serving.page.handlers import TITLES, Page
 if TYPE_CHECKING:
     import gradio
 
-TITLE = "What the champions say of a photo"
-SWITCHES = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SHARE": "False"}
-KEPT = 3600  # seconds that a dropped photo stays on disk, at most
-PROMISE = (
-    "Nothing leaves the machine that serves this page. What you drop is deleted when the page ends, or after two "
-    "hours. What you read below is a model's guess; at the foot of the page stands what it learned from and what it "
-    "can't do."
+TITLE = "Try the champion models"
+ENVIRONMENT = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SHARE": "False"}
+MAX_AGE = 3600  # seconds that an uploaded photo stays on disk, and between clean-ups
+NOTICE = (
+    "Nothing leaves the machine that serves this page. Uploads are deleted when the page stops, or after two hours. "
+    "The results are a model's guesses; the models, their training data and their limits are described at the end of "
+    "the page."
 )
-NONE = "no version to ask; see below"
+NO_VERSION = "no version; see below"
 WIDTH = ".gradio-container {max-width: 1180px !important}"
 
 
 def check_installed() -> None:
-    """To be asked before any model is loaded.
+    """Check that Gradio is installed, before any model is loaded.
 
     Raises:
         MissingToolError: Gradio is not installed.
     """
     if find_spec("gradio") is None:
-        raise MissingToolError(f"`vlp demo`: gradio is not installed; `{INSTALL}` brings it")
+        raise MissingToolError(f"`vlp demo`: gradio is not installed; install it with `{INSTALL}`")
 
 
 def build(page: Page) -> gradio.Blocks:
-    """
+    """Build the page.
+
     Raises:
         MissingToolError: Gradio, or a package that it needs, is not installed.
     """
     gr = _gradio()
     one = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEPT, KEPT)) as blocks:
-        gr.Markdown(f"## {TITLE}\n{PROMISE}")
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(MAX_AGE, MAX_AGE)) as blocks:
+        gr.Markdown(f"## {TITLE}\n{NOTICE}")
         with gr.Row():
             with gr.Column(scale=1):
-                photo = gr.File(label="Drop a photo", file_types=sorted(FORMATS), height=110, elem_id="photo")
-                gr.Markdown("What the model was given")
+                photo = gr.File(label="Upload a photo", file_types=sorted(FORMATS), height=110, elem_id="photo")
+                gr.Markdown("What the model read")
                 picture = gr.Image(
-                    show_label=False,  # it would lie over the picture's corner, and a box's number there
+                    show_label=False,  # a label would cover the picture's corner and the number of a box there
                     height=400,
                     interactive=False,
                     format="png",
                     buttons=[],
                     elem_id="picture",
                 )
-                note = gr.Textbox(label="The boxes", interactive=False, lines=2, elem_id="note")
+                note = gr.Textbox(label="About the boxes", interactive=False, lines=2, elem_id="note")
             with gr.Column(scale=1):
                 gr.Markdown("### Caption")
-                by_captioner = page.answers("captioning") if page.captioner else NONE
-                found_how, beams_own = page.caption_labels()
-                caption = gr.Textbox(label=f"{found_how} ({by_captioner})", interactive=False, elem_id="caption")
-                beam = gr.Textbox(label=beams_own, visible=bool(beams_own), interactive=False, elem_id="beam")
-                greedy = gr.Textbox(label="Caption, word by word (greedy)", interactive=False, elem_id="greedy")
+                by_captioner = page.version_title("captioning") if page.captioner else NO_VERSION
+                caption_label, beam_label = page.caption_labels()
+                caption = gr.Textbox(label=f"{caption_label} ({by_captioner})", interactive=False, elem_id="caption")
+                beam = gr.Textbox(label=beam_label, visible=bool(beam_label), interactive=False, elem_id="beam")
+                greedy = gr.Textbox(label="Caption, greedy decoding", interactive=False, elem_id="greedy")
                 gr.Markdown("### Question")
-                by_answerer = page.answers("vqa") if page.answerer else NONE
+                by_answerer = page.version_title("vqa") if page.answerer else NO_VERSION
                 question = gr.Textbox(
-                    label="Ask about the photo", placeholder="What colour is the ball?", elem_id="question", max_lines=1
+                    label="Ask about the photo", placeholder="What color is the ball?", elem_id="question", max_lines=1
                 )
                 ask = gr.Button("Ask", elem_id="ask")
-                answers = gr.Label(label=f"Likeliest answers ({by_answerer})", num_top_classes=5, elem_id="answers")
-                problem = gr.Textbox(label="What went wrong", visible=False, interactive=False, elem_id="problem")
+                answers = gr.Label(label=f"Most likely answers ({by_answerer})", num_top_classes=5, elem_id="answers")
+                problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="problem")
         gr.Markdown("### Search")
         if page.search:
-            where = (
-                f"{page.search.photo_count:,} photos of the split {page.search.split}; {page.answers('retrieval')}"
-            )
+            title = page.version_title("retrieval")
+            where = f"{page.search.photo_count:,} photos of the split {page.search.split}; {title}"
         else:
-            where = NONE
+            where = NO_VERSION
         wanted = gr.Textbox(label=f"Search by text ({where})", max_lines=1, elem_id="wanted")
         look = gr.Button("Search", elem_id="look")
         gallery = gr.Gallery(
-            label="Best first, with the score", columns=6, height=240, buttons=[], elem_id="found", format="png"
+            label="Results with scores, best first", columns=6, height=240, buttons=[], elem_id="found", format="png"
         )
-        gallery_problem = gr.Textbox(label="What went wrong", visible=False, interactive=False, elem_id="lost")
-        gr.Markdown("### Who answers, what it learned from, and what it can't do")
+        gallery_problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="lost")
+        gr.Markdown("### The models, their training data and their limits")
         with gr.Row():
             for task in TITLES:
                 gr.Markdown(page.about(task), elem_id=f"about-{task}")
@@ -99,15 +99,15 @@ def build(page: Page) -> gradio.Blocks:
             if not path:
                 return [None, "", "", "", "", None, _hidden(gr)]
             found = page.caption(path)
-            drawn = [found.seen.picture, found.seen.note] if found.seen else [None, ""]
+            drawn = [found.overlay.picture, found.overlay.note] if found.overlay else [None, ""]
             return [*drawn, found.caption, found.beam, found.greedy, None, _hidden(gr, found.problem)]
 
         def answered(path: str | None, text: str) -> list[Any]:
             found = page.answer(path, text)
-            drawn = [found.seen.picture, found.seen.note] if found.seen else [gr.skip(), gr.skip()]
+            drawn = [found.overlay.picture, found.overlay.note] if found.overlay else [gr.skip(), gr.skip()]
             return [*drawn, dict(found.answers) or None, _hidden(gr, found.problem)]
 
-        def caption_search(text: str) -> list[Any]:
+        def searched(text: str) -> list[Any]:
             found = page.find(text)
             return [list(found.photos), _hidden(gr, found.problem)]
 
@@ -115,18 +115,17 @@ def build(page: Page) -> gradio.Blocks:
         for event in (ask.click, question.submit):
             event(answered, [photo, question], [picture, note, answers, problem], **one)
         for event in (look.click, wanted.submit):
-            event(caption_search, wanted, [gallery, gallery_problem], **one)
+            event(searched, wanted, [gallery, gallery_problem], **one)
     return blocks.queue(api_open=False, max_size=32)
 
 
 @contextmanager
 def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
-    """Serves the page for the length of the block; yields its address.
-
-    Dropped photos lie in a temporary folder that goes with it.
+    """Serve the page while the block runs; yield its address. Uploads go to a temporary folder that is then deleted.
 
     Raises:
-        MissingToolError: see `build`. ParamsError: the port is taken, or the host is none of this machine's.
+        MissingToolError: see `build`.
+        ParamsError: the port is taken, or the host is not an address of this machine.
     """
     gr = _gradio()
     with tempfile.TemporaryDirectory(prefix="vlp-page-") as folder:
@@ -152,8 +151,7 @@ def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
             )
         except OSError as error:
             reason = str(error).partition(".")[0]
-            way_out = "choose another with --host and --port"
-            raise ParamsError(f"vlp demo: {host} port {port}: {reason}; {way_out}") from None
+            raise ParamsError(f"vlp demo: {host} port {port}: {reason}; choose others with --host and --port") from None
         try:
             yield address.rstrip("/")
         finally:
@@ -161,17 +159,17 @@ def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
 
 
 def _hidden(gr: Any, text: str = "") -> Any:
-    """A problem's place: it is there only while there is one."""
+    """Update a problem field, which is visible only while it has a text."""
     return gr.update(value=text, visible=bool(text))
 
 
 def _gradio() -> Any:
-    os.environ.update(SWITCHES)  # read when it is imported
+    os.environ.update(ENVIRONMENT)  # Gradio reads it when it is imported
     check_installed()
     try:
         import gradio
     except ImportError as error:
         raise MissingToolError(
-            f"`vlp demo`: gradio can't be loaded ({error}); `{INSTALL}` brings what it needs"
+            f"`vlp demo`: gradio cannot be imported ({error}); install what it needs with `{INSTALL}`"
         ) from None
     return gradio

@@ -1,7 +1,11 @@
-"""Which regions an answer rests on: each is left out in turn, and the model is asked again how likely its answer is.
+"""Occlusion: which regions or cells of an image an answer depends on.
 
-Attention would say where a layer took its values from, not what changes if they are gone, and means another thing in
-each model. Leaving out means the same in all of them, and costs as many passes as there are regions.
+Each region is left out in turn (for a model that reads pixels, each cell of a grid is blanked) to measure how much less
+likely the answer becomes. Attention would show where a layer took its values from, not what changes without them, and
+it means something else in each model. Occlusion means the same in all of them and costs one forward pass per region. A
+blanked cell has the mean color, as in the blind baseline (`Pixels.blanked`); a cell is not an object.
+
+Shape suffixes: R regions, N cells, B samples, M tokens of all captions.
 """
 
 from __future__ import annotations
@@ -23,19 +27,22 @@ from vlp_models.models.protocols import Generates
 from vlp_models.tasks.base import TaskModel
 from vlp_models.tasks.vqa import VQA
 
-AT_ONCE = 32  # passes
-MOST = 3  # regions that are shown as the weightiest
-NEGLIGIBLE = 0.05  # in nats: a twentieth less likely
+REGIONS_AT_ONCE = 32  # forward passes
+CELLS_AT_ONCE = 8  # forward passes; pixel inputs are larger
+GRID = 4  # cells per side
+MAX_SHOWN = 3  # most important regions shown
+NEGLIGIBLE = 0.05  # nats: a twentieth less likely
 
 
-class Remembering:
-    """An extractor that keeps the regions of the last picture: a photo is asked about more than once."""
+class CachingExtractor:
+    """An extractor that keeps the regions of the last image, since several questions are asked about one photo."""
 
     def __init__(self, extractor: Extractor) -> None:
         self._extractor = extractor
         self._last: tuple[tuple[tuple[int, int], bytes], RegionArrays] | None = None
 
     def extract(self, images: Sequence[Image.Image]) -> list[RegionArrays]:
+        """Return the regions of each image."""
         if len(images) != 1:
             return self._extractor.extract(images)
         key = (images[0].size, images[0].tobytes())
@@ -45,60 +52,105 @@ class Remembering:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weighed:
+class Occlusion:
     """
-    likelihood  of the answer with all regions: a log-probability
-    losses      [R]: how much of it is lost without each region (or cell), in nats; below 0, it is likelier without
+    log_probability  of the answer with the whole image
+    losses           [R]: how much of it is lost without each region (or cell), in nats; negative: likelier without
     """
 
-    likelihood: float
+    log_probability: float
     losses: tuple[float, ...]
 
     @property
-    def weightiest(self) -> tuple[int, ...]:
-        """At most `MOST`, those that are missed most first; none that make no difference."""
+    def most_important(self) -> tuple[int, ...]:
+        """The `MAX_SHOWN` regions with the largest losses, largest first, without negligible ones."""
         order = sorted(range(len(self.losses)), key=lambda i: -self.losses[i])
-        return tuple(i for i in order[:MOST] if self.losses[i] > NEGLIGIBLE)
+        return tuple(i for i in order[:MAX_SHOWN] if self.losses[i] > NEGLIGIBLE)
 
 
-def given(regions: RegionArrays, max_regions: int) -> RegionArrays:
-    """Those that the model reads: the first ones."""
-    return _chosen(regions, np.arange(min(len(regions), max_regions)))
+def truncate_regions(regions: RegionArrays, max_regions: int) -> RegionArrays:
+    """Return the regions that the model reads: the first `max_regions`."""
+    return _select_regions(regions, np.arange(min(len(regions), max_regions)))
 
 
-def weigh(task_model: TaskModel, regions: RegionArrays, text: str, said: str) -> Weighed:
-    """
+def occlude_regions(task_model: TaskModel, regions: RegionArrays, text: str, answer: str) -> Occlusion:
+    """Leave out each region in turn.
+
     Args:
-        regions: as `given` leaves them.
-        text: the question; of a captioner it says nothing.
-        said: what the model answered: a caption, or one of its labels.
+        regions: as returned by `truncate_regions`.
+        text: the question; unused by a captioner.
+        answer: the model's output: a caption, or one of its labels.
     """
     kept = [np.arange(len(regions)), *(np.delete(np.arange(len(regions)), i) for i in range(len(regions)))]
-    if len(regions) < 2:  # nothing would be left to look at
+    if len(regions) < 2:  # without its only region the image would be empty
         kept = kept[:1]
-    sample = asked_of(task_model, text, said)
+    sample = _text_sample(task_model, text, answer)
     found: list[float] = []
-    for start in range(0, len(kept), AT_ONCE):
+    for start in range(0, len(kept), REGIONS_AT_ONCE):
         block = [
-            replace(sample, image_id=f"{start + i}", regions=_chosen(regions, rows))  # each is a picture of its own
-            for i, rows in enumerate(kept[start : start + AT_ONCE])
+            # An id per copy: equal ids would share one encoded image.
+            replace(sample, image_id=f"{start + i}", regions=_select_regions(regions, rows))
+            for i, rows in enumerate(kept[start : start + REGIONS_AT_ONCE])
         ]
-        found += log_probabilities(task_model, task_model.read(block), said)
-    whole = found[0]
-    return Weighed(likelihood=whole, losses=tuple(whole - one for one in found[1:]) or (0.0,) * len(regions))
+        found += _log_probabilities(task_model, task_model.read(block), answer)
+    losses = tuple(found[0] - one for one in found[1:]) or (0.0,) * len(regions)
+    return Occlusion(log_probability=found[0], losses=losses)
 
 
-def asked_of(task_model: TaskModel, text: str, said: str) -> Sample:
-    """A sample without an image, whose text is what the model reads: the question, or the caption it has said."""
-    return Sample(sample_id="", image_id="", source="", text=said if task_model.task == "captioning" else text)
+def occlude_cells(
+    task_model: TaskModel, photo: Image.Image, text: str, answer: str
+) -> tuple[Occlusion, NDArray[np.float32]]:
+    """Blank each cell of a grid in turn, for a model that reads pixels.
+
+    Args:
+        text: the question; unused by a captioner.
+        answer: the model's output: a caption, or one of its labels.
+
+    Returns:
+        The occlusion, and the cells [N, 4] as fractions of the photo's width and height.
+    """
+    inputs = cast(ModelInputs, task_model.model.inputs)
+    wanted = cast(PixelInput, inputs.image)
+    cells_N4 = _grid_cells(photo, wanted)
+    corners = place_boxes(cells_N4, photo, wanted).round().astype(int).tolist()
+    sample = _text_sample(task_model, text, answer)
+    whole = task_model.read([replace(sample, **prepare_images(inputs, [photo], None)[0])])
+    blank_3HW = cast(Pixels, whole.image).blanked().pixels_B3HW[0]
+    found: list[float] = []
+    for start in range(0, 1 + len(corners), CELLS_AT_ONCE):
+        numbers = range(start, min(start + CELLS_AT_ONCE, 1 + len(corners)))  # 0: nothing is blanked
+        block = whole.select(torch.zeros(len(numbers), dtype=torch.long))  # copies of the one image
+        for row, number in enumerate(numbers):
+            if number:
+                left, top, right, bottom = corners[number - 1]
+                cell = (slice(None), slice(top, bottom), slice(left, right))
+                cast(Pixels, block.image).pixels_B3HW[row][cell] = blank_3HW[cell]
+        found += _log_probabilities(task_model, block, answer)
+    size_4 = np.array([photo.width, photo.height] * 2, np.float32)
+    losses = tuple(found[0] - one for one in found[1:])
+    return Occlusion(log_probability=found[0], losses=losses), cells_N4 / size_4
+
+
+def _grid_cells(photo: Image.Image, wanted: PixelInput) -> NDArray[np.float32]:
+    """Return the cells row by row, x1, y1, x2, y2 in pixels of the photo; cropped-off margins are in no cell. [N, 4]"""
+    own, size = np.array(photo.size), np.array([wanted.width, wanted.height])
+    visible = size / (size / own).max() if wanted.resize == "crop" else own
+    x, y = ((own - visible)[:, None] / 2 + np.outer(visible, np.linspace(0, 1, GRID + 1))).tolist()
+    cells = [(x[i], y[j], x[i + 1], y[j + 1]) for j in range(GRID) for i in range(GRID)]
+    return np.array(cells, np.float32)
+
+
+def _text_sample(task_model: TaskModel, text: str, answer: str) -> Sample:
+    """Return a sample without an image whose text is what the model reads: the question, or its own caption."""
+    return Sample(sample_id="", image_id="", source="", text=answer if task_model.task == "captioning" else text)
 
 
 @torch.no_grad()
-def log_probabilities(task_model: TaskModel, batch: Batch, said: str) -> list[float]:
-    """Of `said`, for each sample: a caption's tokens one after the other, or an answer's own probability."""
+def _log_probabilities(task_model: TaskModel, batch: Batch, answer: str) -> list[float]:
+    """Return the log-probability of `answer` for each sample: the sum over a caption's tokens, or the label's own."""
     batch = batch.to(next(task_model.parameters()).device)
     if isinstance(task_model, VQA):
-        answer_B = task_model.probabilities(batch)[:, task_model.labels.index(said)]
+        answer_B = task_model.probabilities(batch)[:, task_model.labels.index(answer)]
         return [float(p) for p in answer_B.clamp(min=1e-12).log()]
     at_BT = batch.text.has_next_BT
     logits_MV = cast(Generates, task_model.model).generation_logits(batch.image, batch.text, at_BT)
@@ -107,50 +159,10 @@ def log_probabilities(task_model: TaskModel, batch: Batch, said: str) -> list[fl
     return [float(own.sum()) for own in found_M.split(at_BT.sum(1).tolist())]
 
 
-def _chosen(regions: RegionArrays, rows: np.ndarray) -> RegionArrays:
+def _select_regions(regions: RegionArrays, rows: np.ndarray) -> RegionArrays:
     return RegionArrays(
         features=regions.features[rows],
         boxes=regions.boxes[rows],
         class_probs=regions.class_probs[rows],
         scores=regions.scores[rows],
     )
-
-
-GRID = 4  # cells a side
-CELLS_AT_ONCE = 8  # passes; pictures may be large
-
-
-def grid(photo: Image.Image, wanted: PixelInput) -> NDArray[np.float32]:
-    """[N, 4]: the cells, row by row; x1, y1, x2, y2 in pixels of the photo. What is cropped off is in none."""
-    own, size = np.array(photo.size), np.array([wanted.width, wanted.height])
-    seen = size / (size / own).max() if wanted.resize == "crop" else own
-    x, y = ((own - seen)[:, None] / 2 + np.outer(seen, np.linspace(0, 1, GRID + 1))).tolist()
-    cells = [(x[i], y[j], x[i + 1], y[j + 1]) for j in range(GRID) for i in range(GRID)]
-    return np.array(cells, np.float32)
-
-
-def weigh_cells(task_model: TaskModel, photo: Image.Image, text: str, said: str) -> tuple[Weighed, NDArray[np.float32]]:
-    """What is lost without each cell; and [N, 4], where they are, as fractions of the photo's width and height.
-
-    Args:
-        text: the question; of a captioner it says nothing.
-        said: what the model answered: a caption, or one of its labels.
-    """
-    inputs = cast(ModelInputs, task_model.model.inputs)
-    wanted = cast(PixelInput, inputs.image)
-    cells_N4 = grid(photo, wanted)
-    corners = place_boxes(cells_N4, photo, wanted).round().astype(int).tolist()
-    whole = task_model.read([replace(asked_of(task_model, text, said), **prepare_images(inputs, [photo], None)[0])])
-    blank_3HW = cast(Pixels, whole.image).blanked().pixels_B3HW[0]
-    found: list[float] = []
-    for start in range(0, 1 + len(corners), CELLS_AT_ONCE):
-        numbers = range(start, min(start + CELLS_AT_ONCE, 1 + len(corners)))  # 0: the picture as it is
-        block = whole.select(torch.zeros(len(numbers), dtype=torch.long))  # copies
-        for row, number in enumerate(numbers):
-            if number:
-                left, top, right, bottom = corners[number - 1]
-                cell = (slice(None), slice(top, bottom), slice(left, right))
-                cast(Pixels, block.image).pixels_B3HW[row][cell] = blank_3HW[cell]
-        found += log_probabilities(task_model, block, said)
-    size_4 = np.array([photo.width, photo.height] * 2, np.float32)
-    return Weighed(likelihood=found[0], losses=tuple(found[0] - one for one in found[1:])), cells_N4 / size_4

@@ -11,15 +11,15 @@ import pytest
 from vlp_models.common.source_hash import ROOT
 from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import CheckpointInfo
-from vlp_models.serving.bundle import check_content, content_of, weights_of, write_bundle
+from vlp_models.serving.bundle import check_content, hash_bundle, hash_weights, write_bundle
 from vlp_models.serving.predictor import Predictor
 
-FEATURES = {"source": "detector", "min_score": 0.2, "max_regions": 16}
+FEATURES = {"source": "detector", "min_score": 0.2, "max_regions": 16, "content": "roi"}
 
 
 @pytest.fixture
 def version(tmp_path: Path) -> Path:
-    """A bundle as MLflow keeps it: in artifacts/, its code beside it. The weights are some bytes."""
+    """A bundle as MLflow stores it: in artifacts/, with its code next to it. The weights are a few bytes."""
     checkpoint, detector = tmp_path / "checkpoint", tmp_path / "detector"
     checkpoint.mkdir()
     detector.mkdir()
@@ -47,47 +47,51 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_settings_and_code_are_part_of_a_version_and_what_is_told_about_it_is_not(version: Path) -> None:
-    before, weights = content_of(version), weights_of(version)
+def test_settings_and_code_are_part_of_the_identity_but_the_model_card_is_not(version: Path) -> None:
+    before, weights = hash_bundle(version), hash_weights(version)
     check_content(version)
     (version / "README.md").write_text("scores")
     code(version, "serving/__pycache__").mkdir()
-    code(version, "report/page.py").write_text("changed: no prediction runs on it")
-    assert content_of(version) == before
+    code(version, "evaluation/report/page.py").write_text("changed, but predicting does not run it")
+    assert hash_bundle(version) == before
     check_content(version)
 
     change(version / "features.json", "0.2", "0.9")
-    assert content_of(version) != before and weights_of(version) == weights
-    with pytest.raises(CheckpointError, match=r"features\.json is not what it was"):
+    assert hash_bundle(version) != before and hash_weights(version) == weights
+    with pytest.raises(CheckpointError, match=r"features\.json has changed"):
         check_content(version)
-    with pytest.raises(CheckpointError, match=r"features\.json is not what it was"):
+    with pytest.raises(CheckpointError, match=r"features\.json has changed"):
         Predictor(version)
     change(version / "features.json", "0.9", "0.2")
 
     change(code(version, "serving/images.py"), "MAX_PIXELS = 50", "MAX_PIXELS = 60")
-    assert content_of(version) != before and weights_of(version) == weights, "a fix to serving is another version"
-    with pytest.raises(CheckpointError, match=r"serving/images\.py is not what it was"):
+    assert hash_bundle(version) != before and hash_weights(version) == weights, "serving is part of it"
+    with pytest.raises(CheckpointError, match=r"serving/images\.py has changed"):
         check_content(version)
 
 
 @pytest.mark.parametrize("name", ["checkpoint/model.safetensors", "checkpoint/tokenizer.json", "detector/x", "x"])
-def test_every_file_counts(version: Path, name: str) -> None:
-    before = content_of(version)
+def test_every_file_is_part_of_the_identity(version: Path, name: str) -> None:
+    before = hash_bundle(version)
     with (version / name).open("ab") as file:
         file.write(b"more")
-    assert content_of(version) != before
+    assert hash_bundle(version) != before
     with pytest.raises(CheckpointError, match=name):
         check_content(version)
 
 
-def test_a_list_of_contents_that_is_gone_or_cut_off_does_not_pass_for_the_version(version: Path) -> None:
-    before, listed = content_of(version), version / "content.json"
+def test_damaged_missing_or_older_content_list_is_rejected(version: Path) -> None:
+    before, listed = hash_bundle(version), version / "content.json"
     written = json.loads(listed.read_text())
     del written["code"]["serving/images.py"]
     listed.write_text(json.dumps(written))
-    assert content_of(version) != before
+    assert hash_bundle(version) != before
     listed.write_text("{")
-    with pytest.raises(CheckpointError, match="does not say what the bundle holds"):
-        content_of(version)
+    with pytest.raises(CheckpointError, match=r"content\.json: invalid bundle .*`vlp stage register`"):
+        hash_bundle(version)
+    listed.write_text(json.dumps(written | {"format": "vlp-bundle/0"}))
+    with pytest.raises(CheckpointError, match=r"format 'vlp-bundle/0', expected 'vlp-bundle/1'.*`vlp stage register`"):
+        Predictor(version)
     listed.unlink()
-    assert content_of(version) != before
+    with pytest.raises(CheckpointError, match="invalid bundle"):
+        check_content(version)

@@ -1,4 +1,4 @@
-"""What isn't served says so, before any detector is loaded; and the command line counts a task's images."""
+"""Tasks that are not served, and the number of images and texts that the command line takes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from toy_tasks import make
 from vlp_models.cli import predict as cli
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.checkpoint import write_checkpoint
+from vlp_models.serving.bundle import write_content
 from vlp_models.serving.predictor import Predictor
 
 
 @pytest.mark.parametrize("task", ["retrieval", "vcr"])
-def test_a_task_that_is_not_served_is_refused_with_the_way_out(tmp_path: Path, task: str) -> None:
+def test_unserved_task_is_an_error_before_the_detector_loads(tmp_path: Path, task: str) -> None:
     task_model = make(make_toy(tmp_path), task)
     (tmp_path / "checkpoint").mkdir()
     write_checkpoint(tmp_path / "checkpoint", task_model, task_model.info, task_model.tokenizer)
-    with pytest.raises(CheckpointError, match=f"the task {task} is not served: .*`dvc repro evaluate` scores it"):
+    write_content(tmp_path, [])
+    with pytest.raises(CheckpointError, match=f"the task {task} cannot be served .*`dvc repro evaluate` scores it"):
         Predictor(tmp_path)
 
 
-def test_the_command_line_takes_as_many_images_as_the_task(
+def test_command_line_takes_as_many_images_as_the_task(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def predictions(task: str, images: list[Any], texts: list[str] | None, model: str) -> list[dict[str, Any]]:
-        asked.append((task, images, texts))
+        calls.append((task, images, texts))
         return [{"prediction": True, "p_true": 0.9, "caption": "a cup"}]
 
     monkeypatch.setattr(cli, "predictions", predictions)
@@ -39,7 +41,7 @@ def test_the_command_line_takes_as_many_images_as_the_task(
     cli.predict("nlvr2", ["a.png", "b.png", "two cups"])
     cli.predict("nlvr", ["a.png", "one cup"])
     cli.predict("captioning", ["a.png"])
-    assert asked == [
+    assert calls == [
         ("nlvr", ["a.png"], ["one cup"]),
         ("nlvr2", [["a.png", "b.png"]], ["two cups"]),
         ("nlvr2", [["a.png", "b.png"]], ["two cups"]),

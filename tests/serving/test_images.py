@@ -1,4 +1,4 @@
-"""Images from outside are checked before they are decoded."""
+"""Untrusted images are checked before they are decoded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_form_gives_the_same_image(tmp_path: Path) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (6, 8, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.bmp")
     longer = base64.b64encode((tmp_path / "noise.bmp").read_bytes()).decode()
-    assert 255 < len(longer) < 1024 and np.array_equal(np.asarray(open_image(longer)), noise), "no file has such a name"
+    assert 255 < len(longer) < 1024 and np.array_equal(np.asarray(open_image(longer)), noise), "as short as a path"
     forms = [str(path), path, png(), text, f"data:image/png;base64,{text}", array, array.tolist()]
     for form in forms:
         image = open_image(form)
@@ -55,50 +55,50 @@ def test_every_form_gives_the_same_image(tmp_path: Path) -> None:
         (b"not an image at all", "not a readable image"),
         (png()[:60], "not a readable image"),
         (bomb(), r"100000x100000|limit|exceeds"),
-        ("nowhere/to/be/found.png", "no such file"),
-        ("." * 300, "no such file"),
-        ("data:image/png;base64,%%%", "no valid base64"),
+        ("nowhere/to/be/found.png", "neither a file nor a base64 image"),
+        ("." * 300, "neither a file nor a base64 image"),
+        ("data:image/png;base64,%%%", "not valid base64"),
         (np.zeros((4, 4, 7), np.uint8), "an image array"),
-        (np.full((4, 4, 3), 300), "integers 0..255"),
+        (np.full((4, 4, 3), 300), "integers 0 to 255"),
         (3.5, "found float"),
     ],
 )
-def test_bad_input_is_an_error_that_says_what_it_is(value: object, message: str) -> None:
+def test_invalid_input_is_an_error_that_names_it(value: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         open_image(value)
 
 
 @pytest.mark.parametrize("root", [False, True])
-def test_a_request_opens_no_path_unless_a_root_is_set_and_never_tells_what_exists(
+def test_request_opens_paths_only_below_the_root_and_reveals_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
 ) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside.png"
     inside.mkdir()
     for path in (inside / "a.png", outside):
         path.write_bytes(png())
-    (inside / "words.txt").write_text("no image")
+    (inside / "words.txt").write_text("not an image")
     (inside / "link.png").symlink_to(outside)
     monkeypatch.chdir(inside)
     monkeypatch.delenv("VLP_IMAGE_ROOT", raising=False)
     if root:
         monkeypatch.setenv("VLP_IMAGE_ROOT", str(inside))
         for good in ("a.png", str(inside / "a.png")):
-            assert open_image(good, requested=True).size == (8, 6)
+            assert open_image(good, untrusted=True).size == (8, 6)
     tried = [str(outside), "../outside.png", "nowhere.png", "words.txt", "link.png", "/etc/passwd", "."]
     answers = set()
     for text in tried if root else [*tried, "a.png", str(inside / "a.png")]:
         with pytest.raises(DataError) as caught:
-            open_image(text, requested=True)
+            open_image(text, untrusted=True)
         answers.add(str(caught.value))
     assert len(answers) == 1
     for sent in (base64.b64encode(png()).decode(), np.zeros((4, 4, 3), np.uint8)):
-        assert open_image(sent, requested=True).mode == "RGB"
+        assert open_image(sent, untrusted=True).mode == "RGB"
     with pytest.raises(DataError) as caught:
-        open_images([str(outside), str(outside)], 2, requested=True)
+        open_images([str(outside), str(outside)], 2, untrusted=True)
     assert str(caught.value) in answers
 
 
-def test_a_server_can_be_kept_to_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_limited_to_the_image_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside.png"
     inside.mkdir()
     (inside / "a.png").write_bytes(png())
@@ -109,7 +109,7 @@ def test_a_server_can_be_kept_to_one_folder(tmp_path: Path, monkeypatch: pytest.
         open_image(inside / ".." / "outside.png")
 
 
-def test_images_that_belong_together_come_as_a_list(tmp_path: Path) -> None:
+def test_several_images_come_as_a_list(tmp_path: Path) -> None:
     path = tmp_path / "image.png"
     path.write_bytes(png())
     array = np.asarray(Image.open(path))
@@ -124,7 +124,7 @@ def test_images_that_belong_together_come_as_a_list(tmp_path: Path) -> None:
         assert [np.array_equal(np.asarray(one), array) for one in open_images(value, 2)] == [True, True]
     assert len(open_images(array.tolist(), 1)) == 1
     for value, found in ((str(path), "str"), ([str(path)], "1"), ([str(path)] * 3, "3"), (array, "ndarray")):
-        with pytest.raises(DataError, match=f"a list of 2 is expected; found {found}"):
+        with pytest.raises(DataError, match=f"takes 2 images per request, as a list; found {found}"):
             open_images(value, 2)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="neither a file nor a base64 image"):
         open_images([str(path), "nowhere.png"], 2)
