@@ -1,4 +1,4 @@
-"""`make audit` where nobody can be asked: an error in words, never "no known holes", and no hole is lost by it."""
+"""`make audit` without a network is an error, never "no known holes", and hides no known hole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.skipif(audit.find() is None, reason="pip-audit is not installed")
-def test_without_a_network_it_says_so_and_fails() -> None:
+def test_audit_without_a_network_fails_with_a_message() -> None:
     nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
     done = subprocess.run(
         [sys.executable, "tests/audit.py", "requirements-uv.lock"],
@@ -30,7 +30,7 @@ def test_without_a_network_it_says_so_and_fails() -> None:
 
 
 @pytest.mark.parametrize(("of_files", "code"), [((0, 0), 0), ((0, 69), 69), ((1, 69), 1), ((69, 1), 1)])
-def test_a_known_hole_counts_though_another_file_could_not_be_asked_about(
+def test_known_hole_counts_even_if_another_file_could_not_be_checked(
     of_files: tuple[int, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {str(tmp_path / f"{number}.lock"): found for number, found in enumerate(of_files)}

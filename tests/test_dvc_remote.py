@@ -1,4 +1,4 @@
-"""docs/scaling.md's commands share a workspace's data through an S3 bucket: pushed here, pulled there."""
+"""The commands of docs/scaling.md share a workspace's data through an S3 bucket: push here, pull there."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.server
 
 
 def commands(heading: str) -> list[str]:
-    """The shell lines below a heading of docs/scaling.md."""
+    """Return the shell commands below a heading of docs/scaling.md."""
     text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return [line for block in re.findall(r"```bash\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
 
 
-def test_what_is_pushed_can_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pushed_data_can_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dvc_s3")
     pytest.importorskip("moto")
     here, there = tmp_path / "here", tmp_path / "there"

@@ -1,4 +1,4 @@
-"""What `make` would have `vlp` do."""
+"""The `vlp` commands that `make` runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-VLP = 'vlp() { echo "$*"; test "$1" = run || test -f "$2"; }\n'  # says how it is called; a preset has to be there
+VLP = 'vlp() { echo "$*"; test "$1" = run || test -f "$2"; }\n'  # prints its arguments; a preset must exist
 
 
 def calls(*arguments: str) -> list[str]:
-    """How `make flickr8k` calls `vlp` once everything is installed, in order, up to a call that fails."""
-    plain = {"PATH": os.environ["PATH"]}  # no variable or flag of a make that runs the tests
+    """Return the arguments of each `vlp` call of `make flickr8k`, up to the first that fails."""
+    plain = {"PATH": os.environ["PATH"]}  # without variables of a make that runs the tests
 
     def run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=60)
@@ -26,7 +26,7 @@ def calls(*arguments: str) -> list[str]:
     return found
 
 
-def test_flickr8k_is_laid_first_then_each_design_in_order_and_then_run() -> None:
+def test_flickr8k_preset_comes_first_then_each_model_in_order_then_run() -> None:
     first = "use presets/flickr8k.yaml"
     assert calls() == [first, "run"]
     assert calls("ROOT=some/where", "MODELS=xgpt soho") == [
@@ -37,5 +37,5 @@ def test_flickr8k_is_laid_first_then_each_design_in_order_and_then_run() -> None
     ]
 
 
-def test_nothing_runs_where_a_design_can_not_be_laid() -> None:
+def test_nothing_runs_if_a_preset_does_not_exist() -> None:
     assert calls("MODELS=xgtp soho") == ["use presets/flickr8k.yaml", "use presets/flickr8k-xgtp.yaml"]

@@ -1,6 +1,6 @@
-"""A preset on top of what is trained: only what is new is trained, though the shards are packed anew.
+"""A preset added to a trained workspace: only new runs are trained, although the shards are packed again.
 
-VLMo brings what a workspace of regions has not: pixels, a dataset of texts alone, one of hypotheses. By the real
+VLMo adds what a workspace with regions lacks: pixels, a text-only dataset, and one of hypotheses. With the real
 commands, at the tiny size.
 """
 
@@ -24,7 +24,7 @@ TRAINED = ("initial@tden", "pretrain@tden", "finetune@tden-vqa")
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """TDEN pretrained and fine-tuned, then VLMo's preset used and its data made."""
+    """Pretrain and fine-tune TDEN, then add VLMo's preset and prepare its data."""
     folder = new_clone(tmp_path_factory.mktemp("on-top") / "project")
     run(folder, "vlp", "use", "presets/tiny.yaml", "--set", "finetune.tden-captioning=null")
     run(folder, "dvc", "repro", "finetune@tden-vqa")
@@ -47,7 +47,7 @@ def key_of(line: str) -> str:
     return "@".join(line.split()[3:5])
 
 
-def test_the_shards_are_other_ones_and_what_was_trained_stays(clone: Path) -> None:
+def test_shards_change_and_existing_runs_stay_valid(clone: Path) -> None:
     manifest = json.loads((clone / "data" / "shards" / "manifest.json").read_text())
     assert manifest["pixels"] is True and manifest["sources"] == ["scenes", "scenes_ve", "sentences"]
     todo = stale(clone)
@@ -57,14 +57,14 @@ def test_the_shards_are_other_ones_and_what_was_trained_stays(clone: Path) -> No
     assert "Running stage" not in dry
 
 
-def test_the_new_model_begins_with_eyes_of_the_boxes_that_are_there(clone: Path) -> None:
+def test_vision_warmup_of_the_new_model_uses_the_existing_boxes(clone: Path) -> None:
     config = json.loads((clone / "checkpoints" / "initial" / "vlmo" / "config.json").read_text())
     assert {"red", "circle"} < set(config["provenance"]["vision_warmup"]["words"])
     deps = yaml.safe_load((clone / "dvc.lock").read_text())["stages"]["initial@vlmo"]["deps"]
     assert "data/validated/boxed.parquet" in [dep["path"] for dep in deps]
 
 
-def test_back_again_trains_nothing(clone: Path) -> None:
+def test_going_back_trains_nothing(clone: Path) -> None:
     checkpoint = clone / "checkpoints" / "finetune" / "tden-vqa"
     before = hash_path(checkpoint)
     for name in ("params.yaml", "dvc.yaml", "dvc.lock"):
@@ -75,8 +75,8 @@ def test_back_again_trains_nothing(clone: Path) -> None:
     assert json.loads((clone / "data" / "shards" / "manifest.json").read_text())["pixels"] is False
 
 
-def test_it_learns_the_same_of_other_shards(clone: Path) -> None:
-    """Forced, a training reads the tars that hold pixels as well, and comes to the same weights, bit by bit."""
+def test_training_on_repacked_shards_is_bitwise_equal(clone: Path) -> None:
+    """A forced training reads the shards with pixels and gives the same weights, bit by bit."""
     weights = clone / "checkpoints" / "pretrain" / "tden" / "model.safetensors"
     before = weights.read_bytes()
     run(clone, *WITH_VLMO)

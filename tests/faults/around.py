@@ -1,4 +1,4 @@
-"""Faults of what is around a run: its disk, its clock, its server, its params, its registry, its ledger, its data."""
+"""Faults of a run's environment: disk, clock, server, params, registry, ledger, data."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from moments import Fault, Outcome, reach, until
 
 ROTS = (".safetensors", ".tar", ".parquet", ".txt", ".json")
 IMPOSSIBLE = "not possible on this machine"
-REFUSED = 3  # of `vlp promote`: an answer
-FULL = ("make room", "room on its disk", "disk is full", "no space left")
+REFUSED = 3  # exit code of `vlp promote`: an answer, not a failure
+FULL = ("make room", "free some space", "disk is full", "no space left")
 
 
 def small_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """`.work` is a file system of its own, of 16 KB to 2 MB: a genuine ENOSPC for checkpoints and logs."""
+    """Mount a file system of 16 KB to 2 MB at `.work`: a genuine ENOSPC for checkpoints and logs."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
-        outcome.hit, outcome.said = False, f"{IMPOSSIBLE}: no user name spaces for a small file system"
+        outcome.hit, outcome.output = False, f"{IMPOSSIBLE}: no user name spaces for a small file system"
         return _nothing(ground)
     kilobytes = int(16 * 128**fault.chance)
     after = ground.folder / "work-after"
@@ -44,14 +44,14 @@ def small_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     if after.exists():
         after.rename(ground.project / ".work")
     if outcome.hit and not any(words in run.output.lower() for words in FULL):
-        outcome.problems.append("the full disk is not spoken of")
+        outcome.problems.append("the message does not mention the full disk")
     return run
 
 
 def clock_jumps(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """`time.time` of every process jumps some seconds into the run: a day or an hour back, an hour or a year on.
+    """Shift `time.time` of every process some seconds into the run: by a day or an hour back, an hour or a year ahead.
 
-    The kernel's clock stays, and with it what files are dated: only a machine's administrator can set that one.
+    The kernel's clock, which dates files, stays: only an administrator can set it.
     """
     by = (-86_400, -3_600, 3_600, 31_536_000)[int(fault.chance * 4)]
     folder = ground.folder / "clock"
@@ -68,7 +68,7 @@ def clock_jumps(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def edited_params(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """params.yaml is edited while the stage runs, and put back afterwards: half the time the stage's own params."""
+    """Edit params.yaml while the stage runs, and restore it afterwards; often it is the stage's own params."""
     file = ground.project / "params.yaml"
     before = file.read_bytes()
     run = Command(fault.command, ground.project)
@@ -84,23 +84,23 @@ def edited_params(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         file.write_text(yaml.safe_dump(params, sort_keys=False))
     outcome.exit_code = run.wait(400)
     file.write_bytes(before)
-    outcome.may_repeat |= _stale_once_back(ground, yaml.safe_load(before))
+    outcome.may_repeat |= _stale_after_restore(ground, yaml.safe_load(before))
     if not outcome.hit or not own:
         return run
     recorded = ground.lock(ground.project).get(fault.stage)
-    if recorded is not None and _seed_recorded(recorded, fault.stage) != _seed_learnt_with(ground, fault.stage):
-        outcome.problems.append("it was recorded with params that it was not made with")
-    # at "begin" it has yet to read params.yaml; at "write" and "record" it may have looked for the last time
+    if recorded is not None and _seed_recorded(recorded, fault.stage) != _seed_trained_with(ground, fault.stage):
+        outcome.problems.append("it was recorded with params that it did not use")
+    # At "begin" it has not read params.yaml yet; at "write" and "record" it may have checked it for the last time.
     if fault.moment not in ("begin", "write", "record"):
         if not outcome.exit_code:
             outcome.problems.append("a stage whose params were edited while it ran was recorded")
         elif "was edited while" not in run.output:
-            outcome.problems.append("the edit is not spoken of")
+            outcome.problems.append("the message does not mention the edit")
     return run
 
 
 def lost_registry(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """mlflow.db is deleted while the stage runs."""
+    """Delete mlflow.db while the stage runs."""
     run = Command(fault.command, ground.project)
     outcome.hit = reach(ground, fault, run)
     if outcome.hit:
@@ -111,8 +111,7 @@ def lost_registry(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def away_server(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """A real MLflow server on the project's database is killed while the stage runs; it is back after a while, or
-    when the run has ended."""
+    """Kill an MLflow server on the project's database while the stage runs; start it again later, or after the run."""
     with mlflow_server(ground) as server:
         run = Command(fault.command, ground.project, env=environment(ground.project) | server.variables)
         outcome.hit = reach(ground, fault, run)
@@ -123,11 +122,11 @@ def away_server(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
                 server.start()
         outcome.exit_code = run.wait(400)
         if outcome.exit_code and fault.stage in TRAININGS and fault.stage not in ground.recorded():
-            outcome.problems.append(f"a training whose server was away ended with {outcome.exit_code}")
+            outcome.problems.append(f"a training without its server ended with {outcome.exit_code}")
         if outcome.exit_code and "MLflow" not in run.output:
-            outcome.problems.append("that MLflow is away is not spoken of")
+            outcome.problems.append("the message does not mention MLflow")
         server.kill()
-        server.start()  # numbers wait for the server that they were meant for
+        server.start()  # unsent metrics wait for this very server
         back = Command("vlp run", ground.project, env=environment(ground.project) | server.variables)
         if back.wait(400):
             outcome.problems.append(f"with the server back: {back.process.returncode}, {back.output[-400:]}")
@@ -135,8 +134,11 @@ def away_server(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """One bit of a finished output is flipped before the run: dated now, as by a program that wrote it, or (checkpoints
-    and detector, which have sums) with size and time as they were, as by a disk."""
+    """Flip one bit of a finished output before the run.
+
+    Its time stamp is new, as after a write by a program; or, for checkpoints and the detector, which have checksums,
+    size and time stay the same, as after a disk error.
+    """
     chance, lock = random.Random(fault.chance), ground.lock(ground.project)
     silent = chance.random() < 0.4
     outs = {out["path"]: stage for stage, entry in lock.items() for out in entry.get("outs", ())}
@@ -155,13 +157,13 @@ def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     path.write_bytes(content)
     if silent:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    outcome.note = f"{path.relative_to(ground.project)}{', its time kept' if silent else ''}"
+    outcome.note = f"{path.relative_to(ground.project)}{', time stamp kept' if silent else ''}"
     outcome.may_repeat = {outs[out], *_below(lock, out)}
     run = Command(fault.command, ground.project)
     outcome.exit_code = run.wait(400)
     if outcome.exit_code and ("Traceback" in run.output or path.name not in run.output):
         outcome.problems.append("the damaged file is not named")
-    if outcome.exit_code or silent:  # the way out that the message names
+    if outcome.exit_code or silent:  # as the message advises
         shutil.rmtree(ground.project / out) if (ground.project / out).is_dir() else (ground.project / out).unlink()
         checkout = Command("dvc checkout", ground.project, more=[out])
         if checkout.wait():
@@ -170,8 +172,11 @@ def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def damaged_ledger(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """After a promotion the ledger is cut off, emptied, deleted, or a bit of it flipped. Whatever becomes of the run
-    and of the next question to the gate, the champion stays, and with the ledger's copy its history is whole."""
+    """Truncate, empty or delete the ledger after a promotion, or flip one of its bits.
+
+    Whatever happens to the run and to the next `vlp promote`, the champion stays, and with a copy of the ledger its
+    history is complete.
+    """
     first = Command("vlp promote", ground.project, more=["vqa", "--force-first"])
     ledger = ground.project / "promotions" / "ledger.jsonl"
     if first.wait() or not ledger.exists():
@@ -186,14 +191,14 @@ def damaged_ledger(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         ledger.unlink()
     run = Command(fault.command, ground.project)
     outcome.exit_code = run.wait(400)
-    asked = Command("vlp promote", ground.project, more=["vqa"])
-    code = asked.wait()
-    for said, ended in ((run.output, outcome.exit_code), (asked.output, code)):
-        if ended not in (0, REFUSED) and ("Traceback" in said or "ledger" not in said):
-            outcome.problems.append(f"ended with {ended}, and not a word of the ledger: {said[-400:]}")
+    promote = Command("vlp promote", ground.project, more=["vqa"])
+    code = promote.wait()
+    for output, ended in ((run.output, outcome.exit_code), (promote.output, code)):
+        if ended not in (0, REFUSED) and ("Traceback" in output or "ledger" not in output):
+            outcome.problems.append(f"ended with {ended} without naming the ledger: {output[-400:]}")
     if ground.champion() != champion:
         outcome.problems.append(f"the champion was {champion}, is {ground.champion()}")
-    if code not in (0, REFUSED):  # as the message says: from a copy
+    if code not in (0, REFUSED):  # as the message advises: restore a copy
         ledger.parent.mkdir(exist_ok=True)
         ledger.write_bytes(whole)
     history = Command("vlp history", ground.project, more=["vqa"])
@@ -214,7 +219,7 @@ AROUND: dict[str, Callable[[Ground, Fault, Outcome], Command]] = {
 
 
 class _Server:
-    """`mlflow server` on the project's own database; files go to where its experiment says, past the server."""
+    """`mlflow server` on the project's database; artifacts are written directly to its experiment's folder."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
@@ -267,8 +272,8 @@ def mlflow_server(ground: Ground) -> Iterator[_Server]:
         server.kill()
 
 
-def _stale_once_back(ground: Ground, params: dict[str, Any]) -> set[str]:
-    """The stages that are recorded with other params than these, and all that depends on them."""
+def _stale_after_restore(ground: Ground, params: dict[str, Any]) -> set[str]:
+    """Return the stages that are recorded with other params than these, and everything that depends on them."""
     lock = ground.lock(ground.project)
     stale = {
         stage
@@ -289,14 +294,14 @@ def _seed_recorded(entry: dict[str, Any], stage: str) -> int:
     return int(locked[f"{kind}.{name}"].get("seed", locked[f"defaults.{kind}"]["seed"]))
 
 
-def _seed_learnt_with(ground: Ground, stage: str) -> int:
+def _seed_trained_with(ground: Ground, stage: str) -> int:
     kind, _, name = stage.partition("@")
     manifest = ground.project / "checkpoints" / kind / name / "manifest.json"
     return int(json.loads(manifest.read_text())["params"][kind][name]["seed"])
 
 
 def _below(lock: dict[str, object], out: str) -> set[str]:
-    """The stages that depend on an output, directly."""
+    """Return the stages that directly depend on an output."""
     return {
         stage
         for stage, entry in lock.items()
@@ -311,7 +316,7 @@ def _nothing(ground: Ground) -> Command:
     return run
 
 
-_CLOCK = '''"""The clock of a process, which jumps at a moment that is the same for all."""
+_CLOCK = '''"""The clock of a process; it jumps at the same moment in all processes."""
 
 import os
 import time

@@ -1,12 +1,11 @@
-"""`make faults`: faults at random, each into a real run of the tiny pipeline, and what became of it.
+"""`make faults`: inject random faults into real runs of the tiny pipeline, and check the results.
 
 python tests/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, then 20 to 60 s a fault)
 
-Kind, stage and moment of each are a function of seed and number. A campaign takes as many sittings as it likes: a line
-is appended to reports/faults.jsonl after each fault, whole or not at all, and the same command goes on behind the last
-one; reports/faults.md is written of all lines. `--minutes 50` ends a sitting. `--only 17` inflicts number
-17 alone, and is recorded as such; `--kind "server away"` the next ones of a kind. After a loss is mended: its number
-again (`--only`), then the campaign.
+Kind, stage and moment of a fault are a function of seed and number. A campaign can be interrupted: each fault appends a
+line to reports/faults.jsonl, and the same command continues after the last one; reports/faults.md summarizes all lines.
+`--minutes 50` limits a session. `--only 17` injects only number 17, `--kind "server away"` the next ones of a kind;
+both are recorded as such. After fixing a loss, repeat its number (`--only`), then continue the campaign.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def main() -> int:
 
 
 def _numbers(options: argparse.Namespace, ground: Ground) -> Iterator[int]:
-    """Which faults are to come; those of an earlier sitting are not among them."""
+    """Yield the numbers of the next faults, without those of earlier sessions."""
     if options.only is not None:
         yield options.only
         return
@@ -74,14 +73,14 @@ def _numbers(options: argparse.Namespace, ground: Ground) -> Iterator[int]:
     for number in fresh:
         if injected >= options.count:
             return
-        if number in done:  # it was inflicted alone, and stands in the file
+        if number in done:  # it was injected alone and is in the file
             continue
         yield number
         injected += _last(options.reports / FILE)["hit"]
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The records of all sittings; half a line, which a kill left, is none."""
+    """Return the records of all sessions, without a line that a kill truncated."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
@@ -94,7 +93,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def still_lost(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Faults whose last infliction was a loss: one that was mended, and inflicted again, is none."""
+    """Return the faults that were lost when they were last injected."""
     newest = {(record["seed"], record["number"]): record for record in records}
     return [record for record in newest.values() if record["problems"]]
 
@@ -113,11 +112,13 @@ def _last(file: Path) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100, help="injected in all sittings together; of a kind: now")
+    parser.add_argument(
+        "--count", type=int, default=100, help="faults of all sessions together; with --kind: of this session"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int)
     parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--minutes", type=float, default=0, help="begin no fault after so long")
+    parser.add_argument("--minutes", type=float, default=0, help="start no fault after this time")
     parser.add_argument("--folder", type=Path, default=ROOT / ".work" / "faults")
     parser.add_argument("--reports", type=Path, default=ROOT / "reports")
     return parser.parse_args()
@@ -126,19 +127,19 @@ def _arguments() -> argparse.Namespace:
 def _page(options: argparse.Namespace, records: list[dict[str, Any]]) -> str:
     hits = [record for record in records if record["hit"]]
     lost = [record for record in records if record["problems"]]
-    mended = len(lost) - len(still_lost(records))
+    fixed = len(lost) - len(still_lost(records))
     seconds = sum(record["seconds"] for record in records)
     lines = [
         "# Faults",
         "",
         f"{len(hits)} faults injected, {len(hits) - sum(r['hit'] for r in lost)} survived, {len(lost)} lost, of which "
-        f"{mended} were mended and survived when they were injected again; {seconds / 60:.0f} minutes. "
-        f"{len(records) - len(hits)} more came too late to hit, or can't be injected here, and are not counted. "
-        f"`python tests/faults/campaign.py --count {options.count} --seed {options.seed}` goes on.",
+        f"{fixed} were fixed and survived when they were injected again; {seconds / 60:.0f} minutes. "
+        f"{len(records) - len(hits)} more came too late, or cannot be injected here, and are not counted. "
+        f"`python tests/faults/campaign.py --count {options.count} --seed {options.seed}` continues the campaign.",
         "",
-        "Survived: the pipeline, run again, ended; weights, curves and dvc.lock's hashes are those of the undisturbed "
-        "run; no recorded stage ran again; one MLflow run with every step once, one version; `dvc status` clean; no "
-        "`*.partial`, no process left.",
+        "Survived: the rerun completed; weights, curves and the hashes in dvc.lock equal those of an undisturbed run; "
+        "no recorded stage ran again; one MLflow run with every step once, one version; `dvc status` is clean; no "
+        "`*.partial` and no process is left.",
     ]
     for name in ("kind", "stage", "moment", "command"):
         injected, failed = Counter(r[name] for r in hits), Counter(r[name] for r in lost)

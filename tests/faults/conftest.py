@@ -1,4 +1,4 @@
-"""The faults' own modules, which the campaign imports by the same names."""
+"""Make the modules of this folder importable, as the campaign does."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def _hash_code() -> str:
 
 
 def _params() -> dict[str, Any]:
-    """Return presets/tiny.yaml with more, smaller steps, two-pass training, a second model, and no captioning (slow)."""
+    """Return presets/tiny.yaml with more, smaller steps, two passes, a second model, and no captioning (slow)."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     tiny, two_pass, second = (
         yaml.safe_load((ROOT / "presets" / f"{name}.yaml").read_text())

@@ -1,4 +1,4 @@
-"""The faults: what is done to a run, and when."""
+"""Draw faults, inject them into a run, and check the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from around import AROUND
 from ground import DEPENDENTS, TRAININGS, UNEVEN, Command, Ground, end_all, ran
 from moments import MOMENTS, STEP_FILES, Fault, Outcome, reach, until
 
-# kind -> (the role that is hit, by what)
+# kind -> (role of the process, signal)
 SIGNALS = {
     "kill -9 stage": ("stage", signal.SIGKILL),
     "kill -9 dvc": ("dvc", signal.SIGKILL),
@@ -26,19 +26,19 @@ SIGNALS = {
     "SIGINT command": ("top", signal.SIGINT),
     "kill -9 flow": ("top", signal.SIGKILL),
 }
-REGISTER_AGAIN = ("mlflow.db lost", "ledger damaged")  # curves that MLflow has lost are not sent again; versions are
-DAMAGES = ("flipped byte in checkpoint", "checkpoint cut off")  # after a power cut in mid-training
+REGISTER_AGAIN = ("mlflow.db lost", "ledger damaged")  # lost curves are not sent again, lost versions are
+DAMAGES = ("flipped byte in checkpoint", "checkpoint cut off")  # after a power cut during training
 LOCKS = ("power cut", "power cut, rwlock empty", "power cut, dvc.lock cut off", "power cut, dvc.lock empty")
 KINDS = (*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once", *AROUND)
 
 
 def draw(seed: int, number: int, stages: list[str]) -> Fault:
-    """The `number`-th fault of a campaign: a function of seed and number alone."""
+    """Return the `number`-th fault of a campaign, a function of seed and number."""
     rng = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)] if number < 2 * len(KINDS) else rng.choice(KINDS)  # each twice, then at random
     trains = kind in (*DAMAGES, "MLflow away", "server away") or rng.random() < 0.5
     stage = rng.choice([s for s in stages if not trains or s in TRAININGS])
-    if kind == "ledger damaged":  # every score that the gate asks for is there
+    if kind == "ledger damaged":  # the gate has every score it needs
         stage = rng.choice((*TRAININGS, "report"))
     moments = ["train"] if kind in DAMAGES else [m for m in MOMENTS if m != "train" or stage in TRAININGS]
     if kind.endswith("stage"):
@@ -47,29 +47,29 @@ def draw(seed: int, number: int, stages: list[str]) -> Fault:
     if kind == "kill -9 supervisor" and command == "dvc repro":
         command = "vlp run"
     if kind == "SIGINT command" and command == "dvc repro":
-        command = "vlp run"  # a terminal would send it to the whole group
+        command = "vlp run"  # a terminal sends it to the whole group
     if "supervisor" not in kind and command == "dvc repro" and kind.endswith("command"):
         kind = kind.replace("command", "dvc")
     if kind == "kill -9 flow":
         command = "flow"
     if kind == "full disk" and command == "flow":
-        command = "vlp run"  # a flow reads a stage's words from a file, which the limit would cut off as well
+        command = "vlp run"  # a flow reads a stage's output from a file, which the limit would truncate as well
     return Fault(number, kind, stage, rng.choice(moments), command, rng.random() < 0.5, rng.random())
 
 
 def inflict(ground: Ground, fault: Fault) -> Outcome:
-    """Runs the pipeline without `fault.stage`, hurts it, runs it again to the end and looks at what is there."""
+    """Run the pipeline from before `fault.stage`, inject the fault, rerun to the end and check the results."""
     outcome = Outcome(fault)
     began = time.monotonic()
     ground.before(fault.stage)
     try:
-        hurt = _hurt(ground, fault, outcome)
+        run = _inject(ground, fault, outcome)
     except subprocess.TimeoutExpired as error:
         end_all(ground.processes())
         outcome.problems.append(f"it does not end: {error}")
         return outcome
-    outcome.said = hurt.output[-1500:]
-    if outcome.hit and hurt.process.returncode == 0 and fault.kind in SIGNALS and fault.moment != "record":
+    outcome.output = run.output[-1500:]
+    if outcome.hit and run.process.returncode == 0 and fault.kind in SIGNALS and fault.moment != "record":
         outcome.problems += [] if fault.stage in ground.recorded() else ["exit code 0, and the stage not recorded"]
     if not fault.at_once:
         outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
@@ -80,25 +80,25 @@ def inflict(ground: Ground, fault: Fault) -> Outcome:
     if repeated and "dvc.lock" not in fault.kind:
         outcome.problems.append(f"repeated: {', '.join(sorted(repeated))}")
     if fault.kind in DAMAGES and outcome.hit and "set aside" not in rerun.output:
-        outcome.problems.append("the damaged checkpoint is not spoken of")
+        outcome.problems.append("the message does not mention the damaged checkpoint")
     outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
     if not outcome.problems:
-        # of a stage that was recorded with an edit, each training is one: as it was edited, and as it is
+        # A stage that was recorded with an edit is trained twice: with the edit, and as it was.
         trained = 2 if fault.kind == "params edited" and fault.stage in outcome.may_repeat else 1
         outcome.problems += ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage, trained)
     if outcome.problems:
-        outcome.said += "\n--- rerun\n" + rerun.output[-3000:]
+        outcome.output += "\n--- rerun\n" + rerun.output[-3000:]
     outcome.seconds = round(time.monotonic() - began, 1)
     return outcome
 
 
 def _run_to_the_end(ground: Ground, outcome: Outcome, tries: int = 8) -> Command:
-    """`vlp run`, as often as what is left of the first run keeps it from starting."""
+    """Run `vlp run`, again while processes of the first run block it."""
     while True:
         rerun = Command("vlp run", ground.project)
         code = rerun.wait(400)
         outcome.reruns += 1
-        busy = any(text in rerun.output for text in ("is busy", "at work in this workspace", "Unable to acquire lock"))
+        busy = any(text in rerun.output for text in ("is busy", "is using this workspace", "Unable to acquire lock"))
         if code == 0 or not busy or outcome.reruns == tries:
             if code:
                 outcome.problems.append(f"the rerun ended with {code}")
@@ -106,7 +106,7 @@ def _run_to_the_end(ground: Ground, outcome: Outcome, tries: int = 8) -> Command
         time.sleep(4)
 
 
-def _hurt(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
+def _inject(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     if fault.kind in AROUND:
         return AROUND[fault.kind](ground, fault, outcome)
     if fault.kind == "full disk":
@@ -119,12 +119,12 @@ def _hurt(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         bare = fault.chance < 0.3
         second = Command("dvc repro" if bare else "vlp run", ground.project)
         code = second.wait()
-        # A bare DVC may find that the first one's has ended, and everything recorded: it then has nothing to do.
-        beside = outcome.hit and run.process.poll() is None and not (bare and not ran(second.output))
-        if code == 0 and beside:
-            outcome.problems.append(f"a second run ended with 0 beside the first: {second.output[-500:]}")
-        if code and "at work" not in second.output and "busy" not in second.output and "lock" not in second.output:
-            outcome.problems.append(f"the second run does not say why: {second.output[-500:]}")
+        # A bare DVC may find that the first one has ended with everything recorded; it then has nothing to do.
+        overlap = outcome.hit and run.process.poll() is None and not (bare and not ran(second.output))
+        if code == 0 and overlap:
+            outcome.problems.append(f"a second run ended with 0 during the first: {second.output[-500:]}")
+        if code and "is using" not in second.output and "busy" not in second.output and "lock" not in second.output:
+            outcome.problems.append(f"the second run does not explain its failure: {second.output[-500:]}")
     elif outcome.hit:
         _strike(ground, fault, run, outcome)
     outcome.exit_code = run.wait()
@@ -134,9 +134,9 @@ def _hurt(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def _full_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """No file of the stage, or of anything, may grow beyond so many bytes: EFBIG where a full disk gives ENOSPC.
+    """Limit the size of the files of the stage, or of every process: EFBIG instead of a full disk's ENOSPC.
 
-    Needs no privilege, unlike a small file system. DVC's own databases are the first to suffer where all is limited.
+    Unlike a small file system this needs no privilege. With a limit for every process, DVC's databases fail first.
     """
     most = int(100 * 3000 ** (4 * fault.chance % 1))
     if fault.chance > 0.75:
@@ -148,9 +148,9 @@ def _full_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
                 process.rlimit(psutil.RLIMIT_FSIZE, (most, most))
     outcome.exit_code = run.wait()
     outcome.hit = outcome.exit_code != 0
-    words = ("disk",) if fault.chance > 0.75 else ("make room", "room on its disk")
+    words = ("disk",) if fault.chance > 0.75 else ("make room", "free some space")
     if outcome.hit and not any(text in run.output for text in words):
-        outcome.problems.append("the full disk is not spoken of")
+        outcome.problems.append("the message does not mention the full disk")
     return run
 
 
@@ -158,7 +158,7 @@ def _strike(ground: Ground, fault: Fault, run: Command, outcome: Outcome) -> Non
     if fault.kind in SIGNALS:
         role, number = SIGNALS[fault.kind]
         outcome.hit = False
-        with contextlib.suppress(psutil.Error):  # it has just ended
+        with contextlib.suppress(psutil.Error):  # the process has just ended
             if target := psutil.Process(run.process.pid) if role == "top" else ground.process(role):
                 target.send_signal(number)
                 outcome.hit = True
@@ -180,34 +180,34 @@ def _strike(ground: Ground, fault: Fault, run: Command, outcome: Outcome) -> Non
 
 
 def _without_mlflow(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """The database can't be opened: from the beginning, or from the middle on; till the end, or for a while."""
+    """Make the database unreadable from the start or later, until the end or for a while."""
     database, away = ground.project / "mlflow.db", ground.project / "away.db"
     late, back = fault.chance < 0.5, fault.chance % 0.5 < 0.25
 
-    def leave() -> None:
+    def remove() -> None:
         database.rename(away)
         database.mkdir()
 
     if not late:
-        leave()
+        remove()
     run = Command(fault.command, ground.project)
     if late:
         outcome.hit = reach(ground, fault, run)
     if late and outcome.hit:
         with contextlib.suppress(FileNotFoundError):
-            leave()
+            remove()
     if back and outcome.hit:
         until(lambda: bool(list(ground.project.glob(f".work/*/*/{STEP_FILES}"))), run)
         time.sleep(fault.chance)
-        _come_back(database, away)
+        _restore(database, away)
     outcome.exit_code = run.wait()
-    _come_back(database, away)
+    _restore(database, away)
     if outcome.exit_code and ground.recorded() != set(ground.stages):
         outcome.problems.append(f"training without MLflow ended with {outcome.exit_code}")
     return run
 
 
-def _come_back(database: Any, away: Any) -> None:
+def _restore(database: Any, away: Any) -> None:
     if away.exists():
         if database.is_dir():
             database.rmdir()

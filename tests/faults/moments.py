@@ -1,4 +1,4 @@
-"""When a fault comes: the moments of a stage, waited for from outside."""
+"""When a fault is injected: the moments of a stage, observed from outside."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Fault:
     stage: str
     moment: str
     command: str
-    at_once: bool  # whether the rerun waits for what is left of the first run
+    at_once: bool  # whether the rerun starts without waiting for processes of the first run
     chance: float  # where in the moment, how many bytes, ...
 
 
 @dataclass
 class Outcome:
     fault: Fault
-    hit: bool = True  # False: the run was over before the fault came
+    hit: bool = True  # False: the run had ended before the fault
     exit_code: int = 0
     reruns: int = 0
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    said: str = ""  # the last lines of the hurt run
-    note: str = ""  # what exactly was hurt, where chance chose it
-    may_repeat: set[str] = field(default_factory=set)  # recorded stages that may run again, with good reason
+    output: str = ""  # the last lines of the disturbed run
+    note: str = ""  # what exactly was damaged
+    may_repeat: set[str] = field(default_factory=set)  # recorded stages that may rightly run again
 
     @property
     def record(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def reach(ground: Ground, fault: Fault, run: Command) -> bool:
-    """Waits for the moment; False if the run ends before it."""
+    """Wait for the fault's moment; return False if the run ends before it."""
     present = until(lambda: stage_runs(ground, fault.stage), run)
     if not present:
         return False
@@ -82,7 +82,7 @@ def stage_runs(ground: Ground, stage: str) -> bool:
 
 
 def until(met: Callable[[], bool], run: Command, seconds: float = 600) -> bool:
-    """Waits; False if the run, or the time, ends before."""
+    """Wait for a condition; return False if the run or the time ends before."""
     deadline = time.monotonic() + seconds
     while not met():
         if run.process.poll() is not None or time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""A pretraining under DVC is killed, its state damaged, its disk full: the result is that of an undisturbed run.
+"""A pretraining under DVC is killed, its state damaged, its disk full: the result equals that of an undisturbed run.
 
-The quick tests hurt one real stage on a toy world; the long ones inflict each kind of fault of the campaign on the
-whole tiny pipeline. Full disks: RLIMIT_FSIZE, which needs no privilege (EFBIG instead of ENOSPC).
+The quick tests run one real stage on a toy dataset; the long ones inject each kind of fault of the campaign into the
+whole tiny pipeline. Full disks are simulated by RLIMIT_FSIZE, which needs no privilege (EFBIG instead of ENOSPC).
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def undisturbed(project: Project) -> Iterator[tuple[bytes, bytes]]:
 
 
 @pytest.fixture
-def anew(project: Project, undisturbed: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    """As if nothing had run yet; gives what a run must give."""
+def fresh(project: Project, undisturbed: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    """Delete everything that a run wrote; return what a run must produce."""
     for name in ("dvc.lock", ".work", "checkpoints/pretrain", "reports", ".dvc/cache"):
         path = project.folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def anew(project: Project, undisturbed: tuple[bytes, bytes]) -> tuple[bytes, byt
 
 
 @pytest.mark.pipeline
-def test_dvc_killed_a_byte_flipped_and_a_second_run_beside(project: Project, anew: tuple[bytes, bytes]) -> None:
+def test_second_run_dvc_killed_and_checkpoint_damaged(project: Project, fresh: tuple[bytes, bytes]) -> None:
     first = project.start("vlp", "run")
     wait_for(lambda: project.checkpoints)
     stage = project.pid("stage")
@@ -125,7 +125,7 @@ def test_dvc_killed_a_byte_flipped_and_a_second_run_beside(project: Project, ane
     os.kill(stage, signal.SIGCONT)
     assert first.communicate(timeout=60)[0]
     assert first.returncode != 0
-    wait_for(lambda: not Path(f"/proc/{stage}").exists(), 30)  # it stopped by itself, with its state saved
+    wait_for(lambda: not Path(f"/proc/{stage}").exists(), 30)  # it stopped on its own, with its state saved
     assert not (project.folder / "checkpoints" / "pretrain" / "tden").exists()
 
     newest = project.checkpoints[-1]
@@ -135,28 +135,28 @@ def test_dvc_killed_a_byte_flipped_and_a_second_run_beside(project: Project, ane
     code, output = project.run("vlp", "run")
     assert code == 0, output
     assert "damaged (its sha256 does not match)" in output and "resuming from step" in output
-    assert project.result == anew
+    assert project.result == fresh
 
 
 @pytest.mark.pipeline
-def test_a_result_that_dvc_had_no_time_to_record(project: Project, anew: tuple[bytes, bytes]) -> None:
+def test_result_that_dvc_did_not_record_is_restored(project: Project, fresh: tuple[bytes, bytes]) -> None:
     assert project.run("vlp", "run")[0] == 0
-    (project.folder / "dvc.lock").unlink()  # as it was when DVC was killed after the stage's end
+    (project.folder / "dvc.lock").unlink()  # as if DVC had been killed after the stage's end
     shutil.rmtree(project.folder / ".dvc" / "cache" / "runs")
     code, output = project.run("vlp", "run")
     assert code == 0 and "restored the result of a finished run" in output, output
-    assert "steps  loss" not in output, "nothing is trained again"
-    assert project.result == anew
+    assert "steps  loss" not in output, "not trained again"
+    assert project.result == fresh
 
 
 @pytest.mark.pipeline
-def test_a_full_disk_is_an_error_in_words_and_nothing_is_lost(project: Project, anew: tuple[bytes, bytes]) -> None:
+def test_full_disk_is_an_error_message_and_nothing_is_lost(project: Project, fresh: tuple[bytes, bytes]) -> None:
     code, output = project.run("vlp", "stage", "pretrain", "tden", file_limit=20_000)
     assert code == 2 and "make room" in output and "Traceback" not in output, output
     assert not list(project.folder.rglob("*.partial"))
     code, output = project.run("vlp", "run")
     assert code == 0, output
-    assert project.result == anew
+    assert project.result == fresh
 
 
 @pytest.fixture(scope="module")
