@@ -1,6 +1,6 @@
-"""What ours computes of the weights and inputs on which TDEN's public code was run (authors_tden_inputs.py).
+"""The outputs of our model on the weights and inputs that TDEN's authors' code was run on (authors_tden_inputs.py).
 
-tests/golden/authors_tden.json has what that code computed.
+tests/golden/authors_tden.json has the outputs of that code.
 
 Shape suffixes: N pairs, R regions, T text tokens, V vocabulary.
 """
@@ -93,12 +93,12 @@ def pretraining(found: ImportedModel, dtype: torch.dtype) -> Numbers:
     loss = make_loss(
         model, RecipeParams(objectives=everything), ScheduledSamplingParams(scheme="a", sample="argmax"), name="tden"
     )
-    learnt = loss(batch, update=0, generator=torch.Generator())
-    learnt.mean.backward()  # type: ignore[union-attr]
+    total = loss(batch, update=0, generator=torch.Generator())
+    total.mean.backward()  # type: ignore[union-attr]
     del model.corrupt, model.masked_pass
     corruption, read = seen[0], seen[2][4]
-    numbers = {f"loss of {name}": one.mean for name, one in learnt.losses.items()}  # type: ignore[union-attr]
-    numbers |= {"total": learnt.mean, **gradients(model)}
+    numbers = {f"loss of {name}": one.mean for name, one in total.losses.items()}  # type: ignore[union-attr]
+    numbers |= {"total": total.mean, **gradients(model)}
     numbers |= {f"statistics {n}": b for n, b in model.named_buffers() if "running" in n}
     numbers |= {"ids": corruption.ids_BT, "hidden regions": corruption.hidden_BR}
     numbers |= {"second ids": read["encoder"], "second ids of the decoder": read["decoder"]}
@@ -184,9 +184,9 @@ def vcr(found: ImportedModel, dtype: torch.dtype) -> Numbers:
 
 
 def captioning(found: ImportedModel, dtype: torch.dtype) -> Numbers:
-    """Cross-entropy, plain and smoothed; what is drawn, learnt from a reward; greedy and beam search."""
+    """Return cross-entropy, plain and smoothed; the self-critical loss of samples; greedy and beam search."""
     model, image = built(found, dtype), regions(CAPTIONED, dtype)
-    rows = [[BOS, *words(f"told {i}", length), EOS][: MOST + 1] for i, length in enumerate(CAPTIONS)]
+    rows = [[BOS, *words(f"told {i}", length), EOS][: MOST + 1] for i, length in enumerate(CAPTIONS)]  # plain-ok
     text = as_text(rows, owner_N=torch.arange(6) // 3)
     at = text.has_next_BT
     logits, targets = model.generation_logits(image, text, at), text.next_tokens(at)
@@ -199,32 +199,32 @@ def captioning(found: ImportedModel, dtype: torch.dtype) -> Numbers:
     numbers |= gradients(model)
 
     model.zero_grad()
-    told = as_text([[BOS, *row] for row in DRAWN], owner_N=torch.arange(4) // 2)
-    at = told.has_next_BT
+    sampled = as_text([[BOS, *row] for row in DRAWN], owner_N=torch.arange(4) // 2)
+    at = sampled.has_next_BT
     advantage = torch.tensor(REWARDS, dtype=dtype)[:, None].expand_as(at)[at]
-    reward = self_critical(model.generation_logits(image, told, at), told.next_tokens(at), advantage).mean
+    reward = self_critical(model.generation_logits(image, sampled, at), sampled.next_tokens(at), advantage).mean
     reward.backward()
     numbers |= {"reward": reward, **{f"gradient of reward {n[9:]}": g for n, g in gradients(model).items()}}
 
     ends = {"max_len": MOST, "bos_id": BOS, "eos_id": EOS}
     everything = regions(tuple(SCENES), dtype)
-    for name, told_of in (
+    for name, hypotheses in (
         ("greedy", greedy(model, everything, **ends)),
         ("beams", beam_search(model, everything, beam_size=BEAMS, **ends)),
     ):
-        ids = [[*h.ids, *[EOS] * (MOST - len(h.ids))] for h in told_of]
-        numbers |= {f"{name}.ids": torch.tensor(ids), f"{name}.score": torch.tensor([h.score for h in told_of])}
+        ids = [[*h.ids, *[EOS] * (MOST - len(h.ids))] for h in hypotheses]
+        numbers |= {f"{name}.ids": torch.tensor(ids), f"{name}.score": torch.tensor([h.score for h in hypotheses])}
     return numbers
 
 
 def reward_words() -> tuple[list[list[list[str]]], list[list[str]]]:
     """References of images, the last of which is in no corpus, and candidates of three images."""
-    images = [[_said(f"reference {i} {k}", 4 + (i + 2 * k) % 7) for k in range(3)] for i in range(6)]
-    candidates = [images[0][0][:5], _said("candidate 1", 6), images[5][1] + images[5][0][:3]]
+    images = [[_make_words(f"reference {i} {k}", 4 + (i + 2 * k) % 7) for k in range(3)] for i in range(6)]
+    candidates = [images[0][0][:5], _make_words("candidate 1", 6), images[5][1] + images[5][0][:3]]
     return images, candidates
 
 
-def _said(name: str, length: int) -> list[str]:
+def _make_words(name: str, length: int) -> list[str]:
     return [f"w{(word * word) % 6}" for word in words(name, length)]
 
 

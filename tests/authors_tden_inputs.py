@@ -1,7 +1,7 @@
-"""Weights and inputs on which TDEN's public code was run, made again.
+"""The weights and inputs that TDEN's authors' code was run on, generated again.
 
 tests/golden/authors_tden.json has the checksums of its checkpoints' names and shapes. A weight's values follow from its
-name, an input's from its place: NumPy's `RandomState`, whose streams stay as they are.
+name, an input's from its place, by NumPy's `RandomState`, whose streams are stable.
 
 Shape suffixes: N pairs, R regions, T text tokens, A answers.
 """
@@ -50,7 +50,7 @@ CONFIG: dict[str, Any] = {
     "max_positions": 24,
 }
 KINDS = ("pretraining", "captioning", "retrieval", "vqa", "vcr")  # of checkpoints
-# What pretraining there corrupts and matches as no file tells
+# How the authors' code corrupts and matches in pretraining, which no file stores
 CORRUPTING = {"mask_scheme": "bert", "zero_overlapping_regions": True, "ism_negatives": "hardest"}
 
 SCENES = {"a": (640, 427, 5), "b": (300, 500, 7), "c": (480, 480, 1), "d": (500, 333, 4)}  # width, height, regions
@@ -98,7 +98,7 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 1:
         return 1 + 0.2 * values
     if name.endswith((".output.dense.weight", "_output.dense.weight")):
-        return 0.45 * values / math.sqrt(shape[1])  # so that a state tells its own word from the others
+        return 0.45 * values / math.sqrt(shape[1])  # so that the states of different words are distinct
     if name in ("token_embed.embeddings.weight", "bert.embeddings.word_embeddings.weight"):
         return (2.1 if name.startswith("token") else 0.7) * values
     if "position_embeddings" in name or "token_type" in name:

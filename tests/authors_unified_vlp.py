@@ -1,6 +1,6 @@
-"""Weights and inputs on which the public code of Unified VLP's authors was run, made again, and our model of them.
+"""The weights and inputs that the code of Unified VLP's authors was run on, generated again, and our model with them.
 
-Ours begins with the file that their code would have saved, brought in by the importer.
+The model is imported from the file that the authors' code would have saved.
 
 Shape suffixes: N texts, A answers.
 """

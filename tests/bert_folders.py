@@ -18,7 +18,7 @@ HIDDEN, HEADS, INTERMEDIATE, LAYERS, POSITIONS = 16, 2, 32, 3, 24
 SIZES = {"hidden": HIDDEN, "heads": HEADS, "intermediate": INTERMEDIATE, "max_positions": POSITIONS}
 OTHERS = {"object_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
 CNN = {"backbone": "resnet18", "backbone_options": {"layers": [1, 1, 1, 1], "channels": [4, 6, 8, 8]}}
-# family -> what its config says beside the sizes; "layers": so many of BERT's as are asked for
+# family -> config keys besides the sizes; "layers": the requested number of BERT's layers
 FAMILIES: dict[str, dict[str, Any]] = {
     "tden": {"sentence_layers": "layers", "embedding_norm_eps": 1e-12, **OTHERS},
     "unified_vlp": {"layers": "layers", "layer_norm_eps": 1e-12, "region_slots": 4},

@@ -14,7 +14,7 @@ def add_norm(shapes: Shapes, name: str, size: int) -> None:
 
 
 def bert_shapes(*, vocab: int, positions: int, types: int, hidden: int, intermediate: int, layers: int) -> Shapes:
-    """Embeddings, layers and the head that tells words; its matrix is that of the word embeddings."""
+    """Return the shapes of embeddings, layers and the LM head, whose matrix is tied to the word embeddings."""
     tables = {"word": vocab, "position": positions, "token_type": types}
     shapes: Shapes = {f"bert.embeddings.{name}_embeddings.weight": (rows, hidden) for name, rows in tables.items()}
     add_norm(shapes, "bert.embeddings.LayerNorm", hidden)

@@ -146,7 +146,7 @@ def train(
     return model, result
 
 
-def begun_as_in(preset: str, name: str, root: Path) -> Any:
+def build_from_preset(preset: str, name: str, root: Path) -> Any:
     """A preset's model as the stage `initial` leaves it, in eval mode: with its image weights, without its words."""
     found = yaml.safe_load((Path(__file__).parents[1] / "presets" / f"{preset}.yaml").read_text())["models"][name]
     model = ModelParams(family=found["family"], config=found["config"], image_init=found["image_init"])

@@ -20,8 +20,8 @@ def softmax(x: Array) -> Array:
 
 
 def norm(x: Array, w: Weights, name: str, eps: float) -> Array:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 def linear(x: Array, w: Weights, name: str) -> Array:
@@ -32,15 +32,15 @@ def gelu(x: Array) -> Array:
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def heads_attend(q: Array, k: Array, v: Array, heads: int, sees: Array | None = None) -> Array:
-    """q [Q, D], k and v [K, D]; sees bool [Q, K]. A query and a head at a time."""
+def heads_attend(q: Array, k: Array, v: Array, heads: int, attends: Array | None = None) -> Array:
+    """q [Q, D], k and v [K, D]; attends bool [Q, K]. A query and a head at a time."""
     out, width = np.zeros_like(q), q.shape[1] // heads
     for h in range(heads):
         part = slice(h * width, (h + 1) * width)
         for i in range(len(q)):
             scores = k[:, part] @ q[i, part] / math.sqrt(width)
-            if sees is not None:
-                scores = np.where(sees[i], scores, -np.inf)
+            if attends is not None:
+                scores = np.where(attends[i], scores, -np.inf)
             out[i, part] = softmax(scores) @ v[:, part]
     return out
 
@@ -50,12 +50,12 @@ def projections(w: Weights, name: str) -> list[tuple[Array, Array]]:
 
 
 def attention(
-    x: Array, context: Array, w: Weights, name: str, heads: int, sees: Array | None = None, more: Array | None = None
+    x: Array, context: Array, w: Weights, name: str, heads: int, attends: Array | None = None, more: Array | None = None
 ) -> Array:
     """x attends to `context`, or to `more` and it in one softmax."""
     (wq, bq), (wk, bk), (wv, bv) = projections(w, name)
     context = context if more is None else np.concatenate([more, context])
-    found = heads_attend(x @ wq.T + bq, context @ wk.T + bk, context @ wv.T + bv, heads, sees)
+    found = heads_attend(x @ wq.T + bq, context @ wk.T + bk, context @ wv.T + bv, heads, attends)
     return linear(found, w, f"{name}.out")
 
 
@@ -126,8 +126,8 @@ class SlowXGPT:
             on = {name: signal if c.signal == name else 0 * signal for name in ("kv", "query")}
             end = f"{layer}.attention_end.norm"
             if c.attends == "shared_merged":
-                sees = np.concatenate([np.ones((n, len(encoded)), dtype=bool), past], 1)
-                y = attention(x, x + on["kv"][0], w, f"{layer}.attention", c.heads, sees, more=encoded + on["kv"][1])
+                attends = np.concatenate([np.ones((n, len(encoded)), dtype=bool), past], 1)
+                y = attention(x, x + on["kv"][0], w, f"{layer}.attention", c.heads, attends, more=encoded + on["kv"][1])
                 x = norm(x + y, w, end, c.layer_norm_eps)
             else:
                 y = attention(x + on["query"][0], x + on["kv"][0], w, f"{layer}.attention", c.heads, past)
@@ -159,5 +159,5 @@ class SlowXGPT:
         """The mean over features, summed over regions."""
         target = self.regions(features, boxes)[0]
         before = np.concatenate([self.w["first_region"], target[:-1]])
-        told = linear(self.decode(before, self.encode(self.words(ids))), self.w, "region_head")
-        return float(((told - target) ** 2).mean(1).sum())
+        generated = linear(self.decode(before, self.encode(self.words(ids))), self.w, "region_head")
+        return float(((generated - target) ** 2).mean(1).sum())

@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def tiny_unified_vlp(seed: int = 0, **overrides: Any) -> UnifiedVLP:
-    """Norms and biases tell themselves apart, too."""
+    """Build the model; norms and biases are distinct as well."""
     torch.manual_seed(seed)
     model = build_model("unified_vlp", {**SIZES, **overrides}, FACTS)
     assert isinstance(model, UnifiedVLP)

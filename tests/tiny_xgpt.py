@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 def tiny_xgpt(seed: int = 0, **overrides: object) -> XGPT:
-    """Every path matters in it: signals, which begin at zero, are drawn as well."""
+    """Build the model; signals, which start at zero, are drawn so that every path has an effect."""
     torch.manual_seed(seed)
     model = build_model("xgpt", {**SIZES, "init_std": 0.3, **overrides}, FACTS)
     assert isinstance(model, XGPT)
@@ -45,7 +45,7 @@ def tiny_xgpt(seed: int = 0, **overrides: object) -> XGPT:
 
 
 def toy_xgpt(vocab_size: int, **config: object) -> XGPT:
-    """For the data of toy_dataset.py, in float32."""
+    """Build an XGPT for the data of toy_dataset.py, in float32."""
     torch.manual_seed(1)
     facts = DataFacts(vocab_size=vocab_size, mask_id=4, feature_dim=FEATURE_DIM, num_classes=len(CLASSES))
     sizes = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}

@@ -1,4 +1,4 @@
-"""Unified VLP in the toy world, and its losses as cases of two processes (tests/training/rank_cases.py)."""
+"""Unified VLP on the toy dataset, and its losses as cases of two processes (tests/training/rank_cases.py)."""
 
 from __future__ import annotations
 

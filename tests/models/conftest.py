@@ -35,7 +35,7 @@ def build_tiny(seed: int = 0, **overrides: object) -> TDEN:
 
 
 def random_batch(size: int = 4, *, regions: int = 5, tokens: int = 9, seed: int = 0) -> Batch:
-    """Samples of different lengths; the first fills the batch's whole width."""
+    """Return samples of different lengths; the first one has no padding."""
     generator = torch.Generator().manual_seed(seed)
 
     def lengths(longest: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What must hold of every model that reads regions and tells words: asked of each in the same way."""
+"""Invariants of every model that reads regions and generates words."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vlp_models.data.batch import Batch, Text
 Everything = Callable[[Any, Batch], dict[str, torch.Tensor]]  # one row a sample
 
 
-def check_samples_stand_alone(everything: Everything, model: Any, batch: Batch) -> None:
-    """Neither the other samples and their order matter, nor what stands in the padding, nor how much of it.
+def check_samples_are_independent(everything: Everything, model: Any, batch: Batch) -> None:
+    """Check that other samples, their order, and the content and amount of padding have no effect.
 
     batch: of four.
     """
@@ -47,13 +47,13 @@ def check_samples_stand_alone(everything: Everything, model: Any, batch: Batch) 
 
 
 def with_another_word(batch: Batch, place: int) -> torch.Tensor:
-    """The ids with another word there."""
+    """Return the ids with another word at this position."""
     ids = batch.text.ids_BT.clone()
     ids[:, place] = (ids[:, place] + 1) % 30
     return ids
 
 
-def check_later_words_are_unseen(model: Any, batch: Batch) -> None:
+def check_later_words_have_no_effect(model: Any, batch: Batch) -> None:
     logits = model.generation_logits(batch.image, batch.text)
     for changed in range(1, 8):
         ids = with_another_word(batch, changed)
@@ -63,7 +63,7 @@ def check_later_words_are_unseen(model: Any, batch: Batch) -> None:
 
 
 def check_cached_steps_equal_teacher_forcing(model: Any, batch: Batch) -> list[Any]:
-    """Also with three hypotheses per image, shuffled within and across images on the way. Returns the states."""
+    """Check it also with three hypotheses per image, shuffled within and across images. Returns the states."""
     size, length = batch.text.ids_BT.shape
     copies = torch.arange(size).repeat_interleave(3)
     generator = torch.Generator().manual_seed(5)

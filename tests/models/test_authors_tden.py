@@ -1,5 +1,5 @@
-"""Imported weights compute what the public code (YehLi/xmodaler, and what YehLi/TDEN has of it) computes: it was run on
-the same weights, regions and texts (tests/golden/authors_tden.json, tests/authors_tden_inputs.py)."""
+"""Imported weights compute what the authors' code (YehLi/xmodaler, and the part of it in YehLi/TDEN) computed on the
+same weights, regions and texts (tests/golden/authors_tden.json, tests/authors_tden_inputs.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRECISIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], id
 
 
 def check(found: Numbers, expected: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """Within 1e-5. Gradients in float64 alone: what is recorded of one is a sum over up to thousands of numbers."""
+    """Compare within 1e-5. Gradients in float64 only: a recorded one is a sum over up to thousands of numbers."""
     if dtype == torch.float32:
         found = {name: tensor for name, tensor in found.items() if not name.startswith("gradient")}
         expected = {name: values for name, values in expected.items() if not name.startswith("gradient")}
@@ -31,19 +31,19 @@ def check(found: Numbers, expected: Mapping[str, Any], dtype: torch.dtype) -> No
         torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_the_sizes_are_those_that_were_recorded() -> None:
+def test_sizes_equal_the_recorded_ones() -> None:
     assert GOLDEN["made"]["sizes"] == SIZES
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkpoints_are_laid_out_as_there(kind: str) -> None:
+def test_checkpoint_layout(kind: str) -> None:
     """Every name and shape."""
     assert checksum(layout(kind)) == GOLDEN["layouts"][kind]
 
 
 @PRECISIONS
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_compute_what_they_do_there(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_outputs(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Pretraining: what is hidden, embeddings, the states of each module, logits, pooled vectors; the losses of two
     passes, what the second one reads, the gradients of both. Captioning: cross-entropy, smoothed and of a reward;
     greedy and beam search. Retrieval: vectors, losses, recall. VQA, VCR: logits, losses, answers."""
@@ -51,14 +51,14 @@ def test_weights_compute_what_they_do_there(kind: str, dtype: torch.dtype, tmp_p
 
 
 @PRECISIONS
-def test_the_releases_bert_is_ours(dtype: torch.dtype) -> None:
+def test_bert_of_the_release(dtype: torch.dtype) -> None:
     check(bert(dtype), GOLDEN["bert"], dtype)
 
 
 @PRECISIONS
-def test_matching_is_ranked_as_there(dtype: torch.dtype) -> None:
+def test_matching(dtype: torch.dtype) -> None:
     check(matching(dtype), GOLDEN["ism"], dtype)
 
 
-def test_captions_are_rewarded_as_there() -> None:
+def test_caption_rewards() -> None:
     check(rewards(), GOLDEN["rewards"], torch.float64)

@@ -1,7 +1,7 @@
-"""Unified VLP against numbers that its authors' code gave, on the same weights and inputs.
+"""Unified VLP against numbers that its authors' code computed on the same weights and inputs.
 
-They stand in tests/golden/authors_unified_vlp.json (tests/golden/README.md says which code made them), from runs in
-float64. Ours begins with the file that their code would have saved, brought in by the importer.
+They are in tests/golden/authors_unified_vlp.json (tests/golden/README.md names the code), from runs in float64. The
+model is imported from the file that the authors' code would have saved.
 
 Shape suffixes: B images, R regions, N texts, T tokens, V vocabulary, A answers, D hidden.
 """
@@ -64,7 +64,7 @@ def answering(tmp_path_factory: pytest.TempPathFactory) -> tuple[UnifiedVLP, Imp
 
 
 def as_read(text: Text, rows: list[list[int]]) -> Tensor:
-    """The ids with their masks and random words, as the public loader made them; [SEP] in front is [CLS] here."""
+    """Return the ids with masks and random words of the authors' loader; the first [SEP] is [CLS] here."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor([CLS, *row]) for row in rows], batch_first=True) * text.mask_BT
 
 
@@ -81,7 +81,7 @@ def learners() -> dict[str, Tensor | None]:
 
 
 def check(ours: Tensor, theirs: Any) -> None:
-    """Within 1e-5; float32 has besides a millionth of the number, its own precision being a tenth of that."""
+    """Compare within 1e-5; in float32 plus a millionth of the number, ten times its precision."""
     expected = torch.tensor(theirs, dtype=torch.float64)
     rtol = 0.0 if ours.dtype == torch.float64 else 1e-6
     torch.testing.assert_close(ours.detach().double(), expected, rtol=rtol, atol=1e-5)
@@ -95,7 +95,7 @@ DIMENSIONS = 6
 
 
 def places_of_states(length: int) -> list[int]:
-    """[CLS] and some regions, then the first [SEP], the words and the last [SEP]: places in the public layout."""
+    """Return the places of [CLS], some regions, the first [SEP], the words and the last [SEP] in their layout."""
     return [*LOOKED_AT["states"], *range(1 + REGIONS, 2 + REGIONS + length)]
 
 
@@ -130,17 +130,17 @@ def test_states_and_losses_of_a_mixed_batch(pretrained: UnifiedVLP, dtype: torch
 
 
 @pytest.mark.parametrize("objective", ["bidirectional", "seq2seq"])
-def test_an_objective_alone(pretrained: UnifiedVLP, dtype: torch.dtype, objective: str) -> None:
+def test_single_objective(pretrained: UnifiedVLP, dtype: torch.dtype, objective: str) -> None:
     model, data = pretrained.to(dtype), batch(dtype)
     seen = corruption(data.text)
     done = model.masked_pass(data, seen, model.encode_corrupted(data, seen), {objective: None})
     check(as_theirs(done.losses[objective]), THEIRS["losses"][objective])
 
 
-def test_captioning_learns_hidden_words(
+def test_captioning_on_masked_words(
     pretrained: UnifiedVLP, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The public code learns captions as it pretrains seq2seq (captioning's option `targets: masked`)."""
+    """The authors' code trains captioning as it pretrains seq2seq (captioning's option `targets: masked`)."""
     model, data = pretrained.to(dtype), batch(dtype)
     monkeypatch.setattr(model, "corrupt", lambda *_, **__: corruption(data.text))
     found = model.masked_words(data, generator=torch.Generator(), mask_probability=0.15)
@@ -151,8 +151,8 @@ def as_theirs(loss: Loss) -> Tensor:
     return loss.sum / (loss.count + COUNT_EPS)
 
 
-def test_as_many_words_are_hidden(pretrained: UnifiedVLP) -> None:
-    """Of sentences of 1 to 20 words, one as often as another of which the closing [SEP] is one."""
+def test_number_of_masked_words(pretrained: UnifiedVLP) -> None:
+    """In sentences of 1 to 20 words; the closing [SEP] is masked as often as a word."""
     lengths_N1 = torch.arange(1, 21)[:, None]
     mask_NT = torch.arange(22) < lengths_N1 + 2
     text = Text(ids_BT=torch.full((20, 22), 7) * mask_NT, mask_BT=mask_NT)
@@ -167,7 +167,7 @@ def test_as_many_words_are_hidden(pretrained: UnifiedVLP) -> None:
 
 
 def test_answers(answering: tuple[UnifiedVLP, ImportedModel], dtype: torch.dtype) -> None:
-    """With a question's word hidden, as in training, and without, as in answering. Answer 0 is never given."""
+    """With a masked word of the question, as in training, and without one. Answer 0 is never given."""
     model, head = answering[0].to(dtype), answering[1].head
     data = batch(dtype)
     layer = torch.nn.Linear(2 * HIDDEN, ANSWERS).to(dtype)
@@ -182,22 +182,22 @@ def test_answers(answering: tuple[UnifiedVLP, ImportedModel], dtype: torch.dtype
 
 
 def test_greedy_steps(pretrained: UnifiedVLP, dtype: torch.dtype) -> None:
-    """A [MASK] after another, theirs reading its states again, ours its keys and values; and all in one pass."""
-    model, image, said_BT = pretrained.to(dtype), images(dtype), torch.tensor(THEIRS["greedy"])
+    """One [MASK] at a time (the authors' code caches states, ours keys and values), and all in one pass."""
+    model, image, words_BT = pretrained.to(dtype), images(dtype), torch.tensor(THEIRS["greedy"])
     state, token_B, steps = model.start(image, max_len=STEPS), torch.full((len(SIDES),), CLS), []
     for step in range(STEPS):
         logits_BV, state = model.step(token_B, state)
         steps.append(logits_BV)
-        token_B = said_BT[:, step]
+        token_B = words_BT[:, step]
     logits_BTV = torch.stack(steps, 1)
     check(logits_BTV[..., :: EVERY["steps"]], THEIRS["step logits"])
-    assert torch.equal(logits_BTV.argmax(-1), said_BT)
+    assert torch.equal(logits_BTV.argmax(-1), words_BT)
 
-    ids_BT = torch.cat([torch.full((len(SIDES), 1), CLS), said_BT], 1)
+    ids_BT = torch.cat([torch.full((len(SIDES), 1), CLS), words_BT], 1)
     together_BTV = model.generation_logits(image, Text(ids_BT=ids_BT, mask_BT=torch.ones_like(ids_BT).bool()))
     check(together_BTV[:, :STEPS, :: EVERY["steps"]], THEIRS["step logits"])
     ends: dict[str, Any] = {"max_len": STEPS, "bos_id": CLS, "eos_id": SEP}
-    assert [h.ids for h in greedy(model, image, **ends)] == [until_end(row) for row in said_BT.tolist()]
+    assert [h.ids for h in greedy(model, image, **ends)] == [until_end(row) for row in words_BT.tolist()]
 
 
 def until_end(ids: list[int]) -> list[int]:
@@ -220,7 +220,7 @@ def test_beams(pretrained: UnifiedVLP, dtype: torch.dtype, beams: int) -> None:
 
 @pytest.mark.parametrize("end", [False, True], ids=["none ends", "all end"])
 def test_self_critical_loss(end: bool) -> None:
-    """The public code counts one token more of each caption that ended: what was drawn behind its [SEP]."""
+    """The authors' code counts one more token of each finished caption: the one drawn after its [SEP]."""
     tokens_NT, logits_NTV, advantage_N = drawn()
     last_N = torch.tensor(ENDS if end else [20] * 4)
     if end:

@@ -1,4 +1,4 @@
-"""Checkpoints: what was written is what is read, or an error that says what differs."""
+"""Checkpoints: reading returns what was written, or an error that names the difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return make_toy(tmp_path_factory.mktemp("toy"))
 
 
-def described(**more: Any) -> CheckpointInfo:
+def make_info(**more: Any) -> CheckpointInfo:
     facts: dict[str, Any] = {"detector_id": "toy", "feature_dim": FEATURE_DIM, "classes": tuple(CLASSES)}
     facts |= {"family": "tden", "name": "mine", "model_config": {}, "max_text_len": 12, "max_regions": 4}
     return CheckpointInfo(**{**facts, **more})
@@ -32,19 +32,19 @@ def described(**more: Any) -> CheckpointInfo:
 def write(toy: Toy, directory: Path, **config: Any) -> nn.Module:
     model = toy.model(**config)
     directory.mkdir(exist_ok=True)
-    info = described(model_config=to_plain(model.config))
+    info = make_info(model_config=to_plain(model.config))
     write_checkpoint(directory, nn.ModuleDict({"model": model}), info, toy.tokenizer)
     return model
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_was_written_is_read(toy: Toy, tmp_path: Path, tied: bool) -> None:
+def test_written_checkpoint_is_read(toy: Toy, tmp_path: Path, tied: bool) -> None:
     model = write(toy, tmp_path, tie_lm_head=tied)
     torch.manual_seed(77)
     loaded, tokenizer, info = load_model(tmp_path)
     assert same_weights(model, loaded)
     assert tokenizer.vocabulary == toy.tokenizer.vocabulary
-    assert info == described(model_config=to_plain(model.config))
+    assert info == make_info(model_config=to_plain(model.config))
     assert json.loads((tmp_path / "config.json").read_text())["format"] == "vlp-checkpoint/2"
 
 
@@ -65,7 +65,7 @@ def test_equal_models_give_equal_bytes(toy: Toy, tmp_path: Path) -> None:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_tied_tensors_are_stored_once_and_tied_again(tmp_path: Path, toy: Toy) -> None:
+def test_tied_tensors_are_stored_once_and_stay_tied(tmp_path: Path, toy: Toy) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -74,7 +74,7 @@ def test_tied_tensors_are_stored_once_and_tied_again(tmp_path: Path, toy: Toy) -
             self.second.weight = self.first.weight
 
     module = Tied()
-    write_checkpoint(tmp_path, module, described(), toy.tokenizer)
+    write_checkpoint(tmp_path, module, make_info(), toy.tokenizer)
     weights = load_file(tmp_path / "model.safetensors")
     assert list(weights) == ["first.weight"]
     other = Tied()
@@ -89,7 +89,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
     write_sums(directory)
 
 
-def test_another_architecture_is_listed(toy: Toy, tmp_path: Path) -> None:
+def test_differences_of_architecture_are_listed(toy: Toy, tmp_path: Path) -> None:
     model = write(toy, tmp_path)
     edit_config(tmp_path, model_config={**to_plain(model.config), "decoder_layers": 2, "tie_lm_head": False})
     with pytest.raises(CheckpointError, match=r"missing: .*cross_decoder\.1\.") as caught:
@@ -104,7 +104,7 @@ def test_another_architecture_is_listed(toy: Toy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"format": "other/9"}, "reads vlp-checkpoint/2"),
         ({"family": "gpt"}, "unknown model family `gpt`"),
@@ -112,10 +112,10 @@ def test_another_architecture_is_listed(toy: Toy, tmp_path: Path) -> None:
         ({"model_config": {"hiden": 3}}, "did you mean `hidden`"),
     ],
 )
-def test_a_config_that_does_not_fit_is_named(toy: Toy, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_invalid_config_is_named(toy: Toy, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     write(toy, tmp_path)
     edit_config(tmp_path, **changes)
-    with pytest.raises(CheckpointError, match=said) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         load_model(tmp_path)
     assert "config.json" in str(caught.value)
 
@@ -140,8 +140,8 @@ def test_damaged_files_are_named(toy: Toy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt", "tokenizer.json", "SHA256SUMS"])
-def test_a_flipped_bit_is_found_in_any_file(toy: Toy, tmp_path: Path, name: str) -> None:
-    """In the middle of the weights it would load without a word."""
+def test_flipped_bit_is_detected_in_any_file(toy: Toy, tmp_path: Path, name: str) -> None:
+    """In the middle of the weights it would otherwise load silently."""
     write(toy, tmp_path)
     content = bytearray((tmp_path / name).read_bytes())
     content[len(content) // 2] ^= 1

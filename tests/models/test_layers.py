@@ -1,4 +1,4 @@
-"""Our layers against PyTorch's own, with the same weights."""
+"""The layers against PyTorch's own with the same weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_attention_equals_torch(x):
     torch.testing.assert_close(ours.cross(x, ours.project(memory)), theirs(x, memory, memory)[0])
 
 
-def test_a_cpus_mixed_precision_leaves_attention_itself_in_float32(x):
+def test_attention_is_float32_in_mixed_precision_on_a_cpu(x):
     heads = x.float().unflatten(-1, (4, -1)).transpose(1, 2)
     plain = scaled_dot_product(heads, heads, heads, padding_mask(MASK), 0.0)
     with torch.autocast("cpu", torch.bfloat16):
@@ -110,7 +110,7 @@ def test_pooler_is_a_weighted_mean_of_real_tokens(x):
         torch.testing.assert_close(pooler(packing.pack(x), packing)[i], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_region_embedding_begins_with_the_mean_of_visible_regions():
+def test_region_embedding_starts_with_the_mean_of_visible_regions():
     embedding = RegionEmbedding(2, 16, dropout=0.0, eps=1e-5)
     regions = Regions(
         features_BRF=torch.tensor([[[2.0, 0.0], [4.0, 2.0], [9.0, 9.0], [0.0, 0.0]]]),
@@ -128,7 +128,7 @@ def test_region_embedding_begins_with_the_mean_of_visible_regions():
     torch.testing.assert_close(x, expected)
 
 
-def test_dropped_features_are_dropped_in_all_regions_of_an_image():
+def test_features_are_dropped_in_all_regions_of_an_image():
     torch.manual_seed(1)
     embedding = RegionEmbedding(32, 16, dropout=0.0, eps=1e-5, feature_dropout=0.5)
     seen = []
@@ -153,7 +153,7 @@ def test_dropped_features_are_dropped_in_all_regions_of_an_image():
 
 
 @pytest.mark.parametrize("more", [{}, {"structure": "single_stream"}, {"separate_ffn": True}])
-def test_tden_drops_features_as_its_config_says(more):
+def test_tden_feature_dropout(more):
     config = {"hidden": 16, "heads": 2, "intermediate": 32, "object_layers": 1, "sentence_layers": 1, **more}
     facts = DataFacts(vocab_size=20, mask_id=4, feature_dim=8, num_classes=3)
     model = build_model("tden", {**config, "encoder_layers": 1, "decoder_layers": 1, "feature_dropout": 0.3}, facts)
@@ -163,7 +163,7 @@ def test_tden_drops_features_as_its_config_says(more):
 
 
 @pytest.mark.parametrize("family", ["xgpt", "unified_vlp"])
-def test_other_models_of_regions_drop_features_likewise(family):
+def test_feature_dropout_of_the_other_region_models(family):
     facts = DataFacts(vocab_size=20, mask_id=4, feature_dim=32, num_classes=3)
     small = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1}
     model = build_model(family, {**small, "feature_dropout": 0.5}, facts)
@@ -195,8 +195,8 @@ def test_initial_weights():
     assert bool((block.ffn_end.norm.weight == 1).all())
 
 
-def test_one_number_keeps_its_own_beginning():
-    """A temperature or a gate that a model begins elsewhere than at 1."""
+def test_scalars_keep_their_initial_value():
+    """A temperature or a gate that does not start at 1."""
     module = nn.Module()
     module.temperature = nn.Parameter(torch.tensor(0.07))
     module.norm = nn.LayerNorm(4)
@@ -206,8 +206,8 @@ def test_one_number_keeps_its_own_beginning():
     assert bool((module.norm.weight == 1).all())
 
 
-def test_packed_tokens_give_what_padded_ones_give(x):
-    """Every block, its gradients as well; what stands in the padding is neither read nor computed."""
+def test_packed_tokens_equal_padded_ones(x):
+    """In every block, with gradients; padding is neither read nor computed."""
     packing, memory = Packing.of(MASK), torch.randn(3, 9, 16, dtype=torch.float64)
     encoder, decoder = (b(16, 4, 32, **SIZES).double() for b in (TransformerBlock, DecoderBlock))
     for block in (encoder, decoder):
@@ -230,7 +230,7 @@ def test_packed_tokens_give_what_padded_ones_give(x):
         assert not results[1][1][~MASK].any()
 
 
-def test_rows_stand_where_their_packing_says():
+def test_packing_places():
     packing = Packing.of(MASK)
     x = torch.randn(3, 6, 2)
     assert torch.equal(packing.pad(packing.pack(x)), x * MASK[..., None])
@@ -249,7 +249,7 @@ def test_rows_stand_where_their_packing_says():
     assert packing.by_owner(None, 3) is packing
 
 
-def test_nothing_is_copied_where_nothing_is_padded():
+def test_nothing_is_copied_without_padding():
     x = torch.randn(2, 3, 4)
     packing = Packing.of(torch.ones(2, 3, dtype=torch.bool))
     assert packing.full and packing.pack(x).data_ptr() == x.data_ptr() == packing.pad(packing.pack(x)).data_ptr()
@@ -260,13 +260,13 @@ def test_nothing_is_copied_where_nothing_is_padded():
     assert not apart.full and apart.places_M.tolist() == [0, 2, 4, 1, 3, 5]
 
 
-def test_the_gradient_of_taken_rows_is_exact():
+def test_gradient_of_take_is_exact():
     x, rows = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), torch.tensor([4, 0, 2])
     assert torch.autograd.gradcheck(lambda t: take(t, rows), (x,))
 
 
-def test_a_second_pass_computes_the_changed_ends_alone():
-    """Values and gradients of both passes, against two passes that compute everything."""
+def test_second_pass_computes_the_changed_ends_only():
+    """Values and gradients of both passes equal those of two complete passes."""
     block = DecoderBlock(16, 4, 32, **SIZES).double()
     words = torch.arange(18).reshape(3, 6)
     later = words.clone()

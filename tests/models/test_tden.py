@@ -1,4 +1,4 @@
-"""TDEN's structure: what may depend on what, and that cached decoding is the same model."""
+"""TDEN's structure: which outputs depend on which inputs, and cached decoding equals teacher forcing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from invariance import (
     check_cached_steps_equal_teacher_forcing,
-    check_later_words_are_unseen,
-    check_samples_stand_alone,
+    check_later_words_have_no_effect,
+    check_samples_are_independent,
 )
 from model_checks import PROTOCOLS
 
@@ -38,7 +38,7 @@ STRUCTURES = ["decoupled", "two_stream", "single_stream"]
 
 
 def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
-    """All that a task can ask of the model, one row per sample."""
+    """Return all outputs that tasks use, one row per sample."""
     with torch.no_grad():
         fused = model.fuse(batch.image, batch.text)
         return {
@@ -53,18 +53,18 @@ def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_sample_does_not_depend_on_its_batch(tiny, batch, variant):
-    check_samples_stand_alone(everything, tiny(**variant), batch)
+def test_sample_does_not_depend_on_its_batch(tiny, batch, variant):
+    check_samples_are_independent(everything, tiny(**variant), batch)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_generation_never_sees_later_words(tiny, batch, structure):
-    check_later_words_are_unseen(tiny(structure=structure), batch)
+def test_generation_does_not_depend_on_later_words(tiny, batch, structure):
+    check_later_words_have_no_effect(tiny(structure=structure), batch)
 
 
 @pytest.mark.parametrize(("source", "leaks"), [("object_encoder", False), ("cross_encoder", True)])
-def test_the_caption_leaks_through_the_image_only_if_told_so(tiny, batch, source, leaks):
-    """In one pretraining pass, another sentence in the encoder must leave the decoder's predictions alone."""
+def test_caption_leaks_through_the_image_only_if_configured(tiny, batch, source, leaks):
+    """In one pretraining pass, another sentence in the encoder must not change the decoder's predictions."""
     model = tiny(decoder_visual_source=source)
     ids, other = batch.text.ids_BT, batch.text.ids_BT.clone()
     other[:, 1] = 29
@@ -100,7 +100,7 @@ def test_cached_steps_equal_teacher_forcing(tiny, batch, structure):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_structure_has_no_weights_that_it_does_not_use(tiny, structure):
+def test_structure_has_no_unused_weights(tiny, structure):
     parts = {name.split(".")[0] for name in tiny(structure=structure).state_dict()}
     absent = {"cross_decoder"} if structure != "decoupled" else set()
     absent |= {"object_encoder", "sentence_encoder"} if structure == "single_stream" else set()
@@ -128,8 +128,8 @@ def test_one_seed_one_model(tiny):
     assert not torch.equal(first["text_embedding.words.weight"], other["text_embedding.words.weight"])
 
 
-def test_sizes_equal_the_public_model():
-    """The public code counts 316.13M for pretraining, 233.77M for captioning, 162.67M for retrieval, 294.85M for VQA
+def test_sizes_equal_the_authors_model():
+    """The authors' code counts 316.13M for pretraining, 233.77M for captioning, 162.67M for retrieval, 294.85M for VQA
     and 233.53M for VCR; it has one more text type (768), and no pooled feature for VQA in the first three."""
     public = {
         "separate_ffn": True,
@@ -193,7 +193,7 @@ def test_wrong_inputs_are_explained(tiny, batch):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_an_image_without_regions_is_finite(tiny, batch, structure):
+def test_image_without_regions_is_finite(tiny, batch, structure):
     empty = dataclasses.replace(batch, image=dataclasses.replace(batch.image, mask_BR=batch.image.mask_BR & False))
     for name, value in everything(tiny(structure=structure), empty).items():
         assert value.isfinite().all(), name

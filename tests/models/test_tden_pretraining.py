@@ -1,4 +1,4 @@
-"""The four objectives on the model: they can be asked for singly, hide what they should, and are learnt."""
+"""TDEN's four objectives: each runs alone, hides what it should, and its loss falls."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ ALL = ("mlm", "moc", "ism", "msg")
 
 
 def losses(model, batch, objectives=ALL, seed=0, probability=0.15):
-    """objectives: names, or what each sample learns."""
+    """objectives: names, or the samples that train each."""
     asked = objectives if isinstance(objectives, dict) else dict.fromkeys(objectives)
     generator = torch.Generator().manual_seed(seed)
     return model.pretraining_losses(batch, objectives=asked, generator=generator, mask_probability=probability)
 
 
 def one_pass(model, batch, ids, words, regions=None, features=None, after=None):
-    """A pass that reads `ids` with these words and regions hidden."""
+    """Run a pass that reads `ids` with these words and regions hidden."""
     corruption = Corruption(ids_BT=ids, words_BT=words, regions_BR=regions, hidden_BR=regions)
     objectives = dict.fromkeys(("mlm", "msg") if regions is None else ("mlm", "moc", "msg"))
     return model.masked_pass(batch, corruption, model.encode_corrupted(batch, corruption), objectives, after=after)
 
 
-def test_the_four_losses_fall_on_one_batch(tiny, make_batch):
+def test_four_losses_fall_on_one_batch(tiny, make_batch):
     model = tiny(hidden=64, heads=4, intermediate=128, init_std=0.05).float().train()
     batch = make_batch(8)
     image = {f.name: getattr(batch.image, f.name) for f in dataclasses.fields(batch.image)}
@@ -48,13 +48,13 @@ def test_the_four_losses_fall_on_one_batch(tiny, make_batch):
 
     for name in ("mlm", "moc", "msg"):
         assert mean(name, history[-10:]) < 0.5 * mean(name, history[:10]), name
-    # ISM is a mean over the pairs that still violate the margin, so its accuracy tells more than its value.
+    # ISM is a mean over the pairs that still violate the margin, so its accuracy is more informative than its value.
     assert mean("ism", history[-10:]) < mean("ism", history[:10])
     assert mean("ism_accuracy", history[-10:]) > 0.9 > 0.5 > mean("ism_accuracy", history[:10])
 
 
-def test_one_stack_learns_both_ways_and_keeps_them_apart(tiny, batch):
-    """A masked word's MLM prediction sees later words; in the same weights, MSG's sees none, nor through regions."""
+def test_single_stack_keeps_understanding_and_generation_apart(tiny, batch):
+    """MLM's prediction depends on later words; MSG's, with the same weights, does not, not even through regions."""
     model = tiny(structure="single_stream", ism_source="cross_modal")
     result = losses(model, batch, probability=0.5)
     torch.stack([loss.mean for loss in result.values()]).sum().backward()
@@ -86,7 +86,7 @@ def test_cross_modal_matching_equals_its_definition(tiny, make_batch):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_objective_alone_reaches_its_own_modules(tiny, batch, name):
+def test_single_objective_reaches_its_own_modules(tiny, batch, name):
     model = tiny()
     result = losses(model, batch, [name], probability=0.5)
     assert set(result) == {name}
@@ -105,8 +105,8 @@ def test_an_objective_alone_reaches_its_own_modules(tiny, batch, name):
     )
 
 
-def test_masked_words_and_regions_are_out_of_sight(tiny, batch):
-    """MLM, MOC and ISM must not change when a masked word or a hidden region's feature does; only targets may."""
+def test_predictions_do_not_depend_on_masked_words_and_regions(tiny, batch):
+    """Another masked word or hidden feature changes the targets of MLM, MOC and ISM, not their outputs."""
     model = tiny()
     generator = torch.Generator().manual_seed(0)
     words = torch.zeros_like(batch.text.mask_BT)
@@ -127,7 +127,7 @@ def test_masked_words_and_regions_are_out_of_sight(tiny, batch):
 
 
 def test_two_passes_share_the_encoded_image(tiny, batch):
-    """The seam of scheduled sampling: sample words from the first pass, run a second with them, learn from both."""
+    """As in scheduled sampling: sample words from the first pass, run a second pass with them, train on both."""
     model = tiny()
     ids = batch.text.ids_BT
     words = torch.zeros_like(batch.text.mask_BT)
@@ -151,8 +151,8 @@ def test_two_passes_share_the_encoded_image(tiny, batch):
     assert model.object_encoder[0].ffn[0].weight.grad.any()
 
 
-def test_each_sample_learns_what_it_is_asked(tiny, batch):
-    """A loss over some samples is what those alone would give, and nothing else of the batch moves it."""
+def test_each_sample_trains_its_objectives(tiny, batch):
+    """A loss over some samples equals that of a batch of those alone, and depends on nothing else."""
     model, whole = tiny(), losses(tiny(), batch, probability=0.5)
     only = torch.tensor([True, False, True, False])
     asked = losses(model, batch, dict.fromkeys(ALL, only), probability=0.5)
@@ -176,8 +176,8 @@ def test_each_sample_learns_what_it_is_asked(tiny, batch):
     assert all(loss.mean.item() == 0.0 for loss in nobody.values())
 
 
-def test_a_sentence_that_was_cut_has_no_end_to_learn(tiny, batch):
-    """Its [SEP] stands where a word was; the other words are learnt as ever."""
+def test_cut_sentence_has_no_end_to_predict(tiny, batch):
+    """Its [SEP] replaces a word and is no target; the other words are."""
     model, text = tiny(), batch.text
     cut = torch.tensor([True, False, False, False])
     shorter = dataclasses.replace(batch, text=dataclasses.replace(text, cut_B=cut))
@@ -189,8 +189,8 @@ def test_a_sentence_that_was_cut_has_no_end_to_learn(tiny, batch):
     torch.testing.assert_close(whole.sum - less.sum, end)
 
 
-def test_an_image_without_regions_is_no_target_of_moc(tiny, batch):
-    """`collate_regions` gives it one region of zeros, whose class nobody knows."""
+def test_image_without_regions_is_no_target_of_moc(tiny, batch):
+    """`collate_regions` gives it one region of zeros, which has no class."""
     image = batch.image
     hollow = {name: getattr(image, name).clone() for name in ("features_BRF", "boxes_BR4", "class_probs_BRC")}
     for tensor in hollow.values():
@@ -206,8 +206,8 @@ def test_an_image_without_regions_is_no_target_of_moc(tiny, batch):
     torch.testing.assert_close(found.mean, alone.mean)
 
 
-def test_texts_that_share_an_image_are_learnt_as_with_an_image_each(tiny, batch):
-    """Two sentences of the last image, none of the first: as if every sentence came with a copy."""
+def test_texts_that_share_an_image_equal_texts_with_copies(tiny, batch):
+    """Two sentences of the last image and none of the first equal a batch with a copy for each sentence."""
     model, owner = tiny(ism_negatives="hardest"), torch.tensor([3, 1, 3, 2])
     ids = tuple(batch.image_ids[i] for i in owner)
     shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owner), image_ids=ids)
@@ -225,14 +225,14 @@ def test_texts_that_share_an_image_are_learnt_as_with_an_image_each(tiny, batch)
         torch.testing.assert_close(totals[0][name], totals[1][name], rtol=0, atol=1e-12, msg=name)
 
 
-def test_the_generator_alone_decides_the_corruption(tiny, batch):
+def test_corruption_depends_on_the_generator_only(tiny, batch):
     model = tiny(mask_scheme="bert", zero_overlapping_regions=True)
     a, b, c = (losses(model, batch, seed=seed, probability=0.5) for seed in (1, 1, 2))
     assert all(torch.equal(a[name].mean, b[name].mean) for name in ALL)
     assert not torch.equal(a["mlm"].mean, c["mlm"].mean)
 
 
-def test_nothing_masked_is_no_loss_and_no_nan(tiny, batch):
+def test_nothing_masked_gives_zero_loss(tiny, batch):
     model = tiny()
     result = losses(model, batch, probability=0.0)
     assert result["mlm"].mean.item() == result["moc"].mean.item() == 0.0
@@ -241,8 +241,8 @@ def test_nothing_masked_is_no_loss_and_no_nan(tiny, batch):
 
 
 @pytest.mark.parametrize("switches", [{}, {"pooler_batch_norm": True}, {"ism_source": "cross_modal"}])
-def test_a_batch_of_one_is_no_error_and_no_nan(tiny, make_batch, switches):
-    """As the last batch of an epoch may be; also in training mode, with batch normalisation in ISM's poolers."""
+def test_batch_of_one_is_finite(tiny, make_batch, switches):
+    """As the last batch of an epoch may be; also in training mode, with batch normalization in ISM's poolers."""
     model = tiny(**switches).train()
     result = losses(model, make_batch(1), probability=0.5)
     torch.stack([loss.mean for loss in result.values()]).sum().backward()

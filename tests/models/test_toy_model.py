@@ -1,4 +1,4 @@
-"""The example of CONTRIBUTING: its objective against a slow reference, who belongs to whom, and that it learns."""
+"""The example model of CONTRIBUTING: its objective against a slow reference, shared images, and training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def contrast(model: Toy, batch: Batch, learners: torch.Tensor | None = None) -> 
     return losses["contrast"].mean.item()
 
 
-def test_info_nce_is_the_slow_one() -> None:
+def test_info_nce_equals_a_slow_reference() -> None:
     torch.manual_seed(0)
     texts, images = (F.normalize(torch.randn(4, 8), dim=-1) for _ in range(2))
     loss = info_nce(texts, images, IDS, torch.tensor(5.0))
@@ -79,7 +79,7 @@ def test_owners_learners_and_padding() -> None:
         model.embed_text(Text(ids_BT=torch.ones(1, 9, dtype=torch.int64), mask_BT=torch.ones(1, 9, dtype=torch.bool)))
 
 
-def test_it_learns_which_text_is_whose() -> None:
+def test_training_matches_texts_and_images() -> None:
     model, whole = made().train(), batch()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(60):
@@ -91,8 +91,8 @@ def test_it_learns_which_text_is_whose() -> None:
     assert losses["contrast"].parts["contrast_accuracy"].mean == 1
 
 
-def test_without_adopt_a_start_must_fit_whole(tmp_path: Path) -> None:
-    """A setting that changes no weight is no hindrance; another width is."""
+def test_without_partial_load_the_start_must_fit_completely(tmp_path: Path) -> None:
+    """A setting that changes no weight is accepted; another width is not."""
     before = made()
     info = CheckpointInfo(family="toy", name="toy", model_config=to_plain(SMALL), max_text_len=8)
     seeing = made(dataclasses.replace(SMALL, augment=False, init_std=0.5))

@@ -1,4 +1,4 @@
-"""Unified VLP against the paper's formulas, and what may depend on what."""
+"""Unified VLP against the paper's formulas, and which outputs depend on which inputs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from invariance import (
     check_cached_steps_equal_teacher_forcing,
-    check_later_words_are_unseen,
-    check_samples_stand_alone,
+    check_later_words_have_no_effect,
+    check_samples_are_independent,
     with_another_word,
 )
 from model_checks import protocols_of
@@ -41,7 +41,7 @@ def sentence(batch: Batch, i: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hidden_words_are_told_as_the_paper_says(batch, name):
+def test_masked_words_are_predicted_by_the_papers_formulas(batch, name):
     model = tiny_unified_vlp(**VARIANTS[name])
     generator = torch.Generator().manual_seed(3)
     hidden = model.corrupt(batch, objectives=BOTH, generator=generator, mask_probability=0.4)
@@ -65,8 +65,8 @@ def test_hidden_words_are_told_as_the_paper_says(batch, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mask_behind_what_has_been_said_tells_the_next_word(batch, name):
-    """Teacher forcing of all words at once is what a [MASK] in each word's place, and nothing behind it, would tell."""
+def test_mask_after_the_words_so_far_predicts_the_next_word(batch, name):
+    """Teacher forcing of all words equals one run per word with a [MASK] in its place and nothing after it."""
     model = tiny_unified_vlp(**VARIANTS[name])
     with torch.no_grad():
         logits = model.generation_logits(batch.image, batch.text)
@@ -82,7 +82,7 @@ def test_a_mask_behind_what_has_been_said_tells_the_next_word(batch, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_feature_of_vqa_is_cls_times_sep(batch, name):
+def test_vqa_feature_is_cls_times_sep(batch, name):
     model = tiny_unified_vlp(**VARIANTS[name])
     with torch.no_grad():
         pooled = model.fuse(batch.image, batch.text).pooled_BP
@@ -94,7 +94,7 @@ def test_the_feature_of_vqa_is_cls_times_sep(batch, name):
         np.testing.assert_allclose(pooled[i].numpy(), np.maximum(slow.linear("fusion", both), 0), atol=1e-10)
 
 
-def test_the_masks_are_the_papers():
+def test_attention_masks_equal_the_papers():
     """Figure 2, right, for every length and both objectives."""
     regions, tokens = 3, 5
     for seq2seq in (False, True):
@@ -111,27 +111,27 @@ def test_the_masks_are_the_papers():
 
 
 def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
-    """All that a task can ask of the model, one row per sample."""
+    """Return all outputs that tasks use, one row per sample."""
     words = torch.zeros_like(batch.text.mask_BT)
     words[:, 1] = True
     hidden = Corruption(ids_BT=batch.text.ids_BT.masked_fill(words, MASK), words_BT=words)
     with torch.no_grad():
         fused = model.fuse(batch.image, batch.text)
-        told = model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH).word_logits
+        logits = model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH).word_logits
         return {
             "pooled": fused.pooled_BP,
             "fused text": fused.text_BTD * batch.text.mask_BT[..., None],
             "logits": model.generation_logits(batch.image, batch.text) * batch.text.mask_BT[..., None],
-            **told,
+            **logits,
         }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sample_does_not_depend_on_its_batch(batch, name):
-    check_samples_stand_alone(everything, tiny_unified_vlp(**VARIANTS[name]), batch)
+def test_sample_does_not_depend_on_its_batch(batch, name):
+    check_samples_are_independent(everything, tiny_unified_vlp(**VARIANTS[name]), batch)
 
 
-def test_texts_that_share_an_image_are_those_of_as_many_images(batch):
+def test_texts_that_share_an_image_equal_texts_with_copies(batch):
     model = tiny_unified_vlp()
     owner = torch.tensor([2, 0, 2, 2])
     apart = everything(model, dataclasses.replace(batch, image=batch.image.select(owner)))
@@ -142,18 +142,18 @@ def test_texts_that_share_an_image_are_those_of_as_many_images(batch):
         model.fuse(batch.image.select(torch.tensor([0, 1])), batch.text)
 
 
-def test_seq2seq_sees_no_later_word_and_bidirectional_all(batch):
+def test_seq2seq_depends_on_earlier_words_and_bidirectional_on_all(batch):
     model = tiny_unified_vlp()
-    check_later_words_are_unseen(model, batch)
+    check_later_words_have_no_effect(model, batch)
     words = torch.zeros_like(batch.text.mask_BT)
     words[:, 1] = True
 
-    def told(ids):
+    def predictions(ids):
         hidden = Corruption(ids_BT=ids, words_BT=words)
         return model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH).word_logits
 
     for changed in range(1, 8):
-        before, after = told(batch.text.ids_BT), told(with_another_word(batch, changed))
+        before, after = predictions(batch.text.ids_BT), predictions(with_another_word(batch, changed))
         assert torch.equal(before["seq2seq"], after["seq2seq"]) is (changed > 1)
         assert not torch.allclose(before["bidirectional"][0], after["bidirectional"][0])
 
@@ -167,7 +167,7 @@ def test_image_and_text_both_reach_every_output(batch):
             assert not torch.allclose(before[key], after[key]), (name, key)
 
 
-def test_class_probabilities_are_read_where_they_are_input(batch):
+def test_class_probabilities_are_read_only_as_input(batch):
     probs = batch.image.class_probs_BRC.flip(-1)
     other = dataclasses.replace(batch, image=dataclasses.replace(batch.image, class_probs_BRC=probs))
     for name, reads in (("paper", True), ("public code", True), ("pretext", False), ("no classes", False)):
@@ -176,8 +176,8 @@ def test_class_probabilities_are_read_where_they_are_input(batch):
         assert same is not reads, name
 
 
-def test_the_public_codes_coordinates_are_fractions_of_each_axis_largest(batch):
-    """Of real regions alone. So an image's sides, in whatever unit, are nothing to it."""
+def test_compat_geometry_is_relative_to_the_largest_coordinates(batch):
+    """Of real regions only; the image's sides and their unit have no effect."""
     image = batch.image
     real = image.mask_BR
     found = compat_geometry(image)
@@ -189,8 +189,8 @@ def test_the_public_codes_coordinates_are_fractions_of_each_axis_largest(batch):
     assert blank.isfinite().all()
 
 
-def test_the_longest_text_can_be_learnt(batch):
-    """All of `max_text` tokens: nobody asks what follows the last one."""
+def test_longest_text_trains(batch):
+    """All `max_text` tokens, because nothing after the last one is predicted."""
     model = tiny_unified_vlp()
     generator, length = torch.Generator().manual_seed(2), model.config.max_text
     ids = torch.randint(5, 30, (4, length), generator=generator)
@@ -203,25 +203,25 @@ def test_the_longest_text_can_be_learnt(batch):
         model.generation_logits(batch.image, text, text.mask_BT)
 
 
-def test_attention_drops_in_steps_too(batch):
-    """All of it, in training: then neither the image nor what has been said is seen."""
+def test_attention_dropout_in_steps(batch):
+    """With a dropout of 1 in training, neither the image nor earlier words have an effect."""
     model = tiny_unified_vlp(attention_dropout=1.0)
     words = torch.full((4,), 7)
     for training in (False, True):
-        told = []
+        logits = []
         for image, first in ((batch.image, 7), (batch.image.blanked(), 8)):
             state = model.eval().start(image, max_len=3)
             _, state = model.step(words, state)
             _, state = model.step(torch.full((4,), first), state)
-            told.append(model.train(training).step(words, state)[0])
-        assert torch.allclose(*told) is training
+            logits.append(model.train(training).step(words, state)[0])
+        assert torch.allclose(*logits) is training
 
 
-def test_words_to_draw_are_asked_for_where_they_are_drawn():
+def test_random_words_need_a_vocabulary():
     few = dataclasses.replace(FACTS, vocab_size=MASK + 1)
     build_model("unified_vlp", {**SIZES, "mask_scheme": "mask"}, few)
-    for config, says in (({}, "mask_scheme `bert`"), ({"mask_scheme": "mask", "mask_question": True}, "mask_question")):
-        with pytest.raises(ParamsError, match=f"{says} draws words with ids above"):
+    for config, key in (({}, "mask_scheme `bert`"), ({"mask_scheme": "mask", "mask_question": True}, "mask_question")):
+        with pytest.raises(ParamsError, match=f"{key} draws words with ids above"):
             build_model("unified_vlp", {**SIZES, **config}, few)
 
 
@@ -244,7 +244,7 @@ def test_one_beam_is_greedy_and_more_are_no_worse(batch):
     assert [len(group) for group in drawn] == [2] * 4
 
 
-def test_it_says_what_it_can_do(batch):
+def test_protocols_and_parameter_groups(batch):
     assert protocols_of(tiny_unified_vlp()) == {
         "SetsFinishedAside",
         "Fuses",
@@ -262,7 +262,7 @@ def test_it_says_what_it_can_do(batch):
     assert sorted(held) == sorted(id(p) for p in model.parameters())
 
 
-def test_it_adopts_longer_tables_and_refuses_other_meanings():
+def test_partial_load_of_longer_tables():
     model, longer = tiny_unified_vlp(1), tiny_unified_vlp(2, max_positions=40)
     report = load_partial(longer, model.state_dict(), dataclasses.asdict(model.config))
     assert report.missing == ["text_embedding.positions.weight"] and not report.left_out
@@ -272,7 +272,7 @@ def test_it_adopts_longer_tables_and_refuses_other_meanings():
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         ({"heads": 3}, "multiple of heads"),
         ({"layers": 0}, "at least one"),
@@ -282,8 +282,8 @@ def test_it_adopts_longer_tables_and_refuses_other_meanings():
         ({"region_classes": "inputs"}, "region_classes"),
     ],
 )
-def test_a_config_that_cannot_be(config, says):
-    with pytest.raises(ParamsError, match=says):
+def test_invalid_config(config, message):
+    with pytest.raises(ParamsError, match=message):
         build_model("unified_vlp", {**SIZES, **config}, FACTS)
 
 
@@ -302,8 +302,8 @@ def test_wrong_input_is_named(batch):
         model.start(batch.image, max_len=24)
 
 
-def test_sizes_equal_the_public_model():
-    """The public code's BERT-base with the VQA classifier has 121.93M weights, with BERT's pooler, six segments and
+def test_sizes_equal_the_authors_model():
+    """The authors' BERT-base with the VQA classifier has 121.93M weights, with BERT's pooler, six segments and
     3129 answers; here the answers' layer is the task's."""
     from dataclasses import replace
 

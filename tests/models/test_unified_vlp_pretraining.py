@@ -32,8 +32,8 @@ def text(*lengths: int, cut: tuple[int, ...] = ()) -> Text:
     return Text(ids_BT=torch.full(mask.shape, 9) * mask, mask_BT=mask, cut_B=is_cut if cut else None)
 
 
-def test_how_many_are_hidden():
-    """Rounded, halves to even; one at least; at most what is asked; the closing [SEP] as likely as a word."""
+def test_number_of_masked_words():
+    """Rounded, halves to even; at least one; at most the limit; the closing [SEP] is as likely as a word."""
     lengths = list(range(2, 40))
     sentences = text(*lengths)
     words = torch.tensor(lengths) - 2
@@ -48,7 +48,7 @@ def test_how_many_are_hidden():
     assert counts[0] == 0 and all(abs(n - 1600) < 4 * 36 for n in counts[1:])  # sqrt(8000 * 0.2 * 0.8) = 36
 
 
-def test_the_end_of_a_text_that_was_cut_is_no_word_to_tell():
+def test_end_of_a_cut_text_is_not_masked():
     sentences = text(5, 5, 3, cut=(0,))
     assert maskable(sentences).tolist() == [
         [False, True, True, True, False],
@@ -57,7 +57,7 @@ def test_the_end_of_a_text_that_was_cut_is_no_word_to_tell():
     ]
 
 
-def test_hidden_as_in_bert():
+def test_masking_scheme_of_bert():
     ids = torch.full((1, 40000), 9)
     masked = mask_tokens(
         ids,
@@ -72,8 +72,8 @@ def test_hidden_as_in_bert():
     assert masked.min() == MASK
 
 
-def test_each_sample_learns_one_objective_in_shares(make_batch):
-    """lambda is seq2seq's share; each loss is over its own samples' hidden words alone."""
+def test_each_sample_trains_one_objective_by_shares(make_batch):
+    """lambda is seq2seq's share; each loss is over the masked words of its own samples."""
     batch = make_batch(64)
     model = tiny_unified_vlp()
     for share in (0.0, 0.25, 0.75, 1.0):
@@ -94,7 +94,7 @@ def test_each_sample_learns_one_objective_in_shares(make_batch):
         make_loss(model, recipe, ScheduledSamplingParams(), name="u")
 
 
-def test_a_drawn_batch_is_the_two_objectives_on_its_parts(make_batch):
+def test_mixed_batch_equals_the_two_objectives_on_its_parts(make_batch):
     batch, model = make_batch(6), tiny_unified_vlp()
     one = torch.tensor([True, False, True, True, False, False])
     drawn = losses(model, batch, {"bidirectional": one, "seq2seq": ~one})
@@ -115,7 +115,7 @@ def test_a_drawn_batch_is_the_two_objectives_on_its_parts(make_batch):
     empty.sum.backward()
 
 
-def test_the_counts_are_known_before(make_batch):
+def test_pretraining_counts(make_batch):
     batch = make_batch(6)
     one = torch.tensor([True, False, True, True, False, False])
     model = tiny_unified_vlp(region_classes="pretext")
@@ -126,7 +126,7 @@ def test_the_counts_are_known_before(make_batch):
     assert min(int(n) for n in counts.values()) > 0
 
 
-def test_vocabulary_logits_at_hidden_words_only(make_batch, monkeypatch):
+def test_vocabulary_logits_of_masked_words_only(make_batch, monkeypatch):
     batch, model = make_batch(6), tiny_unified_vlp()
     seen = []
     monkeypatch.setattr(
@@ -140,7 +140,7 @@ def test_vocabulary_logits_at_hidden_words_only(make_batch, monkeypatch):
 
 
 def finite_difference(model, loss) -> None:
-    """The gradient along a random direction of all parameters against a difference quotient."""
+    """Compare the gradient along a random direction of all parameters with a difference quotient."""
     parameters = list(model.parameters())
     own = generator(7)
     directions = [torch.randn(p.shape, generator=own, dtype=p.dtype) for p in parameters]
@@ -202,7 +202,7 @@ def test_both_losses_fall_on_one_batch(make_batch):
         assert last < 0.5 * first, name
 
 
-def test_masked_regions_are_a_pretext_where_asked(make_batch):
+def test_masked_region_classification(make_batch):
     batch = make_batch()
     with pytest.raises(ParamsError, match="`moc` needs `region_classes: pretext`"):
         losses(tiny_unified_vlp(), batch, {"moc": None})
@@ -223,7 +223,7 @@ def test_masked_regions_are_a_pretext_where_asked(make_batch):
     assert not torch.equal(moc(with_features(~hidden.regions_BR & batch.image.mask_BR)), moc(batch))
 
 
-def test_captioning_as_the_paper_learns_it_is_seq2seq(make_batch):
+def test_captioning_on_masked_words_equals_seq2seq(make_batch):
     batch, model = make_batch(), tiny_unified_vlp()
     logits, targets = model.masked_words(batch, generator=generator(3), mask_probability=0.4)
     found = losses(model, batch, {"seq2seq": None}, seed=3)["seq2seq"]
@@ -231,7 +231,7 @@ def test_captioning_as_the_paper_learns_it_is_seq2seq(make_batch):
     torch.testing.assert_close(torch.nn.functional.cross_entropy(logits, targets), found.mean)
 
 
-def test_a_question_loses_a_word_while_it_is_learnt(make_batch):
+def test_training_masks_a_word_of_each_question(make_batch):
     batch, model = make_batch(), tiny_unified_vlp(mask_question=True)
     torch.manual_seed(0)
     many = batch.text.select(torch.zeros(4000, dtype=torch.int64))
@@ -247,7 +247,7 @@ def test_a_question_loses_a_word_while_it_is_learnt(make_batch):
 
 @pytest.mark.parametrize("scheme", ["a", "b", "c"])
 def test_two_passes(make_batch, scheme):
-    """The second pass reads, where words were hidden, what the first one told of them; targets stay."""
+    """The second pass reads the first one's predictions in place of masked words; the targets are the same."""
     batch, model = make_batch(), tiny_unified_vlp()
     recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mask_probability=0.4)
     loss = make_loss(model, recipe, ScheduledSamplingParams(scheme=scheme, sample="argmax"), name="u")
@@ -267,11 +267,11 @@ def test_two_passes(make_batch, scheme):
         torch.testing.assert_close(parts[path].mean, first.losses[path].mean.detach())
 
 
-def test_two_passes_of_drawn_objectives_are_refused():
+def test_two_passes_with_sampled_objectives_are_refused():
     recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="sample")
     with pytest.raises(ParamsError, match="set `mix: sum`, not sample"):
         make_loss(tiny_unified_vlp(), recipe, ScheduledSamplingParams(scheme="a"), name="u")
 
 
-def test_sizes_leave_room():
+def test_sizes_must_leave_room_for_text():
     assert tiny_unified_vlp().config.max_text == SIZES["max_positions"] - SIZES["region_slots"] - 1

@@ -1,4 +1,4 @@
-"""XGPT's structure: what may depend on what, that cached decoding is the same model, and what is shared."""
+"""XGPT's structure: which outputs depend on which inputs, cached decoding, and shared weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from invariance import (
     check_cached_steps_equal_teacher_forcing,
-    check_later_words_are_unseen,
-    check_samples_stand_alone,
+    check_later_words_have_no_effect,
+    check_samples_are_independent,
 )
 from model_checks import protocols_of
 from tiny_xgpt import FACTS, VARIANTS, tiny_xgpt
@@ -47,7 +47,7 @@ def losses(model: XGPT, batch: Batch, asked: Any = None, seed: int = 0) -> dict[
 
 
 def everything(model: XGPT, batch: Batch) -> dict[str, torch.Tensor]:
-    """Logits of the words, and of every objective what it tells, one row a sample."""
+    """Return the words' logits and the predictions of every objective, one row per sample."""
     with torch.no_grad():
         found = {"logits": model.generation_logits(batch.image, batch.text) * batch.text.mask_BT[..., None]}
         words = torch.zeros_like(batch.text.mask_BT)
@@ -68,13 +68,13 @@ def everything(model: XGPT, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_sample_does_not_depend_on_its_batch(make_batch: Any, name: str) -> None:
-    check_samples_stand_alone(everything, tiny_xgpt(**VARIANTS[name]), make_batch())
+def test_sample_does_not_depend_on_its_batch(make_batch: Any, name: str) -> None:
+    check_samples_are_independent(everything, tiny_xgpt(**VARIANTS[name]), make_batch())
 
 
 @pytest.mark.parametrize("name", DECODING)
-def test_generation_never_sees_later_words(make_batch: Any, name: str) -> None:
-    check_later_words_are_unseen(tiny_xgpt(**VARIANTS[name]), make_batch())
+def test_generation_does_not_depend_on_later_words(make_batch: Any, name: str) -> None:
+    check_later_words_have_no_effect(tiny_xgpt(**VARIANTS[name]), make_batch())
 
 
 @pytest.mark.parametrize("name", DECODING)
@@ -82,7 +82,7 @@ def test_cached_steps_equal_teacher_forcing(make_batch: Any, name: str) -> None:
     check_cached_steps_equal_teacher_forcing(tiny_xgpt(**VARIANTS[name]), make_batch())
 
 
-def test_texts_that_share_an_image_are_told_as_if_each_had_its_own(make_batch: Any) -> None:
+def test_texts_that_share_an_image_equal_texts_with_copies(make_batch: Any) -> None:
     owners = torch.tensor([2, 0, 2, 1])
     for name in ("paper", "merged", "one stack"):
         model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
@@ -93,10 +93,8 @@ def test_texts_that_share_an_image_are_told_as_if_each_had_its_own(make_batch: A
             torch.testing.assert_close(one[key].mean, other[key].mean, rtol=1e-10, atol=0, msg=key)
 
 
-def test_an_images_keys_are_projected_once_however_many_hypotheses_and_steps(
-    make_batch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of four images, two layers: eight rows are encoded, and never again."""
+def test_keys_of_an_image_are_projected_once(make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four images and two layers: eight rows are projected, however many hypotheses and steps follow."""
     model, batch, seen = tiny_xgpt(), make_batch(), []
     plain = MultiHeadAttention.project
 
@@ -110,15 +108,15 @@ def test_an_images_keys_are_projected_once_however_many_hypotheses_and_steps(
     assert len(found) == 4 and seen == [(4, 5), (4, 5)]
 
 
-def test_a_beam_of_one_is_greedy(make_batch: Any) -> None:
+def test_beam_of_one_equals_greedy(make_batch: Any) -> None:
     model, batch = tiny_xgpt(), make_batch()
     ends = {"max_len": 8, "bos_id": 2, "eos_id": 3}
     plain, beam = greedy(model, batch.image, **ends), beam_search(model, batch.image, beam_size=1, **ends)
     assert [h.ids for h in plain] == [h.ids for h in beam] and any(h.ids for h in plain)
 
 
-def test_what_is_shared() -> None:
-    """Table 3's structures by their weights: the decoder's are the encoder's, but for a LayerNorm a layer."""
+def test_shared_weights() -> None:
+    """Table 3's structures: the decoder shares all of the encoder's weights except one LayerNorm per layer."""
 
     def count(**config: object) -> int:
         with torch.device("meta"):
@@ -137,9 +135,7 @@ def test_what_is_shared() -> None:
 
 
 @pytest.mark.parametrize(("name", "matters"), [("signal to keys and values", False), ("merged", True)])
-def test_a_signal_on_keys_alone_is_nothing_with_two_attentions_in_a_row(
-    make_batch: Any, name: str, matters: bool
-) -> None:
+def test_signal_on_keys_has_no_effect_with_two_attentions_in_a_row(make_batch: Any, name: str, matters: bool) -> None:
     """A constant in all keys of an attention moves a query's scores alike, and the softmax takes that away: so of
     `signal: kv` only what reaches the values can matter or learn, unless both sources share one softmax."""
     model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
@@ -149,22 +145,22 @@ def test_a_signal_on_keys_alone_is_nothing_with_two_attentions_in_a_row(
     x_MD, causal = model.embed_text(batch.text.ids_BT, words), causal_mask(words.shape[1])
     memory = model.encode(image.refined_KD, image.packing)
 
-    told = block.project(image.refined_KD, image.packing)
+    signaled = block.project(image.refined_KD, image.packing)
     plain = block.attention.project(image.refined_KD, image.packing)
-    assert not torch.allclose(told.keys, plain.keys)
+    assert not torch.allclose(signaled.keys, plain.keys)
     in_keys, nowhere = (
-        block.decode(x_MD, causal, words, KeyValues(keys, plain.values), memory) for keys in (told.keys, plain.keys)
+        block.decode(x_MD, causal, words, KeyValues(keys, plain.values), memory) for keys in (signaled.keys, plain.keys)
     )
     assert torch.allclose(in_keys, nowhere, rtol=0, atol=1e-12) is not matters
     weights = torch.linspace(-1, 1, in_keys.numel(), dtype=torch.float64).reshape(in_keys.shape)
     (of_keys,) = torch.autograd.grad((in_keys * weights).sum(), block.signal, retain_graph=True)
     assert bool(of_keys[ENCODED].abs().max() > 1e-9) is matters
-    both = block.decode(x_MD, causal, words, told, memory)
+    both = block.decode(x_MD, causal, words, signaled, memory)
     (of_both,) = torch.autograd.grad((both * weights).sum(), block.signal)
     assert of_both[ENCODED].abs().max() > 1e-3  # through the values it learns in either
 
 
-def test_says_what_it_can_do() -> None:
+def test_protocols() -> None:
     assert protocols_of(tiny_xgpt()) == {"Generates", "Pretrains", "PredictsMaskedWords", "LoadsPartially"}
 
 
@@ -210,7 +206,7 @@ def test_wrong_inputs_are_explained(make_batch: Any) -> None:
         losses(model, dataclasses.replace(batch, image=None), {"ida": None})
 
 
-def test_an_image_without_regions_is_finite(make_batch: Any) -> None:
+def test_image_without_regions_is_finite(make_batch: Any) -> None:
     batch = make_batch()
     empty = dataclasses.replace(batch, image=dataclasses.replace(batch.image, mask_BR=batch.image.mask_BR & False))
     for name in ("paper", "one stack"):
@@ -221,7 +217,7 @@ def test_an_image_without_regions_is_finite(make_batch: Any) -> None:
         assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-def test_another_xgpt_takes_over_what_fits() -> None:
+def test_partial_load() -> None:
     model = tiny_xgpt()
     longer = tiny_xgpt(1, max_positions=70, structure="enc_dec")
     report = load_partial(longer, model.state_dict(), to_plain(model.config))

@@ -1,4 +1,4 @@
-"""XGPT against the paper's formulas in NumPy, and its gradients against differences of the loss."""
+"""XGPT against the paper's formulas in NumPy, and its gradients against finite differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPANS = [[(2, 3), (6, 1)], [(1, 1)], [(1, 1)], [(1, 1)]]
 
 
 def corruption(batch: Batch) -> SpanCorruption:
-    """The first caption loses words 3 to 5 of IMLM and two spans of IDA, each other one its first word."""
+    """Corrupt words 3 to 5 (IMLM) and two spans (IDA) of the first caption, and the first word of the others."""
     words = torch.zeros_like(batch.text.mask_BT)
     words[0, 3:6], words[1:, 1] = True, True
     ids, mask = replace_spans(batch.text.ids_BT, batch.text.mask_BT, SPANS, how="single", mask_id=4)
@@ -42,7 +42,7 @@ def slow(model: XGPT) -> SlowXGPT:
 
 
 def sample(batch: Batch, row: int) -> tuple[list[int], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Words, features and boxes of one, without padding."""
+    """Return the words, features and boxes of one sample, without padding."""
     seen = batch.image.mask_BR[row]
     ids = batch.text.ids_BT[row][batch.text.mask_BT[row]].tolist()
     return ids, batch.image.features_BRF[row][seen].numpy(), batch.image.boxes_BR4[row][seen].numpy()
@@ -54,8 +54,8 @@ def nll(logits: np.ndarray[Any, Any], targets: list[int]) -> float:
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_the_four_objectives_are_the_papers(make_batch: Any, name: str) -> None:
-    """And the first third of the matching's W may be anything."""
+def test_objectives_equal_the_papers_formulas(make_batch: Any, name: str) -> None:
+    """The first third of the matching's W has no effect."""
     model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
     reference, hidden = slow(model), corruption(batch)
     assert hidden.infilled_BU is not None and hidden.infilled_mask_BU is not None
@@ -87,7 +87,7 @@ def test_the_four_objectives_are_the_papers(make_batch: Any, name: str) -> None:
         assert loss.count == counts[key], key
 
 
-def test_the_other_ways_of_the_objectives(make_batch: Any) -> None:
+def test_objectives_with_other_settings(make_batch: Any) -> None:
     batch = make_batch()
     model = tiny_xgpt(ida_residual=True, tifg_target="raw", tifg_reduction="sum", imlm_reads="caption")
     reference, hidden = slow(model), corruption(batch)
@@ -107,8 +107,8 @@ def test_the_other_ways_of_the_objectives(make_batch: Any) -> None:
         masked = hidden.ids_BT[row][: len(ids)].tolist()
         states = reference.encode(np.concatenate([reference.words(masked), regions]))
         places = hidden.words_BT[row].nonzero().flatten().tolist()
-        told = reference.logits(reference.decode(reference.words(ids), states))
-        expected["imlm"] += nll(told[[p - 1 for p in places]], [ids[p] for p in places])
+        logits = reference.logits(reference.decode(reference.words(ids), states))
+        expected["imlm"] += nll(logits[[p - 1 for p in places]], [ids[p] for p in places])
         before = np.concatenate([reference.w["first_region"], embedded[:-1]])
         head = reference.decode(before, reference.encode(reference.words(ids)))
         out = head @ reference.w["region_head.weight"].T + reference.w["region_head.bias"]
@@ -120,7 +120,7 @@ def test_the_other_ways_of_the_objectives(make_batch: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["paper", "merged", "one stack"])
-def test_gradients_are_the_slope_of_the_losses(make_batch: Any, name: str) -> None:
+def test_gradients_equal_finite_differences(make_batch: Any, name: str) -> None:
     """Central differences along random directions, in float64. TIFG's target does not move with the weights it is made
     of, so its own slope is measured with the target held still."""
     model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()

@@ -1,4 +1,4 @@
-"""XGPT's objectives as the recipe asks for them: learnt, in turns, by some of the samples, in two passes, resumed."""
+"""XGPT's objectives under every recipe: alternating, on some samples, in two passes, and resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TURNS = dict.fromkeys(ALL, 1.0)
 
 
 def losses(model: XGPT, batch: Batch, objectives: Any = ALL, seed: int = 0) -> dict[str, Loss]:
-    """objectives: names, or what each sample learns."""
+    """objectives: names, or the samples that train each."""
     asked = objectives if isinstance(objectives, dict) else dict.fromkeys(objectives)
     generator = torch.Generator().manual_seed(seed)
     return model.pretraining_losses(batch, objectives=asked, generator=generator, mask_probability=0.15)
@@ -37,13 +37,13 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 
 def single(batch: Batch) -> Batch:
-    """In float32."""
+    """Convert the batch to float32."""
     image = {name: x.float() if x.is_floating_point() else x for name, x in vars(batch.image).items()}
     return dataclasses.replace(batch, image=type(batch.image)(**image))
 
 
 @pytest.mark.parametrize("name", ["paper", "one stack", "merged"])
-def test_the_four_losses_fall_on_one_batch(make_batch: Any, name: str) -> None:
+def test_four_losses_fall_on_one_batch(make_batch: Any, name: str) -> None:
     model = tiny_xgpt(**{**VARIANTS[name], "hidden": 64, "heads": 4, "intermediate": 128, "init_std": 0.1})
     model, batch = model.float().train(), single(make_batch(8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -69,7 +69,7 @@ def test_the_four_losses_fall_on_one_batch(make_batch: Any, name: str) -> None:
         ("tifg", {"first_region", "region_head"}, {"matching", "refiner", "region_embedding", "word_bias"}),
     ],
 )
-def test_an_objective_alone_reaches_its_own_modules(
+def test_single_objective_reaches_its_own_modules(
     make_batch: Any, name: str, reached: set[str], not_reached: set[str]
 ) -> None:
     model = tiny_xgpt()
@@ -78,16 +78,16 @@ def test_an_objective_alone_reaches_its_own_modules(
     assert reached | {"layers", "text_embedding"} <= found and not not_reached & found
 
 
-def test_all_four_together_leave_no_weight_untouched(make_batch: Any) -> None:
-    """Nothing of the matching is a no-op (its first third would be: matching.py)."""
+def test_all_objectives_together_train_every_weight(make_batch: Any) -> None:
+    """Including all of the matching, whose first third is left out because it has no effect."""
     model = tiny_xgpt()
     torch.stack([loss.mean for loss in losses(model, make_batch()).values()]).sum().backward()
     untouched = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 1e-9}
     assert untouched == set(), untouched
 
 
-def test_what_was_dropped_of_a_feature_is_not_to_be_told(make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TIFG's target is the same in training and in validation, for each text that of its image."""
+def test_tifg_target_has_no_feature_dropout(make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TIFG's target is the same in training and validation, and belongs to each text's image."""
     targets: list[torch.Tensor] = []
 
     def seen(generated: torch.Tensor, target: torch.Tensor, **more: Any) -> Loss:
@@ -103,8 +103,8 @@ def test_what_was_dropped_of_a_feature_is_not_to_be_told(make_batch: Any, monkey
     assert not torch.equal(dropped, model.region_embedding(batch.image, drop=False)[0])
 
 
-def test_the_hidden_words_are_out_of_sight(make_batch: Any) -> None:
-    """Another word in the fragment, or in a span, changes targets and what the decoder has read, not what is told of
+def test_predictions_do_not_depend_on_hidden_words(make_batch: Any) -> None:
+    """Another word in the fragment, or in a span, changes targets and what the decoder has read, not the predictions of
     the first hidden word; nor does the encoder of IDA see how many words a span hid."""
     model, batch = tiny_xgpt(), make_batch()
     found = model.corrupt(batch, objectives=dict.fromkeys(ALL), generator=torch.Generator(), mask_probability=0.0)
@@ -114,17 +114,17 @@ def test_the_hidden_words_are_out_of_sight(make_batch: Any) -> None:
     masked = ids.masked_fill(words, 4)
     other = torch.where(words, (ids + 1 - 5) % 25 + 5, ids)
     image = model.encode_image(batch.image)
-    told = [
+    logits = [
         model.predict_fragment(masked, words, dataclasses.replace(batch.text, ids_BT=read), image)[first[words]]
         for read in (ids, other)
     ]
-    assert torch.equal(*told)
+    assert torch.equal(*logits)
     assert found.infilled_BU is not None and found.infilled_mask_BU is not None
     assert (found.infilled_BU == 4).any(1).all()
     assert (found.infilled_mask_BU.sum(1) <= batch.text.mask_BT.sum(1)).all()
 
 
-def test_a_random_word_is_no_special_token(make_batch: Any) -> None:
+def test_random_words_are_no_special_tokens(make_batch: Any) -> None:
     model, batch = tiny_xgpt(imlm_fragment=1.0), make_batch()
     seen, places = set(), 0
     for seed in range(60):
@@ -138,14 +138,14 @@ def test_a_random_word_is_no_special_token(make_batch: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_samples_that_do_not_learn_have_no_part(make_batch: Any, name: str) -> None:
+def test_other_samples_have_no_effect(make_batch: Any, name: str) -> None:
     model, batch = tiny_xgpt(), make_batch()
     learners = torch.tensor([True, False, True, False])
     some = losses(model, batch, {name: learners})[name]
     none = losses(model, batch, {name: torch.zeros(4, dtype=torch.bool)})[name]
     assert none.count == 0 and none.sum.item() == 0 and none.sum.requires_grad
     none.sum.backward()
-    # The corruption of a sample is its own, whoever else learns: so the rows of the whole loss are what is left.
+    # A sample's corruption does not depend on which other samples train, so these are the rows of the whole loss.
     everybody = losses(model, batch, {name: torch.ones(4, dtype=torch.bool)})[name]
     others = losses(model, batch, {name: ~learners})[name]
     assert some.count + others.count == everybody.count == losses(model, batch, [name])[name].count
@@ -153,7 +153,7 @@ def test_samples_that_do_not_learn_have_no_part(make_batch: Any, name: str) -> N
     assert losses(model, batch.empty(), [name])[name].count == 0
 
 
-def test_of_texts_alone_imlm_is_mass(make_batch: Any) -> None:
+def test_imlm_on_texts_is_mass(make_batch: Any) -> None:
     model, batch = tiny_xgpt(), make_batch()
     alone = losses(model, dataclasses.replace(batch, image=None), ["imlm"])["imlm"]
     assert alone.count == losses(model, batch, ["imlm"])["imlm"].count and alone.mean > 0
@@ -161,7 +161,7 @@ def test_of_texts_alone_imlm_is_mass(make_batch: Any) -> None:
     assert model.region_embedding.features.weight.grad is None
 
 
-def test_a_caption_that_was_cut_has_no_end_to_learn(make_batch: Any) -> None:
+def test_cut_caption_has_no_end_to_predict(make_batch: Any) -> None:
     model, batch = tiny_xgpt(), make_batch()
     whole = losses(model, batch, ["ic", "ida"])
     cut = torch.tensor([True, False, False, True])
@@ -173,15 +173,15 @@ def recipe(weights: dict[str, float], mix: Any = "sum") -> RecipeParams:
     return RecipeParams(objectives={name: ObjectiveParams(weight=w) for name, w in weights.items()}, mix=mix)
 
 
-def test_two_passes_by_the_fragment(make_batch: Any) -> None:
-    """The second pass's encoder reads what the first one told where the fragment stood; all else is learnt once."""
+def test_two_passes(make_batch: Any) -> None:
+    """The second pass's encoder reads the first one's predictions of the fragment; other objectives run once."""
     model, batch = tiny_xgpt(), make_batch()
     made = make_loss(
         model, recipe({"ic": 1.0, "imlm": 0.5}), ScheduledSamplingParams(scheme="a", sample="argmax"), name="xgpt"
     )
     assert isinstance(made, TwoPassLoss)
-    learnt = made(batch, update=0, generator=torch.Generator().manual_seed(4))
-    assert set(learnt.losses) == {"ic", "imlm", "imlm_pass2"} and learnt.weights["imlm_pass2"] == 0.5
+    loss = made(batch, update=0, generator=torch.Generator().manual_seed(4))
+    assert set(loss.losses) == {"ic", "imlm", "imlm_pass2"} and loss.weights["imlm_pass2"] == 0.5
     corruption = model.corrupt(
         batch,
         objectives=dict.fromkeys(("ic", "imlm")),
@@ -194,7 +194,7 @@ def test_two_passes_by_the_fragment(make_batch: Any) -> None:
     read[words] = first.argmax(-1)
     second = model.predict_fragment(read, words, batch.text, image)
     expected = torch.nn.functional.cross_entropy(second, batch.text.ids_BT[words])
-    torch.testing.assert_close(learnt.losses["imlm_pass2"].mean, expected)
+    torch.testing.assert_close(loss.losses["imlm_pass2"].mean, expected)
     assert not torch.allclose(first, second)
     with pytest.raises(ParamsError, match="set `scheme: a`"):
         make_loss(model, recipe({"imlm": 1.0}), ScheduledSamplingParams(scheme="b"), name="xgpt")
@@ -204,7 +204,7 @@ def test_two_passes_by_the_fragment(make_batch: Any) -> None:
         make_loss(model, recipe({"ic": 1.0}), ScheduledSamplingParams(scheme="a"), name="xgpt")
 
 
-def test_turns_are_updates_of_one_objective_each_from_one_batch(toy: Toy, tmp_path: Path) -> None:
+def test_alternating_updates_use_one_objective_and_one_batch(toy: Toy, tmp_path: Path) -> None:
     model = toy_xgpt(toy.tokenizer.vocab_size, dropout=0.0, attention_dropout=0.0)
     _, result = toy.fit(tmp_path, model, objectives=TURNS, mix="alternate", reuse_batch=True, max_epochs=1)
     rows = [{key for key in row if key in ALL} for row in result.rows]
@@ -212,8 +212,8 @@ def test_turns_are_updates_of_one_objective_each_from_one_batch(toy: Toy, tmp_pa
     assert {"val_ic", "val_imlm", "val_ida", "val_tifg", "val_tifg_squared"} <= set(result.rows[-1])
 
 
-def test_the_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None:
-    """Adam takes a constant factor away, but the moments are all objectives', so weights count against each other."""
+def test_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None:
+    """Adam cancels a constant factor, but all objectives share its moments, so weights act relative to each other."""
     batch, ends = make_batch(), []
     for weight in (1.0, 0.3):
         model = tiny_xgpt()
@@ -230,8 +230,8 @@ def test_the_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None
 
 
 @pytest.mark.parametrize("mix", ["alternate", "sample"])
-def test_stopped_and_resumed_it_is_the_same_to_the_bit(toy: Toy, tmp_path: Path, mix: str) -> None:
-    """With dropout, per-sample draws or turns on one batch, in the middle of a cycle."""
+def test_resumed_training_is_bitwise_equal(toy: Toy, tmp_path: Path, mix: str) -> None:
+    """With dropout, sampled or alternating objectives, in the middle of a cycle."""
     settings: dict[str, Any] = {"objectives": TURNS, "mix": mix, "reuse_batch": mix == "alternate", "accumulate": 2}
     whole, uncut = toy.fit(tmp_path / "whole", toy_xgpt(toy.tokenizer.vocab_size, dropout=0.1), **settings)
     with pytest.raises(InterruptedError):

@@ -25,7 +25,7 @@ from vlp_models.models.unified_vlp.model import UnifiedVLP
 from vlp_models.tasks.base import load_task_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from test_unified_vlp_convert import public_layout
+from test_convert_unified_vlp import public_layout
 
 OWN = {**SIZES, "region_slots": 100, "max_positions": 128, "compat_reference": True}
 

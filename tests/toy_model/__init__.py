@@ -1,1 +1,1 @@
-"""A whole model in one folder. As CONTRIBUTING promises, nothing else knows of it but one line in `FAMILIES`."""
+"""A complete model in one folder. As CONTRIBUTING promises, it needs one line in `FAMILIES` and nothing else."""

@@ -10,7 +10,7 @@ from vlp_models.params.schema import PositiveFloat, PositiveInt
 
 @dataclass(frozen=True, kw_only=True)
 class ToyConfig:
-    """vocab_size is the data's; everything else may stand in params.yaml, `models.<name>.config`."""
+    """The data determines vocab_size; all other keys may be set in `models.<name>.config` of params.yaml."""
 
     vocab_size: int
 
@@ -23,7 +23,7 @@ class ToyConfig:
     text_layers: PositiveInt = 2
     fusion_layers: PositiveInt = 1
     max_positions: PositiveInt = 64  # tokens of a text
-    temperature: PositiveFloat = 0.07  # where the learnt one begins
+    temperature: PositiveFloat = 0.07  # initial value of the learned one
     init_std: PositiveFloat = 0.08
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlp_models.objectives.loss import Loss, empty
+from vlp_models.objectives.loss import Loss, zero_loss
 from vlp_models.objectives.matching import similarities
 from vlp_models.objectives.ranks import gather_rows, number_over_ranks
 
@@ -26,7 +26,7 @@ def info_nce(texts_NE: Tensor, images_NE: Tensor, image_ids: Sequence[str], scal
     """
     numbers_G, own = number_over_ranks(image_ids)
     if not len(numbers_G):
-        return empty(texts_NE, "contrast")
+        return zero_loss(texts_NE, "contrast")
     logits_GG = scale * similarities(gather_rows(texts_NE), gather_rows(images_NE))
     twins_GG = (numbers_G[:, None] == numbers_G[None, :]).fill_diagonal_(False)
     logits_GG = logits_GG.masked_fill(twins_GG.to(logits_GG.device), float("-inf"))

@@ -7,8 +7,8 @@ A. Radford et al.: "Learning Transferable Visual Models From Natural Language Su
     words ─── text encoder ───│──┬────────── [CLS] ──── projection ──┘
                               └──┴── fusion ── [CLS]: the feature of VQA, VCR, NLVR, entailment
 
-What differs from the paper: the blocks normalise after each sum, as everywhere in this house; the text encoder sees all
-words and is read at [CLS]; the fusion is ours, and only a task that fuses learns it.
+Differences from the paper: the blocks normalize after each residual sum, as in the other families; the text encoder is
+bidirectional and read at [CLS]; the fusion is an addition that only tasks train.
 
 Shape suffixes: B images, R patches, N texts, T tokens, D hidden.
 """

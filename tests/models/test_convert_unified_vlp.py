@@ -1,5 +1,5 @@
-"""Weights of others: BERT's and UniLM's as Hugging Face has them, and the public code's layout, written out here by its
-documented names."""
+"""BERT's and UniLM's weights in Hugging Face's layout, and checkpoints of Unified VLP's authors in their documented
+layout, converted to Unified VLP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bert(seed: int = 0, **changes: Any) -> BertForPreTraining:
 
 @pytest.mark.parametrize("types", [2, 6])
 @pytest.mark.parametrize("objective", [BIDIRECTIONAL, SEQ2SEQ])
-def test_the_stack_is_berts(tmp_path, make_batch, types, objective):
+def test_stack_equals_bert(tmp_path, make_batch, types, objective):
     """Random weights, float32: embeddings of words, the blocks under the paper's masks, and the words' logits, at most
     1e-5 from transformers'."""
     theirs, batch = bert(type_vocab_size=types), make_batch()
@@ -109,7 +109,7 @@ def test_bert_of_other_sizes_is_refused():
 
 
 def public_layout(model: UnifiedVLP, answers: int = 0, smoothing: bool = False) -> dict[str, Tensor]:
-    """The names of the public code, for the weights of `model` and a classifier of `answers`."""
+    """Return the weights of `model`, and a classifier of `answers`, by the names of the authors' code."""
     own = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
     hidden = model.config.hidden
     state: dict[str, Tensor] = {}
@@ -153,7 +153,7 @@ def public_layout(model: UnifiedVLP, answers: int = 0, smoothing: bool = False) 
 
 
 @pytest.mark.parametrize("answers", [0, 7])
-def test_a_public_checkpoint_gives_the_same_outputs(tmp_path, make_batch, answers):
+def test_authors_checkpoint_gives_the_same_outputs(tmp_path, make_batch, answers):
     own, batch = tiny_unified_vlp(compat_reference=True, region_slots=20), scored(make_batch())
     state = public_layout(own, answers, smoothing=not answers)
     file = tmp_path / "model.30.bin"
@@ -181,8 +181,8 @@ def test_a_public_checkpoint_gives_the_same_outputs(tmp_path, make_batch, answer
         torch.testing.assert_close(*pooled, rtol=0, atol=1e-12)
 
 
-def test_no_weight_is_missed_or_left_over():
-    """Every name of the layout, but for what is named as unused, is needed and counts."""
+def test_every_weight_is_needed():
+    """Every name of the layout is needed, except those that are documented as unused."""
     state = public_layout(tiny_unified_vlp(compat_reference=True), answers=7, smoothing=True)
     unused = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "crit_mask_lm_smoothed.one_hot"}
     for name in state:
@@ -207,8 +207,8 @@ def test_no_weight_is_missed_or_left_over():
     ).task == ("captioning")
 
 
-def test_special_words_are_the_tokenizers():
-    """What the public file can't tell: which of its words [CLS], [SEP] and [MASK] are."""
+def test_special_tokens_come_from_the_tokenizer():
+    """The authors' file does not store which tokens [CLS], [SEP] and [MASK] are."""
     model = tiny_unified_vlp()
     assert (model.config.cls_id, model.config.sep_id, model.config.mask_id) == (2, SEP, MASK)
     facts = dataclasses.replace(FACTS, cls_id=11, sep_id=12, mask_id=13)

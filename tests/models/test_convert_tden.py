@@ -1,4 +1,4 @@
-"""Weights of others: the public TDEN code's layout, written out here by its documented names, and BERT's."""
+"""Checkpoints of TDEN's authors, in their layout as documented, and BERT's weights, converted to TDEN."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build(**config: Any) -> TDEN:
     facts = DataFacts(vocab_size=VOCAB, mask_id=4, feature_dim=FEATURES, num_classes=CLASSES)
     model = build_model("tden", {**SMALL, "init_std": 0.3, **config}, facts)
     assert isinstance(model, TDEN)
-    with torch.no_grad():  # norms and biases that tell themselves apart
+    with torch.no_grad():  # so that norms and biases are distinct
         for tensor in [*model.parameters(), *(b for n, b in model.named_buffers() if "running" in n)]:
             tensor.add_(torch.rand_like(tensor) * 0.1)
     return model.eval()
@@ -51,7 +51,7 @@ def rebuilt(state: dict[str, Tensor]) -> TDEN:
 
 
 def outputs(model: TDEN, batch: Batch) -> dict[str, Tensor]:
-    """Everything that pretraining trains."""
+    """Return all that pretraining trains."""
     model = model.double()
     every, text = dict.fromkeys(model.objectives), batch.text
     seen = Corruption(ids_BT=text.ids_BT, words_BT=text.mask_BT & (text.ids_BT > 10), regions_BR=batch.image.mask_BR)
@@ -72,7 +72,7 @@ def outputs(model: TDEN, batch: Batch) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("batch_norm", [True, False])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_pretraining_checkpoint_gives_the_same_outputs(
+def test_pretraining_checkpoint_gives_the_same_outputs(
     tmp_path: Path, make_batch: Callable[..., Batch], wrapped: bool, batch_norm: bool
 ) -> None:
     model = build(**PUBLIC | {"pooler_batch_norm": True})
@@ -90,7 +90,7 @@ def test_a_pretraining_checkpoint_gives_the_same_outputs(
         torch.testing.assert_close(imported[name], tensor, rtol=0, atol=1e-12, msg=name)
 
 
-def test_a_checkpoint_of_one_task_fills_what_it_holds(tmp_path: Path, make_batch: Callable[..., Batch]) -> None:
+def test_checkpoint_of_one_task_fills_its_part_of_the_model(tmp_path: Path, make_batch: Callable[..., Batch]) -> None:
     model, batch = build(**PUBLIC), make_batch()
     state = public_layout(model)
     common = ("token_embed.", "visual_embed.", "encoder.")
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_one_task_fills_what_it_holds(tmp_path: Path, make_batch
 
 
 def public_pooler(state: dict[str, Tensor], name: str, x: Tensor, mask: Tensor) -> Tensor:
-    """By the documented formula: score, softmax over tokens, weighted sum, `embed`."""
+    """Pool by the documented formula: score, softmax over tokens, weighted sum, `embed`."""
     w = {key: state[f"predictor.{name}.{key}"].double() for key in ("att.0.weight", "att.0.bias", "att.3.weight")}
     w |= {key: state[f"predictor.{name}.{key}"].double() for key in ("att.3.bias", "embed.weight", "embed.bias")}
     score = (x @ w["att.0.weight"].T + w["att.0.bias"]).relu() @ w["att.3.weight"].T + w["att.3.bias"]
@@ -121,9 +121,9 @@ def public_logits(state: dict[str, Tensor], letter: str, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["vqa", "vcr"])
-def test_a_vqa_or_vcr_model_gives_what_the_public_code_computes(make_batch: Callable[..., Batch], kind: str) -> None:
-    """Poolers after each cross-modal layer times the text's; in VQA the decoder's, run with all words in sight, apart;
-    in VCR a type of its own for the last segment."""
+def test_vqa_and_vcr_features_equal_the_documented_formulas(make_batch: Callable[..., Batch], kind: str) -> None:
+    """The product of image poolers after each cross-modal layer and the text pooler; VQA adds a separate decoder
+    feature with a bidirectional mask, VCR a token type for the last segment."""
     special = {"use_decoder_in_fusion": False, "segment_types": True} if kind == "vcr" else {}
     model, batch = build(**PUBLIC | special, fusion_dim=20), make_batch()
     torch.manual_seed(5)
@@ -159,7 +159,7 @@ def test_a_vqa_or_vcr_model_gives_what_the_public_code_computes(make_batch: Call
     if kind == "vcr":
         assert fused.decoder_BP is None
         plain = imported.fuse(batch.image, batch.text)
-        assert not torch.allclose(plain.pooled_BP, fused.pooled_BP), "the segments' types matter"
+        assert not torch.allclose(plain.pooled_BP, fused.pooled_BP), "the segments' types have an effect"
         assert "cross_decoder.0.attention.qkv.weight" not in converted.weights
         return
     memory = model.project_memory(images[-1], regions, None)
@@ -180,8 +180,8 @@ def vqa_and_vcr() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return vqa, public_task_layout(build(**PUBLIC | special), linear(20, 1))
 
 
-def test_the_rows_of_the_classifier_tell_vqa_from_vcr(make_batch: Callable[..., Batch]) -> None:
-    """Whether there is a decoder tells nothing: the public code makes both with and without."""
+def test_rows_of_the_classifier_distinguish_vqa_from_vcr(make_batch: Callable[..., Batch]) -> None:
+    """The presence of a decoder does not: the authors' code has both tasks with and without one."""
     vqa, vcr = vqa_and_vcr()
     decoders = ("decoder.g_layers.", "predictor.g_")
     without = {name: tensor for name, tensor in vqa.items() if not name.startswith(decoders)}
@@ -203,7 +203,7 @@ def test_the_rows_of_the_classifier_tell_vqa_from_vcr(make_batch: Callable[..., 
         convert_xmodaler(vqa, heads=4, task="vcr")
 
 
-def test_what_differs_from_the_layout_is_listed() -> None:
+def test_differences_from_the_layout_are_listed() -> None:
     state = public_layout(build(**PUBLIC))
     changed = dict(state)
     del changed["encoder.v_layers.1.attention.self.key.bias"]
@@ -211,10 +211,10 @@ def test_what_differs_from_the_layout_is_listed() -> None:
     changed["visual_embed.embeddings_norm.bias"] = torch.zeros(3)
     with pytest.raises(CheckpointError) as caught:
         convert_xmodaler(changed, heads=4)
-    said = str(caught.value)
-    assert "1 missing: encoder.v_layers.1.attention.self.key.bias" in said
-    assert "1 unexpected: decoder.x_layers.0.weight" in said
-    assert "1 of another shape: visual_embed.embeddings_norm.bias [3] instead of [16]" in said
+    message = str(caught.value)
+    assert "1 missing: encoder.v_layers.1.attention.self.key.bias" in message
+    assert "1 unexpected: decoder.x_layers.0.weight" in message
+    assert "1 of another shape: visual_embed.embeddings_norm.bias [3] instead of [16]" in message
 
     gap = {k.replace("encoder.layers.1.", "encoder.layers.9."): v for k, v in state.items()}
     with pytest.raises(CheckpointError, match=r"missing: encoder\.layers\.1\."):
@@ -246,7 +246,7 @@ def test_hostile_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read_state_dict(Path("code.pth"))
     assert not Path("executed").exists()
     torch.save({"a": torch.zeros(1).expand(2**40)}, "view.pth")
-    with pytest.raises(CheckpointError, match="tensors of .* bytes in a file of"):
+    with pytest.raises(CheckpointError, match=r"tensors of .* bytes in a file of"):
         read_state_dict(Path("view.pth"))
     with zipfile.ZipFile("bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("data", "w") as member:
         for _ in range(17 * 16):
@@ -263,7 +263,7 @@ def test_hostile_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("old_names", [False, True])
-def test_bert_is_the_sentence_encoder(tmp_path: Path, old_names: bool) -> None:
+def test_sentence_encoder_equals_bert(tmp_path: Path, old_names: bool) -> None:
     from transformers import BertConfig, BertForPreTraining
 
     torch.manual_seed(0)
@@ -300,6 +300,6 @@ def test_bert_is_the_sentence_encoder(tmp_path: Path, old_names: bool) -> None:
     torch.testing.assert_close(model.predict_words(encoded), wanted.prediction_logits[mask], rtol=0, atol=1e-4)
 
 
-def test_a_bert_of_other_sizes_is_refused() -> None:
+def test_bert_of_other_sizes_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"sentence_layers 3, BERT's num_hidden_layers 2, which is less"):
         convert_bert({}, {"num_hidden_layers": 2}, build().config)
