@@ -239,7 +239,7 @@ def sections(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"said": {"start": "pretrain/xgpt"}}, "written by a fine-tuning of the task captioning"),
+        ({"said": {"start": "pretrain/xgpt"}}, "must be a fine-tuning of the task captioning"),
         ({"said": {"start": "finetune/tden-vqa"}}, "of the task captioning"),
         ({"said": {"samples": 1}}, "`samples: 1` must be at least `captions: 2`"),
         ({"said": {"top_p": 0.0}}, "`top_p` must be above 0"),
@@ -252,7 +252,7 @@ def sections(**changes: Any) -> dict[str, Any]:
             {"finetune": {"more": {"task": "vqa", "start": "pretrain/tden", "augment": {"control": True}}}},
             "needs `captions`",
         ),
-        ({"finetune": {"writer": {**WRITER, "augment": "said"}}}, "captions come from writer itself"),
+        ({"finetune": {"writer": {**WRITER, "augment": "said"}}}, "whose captions writer writes itself"),
         (
             {"finetune": {"other": {"task": "retrieval", "start": "finetune/more", "augment": "said"}}, "said": {}},
             "",  # a chain is none of it
@@ -277,10 +277,12 @@ def test_tasks_that_do_not_train_on_captions_refuse_them() -> None:
 def test_texts_per_image_needs_a_supporting_task_and_no_stream() -> None:
     check_runs(parse_params(sections(finetune={"writer": {**WRITER, "texts_per_image": 2}})))
     writer = {**WRITER, "texts_per_image": 2, "options": {"self_critical": {"samples": 2}}}
-    with pytest.raises(ParamsError, match=r"`finetune\.writer\.texts_per_image: 2`: captioning, .*leave it out"):
+    with pytest.raises(
+        ParamsError, match=r"`finetune\.writer\.texts_per_image: 2`: with these options captioning .*remove it"
+    ):
         check_runs(parse_params(sections(finetune={"writer": writer})))
     found = {"task": "retrieval", "start": "pretrain/tden", "texts_per_image": 2}
-    with pytest.raises(ParamsError, match=r"retrieval, with these options, reads an image for each text"):
+    with pytest.raises(ParamsError, match=r"with these options retrieval reads one image per text"):
         check_runs(parse_params(sections(finetune={"more": found})))
     check_runs(parse_params(sections(finetune={"more": {**found, "options": {"scorer": "pairs"}}})))
     raw = sections(finetune={"more": {"task": "vqa", "start": "pretrain/tden", "texts_per_image": 2}})
@@ -297,7 +299,9 @@ def test_dvc_yaml_has_the_stage_if_params_yaml_does() -> None:
     assert entries["more"]["augment"] == "data/augmented/said" and entries["tden-vqa"]["augment"] == NOTHING
     assert "${item.augment}" in deps and "augment" in stages["plan"]["params"]
     learns = "data/contents/regions/trained_on/images/all.json"
-    assert stages["augment"]["foreach"] == {"said": {"start": "finetune/writer", "family": "xgpt", "trained_on": learns}}
+    assert stages["augment"]["foreach"] == {
+        "said": {"start": "finetune/writer", "family": "xgpt", "trained_on": learns}
+    }
     plain = read_yaml(Path(__file__).parents[2] / "params.yaml")
     assert "augment" not in render(generated(plain))
 
