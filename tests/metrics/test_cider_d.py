@@ -1,4 +1,4 @@
-"""CIDEr-D against a slow reference, against pycocoevalcap and its recorded numbers."""
+"""CIDEr-D against a slow reference, pycocoevalcap, and its recorded numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "golden_caption_metrics.json"
 
 
 def slow(candidate: Sequence[str], references: list[list[str]], corpus: list[list[list[str]]]) -> float:
-    """The definition, one n-gram after the other."""
+    """Compute the definition, n-gram by n-gram."""
 
     def grams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
         return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
@@ -42,19 +42,19 @@ def slow(candidate: Sequence[str], references: list[list[str]], corpus: list[lis
 
 
 caption = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=7)
-unseen = st.lists(st.sampled_from(["a", "b", "x", "y"]), max_size=9)
+unknown = st.lists(st.sampled_from(["a", "b", "x", "y"]), max_size=9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     corpus=st.lists(st.lists(caption, min_size=1, max_size=3), min_size=1, max_size=5),
-    other=st.lists(unseen, min_size=1, max_size=3),
-    candidates=st.lists(unseen, min_size=1, max_size=4),
+    other=st.lists(unknown, min_size=1, max_size=3),
+    candidates=st.lists(unknown, min_size=1, max_size=4),
 )
 def test_equals_the_definition(
     corpus: list[list[list[str]]], other: list[list[str]], candidates: list[list[str]]
 ) -> None:
-    """Images of the corpus and one outside it, words nobody has said, empty captions."""
+    """Images of the corpus and one outside it, unknown words, and empty captions."""
     references = {**{str(i): image for i, image in enumerate(corpus)}, "other": other}
     scorer = CiderD(DocumentFrequencies.count(corpus), references.__getitem__)
     for image_id in ("0", "other", "0"):
@@ -63,7 +63,7 @@ def test_equals_the_definition(
 
 
 def test_equals_pycocoevalcap_and_the_recorded_numbers() -> None:
-    """coco-caption's CIDEr takes its document frequencies from the references it is given: so does this corpus."""
+    """coco-caption's CIDEr takes document frequencies from the references, so the corpus is the references."""
     from pycocoevalcap.cider.cider import Cider
 
     golden = json.loads(GOLDEN.read_text())
@@ -78,7 +78,7 @@ def test_equals_pycocoevalcap_and_the_recorded_numbers() -> None:
     np.testing.assert_allclose(own, theirs, rtol=1e-9)
 
 
-def test_a_score_does_not_depend_on_what_was_scored_before() -> None:
+def test_score_does_not_depend_on_earlier_scores() -> None:
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(30)]
     references = {
@@ -92,7 +92,7 @@ def test_a_score_does_not_depend_on_what_was_scored_before() -> None:
         assert [float(backwards.score(i, [c])[0]) for c in candidates] == first[i].tolist()
 
 
-def test_a_mean_over_images_is_the_mean_of_their_scores() -> None:
+def test_mean_over_images_equals_the_mean_of_scores() -> None:
     corpus = {"one": [["a", "b", "c"], ["a", "b"]], "two": [["c", "d"]], "three": [["d", "x", "y"]]}
     frequencies = DocumentFrequencies.count(list(corpus.values())[:2])
     candidates = [["a", "b", "new"], ["d", "x", "y"], []]
@@ -102,7 +102,7 @@ def test_a_mean_over_images_is_the_mean_of_their_scores() -> None:
     assert together[:2].all() and together[2] == 0
 
 
-def test_frequencies_survive_the_disk_and_are_the_same_bytes(tmp_path: Path) -> None:
+def test_saved_frequencies_are_equal_in_bytes_and_content(tmp_path: Path) -> None:
     corpus = [[["a", "b", "a", "b", "c"], ["a"]], [["b", "c", "é"]], [[]]]
     frequencies = DocumentFrequencies.count(corpus)
     assert frequencies.images == 3
@@ -117,9 +117,9 @@ def test_frequencies_survive_the_disk_and_are_the_same_bytes(tmp_path: Path) -> 
             DocumentFrequencies.load(tmp_path / name)
 
 
-def test_an_image_without_references_is_named() -> None:
+def test_image_without_references_is_an_error() -> None:
     scorer = CiderD(DocumentFrequencies.count([[["a"]]]), lambda image_id: {"here": [["a"]]}.get(image_id, []))
     for image_id in ("bare", "absent"):
         with pytest.raises(DataError, match=image_id):
             scorer.score(image_id, [["a"]])
-    assert scorer.score("here", [["a"]]) == [0.0], "one image: every n-gram is everywhere, log 1 = 0"
+    assert scorer.score("here", [["a"]]) == [0.0], "one image: each n-gram occurs in all images, log 1 = 0"

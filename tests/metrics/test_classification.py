@@ -1,15 +1,27 @@
-"""Accuracy, recalls and macro F1 by hand, and what a file of items takes and refuses."""
+"""Accuracy, recall and macro F1 by hand; items.parquet; NLVR; VCR; the hypothesis-only baseline."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.classification import LabeledItem, most_common_label, score_labels
+from vlp_models.metrics.classification import (
+    HypothesisOnly,
+    Judgment,
+    LabeledItem,
+    majority_label,
+    most_common_label,
+    official_csv,
+    score_labels,
+    score_nlvr,
+)
 from vlp_models.metrics.score import Evidence, FloatArray, Score, item_scores, macro_f1_percent, read_items, write_items
+from vlp_models.metrics.vcr import VCRResult, score_vcr
+from vlp_models.metrics.vcr import official_csv as vcr_csv
 
 LABELS = ("a", "b", "c")
 PAIRS = ["aa", "aa", "ab", "bb", "ba", "cc"]  # label, prediction
@@ -19,7 +31,7 @@ def rows() -> list[LabeledItem]:
     return [LabeledItem(group=f"g{i // 2}", item=f"i{i}", label=p[0], prediction=p[1]) for i, p in enumerate(PAIRS)]
 
 
-def test_scores_are_those_worked_out_by_hand() -> None:
+def test_scores_equal_those_by_hand() -> None:
     found = {score.metric: score for score in score_labels(rows(), LABELS)}
     assert found["accuracy"].value == pytest.approx(100 * 4 / 6)
     assert found["recall (a)"].value == pytest.approx(100 * 2 / 3) and found["recall (a)"].n == 3
@@ -30,7 +42,7 @@ def test_scores_are_those_worked_out_by_hand() -> None:
     assert ends is not None and ends[0] <= found["macro F1"].value <= ends[1]
 
 
-def test_a_label_that_does_not_occur_does_not_count() -> None:
+def test_absent_label_does_not_count() -> None:
     both = np.array([[1.0, 0, 0, 0, 1, 0, 0, 0, 0]])
     assert macro_f1_percent(both)[0] == 100
     only = [LabeledItem(group="g", item="i", label="a", prediction="a")]
@@ -40,7 +52,7 @@ def test_a_label_that_does_not_occur_does_not_count() -> None:
     assert most_common_label(["b", "a", "b", "a"]) == "a" and most_common_label([]) == ""
 
 
-def test_items_give_the_score_back(tmp_path: Path) -> None:
+def test_stored_items_give_the_same_scores(tmp_path: Path) -> None:
     place = {"dataset": "d", "split": "test", "test": "t"}
     scores = score_labels(rows(), LABELS)
     kept = [found for score in scores if (found := item_scores(score, **place, slices={}))]
@@ -52,13 +64,13 @@ def test_items_give_the_score_back(tmp_path: Path) -> None:
         assert evidence.statistic(evidence.parts_NK.sum(0, keepdims=True))[0] == pytest.approx(score.value)
 
 
-def test_an_unregistered_statistic_is_an_error_unless_the_score_is_not_to_be_kept() -> None:
+def test_unknown_statistic_is_an_error_unless_the_score_is_not_kept() -> None:
     def own(sums_SK: FloatArray) -> FloatArray:
         return sums_SK[:, 0]
 
     evidence = Evidence(groups=["a", "b"], parts_NK=np.ones((2, 1)), statistic=own)
     score = Score(metric="odd", value=2.0, n=2, evidence=evidence)
-    with pytest.raises(ValueError, match="odd: its statistic is none of mean"):
+    with pytest.raises(ValueError, match="odd: unknown statistic \\(known: mean"):
         item_scores(score, dataset="d", split="s", test="t", slices={})
     unkept = Score(metric="odd", value=2.0, n=2, evidence=evidence, kept=False)
     assert item_scores(unkept, dataset="d", split="s", test="t", slices={}) is None
@@ -74,3 +86,77 @@ def test_an_unregistered_statistic_is_an_error_unless_the_score_is_not_to_be_kep
             slices={},
             statistics={"own": own},
         )
+
+
+def test_vcr_needs_both_right_and_skips_unknown_ones() -> None:
+    verdicts = [(True, True), (True, False), (False, True), (True, None), (None, None)]
+    scores = {
+        s.metric: s
+        for s in score_vcr(
+            [VCRResult(group=str(i), answer_right=a, rationale_right=r) for i, (a, r) in enumerate(verdicts)]
+        )
+    }
+    assert (scores["Q->A"].value, scores["Q->A"].n) == (pytest.approx(75), 4)
+    assert (scores["QA->R"].value, scores["QA->R"].n) == (pytest.approx(200 / 3), 3)
+    assert (scores["Q->AR"].value, scores["Q->AR"].n) == (pytest.approx(100 / 3), 3)
+    hidden = score_vcr([VCRResult(group="a", answer_right=None, rationale_right=None)])
+    assert all(s.value is None and "hidden" in s.note for s in hidden)
+
+
+def test_vcr_leaderboard_file_has_twenty_probabilities() -> None:
+    header, line = vcr_csv([("test-0", [0.1, 0.2, 0.3, 0.4], [[0.25] * 4] * 4)]).splitlines()
+    assert header.split(",")[:6] == ["annot_id", *(f"answer_{i}" for i in range(4)), "rationale_conditioned_on_a0_0"]
+    assert len(header.split(",")) == len(line.split(",")) == 21
+    assert line.startswith("test-0,0.100000,0.200000")
+
+
+HYPOTHESES = [
+    ("nobody is here", "contradiction"),
+    ("the man sleeps", "contradiction"),
+    ("a man outside", "entailment"),
+    ("a man outside", "entailment"),
+    ("tall man", "neutral"),
+]
+
+
+def test_hypothesis_only_finds_words_that_predict_a_label() -> None:
+    guess = HypothesisOnly(HYPOTHESES)
+    assert [guess.predict(text) for text in ("Nobody!", "outside, a dog", "tall man")] == [
+        "contradiction",
+        "entailment",
+        "neutral",
+    ]
+    assert guess.predict("words not in train") == "contradiction", "the most common label, the first of equals"
+    assert HypothesisOnly([]).predict("a man") == ""
+
+
+def test_hypothesis_only_equals_naive_bayes_by_hand() -> None:
+    """P(label) times P(feature | label) for each feature, with add-one smoothing."""
+    guess = HypothesisOnly(HYPOTHESES)
+    distinct = {"nobody", "is", "here", "the", "man", "sleeps", "a", "outside", "tall"}
+    distinct |= {"nobody is", "is here", "the man", "man sleeps", "a man", "man outside", "tall man"}
+    totals = {"contradiction": 10, "entailment": 10, "neutral": 3}  # words and pairs of all hypotheses
+    for label, prior, man, tall in (("contradiction", 2, 1, 0), ("entailment", 2, 2, 0), ("neutral", 1, 1, 1)):
+        total = totals[label] + len(distinct)
+        expected = math.log(prior) + sum(math.log((count + 1) / total) for count in (man, tall, tall))
+        assert math.isclose(guess._score("tall man", label), expected)
+
+
+def test_nlvr_accuracy_counts_images_and_consistency_sentences() -> None:
+    """Two sentences with six permuted images each; one image of the second is wrong."""
+    judgments = [Judgment(group=g, label=True, prediction=(g, k) != ("b", 5)) for g in "ab" for k in range(6)]
+    accuracy, consistency = score_nlvr(judgments)
+    assert accuracy.value == pytest.approx(100 * 11 / 12) and accuracy.n == 12
+    assert consistency.value == 50 and consistency.n == 2
+    assert accuracy.evidence is not None and set(accuracy.evidence.groups) == {"a", "b"}
+
+
+def test_majority_and_official_csv() -> None:
+    assert majority_label([True, True, False]) and not majority_label([True, False, False])
+    assert official_csv([("dev-1-0-0.png", True), ("dev-1-0-1.png", False)]) == (
+        "dev-1-0-0.png,true\ndev-1-0-1.png,false\n"
+    )
+
+
+def test_no_judgments_give_no_score() -> None:
+    assert [score.value for score in score_nlvr([])] == [None, None]

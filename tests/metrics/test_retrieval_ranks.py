@@ -1,4 +1,4 @@
-"""Retrieval: ranks from one matrix product against a slow reference, ties, chance by enumeration, medians."""
+"""Retrieval ranks against a slow reference, ties, chance by enumeration, medians."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vlp_models.metrics.retrieval import (
 
 
 def slow_ranks(images: np.ndarray, owners: list[int], texts: np.ndarray) -> tuple[list[int], list[int]]:
-    """One dot product at a time; ties count against the right one."""
+    """Rank with one dot product at a time; ties count against the right item."""
     text_ranks = []
     for owner, text in zip(owners, texts, strict=True):
         own = float(np.dot(text, images[owner]))
@@ -31,17 +31,17 @@ def slow_ranks(images: np.ndarray, owners: list[int], texts: np.ndarray) -> tupl
     image_ranks = []
     for i, image in enumerate(images):
         best = max(float(np.dot(t, image)) for t, o in zip(texts, owners, strict=True) if o == i)
-        foreign = [float(np.dot(t, image)) for t, o in zip(texts, owners, strict=True) if o != i]
-        image_ranks.append(1 + sum(score >= best for score in foreign))
+        others = [float(np.dot(t, image)) for t, o in zip(texts, owners, strict=True) if o != i]
+        image_ranks.append(1 + sum(score >= best for score in others))
     return text_ranks, image_ranks
 
 
 @given(seed=st.integers(0, 999), count=st.integers(1, 7), coarse=st.booleans())
-def test_one_product_agrees_with_the_slow_reference(seed: int, count: int, coarse: bool) -> None:
+def test_ranks_equal_the_slow_reference(seed: int, count: int, coarse: bool) -> None:
     rng = np.random.default_rng(seed)
     owners = [*range(count), *rng.integers(0, count, size=8).tolist()]
     shape = (count + len(owners), 5)
-    # whole numbers: many ties, and sums that no order of adding changes
+    # integers: many ties, and sums that do not depend on the order of addition
     vectors = rng.integers(-1, 2, shape) if coarse else rng.integers(-1000, 1000, shape)
     images, texts = vectors[:count].astype(np.float32), vectors[count:].astype(np.float32)
     names = [f"i{i}" for i in range(count)]
@@ -50,13 +50,13 @@ def test_one_product_agrees_with_the_slow_reference(seed: int, count: int, coars
     assert found.text_ranks_T.tolist() == text_ranks
     assert found.image_ranks_I.tolist() == image_ranks
 
-    # the same gallery, with every image once more under its own id
-    again = rank([*names, *names], np.concatenate([images, images]), [names[o] for o in owners], texts)
-    assert again.image_ids == tuple(names)
-    assert again.text_ranks_T.tolist() == text_ranks and again.image_ranks_I.tolist() == image_ranks
+    # the same gallery with every image repeated
+    repeated = rank([*names, *names], np.concatenate([images, images]), [names[o] for o in owners], texts)
+    assert repeated.image_ids == tuple(names)
+    assert repeated.text_ranks_T.tolist() == text_ranks and repeated.image_ranks_I.tolist() == image_ranks
 
 
-def test_ranks_in_folds_are_those_of_each_fold_alone() -> None:
+def test_ranks_in_folds_equal_those_of_each_fold_alone() -> None:
     rng = np.random.default_rng(3)
     images, owners = rng.normal(size=(6, 4)).astype(np.float32), [0, 0, 1, 5, 3, 2, 4, 4, 1]
     texts = rng.normal(size=(len(owners), 4)).astype(np.float32)
@@ -69,23 +69,23 @@ def test_ranks_in_folds_are_those_of_each_fold_alone() -> None:
         assert folds.text_ranks_T[rows].tolist() == wanted[0]
         assert folds.image_ranks_I[first : first + 2].tolist() == wanted[1]
     assert folds.text_ranks_T.max() <= 2 and (folds.text_ranks_T <= found.text_ranks_T).all()
-    for fold in (0, 4, 6, 1000):  # none asked for, a rest would be left, or one fold alone
+    for fold in (0, 4, 6, 1000):  # no folds, a remainder, or a single fold
         assert rank_in_folds(found, [f"i{o}" for o in owners], fold) is None
     assert fold_direction(IMAGE_TO_TEXT, 1000) == " (of 1,000, image to text)"
 
 
-def test_a_constant_scorer_comes_last() -> None:
+def test_constant_scorer_ranks_last() -> None:
     found = rank(["a", "b", "c"], np.ones((3, 2), np.float32), ["a", "b", "c"], np.ones((3, 2), np.float32))
     assert found.text_ranks_T.tolist() == found.image_ranks_I.tolist() == [3, 3, 3]
 
 
-def test_best_places_are_in_order_and_the_earlier_among_equals() -> None:
+def test_top_columns_are_sorted_with_earlier_ones_first_among_equals() -> None:
     similarity = np.array([[1, 3, 2, 3, 0]], np.float32)
     assert top_columns(similarity, 4).tolist() == [[1, 3, 2, 0]]
     assert top_columns(similarity, 9).tolist() == [[1, 3, 2, 0, 4]]
 
 
-def test_an_image_without_captions_is_a_distractor_and_a_caption_without_image_an_error() -> None:
+def test_captionless_image_is_a_distractor_and_a_caption_without_image_an_error() -> None:
     images = np.eye(3, dtype=np.float32)
     found = rank(["a", "b", "c"], images, ["a", "c"], images[[1, 2]])
     assert found.text_ranks_T.tolist() == [3, 1] and found.image_ranks_I.tolist() == [2, 0, 1]
@@ -93,21 +93,21 @@ def test_an_image_without_captions_is_a_distractor_and_a_caption_without_image_a
         rank(["a"], images[:1], ["d"], images[:1])
     with pytest.raises(DataError, match="needs images and captions"):
         rank([], images[:0], [], images[:0])
-    with pytest.raises(DataError, match="no number"):
+    with pytest.raises(DataError, match="not finite"):
         rank(["a"], images[:1] * np.nan, ["a"], images[:1])
 
 
 @pytest.mark.parametrize(("own", "candidates"), [([1], 6), ([2, 2, 1], 7), ([3], 12)])
-def test_chance_is_the_mean_over_all_orders(own: list[int], candidates: int) -> None:
-    def first_places(right: int) -> list[int]:
-        return [min(places) + 1 for places in itertools.combinations(range(candidates), right)]
+def test_chance_equals_the_mean_over_all_orders(own: list[int], candidates: int) -> None:
+    def best_ranks(right: int) -> list[int]:
+        return [min(chosen) + 1 for chosen in itertools.combinations(range(candidates), right)]
 
     found = chance(own, candidates)
     for place in (1, 5, 10):
-        expected = np.mean([np.mean([p <= place for p in first_places(right)]) for right in own])
+        expected = np.mean([np.mean([p <= place for p in best_ranks(right)]) for right in own])
         assert found[f"R@{place}"] == pytest.approx(100 * expected)
     reached = next(
-        p for p in range(1, candidates + 1) if np.mean([np.mean([f <= p for f in first_places(r)]) for r in own]) >= 0.5
+        p for p in range(1, candidates + 1) if np.mean([np.mean([f <= p for f in best_ranks(r)]) for r in own]) >= 0.5
     )
     assert found["median rank"] == reached
 
