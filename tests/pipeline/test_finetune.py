@@ -148,5 +148,5 @@ def test_texts_per_image_needs_a_supporting_task(workspace: Workspace) -> None:
     finetune.run(params_of(workspace, vqa={"texts_per_image": 2}), workspace, "vqa")
     report = json.loads((workspace.root / "reports/training/finetune/vqa.json").read_text())
     assert report["samples"] == report["train_samples"] * params_of(workspace).finetune["vqa"].max_epochs
-    with pytest.raises(ParamsError, match=r"finetune\.retrieval\.texts_per_image: 2`.*leave it out"):
+    with pytest.raises(ParamsError, match=r"finetune\.retrieval\.texts_per_image: 2`.*remove it"):
         finetune.run(params_of(workspace, retrieval={"texts_per_image": 2}), workspace, "retrieval")

@@ -32,7 +32,7 @@ def test_one_bit_is_a_difference(tmp_path: Path) -> None:
     one, other = tmp_path / "model.safetensors", tmp_path / "other" / "model.safetensors"
     other.parent.mkdir()
     save_file(weights, one)
-    assert "only one" in _difference(one, other)
+    assert "missing in one" in _difference(one, other)
     save_file(weights, other)
     assert _difference(one, other) == ""
     save_file(weights | {"b": np.nextafter(np.ones(2, np.float32), np.float32(2))}, other)

@@ -110,7 +110,7 @@ def test_loaded_and_missing_weights_are_logged_and_recorded(
 
 
 def test_invalid_text_init_is_refused(root: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere: no such folder; `models\.new\.text_init` is a folder"):
+    with pytest.raises(DataError, match=r"nowhere: no such folder; `models\.new\.text_init` must be a folder"):
         begin(root, words="nowhere")
     with pytest.raises(
         MissingToolError, match=r"`models\.new\.text_init: package:no-words`: not installed; `uv pip install"

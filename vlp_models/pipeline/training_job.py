@@ -173,7 +173,7 @@ class TrainingJob:
     def loaders(self, **more: Any) -> LoaderFactory:
         """Return the loaders of the run's view and sources; `more` are fields of `LoaderFactory`."""
         trainer, p = self.params.trainer, self.section
-        common = {"sources": p.sources, "batch_size": p.batch_size, "seed": p.seed}
+        common: dict[str, Any] = {"sources": p.sources, "batch_size": p.batch_size, "seed": p.seed}
         common |= {"num_workers": trainer.num_workers, "stream": trainer.stream}
         return LoaderFactory(self.data.shards, self.view, **common, **more)
 

@@ -1,7 +1,7 @@
-"""`vlp verify-resume`: one of the project's trainings for a few updates, whole, and once more, killed and resumed.
+"""`vlp verify-resume`: check that a killed and resumed training equals an uninterrupted one, bit by bit.
 
-Both in folders of their own below .work, with the project's data and the checkpoint that the run starts from; what they
-come to is compared bit by bit. The kill is SIGKILL, as soon as there is something to go on from.
+Both run one of the project's trainings for a few updates, in folders of their own under .work, with the project's data
+and start checkpoint. The kill is a SIGKILL as soon as there is a checkpoint to resume from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, read_yaml, split_start
 from vlp_models.params.schema import nearest
 
-EVERY = 2  # updates between two points to go on from
+EVERY = 2  # updates between checkpoints
 FOLDER = "verify-resume-"
 DATA = (
     "data/shards",
@@ -37,8 +37,11 @@ DATA = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resumed:
-    """killed_at: the update that the killed training had saved last. differ: files that differ, each with how."""
+class ResumeCheck:
+    """The outcome of a comparison.
+
+    killed_at: the last update that the killed training had saved. differ: each file that differs, and how.
+    """
 
     run: str
     steps: int
@@ -47,23 +50,23 @@ class Resumed:
     differ: list[str] = field(default_factory=list)
 
 
-def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: int = 6) -> Resumed:
-    """
+def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: int = 6) -> ResumeCheck:
+    """Train twice, once uninterrupted and once killed and resumed, and compare the checkpoints.
+
     Args:
-        run: `pretrain/NAME` or `finetune/NAME`; default: the first of params.yaml.
+        run: `pretrain/NAME` or `finetune/NAME`; default: the first one in params.yaml.
         steps: updates of the short training.
 
     Raises:
-        ParamsError: no such run, or too few updates to be killed in between.
-        DataError: the data or the checkpoint that it starts from are not here; the training fails, or ends before it
-            can be killed.
+        ParamsError: no such run, or too few updates for a kill in between.
+        DataError: the data or the start checkpoint are missing; the training fails, or ends before it can be killed.
     """
     known = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
     run = run or next(iter(known), "")
     if run not in known:
-        raise ParamsError(f"{run or 'params.yaml'}: no such run{nearest(run, known)}; there are: {', '.join(known)}")
+        raise ParamsError(f"{run or 'params.yaml'}: no such run{nearest(run, known)}; known: {', '.join(known)}")
     if steps <= EVERY:
-        raise ParamsError(f"--steps: more than {EVERY}, or nothing is left to resume")
+        raise ParamsError(f"--steps: must be above {EVERY}, or nothing is left to resume")
     kind, name = split_start(run)
     start = params.start_of(kind, name)
     require_output(workspace.shards, "shards")
@@ -71,22 +74,25 @@ def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: in
     if start:
         require_output(workspace.checkpoint(start), start.replace("/", "@", 1))
     (workspace.root / ".work").mkdir(exist_ok=True)
-    for left in (workspace.root / ".work").glob(f"{FOLDER}*"):  # after a kill of this command itself
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in (workspace.root / ".work").glob(f"{FOLDER}*"):  # of a killed run of this command
+        shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=workspace.root / ".work", prefix=FOLDER) as temporary:
-        folders = (Path(temporary) / "whole", Path(temporary) / "killed")
-        whole, killed = (_prepared(folder, workspace, kind, name, start, steps) for folder in folders)
+        whole, killed = Path(temporary) / "whole", Path(temporary) / "killed"
+        for folder in (whole, killed):
+            _prepare(folder, workspace, kind, name, start, steps)
         _train(whole, kind, name)
         killed_at = _train_and_kill(killed, kind, name)
         _train(killed, kind, name)
-        made = [Workspace(root).checkpoint(run) for root in (whole, killed)]
-        files = sorted({path.relative_to(folder) for folder in made for path in folder.rglob("*") if path.is_file()})
-        differ = [said for file in files if (said := _difference(made[0] / file, made[1] / file))]
-    return Resumed(run=run, steps=steps, killed_at=killed_at, files=len(files), differ=differ)
+        checkpoints = [Workspace(root).checkpoint(run) for root in (whole, killed)]
+        files = sorted({path.relative_to(one) for one in checkpoints for path in one.rglob("*") if path.is_file()})
+        differences = [_difference(checkpoints[0] / file, checkpoints[1] / file) for file in files]
+    return ResumeCheck(
+        run=run, steps=steps, killed_at=killed_at, files=len(files), differ=[line for line in differences if line]
+    )
 
 
-def _prepared(root: Path, workspace: Workspace, kind: str, name: str, start: str | None, steps: int) -> Path:
-    """A folder with the project's params, but for a short training and no MLflow, and with links to its data."""
+def _prepare(root: Path, workspace: Workspace, kind: str, name: str, start: str | None, steps: int) -> None:
+    """Create a workspace with links to the project's data, and its params with a short training and no MLflow."""
     import yaml
 
     root.mkdir()
@@ -96,16 +102,15 @@ def _prepared(root: Path, workspace: Workspace, kind: str, name: str, start: str
     raw["tracking"] = {**(raw.get("tracking") or {}), "uri": ""}
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
     for path in (*DATA, *([f"checkpoints/{start}"] if start else [])):
-        there = workspace.root / path
-        if there.exists():
+        source = workspace.root / path
+        if source.exists():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).symlink_to(there.absolute())
-    return root
+            (root / path).symlink_to(source.absolute())
 
 
 def _start(root: Path, kind: str, name: str) -> subprocess.Popen[bytes]:
-    here = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+    code = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))}
     environment.pop("DVC_STAGE", None)
     with (root / "log.txt").open("ab") as log:
         return subprocess.Popen(
@@ -126,11 +131,11 @@ def _train(root: Path, kind: str, name: str) -> None:
         _kill(process)
         raise
     if code:
-        raise DataError(f"{kind} {name}: the short training failed with exit code {code}:\n{_last_words(root)}")
+        raise DataError(f"{kind} {name}: the short training failed with exit code {code}:\n{_log_tail(root)}")
 
 
 def _train_and_kill(root: Path, kind: str, name: str) -> int:
-    """Kills the training once it has saved; the update that it had saved."""
+    """Kill the training once it has saved a checkpoint; return the checkpoint's update."""
     process = _start(root, kind, name)
     try:
         while process.poll() is None:
@@ -140,9 +145,7 @@ def _train_and_kill(root: Path, kind: str, name: str) -> int:
             time.sleep(0.02)
     finally:
         _kill(process)
-    raise DataError(
-        f"{kind} {name}: the training that was to be killed ended by itself; give it more --steps:\n{_last_words(root)}"
-    )
+    raise DataError(f"{kind} {name}: the training ended before it could be killed; raise --steps:\n{_log_tail(root)}")
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -151,14 +154,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _last_words(root: Path) -> str:
+def _log_tail(root: Path) -> str:
     return "\n".join((root / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-10:])
 
 
 def _difference(one: Path, other: Path) -> str:
-    """In words; empty where both are the same to the last bit."""
+    """Describe how two files differ; "" if they are bitwise equal."""
     if not (one.exists() and other.exists()):
-        return f"{one.name}: only one of them has it"
+        return f"{one.name}: missing in one of them"
     if hash_file(one) == hash_file(other):
         return ""
     if one.suffix != ".safetensors":
@@ -167,6 +170,6 @@ def _difference(one: Path, other: Path) -> str:
     from safetensors.numpy import load_file
 
     a, b = load_file(one), load_file(other)
-    unlike = [key for key in a if key not in b or a[key].tobytes() != b[key].tobytes()]
-    most = max((float(np.abs(a[k].astype(np.float64) - b[k]).max()) for k in unlike if k in b), default=0.0)
-    return f"{one.name}: {len(unlike)} of {len(a)} tensors differ, by up to {most:.3g}"
+    unequal = [key for key in a if key not in b or a[key].tobytes() != b[key].tobytes()]
+    largest = max((float(np.abs(a[k].astype(np.float64) - b[k]).max()) for k in unequal if k in b), default=0.0)
+    return f"{one.name}: {len(unequal)} of {len(a)} tensors differ, by up to {largest:.3g}"

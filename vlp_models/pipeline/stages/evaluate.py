@@ -93,7 +93,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     }
     sources = dict.fromkeys(_datasets(finetune), 1)
     training_data = read_training_data(params, workspace, key)
-    find_nearest = model.reader.flags["regions"]  # the nearest-neighbour baseline is for models that read regions
+    find_nearest = model.reader.flags["regions"]  # the nearest-neighbor baseline is for models that read regions
     with_blind = model.task in settings.blind_baseline and not model.blank_images
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
@@ -152,8 +152,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         )
     for record in records:
         if record["value"] is not None and record["metric"] in (model.metric, *model.headlines):
-            place = f"{record['dataset']} {record['split']}"
-            logger.info("%s: %s %s %.2f", key, place, record["metric"], record["value"])
+            logger.info("%s: %s %s %s %.2f", key, *(record[name] for name in ("dataset", "split", "metric", "value")))
 
 
 def _no_neighbors(image_ids: Sequence[str]) -> dict[str, list[str]]:

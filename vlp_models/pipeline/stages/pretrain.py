@@ -40,7 +40,7 @@ def _build(job: TrainingJob) -> Training:
     """Return the model with the weights of its start, and its recipe's loss."""
     from torch import nn
 
-    from vlp_models.data.inputs import CaptionsOfImages, InputReader
+    from vlp_models.data.inputs import InputReader, MultiCaptionCollator
     from vlp_models.data.views import VIEWS
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_weights
@@ -61,12 +61,12 @@ def _build(job: TrainingJob) -> Training:
             "image; set `view: captions` and remove it"
         )
     reader = InputReader(
-        model.inputs.of_view(VIEWS[p.view]),  # type: ignore[union-attr,operator]
+        model.inputs.for_view(VIEWS[p.view]),  # type: ignore[union-attr,operator]
         job.data.tokenizer,
         max_text_len=p.max_text_len,
         max_regions=p.max_regions,
     )
-    captions = CaptionsOfImages(reader=reader, count=p.captions_per_image) if p.captions_per_image else None
+    captions = MultiCaptionCollator(reader=reader, count=p.captions_per_image) if p.captions_per_image else None
     lengths = {"max_text_len": p.max_text_len, "max_regions": p.max_regions}
     return Training(
         model=model,

@@ -96,7 +96,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             with Crossing.within(directory) as crossing:
                 results = _check_tables(sources, params.validate, docs, directory, crossing, leaks)
             repeated = _repeated_captions(directory)
-            report = _report(results, params.validate) | {"across_splits": {"near_duplicates": len(duplicates), **repeated}}
+            report = _report(results, params.validate) | {
+                "across_splits": {"near_duplicates": len(duplicates), **repeated}
+            }
             write_json(workspace.reports / "validation.json", report)
             _refuse(results, params.validate, workspace, sources, directory, refused)
             write_leaks(directory, duplicates)
