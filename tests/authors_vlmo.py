@@ -184,7 +184,7 @@ def pretraining(found: ImportedModel, drawn: list[int], patch: Any, dtype: torch
         numbers |= {"text.cls": text_cls, "text.vl": text_vl, "image.cls": image_cls, "image.vl": image_vl}
         numbers["text_mlm.feats"] = model.text_states(ids_NT, packing, model.biases(TEXT, image=False))
         numbers["itc.i2t"] = model.contrast_scale() * image_cls @ text_cls.T
-        numbers["itc.vl_i2t"] = model._scale(model.fused_log_scale) * image_vl @ text_vl.T
+        numbers["itc.vl_i2t"] = model._limited_scale(model.fused_log_scale) * image_vl @ text_vl.T
         _, text_MD = model.pair_states(patches, ids_NT, packing, biases)
         numbers["mlm.logits"] = model.word_head(text_MD)
         others = torch.tensor(drawn[: len(batch)]), torch.tensor(drawn[len(batch) :])

@@ -13,7 +13,7 @@ from vlp_models.vision.training import LabeledImage, TrainingResult
 
 @pytest.fixture(scope="session")
 def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[LabeledImage]:
-    """A red circle on the left and a blue square on the right, of varying place and size; two image sizes."""
+    """A red circle on the left and a blue square on the right, of varying position and size; two image sizes."""
     directory = tmp_path_factory.mktemp("drawings")
     rng = np.random.default_rng(0)
     images = []
@@ -22,10 +22,10 @@ def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[LabeledImage]:
         image = Image.new("RGB", (width, height), (200, 200, 200))
         pen = ImageDraw.Draw(image)
         boxes = []
-        for left, colour, shape in ((2, "red", pen.ellipse), (width // 2 + 2, "blue", pen.rectangle)):
+        for left, color, shape in ((2, "red", pen.ellipse), (width // 2 + 2, "blue", pen.rectangle)):
             side = int(rng.integers(16, 27))
             x, y = left + int(rng.integers(0, 4)), int(rng.integers(2, height - side - 2))
-            shape((x, y, x + side, y + side), fill=colour)
+            shape((x, y, x + side, y + side), fill=color)
             boxes.append([x, y, x + side + 1, y + side + 1])
         path = directory / f"{number}.png"
         image.save(path)

@@ -47,7 +47,7 @@ from vlp_models.vision.training import (
     labeled_images,
     words_of,
 )
-from vlp_models.vision.vision_warmup import Eyes, warm_up_vision
+from vlp_models.vision.vision_warmup import VisionEncoder, warm_up_vision
 
 logger = get_logger(__name__)
 
@@ -163,14 +163,14 @@ def warm_up(
         torch.set_num_threads(trainer.torch_threads)
     hidden: int = model.config.hidden  # type: ignore[union-attr, assignment]
     result, f1 = warm_up_vision(
-        Eyes(model=model, cells=model.cells, wanted=image, side=model.cell_side, hidden=hidden),
+        VisionEncoder(model=model, cells=model.cells, pixel_input=image, cell_side=model.cell_side, hidden=hidden),
         images,
         labeled_images(rows, "val", categories_of(rows), words, workspace.root),
         len(words),
         _options(p.vision_warmup, p.seed),
         crop=p.vision_warmup.crop,
         device=torch.device("cuda" if use_cuda(trainer.accelerator) else "cpu"),
-        lower=f"{where}.vision_warmup.lr",
+        lr_key=f"{where}.vision_warmup.lr",
     )
     score = "no box in val" if f1 is None else f"F1 {100 * f1:.1f} for {len(words)} words in val's cells"
     logger.info(

@@ -1,4 +1,4 @@
-"""Faster R-CNN (Ren et al., 2015), torchvision's, at two sizes."""
+"""Detectors: torchvision's Faster R-CNN (Ren et al., 2015), with its own backbones or a small one for scenes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,74 @@ from torchvision.ops import MultiScaleRoIAlign
 from vlp_models.params import DetectorBackbone
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
-WORDS_WEIGHT = 5.0  # the mean over words, few of which hold, is small
+WORDS_WEIGHT = 5.0  # the loss is a mean over words, few of which apply, so it is small
+
+# ---- Configuration -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorConfig:
+    """The architecture of a detector; with its class names, enough to rebuild it.
+
+    `small`: three convolution blocks, one feature map of stride 8. The other backbones are torchvision's (`PUBLISHED`)
+    and use only `feature_dim`, `norm_eps` and the image fields.
+    """
+
+    backbone: DetectorBackbone = "small"
+    feature_dim: int = 256  # of a region: the width of the box head
+    channels: tuple[int, int, int] = (24, 48, 96)
+    anchors: tuple[float, ...] = (16.0, 24.0, 36.0)  # sides in pixels; square
+    roi_size: int = 5
+    words: tuple[str, ...] = ()  # categories and attributes; `small` learns to predict them besides the class
+    min_side: int = 0  # pixels the shorter side is resized to; 0: no resizing
+    max_side: int = 640  # larger images are shrunk to this
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.25, 0.25, 0.25)
+    norm_eps: float = 1e-5  # of the backbone's batch norms; 0 with torchvision's first COCO weights
+
+
+def _published(backbone: DetectorBackbone, min_side: int, max_side: int) -> DetectorConfig:
+    return DetectorConfig(
+        backbone=backbone,
+        feature_dim=1024,
+        min_side=min_side,
+        max_side=max_side,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+
+
+# torchvision's detectors, as their COCO weights expect images
+PUBLISHED: dict[str, DetectorConfig] = {
+    "resnet50_fpn": _published("resnet50_fpn", 800, 1333),
+    "resnet50_fpn_v2": _published("resnet50_fpn_v2", 800, 1333),
+    "mobilenet_v3_large_fpn": _published("mobilenet_v3_large_fpn", 800, 1333),
+    "mobilenet_v3_large_320_fpn": _published("mobilenet_v3_large_320_fpn", 320, 640),
+}
+
+
+def configure(
+    backbone: DetectorBackbone, feature_dim: int, boxes: np.ndarray, words: tuple[str, ...] = ()
+) -> DetectorConfig:
+    """Return the config for training a detector.
+
+    Args:
+        words: all words of class names and attributes.
+        boxes: [N, 4] of the training images, x1 y1 x2 y2 in pixels. The small backbone's anchors are the 1/6, 1/2 and
+            5/6 quantiles of their sizes.
+    """
+    if backbone in PUBLISHED:
+        return dataclasses.replace(PUBLISHED[backbone], feature_dim=feature_dim)
+    sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
+    small, middle, large = (max(8.0, float(round(side))) for side in np.quantile(sides, [1 / 6, 1 / 2, 5 / 6]))
+    return DetectorConfig(feature_dim=feature_dim, anchors=(small, middle, large), words=words)
+
+
+# ---- Model -------------------------------------------------------------------------------------------------------
 
 
 def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
-    """A detector with fresh weights; nothing is downloaded.
-
-    Args:
-        num_classes: background included.
-    """
+    """Return a detector with random weights; nothing is downloaded. num_classes: including the background."""
     if config.backbone in PUBLISHED:
         model = get_model(f"fasterrcnn_{config.backbone}", weights=None, weights_backbone=None, num_classes=num_classes)
         if config.feature_dim != model.roi_heads.box_predictor.cls_score.in_features:
@@ -63,7 +122,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
 
 
 class _BoxHead(nn.Module):
-    """torchvision's TwoMLPHead with batch norm: a few hundred steps at a high rate kill its units without."""
+    """torchvision's TwoMLPHead with batch norm; without it, a few hundred steps at a high learning rate kill units."""
 
     def __init__(self, pooled: int, feature_dim: int) -> None:
         super().__init__()
@@ -79,10 +138,8 @@ class _BoxHead(nn.Module):
 
 
 class _WordHeads(RoIHeads):
-    """RoI heads that also learn which words hold of an object, as bottom-up attention's learn its attributes
-    (Anderson et al., 2018, section 3.1): words are shared between classes, and a feature that tells them apart tells
-    more than the class.
-    """
+    """RoI heads that also learn which words apply to an object, as bottom-up attention learns attributes (Anderson et
+    al., 2018, section 3.1). Words are shared between classes, so features carry more information than the class."""
 
     word_predictor: nn.Linear
 
@@ -93,7 +150,7 @@ class _WordHeads(RoIHeads):
         image_shapes: list[tuple[int, int]],
         targets: list[dict[str, Tensor]] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """As torchvision's; in training `targets` hold `words`, float32 [N, W], beside boxes and labels."""
+        """As torchvision's; in training, `targets` hold `words`, float32 [N, W], besides boxes and labels."""
         if not self.training or targets is None:
             return super().forward(features, proposals, image_shapes, targets)
         proposals, matched, labels, regression = self.select_training_samples(proposals, targets)
@@ -107,7 +164,7 @@ class _WordHeads(RoIHeads):
 
 
 class _Resize(GeneralizedRCNNTransform):
-    """torchvision's normalisation, with its resizing only where the config asks for it or the image is too large."""
+    """torchvision's normalization; its resizing only if the config requests it or the image is too large."""
 
     def __init__(self, config: DetectorConfig, size_divisible: int) -> None:
         super().__init__(
@@ -125,74 +182,16 @@ class _Resize(GeneralizedRCNNTransform):
         return super().resize(image, target)
 
 
-BACKGROUND = "__background__"  # always class 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectorConfig:
-    """A Faster R-CNN.
-
-    `small` is for drawn scenes on a CPU: three convolution blocks, one map at stride 8. The others are torchvision's
-    (`PUBLISHED`); they use only `feature_dim`, `norm_eps` and the image fields.
-    """
-
-    backbone: DetectorBackbone = "small"
-    feature_dim: int = 256  # of one region: the width of the box head
-    channels: tuple[int, int, int] = (24, 48, 96)
-    anchors: tuple[float, ...] = (16.0, 24.0, 36.0)  # sides in pixels; square
-    roi_size: int = 5
-    words: tuple[str, ...] = ()  # that say what an object is like; `small` learns to tell them besides the class
-    min_side: int = 0  # pixels the shorter side is resized to; 0: images stay as they are
-    max_side: int = 640  # a longer image is shrunk to this
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.25, 0.25, 0.25)
-    norm_eps: float = 1e-5  # of the backbone's batch norms; 0 with torchvision's first COCO weights
-
-
-def _published(backbone: DetectorBackbone, min_side: int, max_side: int) -> DetectorConfig:
-    return DetectorConfig(
-        backbone=backbone,
-        feature_dim=1024,
-        min_side=min_side,
-        max_side=max_side,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-    )
-
-
-# torchvision's, as its COCO weights want them
-PUBLISHED: dict[str, DetectorConfig] = {
-    "resnet50_fpn": _published("resnet50_fpn", 800, 1333),
-    "resnet50_fpn_v2": _published("resnet50_fpn_v2", 800, 1333),
-    "mobilenet_v3_large_fpn": _published("mobilenet_v3_large_fpn", 800, 1333),
-    "mobilenet_v3_large_320_fpn": _published("mobilenet_v3_large_320_fpn", 320, 640),
-}
-RESNET50_FPN = PUBLISHED["resnet50_fpn"]
-
-
-def configure(
-    backbone: DetectorBackbone, feature_dim: int, boxes: np.ndarray, words: tuple[str, ...] = ()
-) -> DetectorConfig:
-    """The config to train with.
-
-    Args:
-        words: all words of class names and attributes.
-        boxes: [N, 4] of the training images, x1 y1 x2 y2 in pixels. The small backbone's anchors are the sizes of a
-            typical small, middling and large one.
-    """
-    if backbone in PUBLISHED:
-        return dataclasses.replace(PUBLISHED[backbone], feature_dim=feature_dim)
-    sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
-    small, middle, large = (max(8.0, float(round(side))) for side in np.quantile(sides, [1 / 6, 1 / 2, 5 / 6]))
-    return DetectorConfig(feature_dim=feature_dim, anchors=(small, middle, large), words=words)
-
-
 class SeparableRoIAlign(MultiScaleRoIAlign):
-    """torchvision's `MultiScaleRoIAlign` over a single map.
+    """torchvision's `MultiScaleRoIAlign` (He et al., 2017) over a single map, as matrix products.
+
+    Bilinear sampling is a product of a weight along y and one along x, so a box pools to W_y M W_x'. The values are
+    torchvision's (`aligned=False`) up to rounding. The CPU gradient of torchvision's kernel took nearly half of the
+    small detector's training time.
 
     Args:
         output_size: bins along each side.
-        sampling_ratio: samples a bin along each side, which are averaged.
+        sampling_ratio: samples per bin along each side, which are averaged.
         stride: of the map, in pixels.
     """
 
@@ -202,13 +201,11 @@ class SeparableRoIAlign(MultiScaleRoIAlign):
         self.stride = stride
 
     def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
-        """
+        """Pool boxes to [R of all images, C, output_size, output_size].
+
         Args:
             x: one map, [B, C, H, W].
             boxes: of each image, [R, 4] in pixels, x1 y1 x2 y2.
-
-        Returns:
-            [R of all images, C, output_size, output_size]
         """
         (maps_BCHW,) = x.values()
         return torch.cat([self._pool(m_CHW, b_R4) for m_CHW, b_R4 in zip(maps_BCHW, boxes, strict=True)])
@@ -223,12 +220,12 @@ class SeparableRoIAlign(MultiScaleRoIAlign):
         return pooled.view(count, bins, channels, bins).permute(0, 2, 3, 1)
 
     def _weights(self, first_R: Tensor, last_R: Tensor, length: int) -> Tensor:
-        """[R, bins, length]: how much of each place of the map a bin takes; samples far outside take nothing."""
+        """Return [R, bins, length]: the weight of each position of the map in a bin; 0 for samples far outside."""
         samples = self.bins * self.sampling_ratio
         start_R, end_R = first_R / self.stride, last_R / self.stride
         steps_S = (torch.arange(samples, device=first_R.device, dtype=first_R.dtype) + 0.5) / samples
         at_RS = start_R[:, None] + (end_R - start_R).clamp(min=1)[:, None] * steps_S
         inside_RS = (at_RS >= -1) & (at_RS <= length)
-        places_L = torch.arange(length, device=first_R.device, dtype=first_R.dtype)
-        hat_RSL = (1 - (at_RS.clamp(0, length - 1)[..., None] - places_L).abs()).clamp(min=0) * inside_RS[..., None]
+        positions_L = torch.arange(length, device=first_R.device, dtype=first_R.dtype)
+        hat_RSL = (1 - (at_RS.clamp(0, length - 1)[..., None] - positions_L).abs()).clamp(min=0) * inside_RS[..., None]
         return hat_RSL.unflatten(1, (self.bins, self.sampling_ratio)).mean(2)

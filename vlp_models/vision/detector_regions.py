@@ -1,9 +1,9 @@
-"""From pixels to regions.
+"""Region features from a detector.
 
-The detector proposes boxes; of boxes that overlap much only the surest stays, whatever its class, so that one object
-gives one region. The features of the boxes that stay are pooled again, from these final boxes, and the class
-probabilities and the score are those of that second look. (Bottom-up attention, Anderson et al., 2018, keeps the
-features of the proposals instead.)
+The detector proposes boxes. Of strongly overlapping boxes only the most confident one is kept, whatever its class, so
+that one object gives one region. The features of the kept boxes are pooled again from the final boxes, and class
+probabilities and score come from that second pass. (Bottom-up attention, Anderson et al., 2018, keeps the features of
+the proposals instead.)
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from vlp_models.vision.image_io import one_thread, to_tensor
 from vlp_models.vision.region_source import ImageRegionSource
 
 Content = Literal["roi", "probabilities"]
-SAME_OBJECT_IOU = 0.3  # on scenes, 0.5 leaves 1.8 stray regions an image and 0.3 leaves 0.2, for 2% of the objects
+SAME_OBJECT_IOU = 0.3  # on scenes, 0.5 leaves 1.8 stray regions per image and 0.3 leaves 0.2, losing 2% of the objects
 
 
 class RegionExtractor:
-    """Turns images into regions.
+    """Extracts regions from images.
 
     Args:
-        min_score: regions below this probability of their class are dropped.
-        max_regions: the surest are kept.
-        content: what a region's feature is. `roi`: the RoI head's output, as in the papers. `probabilities`: what the
-            detector makes of it, its class probabilities and the probability of each word it has learned (colours,
-            sizes, ...): few numbers near 0 and 1. presets/nlvr.yaml has a small model learn from them.
+        min_score: minimum class probability of a region.
+        max_regions: maximum per image; the most confident are kept.
+        content: what a region's feature is. `roi`: the RoI head's output, as in the papers. `probabilities`: the class
+            probabilities and the probability of each word that the detector learned (colors, sizes, ...): few numbers
+            near 0 and 1, which a small model learns from in presets/nlvr.yaml.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RegionExtractor:
         self._content = content
         self._words = detector.model.roi_heads.word_predictor if words else None
         self._model = detector.model.eval()
-        self._roi_heads = copy.copy(detector.model.roi_heads)  # the same weights, another threshold
+        self._roi_heads = copy.copy(detector.model.roi_heads)  # the same weights with another threshold
         self._roi_heads.score_thresh = min_score
         self._device = next(detector.model.parameters()).device
         self.device = self._device.type
@@ -72,62 +72,60 @@ class RegionExtractor:
         max_regions: int = 16,
         content: Content = "roi",
     ) -> RegionExtractor:
-        """An extractor from data/detector or a copy of it.
+        """Load the detector in data/detector or a copy of it.
 
         Raises:
-            CheckpointError: there is no detector, or a damaged one.
+            CheckpointError: no detector, or a damaged one.
         """
         detector = load_detector(directory, device)
         return cls(detector, min_score=min_score, max_regions=max_regions, content=content)
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
-        """The regions of each image, in the order given.
+        """Return the regions of each image, in order.
 
-        One image at a time, and on a CPU with one thread: in a batch or on more threads the same sums are added in
-        another order, so an image's last bits would depend on its neighbours or on the machine's cores, and regions
-        made in two runs could not stand for those of one. More CPUs are used by more processes.
+        One image at a time, and on a CPU with one thread: with batches or several threads sums are added in another
+        order, so an image's last bits would depend on the other images or on the number of cores, and features of two
+        runs could not be compared. Use more processes to use more CPUs.
 
         Args:
-            images: pictures, or uint8 tensors [3, H, W], of any sizes.
+            images: PIL images, or uint8 tensors [3, H, W], of any size.
         """
         tensors = [to_tensor(image) if isinstance(image, Image.Image) else image for image in images]
         with one_thread() if self.device == "cpu" else nullcontext():
             return [self._extract(tensor) for tensor in tensors]
 
     @torch.inference_mode()
-    def _extract(self, image: Tensor) -> RegionArrays:
+    def _extract(self, image_3HW: Tensor) -> RegionArrays:
         model, heads = self._model, self._roi_heads
-        pixels, _ = model.transform([image.to(self._device).float() / 255])
+        pixels, _ = model.transform([image_3HW.to(self._device).float() / 255])
         maps = model.backbone(pixels.tensors)
         if isinstance(maps, Tensor):
             maps = {"0": maps}
         proposals, _ = model.rpn(pixels, maps)
         (found,), _ = heads(maps, proposals, pixels.image_sizes)
+        # Class-agnostic non-maximum suppression, then a second pass over the kept boxes.
         boxes = found["boxes"][nms(found["boxes"], found["scores"], SAME_OBJECT_IOU)[: self._max_regions]]
         features = heads.box_head(heads.box_roi_pool(maps, [boxes], pixels.image_sizes))
         probs = heads.box_predictor(features)[0].softmax(-1)
         if self._content == "probabilities":
             parts = [probs, self._words(features).sigmoid()] if self._words is not None else [probs]
             features = torch.cat(parts, dim=-1)
-        return self._sorted(features, probs, boxes, pixels.image_sizes[0])
 
-    def _sorted(self, features: Tensor, probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> RegionArrays:
-        height, width = size
+        height, width = pixels.image_sizes[0]
         fractions = boxes / boxes.new_tensor([width, height, width, height])
         scores = probs[:, 1:].max(dim=1).values
         keep = scores.argsort(descending=True, stable=True)
         keep = keep[scores[keep] >= self._min_score]
+        features, fractions, probs, scores = (
+            x[keep].float().cpu().numpy() for x in (features, fractions, probs, scores)
+        )
         return RegionArrays(
-            features=_numpy(features[keep]).astype(np.float16),
-            boxes=_numpy(fractions[keep]).clip(0, 1),
-            class_probs=_numpy(probs[keep]).astype(np.float16),
-            scores=_numpy(scores[keep]),
+            features=features.astype(np.float16),
+            boxes=fractions.clip(0, 1),
+            class_probs=probs.astype(np.float16),
+            scores=scores,
         )
 
 
 class DetectorSource(ImageRegionSource):
-    """A `RegionSource` of what a detector finds."""
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.float().cpu().numpy()
+    """The `RegionSource` of `RegionExtractor`."""

@@ -1,4 +1,4 @@
-"""What can make regions of an image alone, by `features.source`: for the features stage, serving and drift."""
+"""Open the region extractor that `features.source` names: for the features stage, serving and drift."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ FROM_IMAGES = ("detector", "timm", "grid")
 
 
 def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "cpu") -> Extractor:
-    """
+    """Return the extractor of a source that reads images.
+
     Args:
-        settings: of the section `features` of params.yaml, or of a bundle's features.json.
+        settings: section `features` of params.yaml, or of a bundle's features.json.
         directory: data/detector or a copy of it.
 
     Raises:
-        CheckpointError: `directory` does not hold what `features.source` needs, or a damaged one; or the source is none
-            of `FROM_IMAGES`.
+        CheckpointError: `directory` lacks what the source needs, or it is damaged; or the source is not one of
+            `FROM_IMAGES`.
     """
     source = settings["source"]
     if source == "grid":
@@ -41,17 +42,16 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
             device,
             min_score=settings["min_score"],
             max_regions=settings["max_regions"],
-            content=settings.get("content", "roi"),  # bundles before there was a choice do not say
+            content=settings["content"],
         )
-    raise CheckpointError(f"regions from `{source}` can't be made from an image")
+    raise CheckpointError(f"`features.source: {source}` does not extract regions from images")
 
 
 def open_source(settings: Mapping[str, Any], directory: Path, root: Path, device: str = "cpu") -> ImageRegionSource:
-    """The `RegionSource` of `open_extractor`'s, over the image files below `root`."""
+    """Return the extractor's `RegionSource` over the image files below `root`."""
     from vlp_models.vision.detector_regions import DetectorSource
     from vlp_models.vision.simple_regions import GridSource
     from vlp_models.vision.timm_backbone import CellSource
 
     kinds: dict[str, type[ImageRegionSource]] = {"detector": DetectorSource, "timm": CellSource, "grid": GridSource}
-    extractor = open_extractor(settings, directory, device)
-    return kinds[settings["source"]](extractor, root)
+    return kinds[settings["source"]](open_extractor(settings, directory, device), root)

@@ -1,10 +1,16 @@
-"""Features that another detector made, as files: what the formats share.
+"""Region features from files that another detector made: TSV (bottom-up attention) or .npz (TDEN's public code).
 
-Regions keep their class probabilities where the file has them. Where it has only a class and a confidence, the row is
-that confidence in that class and zero elsewhere (the objective then makes it a hard label). Where it has neither,
-C is 0: such features carry no masked object classification. Regions stay in the file's order, and the first are kept,
-as TDEN's public code has it; `features.order: score` sorts them by confidence before any is left out, where the file
-has one (else every score is 1). `features.min_score` does not apply: the file's maker has chosen.
+Regions keep their class probabilities if the file has them. If it has only a class and a confidence, the row is that
+confidence for that class and zero elsewhere (MOC then makes it a hard label). If it has neither, C is 0: such features
+do not support masked object classification. The first regions in the file's order are kept, as in TDEN's public code;
+`features.order: score` sorts them by confidence first, if the file has one (else every score is 1).
+`features.min_score` does not apply.
+
+TSV: arrays are base64 of raw numbers, the line has no header. The number of columns distinguishes three layouts: the
+original's (Anderson et al., 2018), the same with class probabilities (ViLBERT), and LXMERT's, whose class numbers do
+not count the background.
+
+npz: one file per image, as TDEN's public code (xmodaler) stores regions: features, boxes, image_h, image_w, cls_prob.
 """
 
 from __future__ import annotations
@@ -24,17 +30,16 @@ import numpy as np
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
-from vlp_models.vision.detector import BACKGROUND
-from vlp_models.vision.region_source import Row, quarantine_row
+from vlp_models.vision.region_source import BACKGROUND, Row, quarantine_row
 
 MISSING = "features_present"  # rules of the quarantine table
 UNREADABLE = "features_readable"
 Order = Literal["file", "score"]
-OVERHANG = 2.0  # pixels a box may stick out of its image
+OVERHANG = 2.0  # pixels that a box may extend outside its image
 
 
 class RecordError(ValueError):
-    """One image's record is damaged; the others may be fine."""
+    """One image's record is damaged; others may be fine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,7 @@ class RecordFile(Protocol):
     def keys(self) -> Iterable[str]: ...
 
     def where(self, key: str) -> str:
-        """File and place, for messages."""
+        """Return file and line, for messages."""
         ...
 
     def read(self, key: str) -> Record:
@@ -66,14 +71,17 @@ class RecordFile(Protocol):
         ...
 
 
+# ---- The source --------------------------------------------------------------------------------------------------
+
+
 class ImportedSource:
-    """A `RegionSource` over a `RecordFile`.
+    """The `RegionSource` of a `RecordFile`.
 
     Args:
-        order: of an image's regions, before any beyond `max_regions` is left out.
+        order: of an image's regions, before those beyond `max_regions` are left out.
 
     Raises:
-        DataError: not one record is readable.
+        DataError: not a single record is readable.
     """
 
     by_content = False
@@ -93,36 +101,36 @@ class ImportedSource:
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]
     ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
-        """Images whose record is missing or damaged have no region, and a row in the second list."""
-        found, notes = [], []
+        """Return regions and quarantine rows. An image with a missing or damaged record gets no regions and a row."""
+        regions, quarantine = [], []
         for image in images:
             key = self._key(image)
             try:
                 if key is None:
-                    notes.append(
-                        quarantine_row(image, MISSING, f"no record named {', '.join(record_names(image))}", "")
-                    )
-                    found.append(self._empty())
+                    names = ", ".join(record_names(image))
+                    quarantine.append(quarantine_row(image, MISSING, f"no record named {names}", ""))
+                    regions.append(self._empty())
                 else:
-                    found.append(self._arrays(self._file.read(key)))
+                    regions.append(self._arrays(self._file.read(key)))
             except RecordError as error:
-                notes.append(quarantine_row(image, UNREADABLE, str(error), self._file.where(str(key))))
-                found.append(self._empty())
+                quarantine.append(quarantine_row(image, UNREADABLE, str(error), self._file.where(str(key))))
+                regions.append(self._empty())
             advance(1)
-        return found, notes
+        return regions, quarantine
 
     def check_names(self, images: Iterable[Row]) -> None:
-        """
+        """Check that each record belongs to one image.
+
         Raises:
-            DataError: one record would be that of two images whose files differ.
+            DataError: two images with different files match the same record.
         """
         owners: dict[str, Row] = {}
         for image in images:
             key = self._key(image)
             if key is not None and (owner := owners.setdefault(key, image))["sha256"] != image["sha256"]:
                 raise DataError(
-                    f"features.path: the record {key} would be that of {owner['image_id']} and of {image['image_id']}, "
-                    "which are different files; name each record by the whole id of its image"
+                    f"features.path: the record {key} matches both {owner['image_id']} and {image['image_id']}, which "
+                    "are different files; name each record by the whole id of its image"
                 )
 
     def _key(self, image: Row) -> str | None:
@@ -135,8 +143,8 @@ class ImportedSource:
                 return check_record(self._file.read(key))
             except RecordError as problem:
                 error = error or problem
-        why = f"the first: {error}" if error else "it holds none"
-        raise DataError(f"{path}: not one readable record of region features ({why}); check features.path and source")
+        reason = f"the first: {error}" if error else "no records"
+        raise DataError(f"{path}: no readable record of region features ({reason}); check features.path and source")
 
     def _arrays(self, record: Record) -> RegionArrays:
         check_record(record)
@@ -144,12 +152,12 @@ class ImportedSource:
         probs = np.zeros((count, 0), np.float16) if record.class_probs is None else record.class_probs
         if record.features.shape[1] != self.feature_dim or probs.shape[1] != self._columns:
             raise RecordError(
-                f"{record.features.shape[1]} features and {probs.shape[1]} classes a region, "
+                f"{record.features.shape[1]} features and {probs.shape[1]} classes per region, "
                 f"but {self.feature_dim} and {self._columns} in the first record"
             )
         scores = np.ones(count, np.float32) if record.scores is None else record.scores
-        places = np.argsort(-scores, kind="stable") if self._order == "score" else np.arange(count)
-        keep = places[: self._max_regions]
+        order = np.argsort(-scores, kind="stable") if self._order == "score" else np.arange(count)
+        keep = order[: self._max_regions]
         size = np.array([record.width, record.height] * 2, np.float32)
         return RegionArrays(
             features=record.features[keep].astype(np.float16),
@@ -168,14 +176,18 @@ class ImportedSource:
 
 
 def check_record(record: Record) -> Record:
-    """Raises `RecordError` if the shapes, the numbers or the boxes can't be."""
+    """Return the record if its shapes, numbers and boxes are valid.
+
+    Raises:
+        RecordError: they are not.
+    """
     count = len(record.features)
     arrays = {"features": record.features, "boxes": record.boxes}
     arrays |= {} if record.class_probs is None else {"class probabilities": record.class_probs}
     arrays |= {} if record.scores is None else {"scores": record.scores}
     for name, array in arrays.items():
         if len(array) != count or array.ndim != (1 if name == "scores" else 2):
-            raise RecordError(f"{name} of shape {list(array.shape)} beside features {list(record.features.shape)}")
+            raise RecordError(f"{name} of shape {list(array.shape)}, but features {list(record.features.shape)}")
         if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(np.float16).max:
             raise RecordError(f"{name} with a value that is not finite or too large")
     if record.boxes.shape[1] != 4 or record.width <= 0 or record.height <= 0:
@@ -189,16 +201,18 @@ def check_record(record: Record) -> Record:
 
 
 def record_names(image: Row) -> tuple[str, ...]:
-    """What an image may be called elsewhere: its whole id, its id within the dataset, its file's name."""
+    """Return the names that an image's record may have: its whole id, its id within the dataset, its file's stem."""
     image_id = str(image["image_id"])
     return tuple(dict.fromkeys((image_id, image_id.partition("/")[2], Path(str(image["path"])).stem)))
 
 
 def import_id(kind: str, files: Iterable[Path]) -> str:
-    """Identity of imported features: names and sizes of their files (reading 25 GB to hash them would be slow)."""
+    """Return an id of imported features from names and sizes of their files; hashing 25 GB would be slow."""
     listing = sorted((path.name, path.stat().st_size) for path in files)
     return "import-" + hashlib.sha256(json.dumps([kind, listing]).encode()).hexdigest()[:16]
 
+
+# ---- TSV ---------------------------------------------------------------------------------------------------------
 
 _BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 LAYOUTS = {
@@ -209,44 +223,12 @@ LAYOUTS = {
         *("num_boxes", "boxes", "features"),
     ),
 }
-CLASSES = 1601  # Visual Genome's, as all these files have them, background included
+CLASSES = 1601  # Visual Genome's, as in all these files, including the background
 MAX_LINE = 64 * 2**20  # bytes; 100 regions of 2048 features and 1601 probabilities take 2 MB
 
 
-class TsvFile:
-    """Random access by id. Opening reads every line once to find where the ids are."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self._places: dict[str, tuple[Path, int, int]] = {}  # id -> file, line number, offset
-        megabytes = sum(path.stat().st_size for path in paths) >> 20
-        with progress_bar("finding ids", megabytes, "MB") as bar:
-            for path in paths:
-                before = 0
-                for number, offset, line in _tsv_lines(path):
-                    self._places.setdefault(line.split(b"\t", 1)[0].decode("utf-8", "replace"), (path, number, offset))
-                    bar.advance(by=(offset >> 20) - before)
-                    before = offset >> 20
-
-    def keys(self) -> Iterable[str]:
-        return self._places
-
-    def where(self, key: str) -> str:
-        path, number, _ = self._places[key]
-        return f"{path.name}:{number}"
-
-    def read(self, key: str) -> Record:
-        path, number, offset = self._places[key]
-        with path.open("rb") as file:
-            file.seek(offset)
-            line = file.readline(MAX_LINE)
-        try:
-            return _tsv_record(line.decode("ascii").rstrip("\r\n").split("\t"))
-        except (RecordError, UnicodeDecodeError) as error:
-            raise RecordError(f"{path.name}:{number}: {error}") from None
-
-
 def open_tsv(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
-    """A file, or a directory of files whose names hold `.tsv` (`karpathy_train.tsv.0`, ...).
+    """Open a TSV file, or a directory of files with `.tsv` in their names (`karpathy_train.tsv.0`, ...).
 
     Raises:
         DataError: no such file, or no readable record.
@@ -257,7 +239,40 @@ def open_tsv(path: Path, max_regions: int, order: Order = "file") -> ImportedSou
     return ImportedSource(TsvFile(paths), path, import_id("tsv", paths), max_regions, order)
 
 
+class TsvFile:
+    """Random access by id. Opening reads every line once to index the ids."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._index: dict[str, tuple[Path, int, int]] = {}  # id -> file, line number, offset
+        megabytes = sum(path.stat().st_size for path in paths) >> 20
+        with progress_bar("indexing features", megabytes, "MB") as bar:
+            for path in paths:
+                before = 0
+                for number, offset, line in _tsv_lines(path):
+                    self._index.setdefault(line.split(b"\t", 1)[0].decode("utf-8", "replace"), (path, number, offset))
+                    bar.advance(by=(offset >> 20) - before)
+                    before = offset >> 20
+
+    def keys(self) -> Iterable[str]:
+        return self._index
+
+    def where(self, key: str) -> str:
+        path, number, _ = self._index[key]
+        return f"{path.name}:{number}"
+
+    def read(self, key: str) -> Record:
+        path, number, offset = self._index[key]
+        with path.open("rb") as file:
+            file.seek(offset)
+            line = file.readline(MAX_LINE)
+        try:
+            return _parse_tsv_line(line.decode("ascii").rstrip("\r\n").split("\t"))
+        except (RecordError, UnicodeDecodeError) as error:
+            raise RecordError(f"{path.name}:{number}: {error}") from None
+
+
 def _tsv_lines(path: Path) -> Iterable[tuple[int, int, bytes]]:
+    """Yield line number, offset and content."""
     with path.open("rb") as file:
         number = offset = 0
         while line := file.readline(MAX_LINE):
@@ -268,7 +283,7 @@ def _tsv_lines(path: Path) -> Iterable[tuple[int, int, bytes]]:
             offset += len(line)
 
 
-def _tsv_record(cells: list[str]) -> Record:
+def _parse_tsv_line(cells: list[str]) -> Record:
     if len(cells) not in LAYOUTS:
         raise RecordError(f"{len(cells)} columns; known layouts have {', '.join(map(str, LAYOUTS))}")
     row = dict(zip(LAYOUTS[len(cells)], cells, strict=True))
@@ -278,18 +293,18 @@ def _tsv_record(cells: list[str]) -> Record:
         raise RecordError(f"not a number: {error}") from None
     class_probs = scores = None
     if "cls_prob" in row:
-        class_probs = _array(row, "cls_prob", count, np.float32)
+        class_probs = _decode_array(row, "cls_prob", count, np.float32)
         scores = class_probs[:, 1:].max(axis=1, initial=0)
     elif "objects_id" in row:
-        names = _array(row, "objects_id", count, np.int64)[:, 0] + 1
-        scores = _array(row, "objects_conf", count, np.float32)[:, 0]
-        if count and not (names.min() >= 1 and names.max() < CLASSES):
+        classes = _decode_array(row, "objects_id", count, np.int64)[:, 0] + 1
+        scores = _decode_array(row, "objects_conf", count, np.float32)[:, 0]
+        if count and not (classes.min() >= 1 and classes.max() < CLASSES):
             raise RecordError(f"objects_id beyond {CLASSES - 1} classes")
         class_probs = np.zeros((count, CLASSES), np.float32)
-        class_probs[np.arange(count), names] = scores
+        class_probs[np.arange(count), classes] = scores
     return Record(
-        features=_array(row, "features", count, np.float32),
-        boxes=_array(row, "boxes", count, np.float32),
+        features=_decode_array(row, "features", count, np.float32),
+        boxes=_decode_array(row, "boxes", count, np.float32),
         width=width,
         height=height,
         class_probs=class_probs,
@@ -297,20 +312,34 @@ def _tsv_record(cells: list[str]) -> Record:
     )
 
 
-def _array(row: dict[str, str], name: str, count: int, dtype: type[np.generic]) -> np.ndarray:
-    """[count, k] from base64."""
+def _decode_array(row: dict[str, str], name: str, count: int, dtype: type[np.generic]) -> np.ndarray:
+    """Return [count, k] from base64."""
     try:
         data = base64.b64decode(row[name], validate=True)
     except (binascii.Error, ValueError) as error:
         raise RecordError(f"{name}: broken base64: {error}") from None
     size = np.dtype(dtype).itemsize
     if count < 1 or len(data) == 0 or len(data) % (size * count):
-        raise RecordError(f"{name}: {len(data)} bytes are no {count} rows of {np.dtype(dtype).name}")
+        raise RecordError(f"{name}: {len(data)} bytes are not {count} rows of {np.dtype(dtype).name}")
     return np.frombuffer(data, dtype).reshape(count, -1)
 
 
-MAX_BYTES = 64 * 2**20  # of one image's arrays when unpacked
+# ---- npz ---------------------------------------------------------------------------------------------------------
+
+MAX_NPZ_BYTES = 64 * 2**20  # of one image's arrays when unpacked
 _NEEDED = ("features", "boxes", "image_h", "image_w")
+
+
+def open_npz(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
+    """Open the .npz files of a directory.
+
+    Raises:
+        DataError: no such directory, or no readable record.
+    """
+    paths = sorted(path.glob("*.npz"))
+    if not paths:
+        raise DataError(f"{path}: no .npz files; set features.path to the directory that holds them")
+    return ImportedSource(NpzDirectory(paths), path, import_id("npz", paths), max_regions, order)
 
 
 class NpzDirectory:
@@ -330,16 +359,16 @@ class NpzDirectory:
         try:
             with zipfile.ZipFile(path) as archive:
                 size = sum(member.file_size for member in archive.infolist())
-            if size > MAX_BYTES:
-                raise RecordError(f"unpacks to {size >> 20} MiB; the limit is {MAX_BYTES >> 20}")
+            if size > MAX_NPZ_BYTES:
+                raise RecordError(f"unpacks to {size >> 20} MiB; the limit is {MAX_NPZ_BYTES >> 20}")
             with np.load(path, allow_pickle=False) as file:
                 missing = [name for name in _NEEDED if name not in file]
                 if missing:
                     raise RecordError(f"lacks {', '.join(missing)}")
-                class_probs = _floats(file["cls_prob"]) if "cls_prob" in file else None
+                class_probs = _to_float32(file["cls_prob"]) if "cls_prob" in file else None
                 return Record(
-                    features=_floats(file["features"]),
-                    boxes=_floats(file["boxes"]),
+                    features=_to_float32(file["features"]),
+                    boxes=_to_float32(file["boxes"]),
                     width=float(file["image_w"].reshape(-1)[0]),
                     height=float(file["image_h"].reshape(-1)[0]),
                     class_probs=class_probs,
@@ -349,19 +378,7 @@ class NpzDirectory:
             raise RecordError(f"{path.name}: {error}") from None
 
 
-def open_npz(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
-    """The .npz files of a directory.
-
-    Raises:
-        DataError: no such directory, or no readable record.
-    """
-    paths = sorted(path.glob("*.npz"))
-    if not paths:
-        raise DataError(f"{path}: no .npz files; set features.path to the directory that holds them")
-    return ImportedSource(NpzDirectory(paths), path, import_id("npz", paths), max_regions, order)
-
-
-def _floats(array: np.ndarray) -> np.ndarray:
+def _to_float32(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "fiu":
         raise RecordError(f"holds {array.dtype}, not numbers")
     return array.astype(np.float32)

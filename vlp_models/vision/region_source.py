@@ -1,4 +1,4 @@
-"""What the features stage draws regions from: image files, symbols, or imported files."""
+"""Interfaces of the features stage's sources (image files, symbols, imported files) and what they share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
 from vlp_models.vision.image_io import read_image
 
+BACKGROUND = "__background__"  # always class 0
 Row = Mapping[str, Any]  # of the images table
 
 
 class RegionSource(Protocol):
-    """Attributes describe every region it returns.
+    """A source of regions; its attributes describe all regions that it returns.
 
-    classes     the background first; empty: no class known
-    by_content  whether an image's regions follow from its file alone, and not from other files beside it
-    device      that computes them
+    classes     names, background first; empty if no class is known
+    by_content  whether an image's regions depend only on its file, not on other files
+    device      the device that computes them
     """
 
     detector_id: str
@@ -33,15 +34,15 @@ class RegionSource(Protocol):
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]
     ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
-        """The regions of each image, and rows of the quarantine table for what was left out.
+        """Return the regions of each image, and rows of the quarantine table for what was left out.
 
-        advance: told how many more images are done.
+        advance: callback for progress, called with the number of images just finished.
         """
         ...
 
 
 class Extractor(Protocol):
-    """What makes regions of an image alone; attributes as in `RegionSource`."""
+    """A model that extracts the regions of an image; attributes as in `RegionSource`."""
 
     detector_id: str
     classes: tuple[str, ...]
@@ -49,14 +50,14 @@ class Extractor(Protocol):
     device: str
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
-        """The regions of each image, in the order given. images: pictures, or uint8 tensors [3, H, W]."""
+        """Return the regions of each image, in order. images: PIL images, or uint8 tensors [3, H, W]."""
         ...
 
 
 class ImageRegionSource:
-    """A `RegionSource` that reads the image files. An unreadable one is a `DataError`: validation has seen it whole.
+    """A `RegionSource` that reads image files. An unreadable file is an error: validation has read it before.
 
-    A subclass for each extractor stands in the extractor's module, whose code is part of what its regions depend on.
+    Each extractor has a subclass in its own module, whose code is part of the features' fingerprint.
     """
 
     by_content = True
@@ -72,19 +73,23 @@ class ImageRegionSource:
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]
     ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
-        found = []
+        """
+        Raises:
+            DataError: an image can't be read, or has too few pixels.
+        """
+        regions = []
         for row in images:
             picture = read_image(self._root / row["path"], row["width"], row["height"])
             try:
-                found += self._extractor.extract([picture])
+                regions += self._extractor.extract([picture])
             except DataError as error:
                 raise DataError(f"{row['path']}: {error}") from None
             advance(1)
-        return found, []
+        return regions, []
 
 
 def quarantine_row(image: Row, rule: str, reason: str, provenance: str) -> dict[str, Any]:
-    """A row of the quarantine table."""
+    """Return a row of the quarantine table."""
     return {
         "table": "features",
         "row_id": image["image_id"],

@@ -1,4 +1,4 @@
-"""Ground-truth objects as regions, without pixels: the structured-representation input of NLVR (Suhr et al., 2017)."""
+"""Region sources without a network: ground-truth objects as symbols, and a grid of image cells."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from torch import Tensor
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import object_words
-from vlp_models.vision.detector import BACKGROUND
 from vlp_models.vision.image_io import to_tensor
-from vlp_models.vision.region_source import ImageRegionSource, Row, quarantine_row
+from vlp_models.vision.region_source import BACKGROUND, ImageRegionSource, Row, quarantine_row
 
-GEOMETRY = ("width", "height", "centre x", "centre y")  # fractions of the image
+GEOMETRY = 4  # numbers of a symbol's feature: width, height, center x, center y, as fractions of the image
+GRID = 4  # cells along each side of the grid
+CELL_PIXELS = 8  # along each side of a cell
 
 
 class SymbolSource:
-    """Each object becomes one region, in reading order of its left edge.
+    """Ground-truth objects as regions: the structured-representation input of NLVR (Suhr et al., 2017).
 
-    Its feature says which words its category's name and its attributes have (`yellow square` -> yellow, square) and,
-    in the last four numbers, its size and place. Its class is certain.
+    Regions are ordered by their left edge. A feature marks the words of the object's category and attributes
+    (`yellow square` -> yellow, square); its last four numbers are size and position. The class has probability 1.
     """
 
     detector_id = "boxes"
@@ -39,22 +40,23 @@ class SymbolSource:
         self.words = tuple(
             sorted({word for rows in self._objects.values() for row in rows for word in object_words(row)})
         )
-        self.feature_dim = len(self.words) + len(GEOMETRY)
+        self.feature_dim = len(self.words) + GEOMETRY
         self._max_regions = max_regions
 
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]
     ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
-        """Images with more objects than `max_regions` lose those furthest right, and have a row in the second list."""
-        notes = []
+        """Return regions and quarantine rows. An image with more than `max_regions` objects loses the rightmost ones
+        and gets a quarantine row."""
+        quarantine = []
         for image in images:
             count = len(self._objects.get(image["image_id"], []))
             if count > self._max_regions:
                 reason = f"{count} objects, but features.max_regions is {self._max_regions}"
-                notes.append(quarantine_row(image, "max_regions", reason, str(image.get("provenance", ""))))
-        found = [self._regions(image) for image in images]
+                quarantine.append(quarantine_row(image, "max_regions", reason, str(image.get("provenance", ""))))
+        regions = [self._regions(image) for image in images]
         advance(len(images))
-        return found, notes
+        return regions, quarantine
 
     def _regions(self, image: Row) -> RegionArrays:
         rows = sorted(self._objects.get(image["image_id"], []), key=lambda row: (row["x1"], row["y1"]))
@@ -74,34 +76,35 @@ class SymbolSource:
         return RegionArrays(features=features, boxes=boxes, class_probs=class_probs, scores=scores)
 
 
-CELLS = 4  # along each side
-PIXELS = 8  # of a cell, along each side
-
-
 class GridExtractor:
-    """Images to 16 regions of 192 numbers: red, green and blue of 8 x 8 pixels, from -1 to 1."""
+    """A grid over the image as 16 regions: needs no detector, boxes or weights.
 
-    detector_id = f"grid-{CELLS}-{PIXELS}"
+    Each cell is scaled to 8 x 8 pixels, whose red, green and blue from -1 to 1 are its feature of 192 numbers. This is
+    crude, but trains on a user's own pairs within a minute; switch to a backbone or a detector later.
+    """
+
+    detector_id = f"grid-{GRID}-{CELL_PIXELS}"
     classes: tuple[str, ...] = ()
-    feature_dim = PIXELS * PIXELS * 3
+    feature_dim = CELL_PIXELS * CELL_PIXELS * 3
     device = "cpu"
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
         return [self._regions(to_tensor(i) if isinstance(i, Image.Image) else i) for i in images]
 
     def _regions(self, pixels_3HW: Tensor) -> RegionArrays:
-        side = CELLS * PIXELS
+        side = GRID * CELL_PIXELS
         small = Image.fromarray(pixels_3HW.permute(1, 2, 0).numpy()).resize((side, side), Image.Resampling.BOX)
-        cells = np.asarray(small, np.float32).reshape(CELLS, PIXELS, CELLS, PIXELS, 3).transpose(0, 2, 1, 3, 4)
-        features = cells.reshape(CELLS * CELLS, -1) / 127.5 - 1
-        top, left = np.divmod(np.arange(CELLS * CELLS), CELLS)
+        # [rows, y, columns, x, 3] -> [rows, columns, y, x, 3] -> [cells, features]
+        cells = np.asarray(small, np.float32).reshape(GRID, CELL_PIXELS, GRID, CELL_PIXELS, 3).transpose(0, 2, 1, 3, 4)
+        features = cells.reshape(GRID * GRID, -1) / 127.5 - 1
+        top, left = np.divmod(np.arange(GRID * GRID), GRID)
         return RegionArrays(
             features=features.astype(np.float16),
-            boxes=(np.stack([left, top, left + 1, top + 1], axis=1) / CELLS).astype(np.float32),
-            class_probs=np.zeros((CELLS * CELLS, 0), np.float16),
-            scores=np.ones(CELLS * CELLS, np.float32),
+            boxes=(np.stack([left, top, left + 1, top + 1], axis=1) / GRID).astype(np.float32),
+            class_probs=np.zeros((GRID * GRID, 0), np.float16),
+            scores=np.ones(GRID * GRID, np.float32),
         )
 
 
 class GridSource(ImageRegionSource):
-    """A `RegionSource` of cells of a grid."""
+    """The `RegionSource` of `GridExtractor`."""

@@ -1,14 +1,14 @@
-"""A CNN that learns from nothing in minutes: the eyes of the small detector, and of small models of pixels."""
+"""A CNN that trains from scratch in minutes: for the small detector, and for small models that read pixels."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-STRIDE = 8  # pixels to a cell of its map
+STRIDE = 8  # pixels per cell of its map
 
 
 class SmallBackbone(nn.Module):
-    """Three blocks of two 3x3 convolutions, the first of each at stride 2, batch-normalised."""
+    """Three blocks of two 3x3 convolutions with batch norm; the first convolution of each block has stride 2."""
 
     def __init__(self, channels: tuple[int, int, int]) -> None:
         super().__init__()

@@ -1,6 +1,12 @@
-"""A timm backbone as what turns a picture into cells: its last feature map, others by choice, and its classifier.
+"""Region features from a timm backbone: the cells of its feature map are the regions.
 
-Shape suffixes: C channels, F features, h/w cells of a map, N cells that are kept.
+This needs no boxes to train on and works on photographs. The whole image is scaled to the backbone's square; nothing is
+cropped, unlike in ImageNet classification. Each cell is a region: its box is the cell's part of the image, and its
+class probabilities come from the backbone's own classifier.
+
+A backbone is saved in data/detector, as a detector is: `backbone.safetensors` and `config.json`.
+
+Shape suffixes: C channels, F features, h/w cells of a map, N cells that are kept, L tokens.
 """
 
 from __future__ import annotations
@@ -27,33 +33,45 @@ from vlp_models.common.state_dicts import load_strict, read_state_dict
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.params import TimmParams, build, to_plain
-from vlp_models.vision.detector import BACKGROUND
 from vlp_models.vision.detector_checkpoint import (
     CONFIG,
-    check_identity,
-    identity_of,
+    check_weights_hash,
+    hash_weights,
     read_architecture,
     read_config,
     write_config,
 )
 from vlp_models.vision.image_io import one_thread, to_tensor
 from vlp_models.vision.pretrained_weights import check_model, data_config, pretrained_model_name, read_backbone_weights
-from vlp_models.vision.region_source import ImageRegionSource
+from vlp_models.vision.region_source import BACKGROUND, ImageRegionSource
+
+FORMAT = "vlp-backbone/1"
+WEIGHTS = "backbone.safetensors"
+SECTION = "params.yaml: `features.timm"
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Layout = Literal["NCHW", "NHWC", "NLC"]
 
 
+# ---- Model -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
-    """Enough, with its class names, to build it again.
+    """The architecture of a backbone; with its class names, enough to rebuild it.
 
-    model        timm's name
-    num_classes  of its classifier; 0: it has none
-    levels       feature maps beside the last one, by their places in timm's `feature_info`
-    side         pixels of the square that every picture becomes
-    mean, std, interpolation  as timm's data config has them for the model
-    feature_dim  numbers a cell has
+    model        timm's model name
+    num_classes  of its classifier; 0: no classifier
+    levels       feature maps to use besides the last one, as indices into timm's `feature_info`
+    side         pixels; images are resized to this square
+    mean, std, interpolation  from timm's data config of the model
+    feature_dim  length of a cell's feature
     """
 
     model: str
@@ -66,8 +84,8 @@ class BackboneConfig:
     feature_dim: int = 0
 
 
-class Backbone(nn.Module):
-    """`net` is timm's model, whole. Its weights are random."""
+class TimmBackbone(nn.Module):
+    """A whole timm model, `net`, with random weights."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -75,36 +93,37 @@ class Backbone(nn.Module):
         self.net: Any = timm.create_model(config.model, pretrained=False, num_classes=config.num_classes)
 
     def forward(self, pixels_13HW: Tensor, max_cells: int) -> tuple[Tensor, Tensor, tuple[int, int]]:
-        """The cells of one picture, row by row.
+        """Return the cells of one image, row by row.
 
-        The grid is that of the finest map asked for; coarser maps are repeated in it. Where it has more than
-        `max_cells`, neighbours are averaged, down to the largest grid that fits. The classifier reads each cell as if
-        the whole picture were like it.
+        The grid is that of the finest map; coarser maps are repeated in it. If it has more than `max_cells`, adjacent
+        cells are averaged, down to the largest grid that fits. The classifier reads each cell as if the whole image
+        were like it.
 
         Returns:
-            features [N, F], of each chosen level and then what the classifier's last layer reads; logits [N, classes];
-            (rows, columns).
+            features [N, F], those of each chosen level and then the input of the classifier's last layer; logits
+            [N, classes]; (rows, columns).
         """
         last, levels = self._maps(pixels_13HW)
         layout, maps = self._layout(last), [*levels, self._as_map(last)]
         finest = max((m.shape[-2:] for m in maps), key=math.prod)
         maps = [m if m.shape[-2:] == finest else F.interpolate(m, size=finest, mode="nearest") for m in maps]
         rows, columns = (min(side, math.isqrt(max_cells)) for side in finest)
+        # [1, C, h, w] -> [N, C]
         cells = [F.adaptive_avg_pool2d(m, (rows, columns)).flatten(2)[0].T for m in maps]
         hidden, logits = self._classify(cells[-1], layout)
         return torch.cat([*cells[:-1], hidden], dim=1), logits, (rows, columns)
 
+    def map_of(self, pixels_13HW: Tensor) -> Tensor:
+        """Return the classifier's input as a map, [1, C, h, w]."""
+        return self._as_map(self._maps(pixels_13HW)[0])
+
     def _maps(self, pixels_13HW: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """What the classifier reads, as timm has it, and the chosen levels [1, C, h, w]."""
+        """Return the classifier's input in timm's layout, and the chosen levels [1, C, h, w]."""
         levels = self.config.levels
         if not levels:
             return self.net.forward_features(pixels_13HW), []
         last, found = self.net.forward_intermediates(pixels_13HW, indices=sorted(levels), output_fmt="NCHW")
         return last, list(found)
-
-    def map_of(self, pixels_13HW: Tensor) -> Tensor:
-        """What the classifier reads, as a map: [1, C, h, w]."""
-        return self._as_map(self._maps(pixels_13HW)[0])
 
     def _layout(self, last: Tensor) -> Layout:
         if last.dim() == 3:
@@ -112,52 +131,52 @@ class Backbone(nn.Module):
         return "NCHW" if last.shape[1] == self.net.num_features else "NHWC"
 
     def _as_map(self, last: Tensor) -> Tensor:
-        """[1, C, h, w]"""
+        """Return [1, C, h, w] from any layout."""
         layout = self._layout(last)
-        if layout == "NLC":  # a square of patches, behind tokens that are none
-            patches_1LC = last[:, self._prefix() :]
+        if layout == "NLC":  # prefix tokens such as [CLS], then a square of patches
+            patches_1LC = last[:, self._prefix_tokens() :]
             return patches_1LC.mT.unflatten(2, (math.isqrt(patches_1LC.shape[1]), -1))
         return last.permute(0, 3, 1, 2) if layout == "NHWC" else last
 
     def _classify(self, cells_NC: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Each cell before and behind the classifier's last layer: [N, ...], [N, classes]."""
-        if layout == "NLC":  # whichever token is read, it is the cell
-            alone = cells_NC[:, None].expand(-1, 1 + self._prefix(), -1)
+        """Return the input of the classifier's last layer for each cell, [N, ...], and its logits [N, classes]."""
+        if layout == "NLC":  # repeat the cell, so that any token the classifier reads is the cell
+            alone = cells_NC[:, None].expand(-1, 1 + self._prefix_tokens(), -1)
         else:
             alone = cells_NC[:, :, None, None] if layout == "NCHW" else cells_NC[:, None, None]
         hidden = self.net.forward_head(alone, pre_logits=True).flatten(1)
         logits = self.net.forward_head(alone) if self.config.num_classes else hidden[:, :0]
         return hidden, logits
 
-    def _prefix(self) -> int:
+    def _prefix_tokens(self) -> int:
         return int(getattr(self.net, "num_prefix_tokens", 0))
 
 
-FORMAT = "vlp-backbone/1"
-WEIGHTS = "backbone.safetensors"
-SECTION = "params.yaml: `features.timm"
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+# ---- Make, save, load --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedBackbone:
-    """A backbone ready for use (eval mode) and what it is. detector_id: "" before it is on disk."""
+    """A backbone in eval mode.
 
-    model: Backbone
-    classes: tuple[str, ...]  # names, background first; empty: it has no classifier
+    classes: names, background first; empty without a classifier. detector_id: empty before it is saved.
+    """
+
+    model: TimmBackbone
+    classes: tuple[str, ...]
     detector_id: str = ""
 
 
 def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
-    """As params.yaml describes it, with its weights. As many classes as the weights' classifier has.
+    """Build the backbone that params.yaml describes and load its weights.
 
-    What a picture must be like is timm's data config of the model, or of the one that `weights` names: side, mean,
-    standard deviation and interpolation.
+    The number of classes is that of the weights' classifier. Side, mean, standard deviation and interpolation come from
+    timm's data config of the model, or of the one that `weights` names.
 
     Raises:
-        ParamsError: timm has no such model or level, it gives no map of cells, or it can't take pictures of this side.
-        MissingToolError, CheckpointError: see `read_backbone_weights`; weights of another architecture; a file of
-            class names that has another number of them.
+        ParamsError: timm has no such model or level, the model gives no map of cells, or does not support the side.
+        MissingToolError, CheckpointError: see `read_backbone_weights`; weights of another architecture; a file of class
+            names with another number of names.
     """
     check_model(p.model, f"{SECTION}.model`")
     fresh: Any = timm.create_model(p.model, pretrained=False)
@@ -166,82 +185,83 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
         raise ParamsError(f"{SECTION}.levels: {p.levels}`: {p.model} has the feature maps 0 to {last}, each once")
     side = fresh.pretrained_cfg["input_size"][-1]
     if p.side and p.side != side and fresh.pretrained_cfg.get("fixed_input_size"):
-        raise ParamsError(f"{SECTION}.side: {p.side}`: {p.model} takes pictures of {side} pixels and no others")
+        raise ParamsError(f"{SECTION}.side: {p.side}`: {p.model} only supports images of {side} pixels")
     state = read_backbone_weights(p.weights, p.model, root, f"{SECTION}.weights`")
     data = data_config(pretrained_model_name(p.weights, p.model))
     interpolation = data["interpolation"]
     config = BackboneConfig(
         model=p.model,
-        num_classes=_classifier_rows(fresh, state),
+        num_classes=_count_classes(fresh, state),
         levels=tuple(sorted(p.levels)),
         side=p.side or data["input_size"][-1],
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
-        interpolation=interpolation if interpolation in INTERPOLATIONS else "bicubic",
+        interpolation=interpolation if interpolation in RESAMPLING else "bicubic",
     )
-    model = Backbone(config).eval()
+    model = TimmBackbone(config).eval()
     load_strict(model.net, state, p.weights, f"{SECTION}.model: {p.model}`")
-    model.config = dataclasses.replace(config, feature_dim=_feature_dim(model))
+    model.config = dataclasses.replace(config, feature_dim=_measure_feature_dim(model))
     return LoadedBackbone(model=model, classes=_class_names(config.num_classes, p, root))
 
 
 def save_backbone(directory: Path, backbone: LoadedBackbone, training: Mapping[str, Any]) -> str:
-    """Writes both files and returns the id: the start of the sha256 of weights, architecture and classes."""
+    """Write weights and config.json; return the id, a hash of weights, architecture and classes."""
     from safetensors.torch import save_file
 
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in backbone.model.net.state_dict().items()}
     save_file(state, directory / WEIGHTS)
-    what = {"architecture": to_plain(backbone.model.config), "classes": list(backbone.classes)}
-    identity = identity_of(directory / WEIGHTS, what)
-    write_config(directory, FORMAT, {**what, "detector_id": identity, "training": dict(training)})
-    return identity
+    description = {"architecture": to_plain(backbone.model.config), "classes": list(backbone.classes)}
+    detector_id = hash_weights(directory / WEIGHTS, description)
+    write_config(directory, FORMAT, {**description, "detector_id": detector_id, "training": dict(training)})
+    return detector_id
 
 
 def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
-    """Reads what `save_backbone` wrote.
+    """Load what `save_backbone` wrote.
 
     Raises:
-        CheckpointError: no backbone there, a damaged one, or one whose classifier has not the classes it names.
+        CheckpointError: no backbone, a damaged one, or class names that do not fit its classifier.
     """
     record = read_config(directory, FORMAT, "a backbone's config, as `features.source: timm` needs")
     try:
         config = build(BackboneConfig, read_architecture(record), where="architecture", file=CONFIG)
         classes = tuple(map(str, record["classes"]))
         check_model(config.model, CONFIG)
-        model = Backbone(config)
-    except Exception as error:  # the file is from outside: whatever timm makes of it, the file is at fault
+        model = TimmBackbone(config)
+    except Exception as error:  # an external file may make timm raise anything
         raise CheckpointError(
             f"{directory / CONFIG}: not a backbone's config ({error}); `dvc repro detector`"
         ) from None
     if len(classes) != (config.num_classes + 1 if config.num_classes else 0):
         raise CheckpointError(
             f"{directory / CONFIG}: names {max(0, len(classes) - 1)} classes, but the classifier has "
-            f"{config.num_classes}; `dvc repro --force detector` makes it anew"
+            f"{config.num_classes}; `dvc repro --force detector` makes it again"
         )
     load_strict(model.net, read_state_dict(directory / WEIGHTS), directory / WEIGHTS, CONFIG)
-    check_identity(directory / WEIGHTS, record, "backbone")
+    check_weights_hash(directory / WEIGHTS, record, "backbone")
     return LoadedBackbone(model=model.to(device).eval(), classes=classes, detector_id=record["detector_id"])
 
 
-def _classifier_rows(net: Any, state: Mapping[str, Tensor]) -> int:
-    """How many classes the weights tell apart; 0: they come without a classifier."""
+def _count_classes(net: Any, state: Mapping[str, Tensor]) -> int:
+    """Return the number of classes of the weights' classifier; 0 if they have none."""
     name = net.pretrained_cfg.get("classifier") or ()
     first = name if isinstance(name, str) else next(iter(name), "")
     weight = state.get(f"{first}.weight")
     return 0 if weight is None else int(weight.shape[0])
 
 
-def _feature_dim(model: Backbone) -> int:
-    """
+def _measure_feature_dim(model: TimmBackbone) -> int:
+    """Run a blank image and return the length of a cell's feature.
+
     Raises:
-        ParamsError: the model has no map, or none for pictures of this side.
+        ParamsError: the model has no map, or none for images of this side.
     """
-    side = model.config.side
+    side, key = model.config.side, f"{SECTION}.model: {model.config.model}`"
     try:
         with torch.inference_mode():
             blank = torch.zeros(1, 3, side, side)
             features, logits, grid = model(blank, 4)
-            own = model.map_of(blank).shape[-2:]
+            shape = model.map_of(blank).shape[-2:]
     except (
         RuntimeError,
         AttributeError,
@@ -251,23 +271,20 @@ def _feature_dim(model: Backbone) -> int:
         AssertionError,
         NotImplementedError,
     ) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ParamsError(
-            f"{SECTION}.model: {model.config.model}`: gives no cells of pictures of {side} pixels ({said})"
-        ) from None
-    if own == (1, 1):  # a class token alone, or a picture of one cell, whatever `levels` have
-        raise ParamsError(
-            f"{SECTION}.model: {model.config.model}`: has no map of pictures of {side} pixels, one cell only"
-        )
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ParamsError(f"{key}: no feature map for images of {side} pixels ({reason})") from None
+    if shape == (1, 1):  # only a class token, or the image is a single cell, whatever `levels` have
+        raise ParamsError(f"{key}: no feature map for images of {side} pixels, only one cell")
     if logits.shape != (math.prod(grid), model.config.num_classes):
-        raise ParamsError(f"{SECTION}.model: {model.config.model}`: its classifier does not read single cells")
+        raise ParamsError(f"{key}: its classifier does not work on single cells")
     return int(features.shape[1])
 
 
 def _class_names(count: int, p: TimmParams, root: Path) -> tuple[str, ...]:
-    """
+    """Return the class names, background first: from the file `classes`, ImageNet's, or numbers.
+
     Raises:
-        CheckpointError: no such file of names, or one of another number than the classifier has classes.
+        CheckpointError: no such file, or it has another number of names than the classifier has classes.
     """
     if not count:
         return ()
@@ -285,27 +302,23 @@ def _class_names(count: int, p: TimmParams, root: Path) -> tuple[str, ...]:
         return (BACKGROUND, *(f"class {number}" for number in range(1, count + 1)))
     info = ImageNetInfo(subset)
     words = [description.partition(",")[0] for description in info.label_descriptions()]
-    often = Counter(words)  # two classes are called crane: those have their WordNet id behind the word
+    frequency = Counter(words)  # two classes are called crane: their WordNet ids are appended
     names = [
-        word if often[word] == 1 else f"{word} ({synset})"
+        word if frequency[word] == 1 else f"{word} ({synset})"
         for word, synset in zip(words, info.label_names(), strict=True)
     ]
     return (BACKGROUND, *names)
 
 
-RESAMPLING = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+# ---- Regions -----------------------------------------------------------------------------------------------------
 
 
 class CellExtractor:
-    """Turns images into regions, those first whose class is surest.
+    """Extracts cells from images, sorted by the probability of their class.
 
     Args:
-        max_regions: at most; a finer map is averaged down to a grid of that many, so that no part of a picture is lost.
+        max_regions: maximum per image; a finer map is averaged to a grid of at most that many cells, so that no part of
+            the image is lost.
     """
 
     def __init__(self, backbone: LoadedBackbone, *, max_regions: int) -> None:
@@ -322,22 +335,24 @@ class CellExtractor:
 
     @classmethod
     def load(cls, directory: Path, device: str = "cpu", *, max_regions: int) -> CellExtractor:
-        """An extractor from data/detector or a copy of it.
+        """Load the backbone in data/detector or a copy of it.
 
         Raises:
-            CheckpointError: there is no backbone, or a damaged one.
+            CheckpointError: no backbone, or a damaged one.
         """
         return cls(load_backbone(directory, device), max_regions=max_regions)
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
-        """The regions of each image, in the order given; one at a time and, on a CPU, with one thread, so that an
-        image's regions are the same to the last bit whoever made them (`RegionExtractor.extract`).
+        """Return the regions of each image, in order.
+
+        One image at a time and, on a CPU, with one thread, so that the features are bitwise reproducible (see
+        `RegionExtractor.extract`).
 
         Args:
-            images: pictures, or uint8 tensors [3, H, W], of any sizes.
+            images: PIL images, or uint8 tensors [3, H, W], of any size.
 
         Raises:
-            DataError: an image of next to no pixels.
+            DataError: an image is too small.
         """
         with one_thread() if self.device == "cpu" else nullcontext():
             return [self._extract(to_tensor(image) if isinstance(image, Image.Image) else image) for image in images]
@@ -345,7 +360,8 @@ class CellExtractor:
     @torch.inference_mode()
     def _extract(self, image_3HW: Tensor) -> RegionArrays:
         features, logits, (rows, columns) = self._model(self.pixels(image_3HW), self._max_regions)
-        probs = torch.nn.functional.pad(logits.float().softmax(-1), (1, 0)) if self.classes else logits  # no background
+        # A column of zeros for the background, which the classifier does not have.
+        probs = torch.nn.functional.pad(logits.float().softmax(-1), (1, 0)) if self.classes else logits
         scores = probs.max(dim=1).values if self.classes else probs.new_ones(len(features))
         order = scores.argsort(descending=True, stable=True)
         top, left = np.divmod(np.arange(rows * columns), columns)
@@ -359,16 +375,18 @@ class CellExtractor:
         )
 
     def pixels(self, image_3HW: Tensor) -> Tensor:
-        """The picture as the backbone takes it: float32 [1, 3, side, side]."""
+        """Return the backbone's input, float32 [1, 3, side, side].
+
+        Raises:
+            DataError: the image is too small.
+        """
         height, width = image_3HW.shape[1:]
         if min(height, width) < LEAST_SIDE:
-            raise DataError(
-                f"an image of {width} x {height} pixels shows nothing: {LEAST_SIDE} are the least, each way"
-            )
+            raise DataError(f"an image of {width} x {height} pixels is too small; the minimum side is {LEAST_SIDE}")
         picture = Image.fromarray(image_3HW.permute(1, 2, 0).numpy()).resize((self._side, self._side), self._resampling)
         scaled_HW3 = torch.from_numpy(np.array(picture)).to(self._device).float() / 255
         return ((scaled_HW3 - self._mean) / self._std).permute(2, 0, 1)[None].contiguous()
 
 
 class CellSource(ImageRegionSource):
-    """A `RegionSource` of cells."""
+    """The `RegionSource` of `CellExtractor`."""

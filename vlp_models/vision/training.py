@@ -1,6 +1,6 @@
-"""Training a detector, or eyes (eyes.py): one plain loop, minutes long.
+"""Labeled images, and the training loop for detectors and vision warm-up: one plain loop of a few minutes.
 
-The same seed, data and thread count give the same weights on a CPU.
+On a CPU, the same seed, data and thread count give the same weights.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,74 +23,121 @@ from torchvision.models.detection import FasterRCNN
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.tables import object_words
 from vlp_models.errors import NonFiniteLossError
-from vlp_models.vision.image_io import batches_by_size, read_image
+from vlp_models.vision.image_io import read_image
 
-Targets = list[dict[str, Tensor]]
-Marked = list[tuple["LabelledImage", bool]]  # and whether to mirror it
+# ---- Labeled images ----------------------------------------------------------------------------------------------
+
+Rows = Sequence[Mapping[str, Any]]  # of boxed.parquet (data/joins.py)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledImage:
+    """An image and its objects.
+
+    boxes   float32 [N, 4] in pixels, x1 y1 x2 y2
+    labels  int64 [N]; 1 is the first class
+    words   float32 [N, W]; 1 if the word applies to the object
+    """
+
+    image_id: str
+    path: Path
+    width: int
+    height: int
+    boxes: np.ndarray
+    labels: np.ndarray
+    words: np.ndarray
+
+
+def categories_of(rows: Rows) -> tuple[str, ...]:
+    """Return the category names of all objects, sorted."""
+    return tuple(sorted({item["category"] for row in rows for item in row["objects"]}))
+
+
+def words_of(rows: Rows) -> tuple[str, ...]:
+    """Return the words of all objects' categories and attributes, sorted."""
+    return tuple(sorted({word for row in rows for item in row["objects"] for word in object_words(item)}))
+
+
+def labeled_images(
+    rows: Rows, split: str, categories: Sequence[str], words: Sequence[str], root: Path
+) -> list[LabeledImage]:
+    """Return the images of a split that have objects of these categories, each with only those objects, in order.
+
+    Args:
+        root: folder that the rows' paths are relative to.
+    """
+    label = {name: number for number, name in enumerate(categories, start=1)}
+    images = []
+    for row in rows:
+        if row["split"] != split:
+            continue
+        objects = [item for item in row["objects"] if item["category"] in label]
+        boxes = np.array([[item["x1"], item["y1"], item["x2"], item["y2"]] for item in objects], np.float32)
+        boxes = boxes.reshape(-1, 4).clip(0, np.array([row["width"], row["height"]] * 2, np.float32))
+        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # validation allows boxes slightly outside the image
+        labels = np.array([label[item["category"]] for item in objects], np.int64)
+        word_labels = np.array([[word in object_words(item) for word in words] for item in objects], np.float32)
+        if inside.any():
+            images.append(
+                LabeledImage(
+                    image_id=row["image_id"],
+                    path=root / row["path"],
+                    width=row["width"],
+                    height=row["height"],
+                    boxes=boxes[inside],
+                    labels=labels[inside],
+                    words=word_labels[inside],
+                )
+            )
+    return images
+
+
+# ---- The training loop -------------------------------------------------------------------------------------------
+
+FlipBatch = list[tuple[LabeledImage, bool]]  # images, and whether to flip each horizontally
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     steps: int
     batch_size: int
-    lr: float  # peak of AdamW: linear warm-up, cosine decay to zero
+    lr: float  # peak of AdamW's: linear warm-up, cosine decay to zero
     seed: int
     weight_decay: float = 1e-4
     warmup_fraction: float = 0.1
     clip_norm: float = 5.0
-    flip: bool = True  # half of the images, left to right
+    flip: bool = True  # flip half of the images horizontally
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    losses: dict[str, float]  # mean over the last tenth of the steps
+    losses: dict[str, float]  # means over the last tenth of the steps
     images_per_second: float
     seconds: float
 
 
-def train_detector(
-    model: FasterRCNN, images: Sequence[LabeledImage], options: TrainingOptions, device: torch.device
-) -> TrainingResult:
-    """Trains in place and leaves the model in eval mode.
-
-    Raises:
-        NonFiniteLossError: before the step, naming the batch's images.
-        DataError: an image can't be read.
-    """
-    torch.manual_seed(options.seed)  # torchvision samples proposals from the global generator
-    model.to(device, memory_format=torch.channels_last).train()  # the layout convolutions are quickest in
-
-    def losses(batch: Marked) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = model(*_load(batch, device))
-        return found
-
-    result = fit(model, losses, images, options, what="the detector", lower="detector.lr")
-    model.to(memory_format=torch.contiguous_format).eval()
-    return result
-
-
 def fit(
     model: nn.Module,
-    losses_of: Callable[[Marked], dict[str, Tensor]],
+    losses_of: Callable[[FlipBatch], dict[str, Tensor]],
     images: Sequence[LabeledImage],
     options: TrainingOptions,
     *,
     what: str,
-    lower: str,
+    lr_key: str,
 ) -> TrainingResult:
-    """`options.steps` updates of AdamW on the sum of the losses.
+    """Run `options.steps` updates of AdamW on the sum of the losses.
 
     Args:
-        losses_of: of a batch, by name.
-        what: is trained, for the progress and for errors.
-        lower: the setting to lower where training diverges.
+        losses_of: returns a batch's losses by name.
+        what: name of the model, for the progress bar and errors.
+        lr_key: the key in params.yaml to lower if training diverges.
 
     Raises:
-        NonFiniteLossError: before the step, naming the batch's images.
+        NonFiniteLossError: before the step, with the ids of the batch's images.
     """
-    torch.set_flush_denormal(True)  # dying activations are slow on CPUs otherwise
+    torch.set_flush_denormal(True)  # vanishing activations are slow on CPUs otherwise
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, options))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, options))
     history: list[dict[str, float]] = []
     start = time.perf_counter()
     with progress_bar(f"training {what}", options.steps, "steps") as bar:
@@ -99,7 +147,7 @@ def fit(
             if not torch.isfinite(total):
                 raise NonFiniteLossError(
                     f"training {what}: the loss is {total.item()} at step {len(history) + 1}, on images "
-                    f"{', '.join(image.image_id for image, _ in batch)}; lower {lower}"
+                    f"{', '.join(image.image_id for image, _ in batch)}; lower {lr_key}"
                 )
             optimizer.zero_grad(set_to_none=True)
             total.backward()
@@ -118,8 +166,20 @@ def fit(
     )
 
 
+def batches(images: Sequence[LabeledImage], options: TrainingOptions) -> Iterator[FlipBatch]:
+    """Yield `options.steps` batches; each image is used once before any is used again."""
+    rng = np.random.default_rng(options.seed)
+    order: list[int] = []
+    for _ in range(options.steps):
+        while len(order) < options.batch_size:
+            order += rng.permutation(len(images)).tolist()
+        chosen, order = order[: options.batch_size], order[options.batch_size :]
+        flips = rng.random(len(chosen)) < (0.5 if options.flip else 0.0)
+        yield [(images[i], bool(flip)) for i, flip in zip(chosen, flips, strict=True)]
+
+
 def first_step(images: Sequence[LabeledImage], options: TrainingOptions, image_ids: Set[str]) -> int | None:
-    """The first step, from 1, that has one of these images; None: none has."""
+    """Return the first step, from 1, whose batch contains one of these images; None if no batch does."""
     if not any(image.image_id in image_ids for image in images):
         return None
     for number, batch in enumerate(batches(images, options), start=1):
@@ -128,109 +188,57 @@ def first_step(images: Sequence[LabeledImage], options: TrainingOptions, image_i
     return None
 
 
-def _rate(step: int, options: TrainingOptions) -> float:
+def _lr_factor(step: int, options: TrainingOptions) -> float:
     warmup = max(1, round(options.warmup_fraction * options.steps))
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, options.steps - warmup)))
 
 
-def batches(images: Sequence[LabeledImage], options: TrainingOptions) -> Iterator[Marked]:
-    """Batches of (image, whether to mirror it), every image once before any twice."""
-    rng = np.random.default_rng(options.seed)
-    order: list[int] = []
-    for _ in range(options.steps):
-        while len(order) < options.batch_size:
-            order += rng.permutation(len(images)).tolist()
-        chosen, order = order[: options.batch_size], order[options.batch_size :]
-        mirrored = rng.random(len(chosen)) < (0.5 if options.flip else 0.0)
-        yield [(images[i], bool(flip)) for i, flip in zip(chosen, mirrored, strict=True)]
+# ---- Detectors ---------------------------------------------------------------------------------------------------
 
 
-def _load(batch: Marked, device: torch.device) -> tuple[list[Tensor], Targets]:
-    pixels: list[Tensor] = []
-    targets: Targets = []
-    for image, flip in batch:
-        tensor = read_image(image.path, image.width, image.height).to(device).float() / 255
-        boxes = torch.as_tensor(image.boxes, dtype=torch.float32, device=device)
-        if flip:
-            tensor = tensor.flip(-1)
-            boxes = torch.stack([image.width - boxes[:, 2], boxes[:, 1], image.width - boxes[:, 0], boxes[:, 3]], dim=1)
-        pixels.append(tensor)
-        labels = torch.as_tensor(image.labels, dtype=torch.int64, device=device)
-        words = torch.as_tensor(image.words, dtype=torch.float32, device=device)
-        targets.append({"boxes": boxes, "labels": labels, "words": words})
-    return pixels, targets
+def train_detector(
+    model: FasterRCNN, images: Sequence[LabeledImage], options: TrainingOptions, device: torch.device
+) -> TrainingResult:
+    """Train a detector in place and leave it in eval mode.
 
-
-Rows = Sequence[Mapping[str, Any]]  # of boxed.parquet (data/joins.py)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabeledImage:
-    """An image and its objects: boxes float32 [N, 4] in pixels, x1 y1 x2 y2; labels int64 [N], 1 is the first class;
-    words float32 [N, W], 1 where a word holds of the object.
+    Raises:
+        NonFiniteLossError: before the step, with the ids of the batch's images.
+        DataError: an image can't be read.
     """
+    torch.manual_seed(options.seed)  # torchvision samples proposals from the global generator
+    model.to(device, memory_format=torch.channels_last).train()  # the fastest layout for convolutions
 
-    image_id: str
-    path: Path
-    width: int
-    height: int
-    boxes: np.ndarray
-    labels: np.ndarray
-    words: np.ndarray
+    def losses(batch: FlipBatch) -> dict[str, Tensor]:
+        pixels: list[Tensor] = []
+        targets: list[dict[str, Tensor]] = []
+        for image, flip in batch:
+            tensor = read_image(image.path, image.width, image.height).to(device).float() / 255
+            boxes = torch.as_tensor(image.boxes, dtype=torch.float32, device=device)
+            if flip:
+                tensor = tensor.flip(-1)
+                x1, y1, x2, y2 = boxes.unbind(1)
+                boxes = torch.stack([image.width - x2, y1, image.width - x1, y2], dim=1)
+            pixels.append(tensor)
+            labels = torch.as_tensor(image.labels, dtype=torch.int64, device=device)
+            words = torch.as_tensor(image.words, dtype=torch.float32, device=device)
+            targets.append({"boxes": boxes, "labels": labels, "words": words})
+        computed: dict[str, Tensor] = model(pixels, targets)
+        return computed
 
-
-def categories_of(rows: Rows) -> tuple[str, ...]:
-    return tuple(sorted({item["category"] for row in rows for item in row["objects"]}))
-
-
-def words_of(rows: Rows) -> tuple[str, ...]:
-    """Of categories and attributes."""
-    return tuple(sorted({word for row in rows for item in row["objects"] for word in object_words(item)}))
-
-
-def labeled_images(
-    rows: Rows, split: str, categories: Sequence[str], words: Sequence[str], root: Path
-) -> list[LabeledImage]:
-    """The images of a split that have an object of these categories, each with those, in order.
-
-    Args:
-        root: what the rows' paths are relative to.
-    """
-    label = {name: number for number, name in enumerate(categories, start=1)}
-    images = []
-    for row in rows:
-        if row["split"] != split:
-            continue
-        objects = [item for item in row["objects"] if item["category"] in label]
-        boxes = np.array([[item["x1"], item["y1"], item["x2"], item["y2"]] for item in objects], np.float32)
-        boxes = boxes.reshape(-1, 4).clip(0, np.array([row["width"], row["height"]] * 2, np.float32))
-        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # validation lets a box stick out a little
-        labels = np.array([label[item["category"]] for item in objects], np.int64)
-        holds = np.array([[word in object_words(item) for word in words] for item in objects], np.float32)
-        if inside.any():
-            images.append(
-                LabeledImage(
-                    image_id=row["image_id"],
-                    path=root / row["path"],
-                    width=row["width"],
-                    height=row["height"],
-                    boxes=boxes[inside],
-                    labels=labels[inside],
-                    words=holds[inside],
-                )
-            )
-    return images
+    result = fit(model, losses, images, options, what="the detector", lr_key="detector.lr")
+    model.to(memory_format=torch.contiguous_format).eval()
+    return result
 
 
 def average_precision(
     model: FasterRCNN, images: Sequence[LabeledImage], classes: Sequence[str], device: torch.device, batch_size: int
 ) -> dict[str, float]:
-    """AP (mean over IoU 0.5 to 0.95), AP50, AP75 and AR (100 detections an image), all in percent.
+    """Return COCO's AP (mean over IoU 0.5 to 0.95), AP50, AP75 and AR (100 detections per image), in percent.
 
     Args:
-        classes: names, background first; labels of `images` count from it.
+        classes: names, background first; labels of `images` are indices into it.
     """
     detections: list[dict[str, Any]] = []
     sizes = [(image.height, image.width) for image in images]
@@ -240,14 +248,23 @@ def average_precision(
             rows = [images[number] for number in numbers]
             pixels = [read_image(row.path, row.width, row.height).to(device).float() / 255 for row in rows]
             for number, found in zip(numbers, model(pixels), strict=True):
-                detections += _as_coco(number, {name: value.cpu() for name, value in found.items()})
+                detections += _to_coco(number, {name: value.cpu() for name, value in found.items()})
             bar.advance(by=len(numbers))
     return _score_coco(images, classes, detections)
 
 
-def _as_coco(image: int, found: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+def batches_by_size(sizes: Sequence[tuple[int, int]], batch_size: int) -> Iterator[list[int]]:
+    """Yield positions in batches of images of one size; padding would change the smaller images' detections."""
+    order = sorted(range(len(sizes)), key=lambda number: sizes[number])
+    for _, group in groupby(order, key=lambda number: sizes[number]):
+        numbers = list(group)
+        for start in range(0, len(numbers), batch_size):
+            yield numbers[start : start + batch_size]
+
+
+def _to_coco(image: int, found: dict[str, Tensor]) -> list[dict[str, Any]]:
     boxes = found["boxes"].clone()
-    boxes[:, 2:] -= boxes[:, :2]
+    boxes[:, 2:] -= boxes[:, :2]  # x1 y1 x2 y2 -> x y width height
     return [
         {"image_id": image, "category_id": label, "bbox": box, "score": score}
         for box, label, score in zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist(), strict=True)
@@ -274,8 +291,9 @@ def _score_coco(
                     "iscrowd": 0,
                 }
             )
+    positions = {"AP": 0, "AP50": 1, "AP75": 2, "AR": 8}  # in COCOeval.stats
     if not detections:
-        return {"AP": 0.0, "AP50": 0.0, "AP75": 0.0, "AR": 0.0}
+        return dict.fromkeys(positions, 0.0)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its own report
         truth = COCO()
         truth.dataset = {
@@ -288,7 +306,4 @@ def _score_coco(
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    return {name: round(100 * float(evaluation.stats[place]), 2) for name, place in _STATS.items()}
-
-
-_STATS = {"AP": 0, "AP50": 1, "AP75": 2, "AR": 8}
+    return {name: round(100 * float(evaluation.stats[position]), 2) for name, position in positions.items()}

@@ -1,10 +1,10 @@
-"""Eyes to begin with: the image's side of a model of pixels learns which words hold of what lies in each of its cells.
+"""Vision warm-up: train a model's image side to predict, in each cell of its map, the words that apply there.
 
-The papers' CNNs and patches begin with weights that a million labelled images taught. Where none fit (drawings, another
-architecture, a field of one's own), the boxes of the train split stand for them: what teaches a detector, and so what
-models of regions begin with. What tells the words from the cells is thrown away.
+The papers' CNNs and patch embeddings start from weights trained on a million labeled images. If none fit (drawings,
+another architecture, a special domain), the boxes of the train split replace them; detectors, and so the region
+features of other models, are trained on the same boxes. The head that predicts the words is discarded.
 
-Shape suffixes: B images, R rows and C columns of cells, W words, D hidden.
+Shape suffixes: B images, R rows and C columns of cells, K cells with image content, W words, D hidden, N objects.
 """
 
 from __future__ import annotations
@@ -22,27 +22,31 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import PixelInput, collate_pixels, place_boxes, random_box
 from vlp_models.vision.image_io import read_image
-from vlp_models.vision.training import LabeledImage, Marked, TrainingOptions, TrainingResult, fit
+from vlp_models.vision.training import FlipBatch, LabeledImage, TrainingOptions, TrainingResult, fit
 
-Cells = Callable[[Pixels], Tensor]  # [B, R, C, D]
+Example = tuple[Image.Image, NDArray[np.float32], NDArray[np.float32]]  # image, its boxes in pixels, their words
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eyes:
-    """A model that can learn to see.
+class VisionEncoder:
+    """The image side of a model.
 
-    cells: its image's side. wanted: what it reads. side: pixels of that in a cell. hidden: the D of its cells.
+    model       the whole model
+    cells       computes its map of cells, [B, R, C, D]
+    pixel_input how it reads images
+    cell_side   pixels of a cell's side
+    hidden      D
     """
 
     model: nn.Module
-    cells: Cells
-    wanted: PixelInput
-    side: int
+    cells: Callable[[Pixels], Tensor]
+    pixel_input: PixelInput
+    cell_side: int
     hidden: int
 
 
 def warm_up_vision(
-    eyes: Eyes,
+    encoder: VisionEncoder,
     images: Sequence[LabeledImage],
     held_out: Sequence[LabeledImage],
     words: int,
@@ -50,68 +54,68 @@ def warm_up_vision(
     *,
     crop: float,
     device: torch.device,
-    lower: str,
+    lr_key: str,
 ) -> tuple[TrainingResult, float | None]:
-    """Trains the model in place and leaves it in eval mode. What the image's side does not use stays as it is.
+    """Train the model's image side in place and leave the model in eval mode. Other weights do not change.
 
     Args:
-        held_out: what the second result is measured on; none: it is None.
-        words: how many the images' `words` tell of.
-        crop: the least share of a picture that is shown; 1: always all of it.
-        lower: the setting to lower where training diverges.
+        held_out: images to measure F1 on; may be empty.
+        words: W, the number of words in the images' `words`.
+        crop: minimum share of an image's area in a random crop; 1: no cropping.
+        lr_key: the key in params.yaml to lower if training diverges.
 
     Returns:
-        What training was like, and the mean F1 over words, of cells where any holds.
+        Training statistics, and the F1 averaged over words, on held-out cells where any word applies; None if
+        `held_out` is empty.
 
     Raises:
         NonFiniteLossError: training diverged.
         DataError: an image can't be read.
     """
     torch.manual_seed(options.seed)
-    head = nn.Linear(eyes.hidden, words)
-    learner = nn.ModuleList([eyes.model, head]).to(device).train()
+    head = nn.Linear(encoder.hidden, words)
+    learner = nn.ModuleList([encoder.model, head]).to(device).train()
 
     rng = np.random.default_rng([options.seed, 1])
 
-    def losses(batch: Marked) -> dict[str, Tensor]:
-        shown = [_shown(image, mirror, crop, rng) for image, mirror in batch]
-        seen_KD, true_KW = _look(eyes, shown, device)
-        return {"words": F.binary_cross_entropy_with_logits(head(seen_KD), true_KW)}
+    def losses(batch: FlipBatch) -> dict[str, Tensor]:
+        examples = [_load_example(image, flip, crop, rng) for image, flip in batch]
+        states_KD, targets_KW = _encode_cells(encoder, examples, device)
+        return {"words": F.binary_cross_entropy_with_logits(head(states_KD), targets_KW)}
 
-    result = fit(learner, losses, images, options, what="eyes", lower=lower)
+    result = fit(learner, losses, images, options, what="the vision encoder", lr_key=lr_key)
     learner.eval()
-    f1 = _f1(eyes, head, held_out, options.batch_size, device) if held_out else None
-    eyes.model.to("cpu")
+    f1 = _mean_f1(encoder, head, held_out, options.batch_size, device) if held_out else None
+    encoder.model.to("cpu")
     return result, f1
 
 
 def cell_word_targets(
-    boxes_N4: NDArray[np.float32], words_NW: NDArray[np.float32], rows: int, columns: int, side: int
+    boxes_N4: NDArray[np.float32], words_NW: NDArray[np.float32], rows: int, columns: int, cell_side: int
 ) -> Tensor:
-    """float32 [R, C, W]: what holds of the smallest object that the middle of a cell lies in. An object that has no
-    cell's middle has the one that its own middle lies in.
+    """Return float32 [R, C, W]: the words of the smallest object that contains a cell's center.
+
+    An object that contains no cell's center is assigned to the cell that contains the object's center.
 
     Args:
-        boxes_N4: pixels of the input. words_NW: 1 where a word holds. side: of a cell, in pixels.
+        boxes_N4: in pixels of the input. words_NW: 1 if a word applies. cell_side: in pixels.
     """
-    found = np.zeros((rows, columns, words_NW.shape[1]), np.float32)
-    x, y = (np.arange(columns) + 0.5) * side, (np.arange(rows) + 0.5) * side
+    targets = np.zeros((rows, columns, words_NW.shape[1]), np.float32)
+    x, y = (np.arange(columns) + 0.5) * cell_side, (np.arange(rows) + 0.5) * cell_side
     sizes = (boxes_N4[:, 2:] - boxes_N4[:, :2]).prod(1)
+    # From large to small, so that smaller objects overwrite larger ones.
     for box, words in [(boxes_N4[n], words_NW[n]) for n in np.argsort(-sizes, kind="stable")]:
         x1, y1, x2, y2 = box
-        here = ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))
-        row, column = int((y1 + y2) / 2 // side), int((x1 + x2) / 2 // side)
-        if not here.any() and 0 <= row < rows and 0 <= column < columns:
-            here[row, column] = True
-        found[here] = words
-    return torch.from_numpy(found)
+        covered = ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))
+        row, column = int((y1 + y2) / 2 // cell_side), int((x1 + x2) / 2 // cell_side)
+        if not covered.any() and 0 <= row < rows and 0 <= column < columns:
+            covered[row, column] = True
+        targets[covered] = words
+    return torch.from_numpy(targets)
 
 
-Shown = tuple[Image.Image, NDArray[np.float32], NDArray[np.float32]]  # a picture, boxes in its pixels, their words
-
-
-def _shown(image: LabeledImage, mirror: bool, crop: float, rng: np.random.Generator | None) -> Shown:
-    """A picture as it is learnt from: a part of it, maybe mirrored. Without `rng`, all of it."""
+def _load_example(image: LabeledImage, flip: bool, crop: float, rng: np.random.Generator | None) -> Example:
+    """Return an image, randomly cropped unless `rng` is None, and flipped horizontally if `flip`, with its boxes."""
     picture = Image.fromarray(read_image(image.path, image.width, image.height).permute(1, 2, 0).numpy())
     boxes = image.boxes
     if rng is not None and crop < 1:
@@ -119,37 +123,43 @@ def _shown(image: LabeledImage, mirror: bool, crop: float, rng: np.random.Genera
         picture = picture.crop((left, top, right, bottom))
         boxes = boxes - np.array([left, top, left, top], np.float32)
         boxes = boxes.clip(0, np.array([picture.width, picture.height] * 2, np.float32))
-    if mirror:
+    if flip:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         boxes = np.stack([picture.width - boxes[:, 2], boxes[:, 1], picture.width - boxes[:, 0], boxes[:, 3]], 1)
-    left_over = (boxes[:, 2:] > boxes[:, :2]).all(1)
-    return picture, boxes[left_over], image.words[left_over]
+    inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
+    return picture, boxes[inside], image.words[inside]
 
 
-def _look(eyes: Eyes, shown: Sequence[Shown], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of the K cells with picture: [K, D] of what is seen, and [K, W] of what is true."""
-    pictures = [picture for picture, _, _ in shown]
-    pixels = collate_pixels(pictures, eyes.wanted, [None] * len(pictures)).to(device)
-    seen = eyes.cells(pixels)
-    rows, columns = seen.shape[1:3]
-    true = [cell_word_targets(place_boxes(b, p, eyes.wanted), words, rows, columns, eyes.side) for p, b, words in shown]
-    there = torch.ones(seen.shape[:3], dtype=torch.bool, device=device)
+def _encode_cells(encoder: VisionEncoder, examples: Sequence[Example], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return states [K, D] and target words [K, W] of the cells that are not padding."""
+    pictures = [picture for picture, _, _ in examples]
+    pixels = collate_pixels(pictures, encoder.pixel_input, [None] * len(pictures)).to(device)
+    states = encoder.cells(pixels)
+    rows, columns = states.shape[1:3]
+    targets = [
+        cell_word_targets(place_boxes(boxes, picture, encoder.pixel_input), words, rows, columns, encoder.cell_side)
+        for picture, boxes, words in examples
+    ]
+    valid = torch.ones(states.shape[:3], dtype=torch.bool, device=device)
     if pixels.mask_BHW is not None:
-        y, x = (((torch.arange(n, device=device) + 0.5) * eyes.side).long() for n in (rows, columns))
+        # A cell is valid if its center is not padding.
+        y, x = (((torch.arange(n, device=device) + 0.5) * encoder.cell_side).long() for n in (rows, columns))
         height, width = pixels.mask_BHW.shape[1:]
-        there = pixels.mask_BHW[:, y.clamp(max=height - 1)[:, None], x.clamp(max=width - 1)]
-    return seen[there], torch.stack(true).to(device)[there]
+        valid = pixels.mask_BHW[:, y.clamp(max=height - 1)[:, None], x.clamp(max=width - 1)]
+    return states[valid], torch.stack(targets).to(device)[valid]
 
 
 @torch.no_grad()
-def _f1(eyes: Eyes, head: nn.Module, images: Sequence[LabeledImage], size: int, device: torch.device) -> float | None:
-    right = wrong = torch.zeros((), device=device)
-    for first in range(0, len(images), size):
-        shown = [_shown(image, False, 1.0, None) for image in images[first : first + size]]
-        seen, true = _look(eyes, shown, device)
-        somewhere = true.any(-1)
-        said_KW, true_KW = head(seen)[somewhere] > 0, true[somewhere] > 0
-        right = right + (said_KW & true_KW).sum(0)
-        wrong = wrong + (said_KW ^ true_KW).sum(0)
-    asked = 2 * right + wrong
-    return float((2 * right / asked)[asked > 0].mean()) if bool((asked > 0).any()) else None
+def _mean_f1(
+    encoder: VisionEncoder, head: nn.Module, images: Sequence[LabeledImage], batch_size: int, device: torch.device
+) -> float | None:
+    correct = wrong = torch.zeros((), device=device)
+    for first in range(0, len(images), batch_size):
+        examples = [_load_example(image, False, 1.0, None) for image in images[first : first + batch_size]]
+        states, targets = _encode_cells(encoder, examples, device)
+        labeled = targets.any(-1)
+        predicted_KW, true_KW = head(states)[labeled] > 0, targets[labeled] > 0
+        correct = correct + (predicted_KW & true_KW).sum(0)
+        wrong = wrong + (predicted_KW ^ true_KW).sum(0)
+    total = 2 * correct + wrong
+    return float((2 * correct / total)[total > 0].mean()) if bool((total > 0).any()) else None

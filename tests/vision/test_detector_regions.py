@@ -1,4 +1,4 @@
-"""Extraction: sorted, whole, the same every time, whatever the batch."""
+"""Regions from a detector: sorted, complete, and bitwise reproducible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def extract(trained: Trained, drawings: list[LabeledImage], **options: Any) -> l
     return extractor.extract([Image.open(image.path) for image in drawings])
 
 
-def test_one_region_an_object_and_its_class(drawings: list[LabeledImage], trained: Trained) -> None:
+def test_one_region_per_object_with_its_class(drawings: list[LabeledImage], trained: Trained) -> None:
     for image, regions in zip(drawings, extract(trained, drawings), strict=True):
         size = [image.width, image.height] * 2
         assert len(regions) == 2
@@ -31,7 +31,9 @@ def test_one_region_an_object_and_its_class(drawings: list[LabeledImage], traine
             assert regions.class_probs[nearest].argmax() == label
 
 
-def test_most_confident_first_with_the_whole_distribution(drawings: list[LabeledImage], trained: Trained) -> None:
+def test_regions_are_sorted_by_confidence_with_full_distributions(
+    drawings: list[LabeledImage], trained: Trained
+) -> None:
     for regions in extract(trained, drawings, min_score=0.05):
         assert (np.diff(regions.scores) <= 0).all()
         assert (regions.scores >= 0.05).all()
@@ -43,8 +45,8 @@ def test_most_confident_first_with_the_whole_distribution(drawings: list[Labeled
         assert [a.dtype for a in (regions.features, regions.boxes)] == [np.float16, np.float32]
 
 
-def test_the_neighbours_make_no_difference(drawings: list[LabeledImage], trained: Trained) -> None:
-    """Not in the last bit: regions of one run stand beside those of another as if one had made both."""
+def test_other_images_make_no_difference(drawings: list[LabeledImage], trained: Trained) -> None:
+    """Not even in the last bit, so that features of several runs can be combined."""
     together = extract(trained, drawings, min_score=0.05)
     for number, regions in enumerate(together):
         (alone,) = extract(trained, [drawings[number]], min_score=0.05)
@@ -52,7 +54,7 @@ def test_the_neighbours_make_no_difference(drawings: list[LabeledImage], trained
             np.testing.assert_array_equal(getattr(alone, name), getattr(regions, name))
 
 
-def test_the_number_of_threads_makes_no_difference(drawings: list[LabeledImage], trained: Trained) -> None:
+def test_number_of_threads_makes_no_difference(drawings: list[LabeledImage], trained: Trained) -> None:
     before = torch.get_num_threads()
     found = []
     try:
@@ -66,12 +68,12 @@ def test_the_number_of_threads_makes_no_difference(drawings: list[LabeledImage],
         assert np.array_equal(one.features, two.features)
 
 
-def test_twice_is_the_same(drawings: list[LabeledImage], trained: Trained) -> None:
+def test_extraction_is_deterministic(drawings: list[LabeledImage], trained: Trained) -> None:
     for one, two in zip(extract(trained, drawings), extract(trained, drawings), strict=True):
         assert np.array_equal(one.features, two.features)
 
 
-def test_probabilities_are_what_the_detector_makes_of_the_roi_features(
+def test_content_probabilities_equals_the_heads_applied_to_roi_features(
     drawings: list[LabeledImage], trained: Trained
 ) -> None:
     heads = trained[0].model.roi_heads
@@ -85,13 +87,13 @@ def test_probabilities_are_what_the_detector_makes_of_the_roi_features(
         np.testing.assert_array_equal(one.boxes, two.boxes)
 
 
-def test_the_limit_keeps_the_surest(drawings: list[LabeledImage], trained: Trained) -> None:
+def test_max_regions_keeps_the_most_confident(drawings: list[LabeledImage], trained: Trained) -> None:
     for one, two in zip(extract(trained, drawings, max_regions=1), extract(trained, drawings), strict=True):
         assert len(one) == 1
         assert one.scores[0] >= two.scores.min() - 1e-6
 
 
-def test_an_image_without_any_region(trained: Trained) -> None:
+def test_image_without_regions(trained: Trained) -> None:
     regions = RegionExtractor(trained[0], min_score=0.9).extract([torch.zeros(3, 32, 32, dtype=torch.uint8)])[0]
     assert regions.features.shape == (0, 32)
     assert regions.class_probs.shape == (0, 3)

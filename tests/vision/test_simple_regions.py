@@ -1,4 +1,4 @@
-"""Ground-truth objects as regions, exactly."""
+"""Ground-truth objects as regions, and a grid of image cells."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ OBJECTS = [
 ]
 
 
-def test_words_geometry_and_order() -> None:
+def test_symbols_have_words_geometry_and_order() -> None:
     source = SymbolSource(OBJECTS, max_regions=8)
     done: list[int] = []
-    (regions, empty), notes = source.regions(IMAGES, done.append)
+    (regions, empty), quarantine = source.regions(IMAGES, done.append)
     assert source.classes == ("__background__", "blue circle", "yellow circle", "yellow square")
     assert source.words == ("blue", "circle", "dotted", "square", "yellow")
     assert source.detector_id == "boxes"
@@ -42,11 +42,11 @@ def test_words_geometry_and_order() -> None:
     np.testing.assert_array_equal(regions.class_probs, np.eye(4)[[2, 1, 3]])
     np.testing.assert_array_equal(regions.scores, [1, 1, 1])
     assert empty.features.shape == (0, 9)
-    assert (notes, sum(done)) == ([], 2)
+    assert (quarantine, sum(done)) == ([], 2)
 
 
-def test_what_the_limit_cuts_is_told() -> None:
-    (regions, _), notes = SymbolSource(OBJECTS, max_regions=2).regions(IMAGES, lambda _: None)
+def test_objects_beyond_the_limit_are_quarantined() -> None:
+    (regions, _), quarantine = SymbolSource(OBJECTS, max_regions=2).regions(IMAGES, lambda _: None)
     assert len(regions) == 2
-    assert [(row["row_id"], row["rule"]) for row in notes] == [("d/1", "max_regions")]
-    assert "3 objects" in notes[0]["reason"]
+    assert [(row["row_id"], row["rule"]) for row in quarantine] == [("d/1", "max_regions")]
+    assert "3 objects" in quarantine[0]["reason"]

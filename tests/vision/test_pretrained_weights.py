@@ -1,4 +1,4 @@
-"""Weights by name, from the libraries' own caches; and that torchvision's detectors find here what they find there."""
+"""Weights by name from the libraries' own caches, and parity with torchvision's detectors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import DetectorBackbone, TimmParams
-from vlp_models.vision.detector import PUBLISHED, RESNET50_FPN
+from vlp_models.vision.detector import PUBLISHED
 from vlp_models.vision.detector_checkpoint import fetch_published, load_published
 from vlp_models.vision.detector_regions import RegionExtractor
 from vlp_models.vision.pretrained_weights import data_config
 from vlp_models.vision.timm_backbone import make_backbone
 
 
-def lightened(model: FasterRCNN) -> FasterRCNN:
-    """That drops no box for want of confidence; where it takes pictures of 800 pixels, of 96, and fewer boxes."""
+def lighten(model: FasterRCNN) -> FasterRCNN:
+    """Keep boxes of any confidence; if the model resizes to 800 pixels, resize to 96 and keep fewer boxes."""
     model.roi_heads.score_thresh = 0.0
     if model.transform.min_size == (800,):
         model.transform.min_size, model.transform.max_size = (96,), 128
@@ -34,7 +34,7 @@ def lightened(model: FasterRCNN) -> FasterRCNN:
 
 
 @pytest.mark.parametrize("backbone", PUBLISHED)
-def test_a_coco_detector_by_name_or_path_finds_what_torchvisions_does(
+def test_coco_detector_by_name_or_path_equals_torchvisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: DetectorBackbone
 ) -> None:
     file, entry = keep_coco_detector(monkeypatch, tmp_path, backbone)
@@ -44,16 +44,16 @@ def test_a_coco_detector_by_name_or_path_finds_what_torchvisions_does(
     assert repr(named.model.transform).partition("\n")[2] == repr(theirs.transform).partition("\n")[2]
     image = torch.randint(0, 255, (3, 60, 80), dtype=torch.uint8)
     with torch.inference_mode():
-        (wanted,), (found,) = (lightened(model).double()([image.double() / 255]) for model in (theirs, named.model))
+        (wanted,), (found,) = (lighten(model).double()([image.double() / 255]) for model in (theirs, named.model))
     assert len(wanted["boxes"]) == 100 and len(wanted["labels"].unique()) > 5
     for name in ("boxes", "labels", "scores"):
         torch.testing.assert_close(found[name], wanted[name])
-    lightened(by_path.model)
+    lighten(by_path.model)
     regions = RegionExtractor(by_path, min_score=0.0, max_regions=5).extract([image])[0]
     assert 0 < len(regions) <= 5 and regions.features.shape[1:] == (1024,) and regions.class_probs.shape[1:] == (91,)
 
 
-def test_the_first_coco_weights_have_batch_norms_without_epsilon(tmp_path: Path) -> None:
+def test_first_coco_weights_use_batch_norms_without_epsilon(tmp_path: Path) -> None:
     resnet = get_model("resnet50", weights=None, norm_layer=FrozenBatchNorm2d)
     for name, buffer in resnet.named_buffers():
         if name.endswith("running_var"):
@@ -64,7 +64,7 @@ def test_the_first_coco_weights_have_batch_norms_without_epsilon(tmp_path: Path)
             module.eps = 0.0  # as torchvision does when it loads them
     torch.save(theirs.state_dict(), tmp_path / "coco.pth")
     ours = load_published(tmp_path / "coco.pth", "resnet50_fpn", [])
-    assert RESNET50_FPN.norm_eps > 0 and ours.config.norm_eps == 0
+    assert PUBLISHED["resnet50_fpn"].norm_eps > 0 and ours.config.norm_eps == 0
     image = torch.randn(1, 3, 32, 32)
     with torch.inference_mode():
         first, second = (
@@ -74,25 +74,25 @@ def test_the_first_coco_weights_have_batch_norms_without_epsilon(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("weights", "backbone"), [("torchvision", "small"), ("timm", MOBILE)])
-def test_what_torchvision_has_no_weights_of(weights: str, backbone: str) -> None:
+def test_backbone_without_torchvision_weights_is_refused(weights: str, backbone: str) -> None:
     with pytest.raises(ParamsError, match=r"here: .*torchvision has weights for detector\.backbone resnet50_fpn, "):
         fetch_published(weights, backbone, "here")  # type: ignore[arg-type]
 
 
-def test_timms_own_weights_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_weights_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    asked = TimmParams(model=f"{SMALL}.r160_in1k", weights="timm")
-    with pytest.raises(CheckpointError, match=r"timm's weights of `.*` can't be had .*name a file or") as said:
-        make_backbone(asked, tmp_path)
-    assert not re.search("\n", str(said.value))
+    params = TimmParams(model=f"{SMALL}.r160_in1k", weights="timm")
+    with pytest.raises(CheckpointError, match=r"timm's weights of `.*` are not available .*name a file or") as error:
+        make_backbone(params, tmp_path)
+    assert not re.search("\n", str(error.value))
     keep_in_cache(monkeypatch, tmp_path, f"{SMALL}.r160_in1k")
-    found = make_backbone(asked, tmp_path).model.net.state_dict()
+    found = make_backbone(params, tmp_path).model.net.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in network().state_dict().items())
 
 
-def test_pictures_are_as_the_named_weights_want_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as the weights that timm would load for the model's bare name: those saw ImageNet's mean, and 224 pixels."""
+def test_image_config_comes_from_the_named_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from the default weights of the bare model name, which have ImageNet's mean and 224 pixels."""
     model, name = "mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k"
     keep_in_cache(monkeypatch, tmp_path, name, model)
     config = make_backbone(TimmParams(model=model, weights=f"timm:{name}"), tmp_path).model.config
@@ -101,6 +101,6 @@ def test_pictures_are_as_the_named_weights_want_them(tmp_path: Path, monkeypatch
     assert make_backbone(TimmParams(model=model, weights=f"timm:{name}", side=64), tmp_path).model.config.side == 64
 
 
-def test_an_older_name_has_the_data_config_of_the_one_it_stands_for() -> None:
+def test_deprecated_name_has_the_data_config_of_its_successor() -> None:
     older, now = (data_config(f"vit_tiny_patch16_224{end}") for end in ("_in21k", ".augreg_in21k"))
     assert older == now and now["mean"] == (0.5, 0.5, 0.5)

@@ -1,4 +1,4 @@
-"""The detector learns, stores itself under an id of its own, and refuses weights of another architecture."""
+"""Detectors: training, average precision, saving and loading, RoIAlign."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_detector import CLASSES, CONFIG, train
+from torchvision.ops import MultiScaleRoIAlign
 
 from vlp_models.errors import CheckpointError, NonFiniteLossError
-from vlp_models.vision.detector import RESNET50_FPN, build_detector, configure
+from vlp_models.vision.detector import PUBLISHED, SeparableRoIAlign, build_detector, configure
 from vlp_models.vision.detector_checkpoint import (
     Detector,
     load_detector,
@@ -23,7 +24,7 @@ from vlp_models.vision.detector_checkpoint import (
 from vlp_models.vision.training import LabeledImage, TrainingResult, average_precision
 
 
-def test_it_learns_eight_drawings(drawings: list[LabeledImage], trained: tuple[Detector, TrainingResult]) -> None:
+def test_detector_learns_eight_drawings(drawings: list[LabeledImage], trained: tuple[Detector, TrainingResult]) -> None:
     _, first = train(drawings, steps=2, lr=1e-6)
     detector, result = trained
     assert result.losses["loss"] < first.losses["loss"] / 2
@@ -31,7 +32,7 @@ def test_it_learns_eight_drawings(drawings: list[LabeledImage], trained: tuple[D
     assert scores["AP50"] > 80
 
 
-def test_average_precision_sees_a_wrong_class(
+def test_average_precision_detects_wrong_classes(
     drawings: list[LabeledImage], trained: tuple[Detector, TrainingResult]
 ) -> None:
     swapped = [dataclasses.replace(image, labels=3 - image.labels) for image in drawings]
@@ -39,12 +40,12 @@ def test_average_precision_sees_a_wrong_class(
     assert scores["AP50"] < 50
 
 
-def test_the_same_seed_gives_the_same_weights(drawings: list[LabeledImage]) -> None:
+def test_same_seed_gives_same_weights(drawings: list[LabeledImage]) -> None:
     one, two = (train(drawings, steps=3, flip=True)[0].model.state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_loss_that_is_not_finite_names_the_images(drawings: list[LabeledImage]) -> None:
+def test_non_finite_loss_names_the_images(drawings: list[LabeledImage]) -> None:
     with pytest.raises(NonFiniteLossError, match=r"step \d+, on images drawn/\d"):
         train(drawings, steps=30, lr=1e30)
 
@@ -61,7 +62,7 @@ def test_anchors_follow_the_boxes() -> None:
     assert configure("small", 64, boxes).anchors == (10, 20, 30)
 
 
-def test_saved_and_loaded_it_is_the_same_detector(tmp_path: Path, trained: tuple[Detector, TrainingResult]) -> None:
+def test_save_and_load_round_trip(tmp_path: Path, trained: tuple[Detector, TrainingResult]) -> None:
     model = trained[0].model
     detector_id = save_detector(tmp_path, model, CONFIG, CLASSES, {"seed": 0})
     loaded = load_detector(tmp_path)
@@ -75,7 +76,7 @@ def test_saved_and_loaded_it_is_the_same_detector(tmp_path: Path, trained: tuple
     assert save_detector(tmp_path / "other", model_copy, CONFIG, CLASSES, {"seed": 0}) != detector_id
 
 
-def test_weights_of_another_architecture_are_refused_with_their_keys(tmp_path: Path) -> None:
+def test_weights_of_another_architecture_are_refused_with_their_names(tmp_path: Path) -> None:
     save_detector(tmp_path, build_detector(CONFIG, 3), CONFIG, CLASSES, {})
     state = load_file(tmp_path / "detector.safetensors")
     state["extra.weight"] = state.pop("rpn.head.conv.0.0.bias")
@@ -86,10 +87,10 @@ def test_weights_of_another_architecture_are_refused_with_their_keys(tmp_path: P
     text = str(error.value)
     assert "1 missing: rpn.head.conv.0.0.bias" in text
     assert "1 unexpected: extra.weight" in text
-    assert "rpn.head.bbox_pred.bias [5] for [12]" in text
+    assert "rpn.head.bbox_pred.bias [5] instead of [12]" in text
 
 
-def test_damaged_and_absent_detectors_are_refused(tmp_path: Path) -> None:
+def test_damaged_and_missing_detectors_are_refused(tmp_path: Path) -> None:
     save_detector(tmp_path, build_detector(CONFIG, 3), CONFIG, CLASSES, {})
     weights = tmp_path / "detector.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -100,9 +101,9 @@ def test_damaged_and_absent_detectors_are_refused(tmp_path: Path) -> None:
         load_detector(tmp_path)
 
 
-def test_torchvisions_form_of_weights(tmp_path: Path) -> None:
-    """A published .pth of 91 COCO classes, without batch norm's counters, gets COCO's names."""
-    model = build_detector(RESNET50_FPN, 91)
+def test_coco_weights_file_gets_coco_names(tmp_path: Path) -> None:
+    """A published .pth with 91 COCO classes and no batch norm counters."""
+    model = build_detector(PUBLISHED["resnet50_fpn"], 91)
     state = {name: value for name, value in model.state_dict().items() if "num_batches_tracked" not in name}
     torch.save(state, tmp_path / "coco.pth")
     detector = load_published(tmp_path / "coco.pth", "resnet50_fpn", ["cat"])
@@ -116,14 +117,14 @@ class Malicious:
         return print, ("executed",)
 
 
-def test_a_pickle_that_would_run_code_is_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malicious_pickle_is_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"weight": Malicious()}, tmp_path / "bad.pth")
     with pytest.raises(CheckpointError, match="more than tensors"):
         load_published(tmp_path / "bad.pth", "small", ["cat"])
     assert "executed" not in capsys.readouterr().out
 
 
-def test_a_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
+def test_flipped_bit_in_the_weights_is_detected(tmp_path: Path) -> None:
     save_detector(tmp_path, build_detector(CONFIG, 3), CONFIG, CLASSES, {})
     file = tmp_path / "detector.safetensors"
     content = bytearray(file.read_bytes())
@@ -131,3 +132,31 @@ def test_a_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"detector\.safetensors: damaged"):
         load_detector(tmp_path)
+
+
+def test_roi_align_equals_torchvisions_values_and_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    theirs, ours = MultiScaleRoIAlign(["0"], output_size=5, sampling_ratio=2), SeparableRoIAlign(5, 2, stride=8)
+    sizes = [(80, 128), (80, 128)]
+    boxes = []
+    for count in (40, 7):
+        corner = torch.rand(count, 2, generator=generator) * torch.tensor([130.0, 80.0])
+        sides = torch.rand(count, 2, generator=generator) * torch.tensor([90.0, 60.0])  # some extend outside
+        boxes.append(torch.cat([corner - 10, corner - 10 + sides], dim=1))
+    boxes[1] = torch.cat(
+        [boxes[1], torch.tensor([[3.0, 4.0, 3.0, 4.0], [0.0, 0.0, 128.0, 80.0]])]
+    )  # a point, the whole image
+    results = []
+    for pool in (theirs, ours):
+        maps = torch.randn(2, 6, 10, 16, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        pooled = pool({"0": maps}, boxes, sizes)
+        pooled.square().sum().backward()
+        results.append((pooled.detach(), maps.grad))
+    assert results[0][0].shape == results[1][0].shape == (49, 6, 5, 5)
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+
+
+def test_roi_align_without_boxes() -> None:
+    pooled = SeparableRoIAlign(5, 2, stride=8)({"0": torch.rand(1, 6, 4, 4)}, [torch.zeros(0, 4)], [(32, 32)])
+    assert pooled.shape == (0, 6, 5, 5)

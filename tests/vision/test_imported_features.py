@@ -1,4 +1,4 @@
-"""Imported features: every column order, npz, and the damaged ones among them."""
+"""Imported features: all TSV layouts, npz, damaged records."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_rows_with_classes_can_be_sorted_by_confidence(tmp_path: Path, layout: s
     name = "COCO_val2014_000000000017"
     row = lxmert(name) if layout == "lxmert" else [*bottom_up(name), b64(PROBS)]
     source = open_tsv(write(tmp_path / "a.tsv", row), max_regions=36, order="score")
-    (regions,), _ = read(source, image("coco/17", f"val2014/{name}.jpg"))  # found by its file's name
+    (regions,), _ = read(source, image("coco/17", f"val2014/{name}.jpg"))  # matched by the file's stem
     assert len(source.classes) == 1601
     np.testing.assert_array_equal(regions.features, FEATURES[BY_CONFIDENCE].astype(np.float16))
     np.testing.assert_allclose(regions.boxes, FRACTIONS[BY_CONFIDENCE], atol=1e-6)
@@ -71,7 +71,7 @@ def test_rows_with_classes_can_be_sorted_by_confidence(tmp_path: Path, layout: s
 
 
 @pytest.mark.parametrize("layout", ["lxmert", "with probabilities"])
-def test_else_the_files_first_rows_are_kept_in_their_order(tmp_path: Path, layout: str) -> None:
+def test_first_rows_are_kept_in_file_order_by_default(tmp_path: Path, layout: str) -> None:
     row = lxmert("17") if layout == "lxmert" else [*bottom_up("17"), b64(PROBS)]
     source = open_tsv(write(tmp_path / "a.tsv", row), max_regions=2)
     (regions,), _ = read(source, image("coco/17"))
@@ -79,7 +79,7 @@ def test_else_the_files_first_rows_are_kept_in_their_order(tmp_path: Path, layou
     np.testing.assert_allclose(regions.scores, [0.3, 0.9], atol=1e-6)
 
 
-def test_a_directory_of_parts(tmp_path: Path) -> None:
+def test_directory_of_tsv_parts(tmp_path: Path) -> None:
     write(tmp_path / "karpathy_train.tsv.0", bottom_up("1"))
     write(tmp_path / "karpathy_train.tsv.1", bottom_up("2"))
     found, notes = read(open_tsv(tmp_path, 9), image("c/2"), image("c/1"))
@@ -101,14 +101,14 @@ def damaged() -> dict[str, list[str]]:
     ("name", "reason"),
     [
         ("base64", "features: broken base64"),
-        ("count", "no 5 rows"),
+        ("count", "not 5 rows"),
         ("swapped", "outside its image of 80 x 100"),
         ("nan", "not finite"),
         ("width", "4 features"),
         ("columns", "5 columns"),
     ],
 )
-def test_a_damaged_row_is_told_with_its_line(tmp_path: Path, name: str, reason: str) -> None:
+def test_damaged_row_is_quarantined_with_its_line(tmp_path: Path, name: str, reason: str) -> None:
     source = open_tsv(write(tmp_path / "a.tsv", bottom_up("1"), damaged()[name]), 9)
     (good, bad, absent), notes = read(source, image("c/1"), image(f"c/{name}"), image("c/none"))
     assert [len(good), len(bad), len(absent)] == [3, 0, 0]
@@ -120,8 +120,8 @@ def test_a_damaged_row_is_told_with_its_line(tmp_path: Path, name: str, reason: 
     assert notes[0]["provenance"] == "a.tsv:2"
 
 
-def test_no_good_row_at_all(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"not one readable record.*broken base64"):
+def test_file_without_readable_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no readable record.*broken base64"):
         open_tsv(write(tmp_path / "a.tsv", damaged()["base64"]), 9)
     with pytest.raises(DataError, match="no TSV"):
         open_tsv(tmp_path / "missing.tsv", 9)
@@ -132,7 +132,7 @@ def save_npz(path: Path, **changes: np.ndarray) -> None:
     np.savez(path, **arrays | {"cls_prob": PROBS} | changes)
 
 
-def test_npz(tmp_path: Path) -> None:
+def test_npz_directory(tmp_path: Path) -> None:
     save_npz(tmp_path / "17.npz")
     save_npz(tmp_path / "18.npz", features=np.array([object()] * 3))  # a pickle
     (tmp_path / "19.npz").write_bytes(b"PK\x03\x04 cut short")
@@ -147,7 +147,7 @@ def test_npz(tmp_path: Path) -> None:
     assert "allow_pickle=False" in notes[0]["reason"]
 
 
-def test_a_record_is_of_one_picture(tmp_path: Path) -> None:
+def test_record_matching_two_images_is_refused(tmp_path: Path) -> None:
     def row(image_id: str, path: str, content: str) -> dict[str, str]:
         return {**image(image_id, path), "sha256": content}
 
@@ -158,13 +158,11 @@ def test_a_record_is_of_one_picture(tmp_path: Path) -> None:
         [row("flickr8k/1", "a/1.jpg", "aa"), row("snli_ve/1", "a/1.jpg", "aa"), row("p/2", "2.jpg", "cc")]
     )
     for other in ("pairs/dogs/1.jpg", "vg/1"):
-        with pytest.raises(
-            DataError, match=rf"the record 1 would be that of pairs/cats/1\.jpg and of {other}, .*whole id"
-        ):
+        with pytest.raises(DataError, match=rf"the record 1 matches both pairs/cats/1\.jpg and {other}, .*whole id"):
             source.check_names([row("pairs/cats/1.jpg", "cats/1.jpg", "aa"), row(other, "dogs/1.jpg", "bb")])
 
 
-def test_the_id_follows_the_files(tmp_path: Path) -> None:
+def test_id_depends_on_the_files(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", bottom_up("1"))
     before = open_tsv(path, 9).detector_id
     assert before == open_tsv(path, 9).detector_id
