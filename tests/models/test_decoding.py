@@ -1,4 +1,4 @@
-"""Decoding, on a toy language model whose every sentence can be scored by hand."""
+"""Decoding, on a toy language model whose sentences can all be scored by hand."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def images(count: int) -> Regions:
 
 
 def searches(**settings):
-    """Beam search, finished hypotheses staying and set aside."""
+    """Beam search with finished hypotheses kept in the beam and set aside."""
     return [partial(beam_search, set_aside=aside, **settings) for aside in (False, True)]
 
 
 def all_sentences(max_len: int):
-    """Every sequence that ends with EOS, or runs to `max_len` without it."""
+    """Return all sequences that end with EOS, or have `max_len` tokens without it."""
     words = [t for t in range(VOCAB) if t != EOS]
     for length in range(max_len):
         yield from ((*ids, EOS) for ids in itertools.product(words, repeat=length))
@@ -76,7 +76,7 @@ def all_sentences(max_len: int):
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 @pytest.mark.parametrize("set_aside", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_finds_the_best_of_all_sentences(seed, set_aside, length_penalty):
+def test_wide_beam_finds_the_best_of_all_sentences(seed, set_aside, length_penalty):
     model = TableModel(seed)
     settings = {"beam_size": 200, "length_penalty": length_penalty, "set_aside": set_aside}
     found = beam_search(model, images(3), max_len=4, bos_id=BOS, eos_id=EOS, **settings)
@@ -99,7 +99,7 @@ def test_one_beam_is_greedy_and_more_are_no_worse(seed):
     assert all(a.score >= b.score - 1e-6 for a, b in zip(five, expected, strict=True))
 
 
-def test_scores_are_the_sentences_log_probabilities():
+def test_scores_are_log_probabilities_of_the_sentences():
     model = TableModel(2)
     generator = torch.Generator().manual_seed(0)
     settings = {"max_len": 5, "bos_id": BOS, "eos_id": EOS}
@@ -113,7 +113,7 @@ def test_scores_are_the_sentences_log_probabilities():
             assert hypothesis.score == pytest.approx(model.log_probability(i % 4, ids), rel=1e-6)
 
 
-def test_an_image_is_described_alike_alone_and_in_a_batch():
+def test_caption_does_not_depend_on_the_batch():
     for decode in (greedy, *searches(beam_size=3)):
         together = decode(TableModel(1), images(6), max_len=6, bos_id=BOS, eos_id=EOS)
         for count in range(1, 6):
@@ -121,7 +121,7 @@ def test_an_image_is_described_alike_alone_and_in_a_batch():
             assert [h.ids for h in fewer] == [h.ids for h in together[:count]]
 
 
-def test_decoding_stops_when_everything_has_ended():
+def test_decoding_stops_when_all_have_finished():
     for decode in (greedy, *searches(beam_size=3)):
         model = TableModel(0, eos_bias=50.0)
         assert [h.ids for h in decode(model, images(3), max_len=8, bos_id=BOS, eos_id=EOS)] == [[]] * 3
@@ -129,7 +129,7 @@ def test_decoding_stops_when_everything_has_ended():
 
 
 def slow_search_that_sets_aside(model: TableModel, image: int, max_len: int, beams: int) -> tuple[list[int], float]:
-    """One hypothesis after another, every one that ends remembered."""
+    """Beam search one hypothesis at a time, keeping every one that finishes."""
     living, ended = [((), 0.0)], []
     for step in range(1, max_len + 1):
         grown = [((*ids, t), model.log_probability(image, (*ids, t))) for ids, _ in living for t in range(VOCAB)]
@@ -142,7 +142,7 @@ def slow_search_that_sets_aside(model: TableModel, image: int, max_len: int, bea
     return [t for t in ids if t != EOS], score
 
 
-def test_what_is_set_aside_is_not_forgotten():
+def test_set_aside_keeps_the_best_finished_hypothesis():
     settings, better = {"max_len": 5, "bos_id": BOS, "eos_id": EOS}, 0
     for seed, beams in itertools.product(range(12), (1, 2, 3)):
         model = TableModel(seed, eos_bias=-0.5)
@@ -174,7 +174,7 @@ def test_samples_follow_the_distribution():
     assert again == drawn
 
 
-def test_draws_given_as_numbers_follow_the_distribution_and_know_no_neighbours():
+def test_given_draws_follow_the_distribution_independently_of_the_batch():
     model = TableModel(3)
     settings = {"max_len": 2, "bos_id": BOS, "eos_id": EOS, "num_samples": 20000}
     draws = torch.rand(20000, 2, generator=torch.Generator().manual_seed(0))
@@ -187,7 +187,7 @@ def test_draws_given_as_numbers_follow_the_distribution_and_know_no_neighbours()
     assert sample(model, images(1), draws_KT=draws, **settings)[0] == drawn[0], "alone as beside others"
 
 
-def test_leaving_ended_rows_behind_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_finished_rows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(TableModel):
         rows = 0
 
@@ -199,7 +199,7 @@ def test_leaving_ended_rows_behind_changes_nothing(monkeypatch: pytest.MonkeyPat
     draws = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
     found, rows = {}, {}
     for share in (0.0, 0.25, 1.0):
-        monkeypatch.setattr("vlp_models.models.decoding.sampling.WORTH_LEAVING", share)
+        monkeypatch.setattr("vlp_models.models.decoding.sampling.COMPACT_SHARE", share)
         model = Counting(3)
         found[share], rows[share] = sample(model, images(6), draws_KT=draws, **settings), model.rows
     assert found[0.0] == found[0.25] == found[1.0]
@@ -207,7 +207,7 @@ def test_leaving_ended_rows_behind_changes_nothing(monkeypatch: pytest.MonkeyPat
     assert rows[0.0] < rows[0.25] < rows[1.0]
 
 
-def test_a_draw_at_the_ends_picks_a_token_that_is_possible():
+def test_extreme_draws_select_possible_tokens():
     class Fixed(TableModel):
         def step(self, token_N, state):
             return torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]]).repeat(len(token_N), 1), state
@@ -217,7 +217,7 @@ def test_a_draw_at_the_ends_picks_a_token_that_is_possible():
     assert [h.ids for h in groups[0]] == [[1], [1], [2], [2]]
 
 
-def test_the_nucleus_is_the_fewest_tokens_that_hold_the_share() -> None:
+def test_nucleus_is_the_fewest_tokens_with_the_share() -> None:
     generator = torch.Generator().manual_seed(0)
     probabilities = torch.randn(50, 12, generator=generator).mul(2).softmax(-1)
     for share in (0.05, 0.5, 0.9):

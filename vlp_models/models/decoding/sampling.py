@@ -1,6 +1,6 @@
-"""Descriptions drawn from the model's own distribution.
+"""Captions sampled from the model's distribution.
 
-Shape suffixes: N hypotheses, M of them whose state is at hand, K an image, T tokens, V vocabulary.
+Shape suffixes: N hypotheses, M hypotheses that are still computed, K samples an image, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vlp_models.data.batch import Image
-from vlp_models.models.decoding.search import DecodingModel, Hypothesis, collect, device_of, log_probabilities
+from vlp_models.models.decoding.search import DecodingModel, Hypothesis, device_of, log_probabilities, to_hypotheses
 
-WORTH_LEAVING = 0.25  # share of rows that have ended, from which on they are left behind: a copy of the others' state
+COMPACT_SHARE = 0.25  # drop finished rows when they exceed this share; it costs a copy of the others' state
 
 
 @torch.no_grad()
@@ -28,15 +28,16 @@ def sample(
     temperature: float = 1.0,
     top_p: float = 1.0,
 ) -> list[list[Hypothesis]]:
-    """`num_samples` independent descriptions per image, of at most `max_len` tokens, `eos_id` included.
+    """Return `num_samples` independent captions per image, of at most `max_len` tokens including `eos_id`.
 
-    Tokens are drawn from softmax(logits / temperature); scores are log probabilities under the model as it is
-    (temperature 1), comparable with greedy's. top_p: a token is one of the likeliest that have this share of the
-    probability together (Holtzman et al. 2020). The generator may live on another device than the model.
+    Tokens are drawn from softmax(logits / temperature); scores are log probabilities at temperature 1, comparable with
+    those of `greedy`. The generator may be on another device than the model.
 
-    draws_KT: in place of a generator, numbers from 0 to below 1 for `num_samples` times `max_len` tokens, which pick
-        them by the inverse of the distribution function: the same for each image, so that what is drawn for one does
-        not depend on who stands beside it. Those that have ended are not computed on.
+    Args:
+        draws_KT: replaces the generator: uniform numbers in [0, 1) for `num_samples` times `max_len` tokens, which
+            select them by the inverse distribution function. They are the same for each image, so an image's samples
+            do not depend on the other images in the batch; and finished samples are no longer computed.
+        top_p: sample only from the most probable tokens that together have this probability (Holtzman et al. 2020).
     """
     device = device_of(image)
     count = len(image) * num_samples
@@ -44,7 +45,7 @@ def sample(
     state = model.reorder(state, torch.arange(len(image), device=device).repeat_interleave(num_samples))
     tokens_NT = torch.full((count, max_len), eos_id, device=device)
     score_N = torch.zeros(count, device=device)
-    row_M = torch.arange(count, device=device)  # whose state is at hand: all, or those that go on
+    row_M = torch.arange(count, device=device)  # rows that are still computed
     token_M = torch.full((count,), bos_id, device=device)
     ended_M = torch.zeros(count, dtype=torch.bool, device=device)
     for step in range(max_len):
@@ -53,7 +54,7 @@ def sample(
         if top_p < 1:
             probabilities_MV = nucleus(probabilities_MV, top_p)
         if draws_KT is not None:
-            drawn_M = _inverse(probabilities_MV, draws_KT[:, step].to(device)[row_M % num_samples])
+            drawn_M = _invert(probabilities_MV, draws_KT[:, step].to(device)[row_M % num_samples])
         else:
             where = generator.device if generator is not None else device
             drawn_M = torch.multinomial(probabilities_MV.to(where), 1, generator=generator)[:, 0].to(device)
@@ -64,24 +65,24 @@ def sample(
         ended_M = ended_M | (token_M == eos_id)
         if ended_M.all():
             break
-        # A generator gives each row its numbers by its place, so there all stay.
-        if draws_KT is not None and ended_M.float().mean() > WORTH_LEAVING:
-            going = (~ended_M).nonzero()[:, 0]
-            state = model.reorder(state, going)
-            row_M, token_M, ended_M = row_M[going], token_M[going], ended_M[going]
-    flat = collect(tokens_NT, score_N, eos_id)
+        # With a generator, a row's random numbers depend on its position, so no row may be dropped.
+        if draws_KT is not None and ended_M.float().mean() > COMPACT_SHARE:
+            active = (~ended_M).nonzero()[:, 0]
+            state = model.reorder(state, active)
+            row_M, token_M, ended_M = row_M[active], token_M[active], ended_M[active]
+    flat = to_hypotheses(tokens_NT, score_N, eos_id)
     return [flat[i : i + num_samples] for i in range(0, count, num_samples)]
 
 
 def nucleus(probabilities_NV: Tensor, share: float) -> Tensor:
-    """The same with all but the likeliest tokens at zero, of which as few are kept as have `share` together."""
+    """Return the probabilities with all tokens at zero except the fewest most probable ones that sum to `share`."""
     sorted_NV, order_NV = probabilities_NV.sort(-1, descending=True)
     before_NV = sorted_NV.cumsum(-1) - sorted_NV
     return probabilities_NV.masked_fill((before_NV >= share).gather(-1, order_NV.argsort(-1)), 0.0)
 
 
-def _inverse(probabilities_NV: Tensor, draws_N: Tensor) -> Tensor:
-    """The first token at which the sum of probabilities exceeds the draw."""
+def _invert(probabilities_NV: Tensor, draws_N: Tensor) -> Tensor:
+    """Return the first token at which the cumulative probability exceeds the draw."""
     sums_NV = probabilities_NV.cumsum(-1)
     found_N1 = torch.searchsorted(sums_NV, draws_N[:, None] * sums_NV[:, -1:], right=True)
     return found_N1[:, 0].clamp(max=probabilities_NV.shape[1] - 1)
