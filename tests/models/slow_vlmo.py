@@ -115,5 +115,5 @@ class Slow:
 
     def norm(self, x: Array, name: str, eps: float) -> Array:
         w = self.weights
-        centred: Array = x - x.mean()
-        return centred / np.sqrt((centred**2).mean() + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+        centered: Array = x - x.mean()
+        return centered / np.sqrt((centered**2).mean() + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]

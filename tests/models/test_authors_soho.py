@@ -1,5 +1,5 @@
-"""Imported weights compute what the public code (researchmm/soho) computes: it was run on the same weights, images and
-texts (tests/golden/authors_soho.json, tests/authors_soho.py)."""
+"""Parity with the public SOHO code (researchmm/soho), which was run on the same weights, images and texts
+(tests/golden/authors_soho.json, tests/authors_soho.py)."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ImportedMode
     return found
 
 
-def test_the_recorded_sizes_are_these() -> None:
+def test_sizes_are_those_of_the_recording() -> None:
     assert GOLDEN["sizes"] == SIZES and GOLDEN["evaluated"].keys() == CASES.keys()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_step_of_pretraining_evaluated(imported: dict[str, ImportedModel], case: str) -> None:
+def test_every_step_of_the_pretraining_forward_pass(imported: dict[str, ImportedModel], case: str) -> None:
     """The CNN's map, the neck's features, codes, mixed vectors, mask, tokens, logits and losses."""
     found = pretraining(built(imported["pretraining"]), case)
     assert found.keys() == GOLDEN["evaluated"][case].keys()
@@ -77,7 +77,7 @@ def test_every_step_of_pretraining_evaluated(imported: dict[str, ImportedModel],
 
 
 def test_four_steps_of_training(imported: dict[str, ImportedModel]) -> None:
-    """Outputs, gradients, the dictionary, statistics; images lie, stand and are square in turns.
+    """Outputs, gradients, the dictionary, statistics; landscape, portrait and square images in turn.
 
     The neck and the gate see an image once here, four times there: the same mean, but another unbiased variance.
     """
@@ -107,20 +107,20 @@ def test_four_steps_of_training(imported: dict[str, ImportedModel]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("release", "square"), [("vqa", True), ("vqa of the first release", False)])
-def test_vqa_evaluated(imported: dict[str, ImportedModel], case: str, release: str, square: bool) -> None:
-    """The public code's first release had the mask of the first image's shape, here the largest: the right one."""
+def test_vqa_forward_pass(imported: dict[str, ImportedModel], case: str, release: str, square: bool) -> None:
+    """The first release used the mask of the first image's shape, here the largest, so it is correct."""
     model = built(imported["vqa"], square_mask=square)
     found = answering(model, imported["vqa"].head, case)
     for name, wanted in GOLDEN[release][case].items():
         close(found[name], wanted, name)
 
 
-def test_the_mask_of_the_first_release_differs_but_on_a_square() -> None:
+def test_mask_of_the_first_release_differs_unless_square() -> None:
     now, first = GOLDEN["vqa"], GOLDEN["vqa of the first release"]
     assert {case for case in CASES if now[case]["mask"] != first[case]["mask"]} == {"lying", "standing"}
 
 
-def test_a_step_of_vqa_training(imported: dict[str, ImportedModel]) -> None:
+def test_vqa_training_step(imported: dict[str, ImportedModel]) -> None:
     wanted, model = GOLDEN["vqa trained"], built(imported["vqa"])
     Freezing(model, STEM).train(0)
     head = {name: tensor.clone().requires_grad_() for name, tensor in imported["vqa"].head.items()}
@@ -133,8 +133,8 @@ def test_a_step_of_vqa_training(imported: dict[str, ImportedModel]) -> None:
         close(parameters[name].grad, values, name, 12)
 
 
-def test_a_dictionary_that_begins_from_nothing() -> None:
-    """Codes never hit become zero at once; then one a step comes alive."""
+def test_dictionary_from_scratch() -> None:
+    """Codes that are never hit become zero at once; then one comes alive per step."""
     codes, dimension = SIZES["codes"], SIZES["hidden"]
     dictionary = Dictionary(codes, dimension, momentum=0.4, update="released").train()
     dictionary.codes.copy_(weight("neck.vq.embed", (codes, dimension)))
@@ -162,7 +162,7 @@ def test_updates_of_sgd_and_adamw(imported: dict[str, ImportedModel]) -> None:
     Freezing(model, params.groups)
     optimizer = build_optimizer(model, params)
     parameters = dict(model.named_parameters())
-    for step, wanted in enumerate(GOLDEN["optimised"]):
+    for step, wanted in enumerate(GOLDEN["optimised"]):  # plain-ok
         for theirs, ours in STEPPED.items():
             if parameters[ours].requires_grad:
                 shape = tuple(GOLDEN["pretraining layout"][theirs])

@@ -1,6 +1,6 @@
-"""VLMo computes what its authors' public code does, by the weights of that code's checkpoints: encoders, losses,
-gradients, tasks, and what is made of weights of another stage or resolution. golden/authors_vlmo.json says what that
-code gave; tests/authors_vlmo.py makes the same weights and inputs again."""
+"""Parity with the authors' public VLMo code on weights in that code's layout: encoders, losses, gradients, tasks, and
+loading weights of another stage or resolution. golden/authors_vlmo.json holds that code's outputs;
+tests/authors_vlmo.py recreates the same weights and inputs."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def name_of(case: str, plus: bool) -> str:
     return f"{case}-plus" if plus else case
 
 
-def test_the_sizes_are_those_that_were_recorded() -> None:
+def test_sizes_are_those_of_the_recording() -> None:
     assert GOLDEN["made"]["sizes"] == {**SIZES, "side": SIDE, "length": TEXT, "texts_alone": TEXTS}
 
 
 @LAYOUTS
 @PRECISIONS
-def test_pairs_are_encoded_and_learnt_from_as_there(
+def test_pretraining_on_pairs_equals_the_public_code(
     plus: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joint states; each modality alone, by its own and by the vision-language experts; MLM, both contrasts and
@@ -83,33 +83,33 @@ def test_pairs_are_encoded_and_learnt_from_as_there(
 @LAYOUTS
 @PRECISIONS
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_texts_alone_and_tasks_are_as_there(kind: str, plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Of texts alone the weights that have a gradient, too, and it: attention and vision experts are frozen."""
+def test_texts_alone_and_tasks_equal_the_public_code(kind: str, plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """For texts alone also the set of weights with gradients: attention and vision experts are frozen."""
     check(FUNCTIONS[kind](imported(checkpoint(kind, plus), tmp_path), dtype), GOLDEN[name_of(kind, plus)], dtype)
 
 
 @LAYOUTS
 @PRECISIONS
 @pytest.mark.parametrize("side", [96, 48])
-def test_another_resolution_is_taken_over_as_there(side: int, plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_interpolated_positions_equal_the_public_code(side: int, plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
     weights = imported(checkpoint("pretraining", plus), tmp_path)
     check(resized(weights, side, dtype), GOLDEN[name_of(f"side {side}", plus)], dtype)
 
 
 @LAYOUTS
 @PRECISIONS
-def test_the_stages_follow_each_other_as_there(plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_loading_the_previous_stage_equals_the_public_code(plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
     weights = imported(checkpoint("text", plus), tmp_path)
     check(third_stage(weights, plus, dtype), GOLDEN[name_of("stage 3", plus)], dtype)
 
 
 @PRECISIONS
-def test_beits_weights_are_taken_over_as_there(dtype: torch.dtype) -> None:
+def test_loading_beit_equals_the_public_code(dtype: torch.dtype) -> None:
     check(beit(dtype), GOLDEN["beit"], dtype)
 
 
-def test_position_biases_stand_where_they_do_there(tmp_path: Path) -> None:
-    """There a pair's text comes first, and the one table has all rows."""
+def test_position_bias_rows_equal_the_public_table(tmp_path: Path) -> None:
+    """In the public code a pair's text comes first, and a single table has all rows."""
     bias = built(imported(checkpoint("pretraining", False), tmp_path)).position_bias
     assert isinstance(bias, PositionBias)
     image = bias.image_tokens

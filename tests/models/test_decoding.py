@@ -184,7 +184,7 @@ def test_given_draws_follow_the_distribution_independently_of_the_batch():
         for ids in all_sentences(2):
             wanted = math.exp(model.log_probability(image, ids))
             assert frequency[ids] / 20000 == pytest.approx(wanted, abs=0.015)
-    assert sample(model, images(1), draws_KT=draws, **settings)[0] == drawn[0], "alone as beside others"
+    assert sample(model, images(1), draws_KT=draws, **settings)[0] == drawn[0], "the same alone and with others"
 
 
 def test_dropping_finished_rows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

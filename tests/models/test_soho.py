@@ -1,4 +1,4 @@
-"""SOHO: its images, pairs and losses against slow references, and what must not matter."""
+"""SOHO: images, pairs and losses against slow references; invariances; figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def total(model, batch, **options):
     return sum(loss.mean for loss in losses(model, batch, **options).values())
 
 
-def test_it_does_what_its_tasks_ask() -> None:
+def test_soho_implements_its_protocols() -> None:
     assert protocols_of(build()) == {
         "EncodesCells",
         "Fuses",
@@ -41,7 +41,7 @@ def test_it_does_what_its_tasks_ask() -> None:
 # ---- Images ----------------------------------------------------------------------------------------------------
 
 
-def test_images_smaller_than_a_cell_and_unknown_backbones_are_told() -> None:
+def test_too_small_images_and_unknown_backbones_are_refused() -> None:
     with pytest.raises(ParamsError, match="a cell of `resnet18`"):
         build(height=8, width=64)
     with pytest.raises(ParamsError, match="list_models"):
@@ -57,7 +57,7 @@ def test_images_smaller_than_a_cell_and_unknown_backbones_are_told() -> None:
         build().extract_features(None)  # type: ignore[arg-type]
 
 
-def test_other_backbones_of_timm_serve_as_well() -> None:
+def test_other_timm_backbones_work() -> None:
     for name, options in (("convnext_atto", {}), ("vit_tiny_patch16_224", {"img_size": 64, "depth": 1})):
         model = build(backbone=name, backbone_options=options, backbone_stage=0, pool=1)
         assert math.isfinite(total(model, batch_of(2)).item())
@@ -66,8 +66,8 @@ def test_other_backbones_of_timm_serve_as_well() -> None:
 # ---- Pairs -----------------------------------------------------------------------------------------------------
 
 
-def test_every_text_has_its_own_image_and_each_a_text_of_another() -> None:
-    """Two matched and two mismatched an image, never of an image of equal id, whole texts with what is masked."""
+def test_matched_and_mismatched_pairs() -> None:
+    """Two matched and two mismatched per image, never with the same image id, whole texts with their masks."""
     batch = replace(batch_of(5, 2, seed=3), image_ids=("a", "b", "a", "c", "d"))
     ids, words = batch.text.ids_BT + 100, batch.text.ids_BT % 2 == 0
     seen = set()
@@ -87,13 +87,13 @@ def test_every_text_has_its_own_image_and_each_a_text_of_another() -> None:
     assert len(seen) == 4 * 6 + 6 * 8  # every text of another image comes up
 
 
-def test_a_batch_of_one_image_has_no_mismatched_pairs() -> None:
+def test_batch_of_one_image_has_no_mismatched_pairs() -> None:
     batch = batch_of(1, 2)
     found = losses(build(), batch)
     assert found["itm"].count == 2 and total(build(), batch).isfinite()
 
 
-def test_only_matched_pairs_learn_words_and_cells() -> None:
+def test_only_matched_pairs_learn_mlm_and_mvm() -> None:
     model, batch = build(mvm_probability=1.0), batch_of(4, 2)
     found = losses(model, batch, probability=1.0)
     words = (batch.text.mask_BT.sum(1) - 2).sum()
@@ -102,7 +102,7 @@ def test_only_matched_pairs_learn_words_and_cells() -> None:
     assert everyone["mlm"].count > words and everyone["mvm"].count > found["mvm"].count
 
 
-def test_a_whole_group_of_cells_is_hidden_and_each_code_is_as_likely() -> None:
+def test_all_cells_of_a_uniformly_drawn_code_are_hidden() -> None:
     codes = torch.tensor([[0, 0, 0, 1, 2, -1], [3, 3, 3, 3, 3, 3]])
     mask = codes >= 0
     assert first_with_code(codes, mask).int().tolist() == [[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0]]
@@ -129,7 +129,7 @@ def test_a_whole_group_of_cells_is_hidden_and_each_code_is_as_likely() -> None:
 
 @pytest.mark.parametrize("texts", [1, 2])
 @pytest.mark.parametrize("train", [False, True])
-def test_the_losses_and_gradients_are_those_of_the_long_way(texts: int, train: bool) -> None:
+def test_losses_and_gradients_equal_the_expanded_reference(texts: int, train: bool) -> None:
     batch = batch_of(4, texts)
     short, long = (build(mvm_probability=0.7).train(train) for _ in range(2))
     found = losses(short, batch)
@@ -146,8 +146,8 @@ def test_the_losses_and_gradients_are_those_of_the_long_way(texts: int, train: b
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-9, msg=name)
 
 
-def test_gradients_against_finite_differences() -> None:
-    """Without the dictionary, through which a gradient is not the derivative, by intention."""
+def test_gradients_match_finite_differences() -> None:
+    """Without the dictionary, whose straight-through gradient is not the derivative."""
     model, batch = build(dictionary_size=0), batch_of(3, 2)
     assert model.objectives == ("mlm", "itm")
     total(model, batch, objectives=model.objectives).backward()
@@ -168,7 +168,7 @@ def test_gradients_against_finite_differences() -> None:
         assert slope == pytest.approx(float((parameter.grad * direction).sum()), rel=1e-3, abs=1e-5), name
 
 
-def test_the_cnn_learns_through_the_dictionary_and_the_codes_by_themselves() -> None:
+def test_cnn_gets_gradients_through_the_dictionary_and_codes_get_none() -> None:
     model = build().train()
     total(model, batch_of()).backward()
     first = next(model.backbone.parameters())
@@ -181,7 +181,7 @@ def test_the_cnn_learns_through_the_dictionary_and_the_codes_by_themselves() -> 
 @pytest.mark.parametrize(
     ("names", "steps", "share"), [(("mlm", "mvm"), 80, {"mlm": 0.8, "mvm": 0.8}), (("itm",), 60, {"itm": 0.6})]
 )
-def test_the_losses_fall_on_one_batch(names, steps, share) -> None:
+def test_losses_fall_on_one_batch(names, steps, share) -> None:
     model = build(init_std=0.15, mvm_probability=0.5, dictionary_momentum=0.9, hidden=32, dictionary_size=32)
     model, batch = model.float().train(), batch_of(4, 2)
     tinted = batch.image.pixels_B3HW * 0.3 + torch.randn(4, 3, 1, 1)  # noise alone looks alike to a CNN
@@ -201,7 +201,7 @@ def test_the_losses_fall_on_one_batch(names, steps, share) -> None:
 
 
 @pytest.mark.parametrize("config", [{}, PUBLIC], ids=["paper", "public"])
-def test_an_objective_alone_is_what_it_is_among_others(config) -> None:
+def test_objective_does_not_depend_on_the_others(config) -> None:
     model, batch = build(**config, mvm_probability=1.0), batch_of(3, 2)
     for names in (("mlm",), ("itm",), ("mvm",), ("mlm", "mvm")):
         found = losses(model, batch, objectives=names)
@@ -213,7 +213,7 @@ def test_an_objective_alone_is_what_it_is_among_others(config) -> None:
         losses(build(dictionary_size=0), batch)
 
 
-def test_only_the_samples_that_are_told_to_learn_an_objective() -> None:
+def test_only_selected_samples_learn_an_objective() -> None:
     model, batch = build(mvm_probability=1.0), batch_of(4, 2)
     mask = torch.tensor([True, False, False, True])
     found = losses(model, batch, objectives={"mlm": mask, "itm": ~mask, "mvm": mask}, probability=1.0)
@@ -222,8 +222,8 @@ def test_only_the_samples_that_are_told_to_learn_an_objective() -> None:
     assert found["mvm"].count > 0
 
 
-def test_hidden_cells_are_out_of_sight() -> None:
-    """No word or code that is told, nor [CLS], changes when what is hidden does."""
+def test_hidden_cells_do_not_leak() -> None:
+    """No predicted word or code, nor [CLS], changes when hidden cells change."""
     model, batch = build(task_features="dictionary"), batch_of(2)
     visual = model.encode_image(batch.image)
     visual = replace(visual, hidden_BRD=torch.zeros_like(visual.tokens_BRD))
@@ -238,7 +238,7 @@ def test_hidden_cells_are_out_of_sight() -> None:
 # ---- What must not matter ----------------------------------------------------------------------------------------
 
 
-def test_padding_and_the_order_of_a_batch_change_nothing() -> None:
+def test_padding_and_batch_order_change_nothing() -> None:
     model, batch = build(), batch_of(4)
     fused = model.fuse(batch.image, batch.text).pooled_BP
     order = torch.tensor([2, 0, 3, 1])
@@ -255,7 +255,7 @@ def test_padding_and_the_order_of_a_batch_change_nothing() -> None:
         torch.testing.assert_close(alone, fused[row : row + 1])
 
 
-def test_an_image_is_encoded_once_however_many_texts_it_has(monkeypatch) -> None:
+def test_image_with_several_texts_is_encoded_once(monkeypatch) -> None:
     model, batch = build(), batch_of(3, 2)
     seen = []
     model.backbone.register_forward_hook(lambda module, given, found: seen.append(len(given[0])))
@@ -270,7 +270,7 @@ def test_an_image_is_encoded_once_however_many_texts_it_has(monkeypatch) -> None
     torch.testing.assert_close(scores, odds[:, 1] - odds[:, 0])
 
 
-def test_a_process_without_rows_takes_part() -> None:
+def test_process_without_rows_participates() -> None:
     model = build().train()
     batch = batch_of(2)
     found = losses(model, batch.empty())
@@ -282,8 +282,8 @@ def test_a_process_without_rows_takes_part() -> None:
     }
 
 
-def test_where_statistics_are_shared_a_process_without_images_sends_nothing_but_takes_part(monkeypatch) -> None:
-    """The others would wait for it for ever. `nn.SyncBatchNorm` itself runs on GPUs alone, so it is left out here."""
+def test_process_without_images_joins_synchronized_batch_norm(monkeypatch) -> None:
+    """The other processes would hang otherwise. `nn.SyncBatchNorm` itself runs only on GPUs, so it is replaced here."""
     monkeypatch.setattr(torch.nn.SyncBatchNorm, "forward", lambda self, input: input)
     model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(build())
     seen = []
@@ -297,7 +297,7 @@ def test_where_statistics_are_shared_a_process_without_images_sends_nothing_but_
     assert seen == [0]
 
 
-def test_tasks_read_the_dictionarys_input_or_with_a_switch_its_output() -> None:
+def test_tasks_read_the_dictionarys_input_or_output() -> None:
     batch = batch_of(2)
     inner, outer = build(), build(task_features="dictionary")
     assert not torch.allclose(
@@ -315,7 +315,7 @@ def test_tasks_read_the_dictionarys_input_or_with_a_switch_its_output() -> None:
     assert torch.equal(before, outer.dictionary.codes)
 
 
-def test_another_dictionary_or_head_is_adopted_as_far_as_it_fits() -> None:
+def test_partial_load_with_another_dictionary_or_head() -> None:
     from vlp_models.errors import CheckpointError
 
     source = build(seed=1)
@@ -335,7 +335,7 @@ def test_another_dictionary_or_head_is_adopted_as_far_as_it_fits() -> None:
         load_partial(build(hidden=32), source.state_dict(), vars(source.config))
 
 
-def test_every_parameter_is_in_one_group() -> None:
+def test_each_parameter_is_in_one_group() -> None:
     for config in ({}, PUBLIC, {"fusion_hidden": 8}):
         model = build(**config)
         groups = model.parameter_groups()

@@ -1,4 +1,4 @@
-"""The visual dictionary against slow NumPy: what stands for a feature, and how the codes follow."""
+"""The visual dictionary against slow NumPy: lookup, both update rules, revival of dead codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nearest_by_hand(values: np.ndarray, codes: np.ndarray) -> list[int]:
     return [min(range(len(codes)), key=lambda j: float(((v - codes[j]) ** 2).sum())) for v in values]
 
 
-def test_a_feature_is_its_nearest_code_and_gradients_pass_straight_through():
+def test_lookup_of_nearest_code_with_straight_through_gradient():
     made, values = dictionary(), features(9).requires_grad_()
     mapped = made(values)
     codes = made.codes.numpy()
@@ -43,8 +43,8 @@ def test_ties_go_to_the_first_code():
     assert made(made.codes[3][None]).codes_M.tolist() == [1]
 
 
-def test_equation_4_moves_the_codes_that_were_hit_and_no_other():
-    """Over three updates, the first of two micro-batches."""
+def test_equation_4_moves_only_codes_that_were_hit():
+    """Three updates, the first with two micro-batches."""
     made = dictionary()
     codes = made.codes.numpy().copy()
     for step, sizes in enumerate(((5, 2), (7,), (3,))):
@@ -65,7 +65,7 @@ def test_equation_4_moves_the_codes_that_were_hit_and_no_other():
         codes = made.codes.numpy().copy()
 
 
-def test_the_released_update_averages_counts_and_sums_and_hands_out_moved_codes():
+def test_released_update_averages_counts_and_sums_and_returns_moved_codes():
     made = dictionary(update="released")
     codes, counts, sums = made.codes.numpy().copy(), np.zeros(K), np.zeros((K, D))
     for step in range(3):
@@ -88,7 +88,7 @@ def test_the_released_update_averages_counts_and_sums_and_hands_out_moved_codes(
 
 
 @pytest.mark.parametrize("update", ["paper", "released"])
-def test_nothing_moves_without_features_gradients_training_or_asking(update):
+def test_codes_stay_without_features_gradients_training_or_learn(update):
     made = dictionary(update=update)
     before = {name: b.clone() for name, b in made.state_dict().items()}
     made(features(5))
@@ -102,7 +102,7 @@ def test_nothing_moves_without_features_gradients_training_or_asking(update):
     assert all(torch.equal(before[name], b) for name, b in made.state_dict().items())
 
 
-def test_idle_codes_are_counted_and_revived_on_features_when_asked():
+def test_idle_codes_are_revived_on_features():
     for revive_after in (0, 2):
         made = dictionary(revive_after=revive_after)
         far = 100 + torch.arange(K).double()[:, None].expand(K, D).clone()
@@ -127,7 +127,7 @@ def test_idle_codes_are_counted_and_revived_on_features_when_asked():
         assert len(set(made(batch).codes_M.tolist())) > 1
 
 
-def test_many_features_are_looked_up_in_parts(monkeypatch):
+def test_lookup_in_chunks_equals_one_lookup(monkeypatch):
     made, values = dictionary(), features(50)
     whole = made.nearest(values)
     monkeypatch.setattr("vlp_models.models.soho.dictionary.CHUNK", 7)

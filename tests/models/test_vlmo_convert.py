@@ -172,7 +172,7 @@ def test_the_dvae_reads_its_layout_and_makes_a_code_of_each_patch(tmp_path: Path
     torch.manual_seed(0)
     made = DVAE(8, 16)
     state = {}
-    for name, conv in made._named():
+    for name, conv in made._named_convolutions():
         state[f"{name}.w"], state[f"{name}.b"] = conv.weight.detach().clone(), conv.bias.detach().clone()
     assert {"blocks.group_2.block_1.id_path.w", "blocks.group_4.block_2.res_path.conv_4.b"} <= state.keys()
     assert state["blocks.group_4.block_2.res_path.conv_4.w"].shape == (64, 16, 1, 1)

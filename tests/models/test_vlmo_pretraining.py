@@ -1,4 +1,4 @@
-"""VLMo's four objectives: against their definitions, from pairs, texts or images alone, in one process and in two."""
+"""VLMo's four objectives: definitions, pairs, texts alone, images alone, one and two processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vlp_models.objectives.matching import different_image_mask, draw_hard_negat
 ALL = ("itc", "itm", "mlm", "mim")
 
 
-def test_contrast_is_the_slow_one_and_twins_are_no_negatives() -> None:
+def test_contrast_equals_slow_reference_without_same_image_negatives() -> None:
     torch.manual_seed(0)
     texts, images = (F.normalize(torch.randn(4, 8), dim=-1) for _ in range(2))
     ids = ("a", "b", "a", "c")
@@ -45,8 +45,8 @@ def test_contrast_is_the_slow_one_and_twins_are_no_negatives() -> None:
     assert nothing.sum.item() == 0 and nothing.count == 0
 
 
-def test_contrast_is_that_of_the_large_batch_with_the_others_embeddings() -> None:
-    """Micro-batch by micro-batch, the sums and the gradients, of the temperature too, add up to the large batch's."""
+def test_contrast_over_micro_batches_equals_the_large_batch() -> None:
+    """Sums and gradients of the micro-batches, also the temperature's, add up to the large batch's."""
     torch.manual_seed(0)
     scale = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
     raw = [torch.randn(7, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
@@ -75,8 +75,8 @@ def test_contrast_is_that_of_the_large_batch_with_the_others_embeddings() -> Non
         torch.testing.assert_close(gradient, right, rtol=0, atol=1e-12)
 
 
-def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
-    """One batched pass over 4 pairs a sample gives what passes over each kind of pair would."""
+def test_itc_mlm_itm_equal_their_definitions() -> None:
+    """One batched pass over 4 pairs per sample equals separate passes over each kind of pair."""
     model, batch = build_tiny(), random_batch(image_ids="abac")
     result = losses(model, batch)
     texts, images = model.embed_text(batch.text), model.embed_image(batch.image)
@@ -102,7 +102,7 @@ def test_itc_and_mlm_and_itm_are_their_definitions() -> None:
     assert float(result["itm"].count) == 12
 
 
-def test_words_and_matches_are_one_pass_and_the_vocabulary_is_decoded_at_masked_places_alone(
+def test_mlm_and_itm_share_one_pass_and_only_masked_words_are_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, batch = build_tiny(), random_batch(image_ids="abcd")
@@ -124,7 +124,7 @@ def test_words_and_matches_are_one_pass_and_the_vocabulary_is_decoded_at_masked_
     assert decoded == [int(found["mlm"].count)] and 0 < decoded[0] < int(batch.text.mask_BT.sum())
 
 
-def test_mim_tells_hidden_patches_and_does_not_see_them() -> None:
+def test_mim_predicts_hidden_patches_and_does_not_depend_on_them() -> None:
     model, batch = build_tiny(), random_batch()
     before = losses(model, batch, ("mim",))["mim"]
     hidden = model.hidden_patches(batch.image, None, torch.Generator().manual_seed(0))
@@ -141,7 +141,7 @@ def test_mim_tells_hidden_patches_and_does_not_see_them() -> None:
     assert not torch.equal(tokens, model.image_tokens(pixels))
 
 
-def test_convolutions_do_not_see_what_is_hidden_beside_a_patch() -> None:
+def test_convolutional_stem_does_not_leak_hidden_neighbors() -> None:
     model = build_tiny(stem="convolutions", stem_channels=[4, 6, 8], side=32, patch=8)
     seen = Pixels(pixels_B3HW=torch.randn(1, 3, 32, 32, dtype=torch.float64))
     hidden = torch.zeros(1, 16, dtype=torch.bool)
@@ -150,10 +150,10 @@ def test_convolutions_do_not_see_what_is_hidden_beside_a_patch() -> None:
     other.pixels_B3HW[..., 8:16, 8:16] = 3.0
     assert torch.equal(model.encode_image(seen, hidden), model.encode_image(other, hidden))
     changed = (model.encode_image(seen) != model.encode_image(other)).any(-1)[0, 1:].view(4, 4)
-    assert changed[0, 0] and changed[1, 1] and changed[2, 2]  # not hidden, its neighbours see it
+    assert changed[0, 0] and changed[1, 1] and changed[2, 2]  # if not hidden, adjacent patches depend on it
 
 
-def test_stand_in_tokens_are_the_same_wherever_they_are_made() -> None:
+def test_stand_in_tokens_are_the_same_on_every_machine() -> None:
     projection, codes = random_codes(4, 11)
     assert projection.shape == (48, 16) and torch.allclose(codes.norm(dim=1), torch.ones(11))
     torch.manual_seed(3)
@@ -166,7 +166,7 @@ def test_stand_in_tokens_are_the_same_wherever_they_are_made() -> None:
         assert tokens[0, number] == (codes @ patch).argmax()
 
 
-def test_blocks_hide_as_many_patches_as_asked_in_few_pieces() -> None:
+def test_blocks_mask_the_given_share_in_few_pieces() -> None:
     hidden = select_blocks(50, (14, 14), 0.4, torch.Generator().manual_seed(0))
     assert (hidden.sum(1) == round(0.4 * 196)).all()
     again = select_blocks(50, (14, 14), 0.4, torch.Generator().manual_seed(0))
@@ -191,8 +191,8 @@ def test_whole_words_are_masked_together() -> None:
     assert 0.25 < firsts.double().mean() < 0.35
 
 
-def test_texts_alone_and_images_alone() -> None:
-    """MLM of a text without its image is the language experts'; the rest of the model has no part in it."""
+def test_losses_of_texts_alone_and_images_alone() -> None:
+    """MLM of a text alone uses the language experts and no other part of the model."""
     model, batch = build_tiny(), random_batch()
     texts = dataclasses.replace(batch, image=None)
     loss = losses(model, texts, ("mlm",))["mlm"]
@@ -215,7 +215,7 @@ def test_texts_alone_and_images_alone() -> None:
         losses(build_tiny(image_codes=0), batch, ("mim",))
 
 
-def test_counts_are_known_without_the_losses() -> None:
+def test_counts_equal_those_of_the_losses() -> None:
     model, batch = build_tiny(), random_batch(image_ids="aabc")
     for names in (("mlm",), ("mim",), ("itc",), ("itm",), ALL):
         found = losses(model, batch, names)
@@ -227,8 +227,8 @@ def test_counts_are_known_without_the_losses() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])
-def test_a_small_batch_is_no_error_and_no_nan(size: int) -> None:
-    """Without a row; with one image, so without a negative; with a single negative each."""
+def test_small_batches_give_no_error_and_no_nan(size: int) -> None:
+    """No rows; one image, so no negatives; a single negative each."""
     model = build_tiny(contrast="both").train()
     batch = random_batch(max(size, 1))
     batch = batch if size else batch.empty()
@@ -241,7 +241,7 @@ def test_a_small_batch_is_no_error_and_no_nan(size: int) -> None:
     assert one_image["itc"].mean.item() == 0.0 and float(one_image["itm"].count) == 3
 
 
-def test_each_sample_learns_what_it_is_asked() -> None:
+def test_each_sample_learns_only_its_objectives() -> None:
     model, batch = build_tiny(), random_batch(4)
     only = torch.tensor([True, False, True, False])
     rows = only.nonzero().squeeze(1)
@@ -255,7 +255,7 @@ def test_each_sample_learns_what_it_is_asked() -> None:
     assert all(loss.mean.item() == 0.0 for loss in nobody.values())
 
 
-def test_texts_that_share_an_image_are_learnt_as_with_an_image_each() -> None:
+def test_texts_sharing_an_image_equal_texts_with_an_image_each() -> None:
     model, batch, owner = build_tiny(contrast="both"), random_batch(), torch.tensor([3, 1, 3, 2])
     ids = tuple(batch.image_ids[i] for i in owner)
     copied = dataclasses.replace(batch, image=batch.image.select(owner), image_ids=ids)
@@ -267,11 +267,11 @@ def test_texts_that_share_an_image_are_learnt_as_with_an_image_each() -> None:
         torch.testing.assert_close(found[name].mean, expected[name].mean, rtol=0, atol=1e-12, msg=name)
 
 
-def test_two_texts_of_one_image_are_no_negatives_beside_as_many_images() -> None:
+def test_two_texts_of_one_image_are_not_negatives() -> None:
     model, batch = build_tiny(), random_batch(2)
     batch = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=torch.tensor([0, 0])))
     found = losses(model, batch, ("itc", "itm"))
-    assert float(found["itc"].count) == 0 and float(found["itm"].count) == 2  # nothing to be told from
+    assert float(found["itc"].count) == 0 and float(found["itm"].count) == 2  # no negatives
     assert model.contrast_pairs(batch)[0].image_ids == ("a", "a")
     counts = model.pretraining_counts(
         batch, objectives={"itc": None, "itm": None}, generator=torch.Generator(), mask_probability=0.3
@@ -279,8 +279,8 @@ def test_two_texts_of_one_image_are_no_negatives_beside_as_many_images() -> None
     assert counts is not None and {name: int(count) for name, count in counts.items()} == {"itc": 0, "itm": 2}
 
 
-def test_two_pairs_of_one_image_are_negatives_where_the_config_says_so() -> None:
-    """Then they learn as if their images had different ids."""
+def test_same_image_negatives() -> None:
+    """The losses are the same as with different image ids."""
     names, config = ("itc", "itm"), {"same_image_negatives": True, "contrast": "both"}
     model, twins, apart = build_tiny(**config), random_batch(image_ids="abac"), random_batch(image_ids="abcd")
     for one, other in zip(losses(model, twins, names).values(), losses(model, apart, names).values(), strict=True):
@@ -297,7 +297,7 @@ def test_two_pairs_of_one_image_are_negatives_where_the_config_says_so() -> None
     assert len(set(model.contrast_pairs(shared)[0].image_ids)) == 2
 
 
-def test_a_temperature_beyond_its_limit_still_learns() -> None:
+def test_temperature_beyond_its_limit_still_has_a_gradient() -> None:
     model = build_tiny()
     with torch.no_grad():
         model.log_scale.fill_(math.log(120))
@@ -307,7 +307,7 @@ def test_a_temperature_beyond_its_limit_still_learns() -> None:
     assert gradient.item() == pytest.approx(120)
 
 
-def test_the_losses_fall_on_one_batch() -> None:
+def test_losses_fall_on_one_batch() -> None:
     model = build_tiny(hidden=32, intermediate=64, init_std=0.1, layer_scale=1.0).float().train()
     batch = random_batch(8, image_ids="abcdefgh")
     batch = dataclasses.replace(batch, image=type(batch.image)(pixels_B3HW=batch.image.pixels_B3HW.float()))
@@ -324,7 +324,7 @@ def test_the_losses_fall_on_one_batch() -> None:
         assert last < 0.7 * first, name
 
 
-def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Contrast with the gradient of the gathered batch, matching with negatives of the other process."""
     script = Path(__file__).parents[1] / "vlmo_ranks.py"
     running = [subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)]) for rank in range(2)]
@@ -338,8 +338,8 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
             assert json.loads((tmp_path / f"{name}-{rank}.json").read_text()) == pytest.approx(parts, rel=1e-9)
 
 
-def test_pairs_are_embedded_beforehand_as_they_are_learnt_from() -> None:
-    """From the same state of chance, with words and paths dropped: contrast over an update rests on that."""
+def test_contrast_pairs_equal_the_embeddings_in_training() -> None:
+    """With the same random state, including dropout and drop path: contrast over an update depends on it."""
     model, batch = build_tiny(drop_path=0.4, dropout=0.3).train(), random_batch()
     torch.manual_seed(5)
     (pairs,) = model.contrast_pairs(batch)

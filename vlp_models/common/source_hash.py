@@ -18,7 +18,7 @@ from vlp_models.errors import ParamsError
 
 PACKAGE = "vlp_models"
 ROOT = Path(__file__).parents[1]  # of the package that is running
-TABLES = ("FAMILIES", "TASKS", "FORMATS", "GENERATORS")  # name -> `module:Class`
+TABLES = ("FAMILIES", "TASKS", "FORMATS", "GENERATORS", "READERS", "IMAGE_READERS")  # name -> `module:Class`
 
 
 def other_package(folder: Path) -> Path | None:

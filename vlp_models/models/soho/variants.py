@@ -1,18 +1,18 @@
-"""SOHO as its authors' public code (researchmm/soho) has it, switch by switch.
+"""SOHO's variant: the model of the authors' code (researchmm/soho), switch by switch.
 
-What only its checkpoints need is here: pooling before the convolution, the gate that mixes dictionary vectors with the
-features they stand for, heads without biases, and its way to hide codes and to take padding. Any of the switches may be
-set by itself.
+It has what only the authors' checkpoints need: pooling before the convolution, the gate that mixes dictionary vectors
+with the features they replace, heads without biases, and that code's way to hide codes and to treat padding. Each
+switch can be set alone.
 
-`tight_canvas` is how it pads: each image to multiples of 32 pixels, then to the batch's largest. So an image of 600 by
-1000 has 19 by 32 cells of the CNN, of which pooling leaves 9 by 16. On a canvas of 1024 by 1024, 10 by 16 cells lie on
-the picture, and those at its border see padding behind it.
+`tight_canvas` is that code's padding: each image to multiples of 32 pixels, then to the largest of the batch. So an
+image of 600 by 1000 has 19 by 32 cells of the CNN, of which pooling leaves 9 by 16. On a canvas of 1024 by 1024, 10 by
+16 cells cover the image, and those at its border include padding.
 
 `square_mask` is a bug that the published weights were trained with: the padding mask is laid out on a square of the
-image's height, then shrunk to the grid. Of a standing image of 1000 by 600 only 6 of 9 columns are seen; of a lying one
-every column is, padding too. It acts only where the canvas is not square: `height` and `width` differ, or
-`tight_canvas` makes it as large as the images. That code has lying and standing images in batches of their own; a batch
-of both has a canvas for both here, on which neither its tokens nor its mask are that code's.
+image's height, then shrunk to the grid. For a portrait image of 1000 by 600 only 6 of 9 columns are visible; for a
+landscape image every column is, including padding. It only has an effect if the canvas is not square: if `height` and
+`width` differ, or if `tight_canvas` shrinks the canvas to the images. That code has landscape and portrait images in
+separate batches; here a batch of both has a canvas for both, on which neither its tokens nor its mask are that code's.
 
 Shape suffixes as in model.py.
 """
@@ -33,7 +33,7 @@ from vlp_models.models.soho.model import SOHO, FeatureGrid, Neck
 from vlp_models.models.soho.pairs import Pairs, hide_codes
 from vlp_models.objectives.ranks import draw_uniform
 
-CANVAS_STEP = 32  # pixels, to whose multiples the public code pads
+CANVAS_STEP = 32  # pixels: the authors' code pads to multiples of it
 
 
 class PublicSOHO(SOHO):
@@ -57,14 +57,14 @@ class PublicSOHO(SOHO):
 
     def extract_features(self, image: Image) -> FeatureGrid:
         if self.config.tight_canvas and isinstance(image, Pixels):
-            image = tightened(image, least=self.stride)
+            image = crop_padding(image, least=self.stride)
         return super().extract_features(image)
 
     def grid_mask(self, mask_BHW: Tensor | None, features_BDRR: Tensor) -> Tensor:
         if mask_BHW is None:
             return super().grid_mask(mask_BHW, features_BDRR)
         if self.config.square_mask:
-            mask_BHW = on_a_square(mask_BHW)
+            mask_BHW = mask_on_square(mask_BHW)
         elif not self.config.pool_first:
             return super().grid_mask(mask_BHW, features_BDRR)
         return F.interpolate(mask_BHW[:, None].float(), size=features_BDRR.shape[2:])[:, 0] > 0.5
@@ -83,6 +83,7 @@ class PublicSOHO(SOHO):
     ) -> Tensor:
         if self.config.masked_code == "of_each_pair":
             return hide_codes(pairs, codes_BR, mask_BR, self.config.mvm_probability, generator, texts)
+        # One random place for the whole batch: its code is hidden in each chosen pair that has it.
         device, cells = codes_BR.device, codes_BR.shape[1]
         place = int(draw_uniform((), generator, device) * cells)
         chosen = [draw_uniform((texts,), generator, device) < self.config.mvm_probability for _ in range(2)]
@@ -106,7 +107,7 @@ class PublicSOHO(SOHO):
 
 
 class PoolingFirst(Neck):
-    """Max pooling that drops an odd last row or column, then convolution and normalisation."""
+    """Max pooling that drops an odd last row or column, then convolution and normalization."""
 
     def forward(self, map_BChw: Tensor) -> Tensor:
         pooled = F.max_pool2d(map_BChw, self.pool.kernel_size)
@@ -115,7 +116,7 @@ class PoolingFirst(Neck):
 
 
 class Gate(nn.Module):
-    """softmax of two scores a cell mixes a linear layer of the dictionary's vector with the feature it stands for."""
+    """Mixes the projected dictionary vector of each cell with the feature it replaces, by a softmax of two scores."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -126,15 +127,18 @@ class Gate(nn.Module):
     def forward(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
         vectors_BRD = self.vectors(vectors_BRD)
         scores_BR2 = self.scores(torch.cat([vectors_BRD, features_BRD], -1))
-        if len(scores_BR2):  # statistics of nothing would be no numbers
+        if len(scores_BR2):  # batch statistics of an empty batch would be NaN
             scores_BR2 = self.norm(scores_BR2.flatten(0, 1)).unflatten(0, scores_BR2.shape[:2])
         weights_BR2 = scores_BR2.softmax(-1)
         return vectors_BRD * weights_BR2[..., :1] + features_BRD * weights_BR2[..., 1:]
 
 
-def tightened(image: Pixels, *, least: int) -> Pixels:
-    """Without the padding, right and below, that no image of the batch needs: height and width become multiples of
-    `CANVAS_STEP`, as far as the canvas has them. least: pixels that either has, for the CNN and the pooling."""
+def crop_padding(image: Pixels, *, least: int) -> Pixels:
+    """Crop the padding on the right and bottom that no image of the batch needs.
+
+    Height and width become multiples of `CANVAS_STEP`, at most the canvas. least: their minimum in pixels, for the CNN
+    and the pooling.
+    """
     mask_BHW = image.mask_BHW
     if mask_BHW is None or not len(image):
         return image
@@ -143,8 +147,8 @@ def tightened(image: Pixels, *, least: int) -> Pixels:
     return replace(image, pixels_B3HW=image.pixels_B3HW[:, :, :height, :width], mask_BHW=mask_BHW[:, :height, :width])
 
 
-def on_a_square(mask_BHW: Tensor) -> Tensor:
-    """The valid height and width of each image, drawn on a square as high as the batch. bool [B, H, H]"""
+def mask_on_square(mask_BHW: Tensor) -> Tensor:
+    """Return each image's valid height and width on a square as high as the batch. bool [B, H, H]"""
     side = mask_BHW.shape[1]
     rows_BH, columns_BW = mask_BHW.any(2), mask_BHW.any(1)
     counted = torch.arange(side, device=mask_BHW.device)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.models.layers.attention import MultiHeadAttention
-from vlp_models.models.layers.blocks import FeedForward, FamilyBlock
+from vlp_models.models.layers.blocks import FamilyBlock, FeedForward
 from vlp_models.models.layers.packing import Packing
 
 # `each`: in a pair, image tokens go through the vision expert and text tokens through the language expert
