@@ -1,8 +1,8 @@
-"""VLMo written down plainly, on weights in the public layout: what vlmo_inference.py times against, and what
-tests/models/test_vlmo_convert.py holds imported weights against.
+"""A plain VLMo on weights in the public layout: the baseline of vlmo_inference.py, and the reference of
+tests/models/test_vlmo_convert.py.
 
-Softmax is explicit, every pass gathers all layers' biases from the one table, and texts stay padded to their full
-length, masked. Nothing of vlp_models is used.
+Softmax is explicit, each pass gathers all layers' biases from a single table, and texts stay padded to their full
+length, masked. It imports nothing from vlp_models.
 
 Shape suffixes: B pairs, T text tokens, I image tokens, N = T + I, D hidden, H heads, L layers.
 """
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TEXTS = 196  # tokens of a text, of which the table knows the offsets
+TEXTS = 196  # maximum tokens of a text in the table of offsets
 
 State = Mapping[str, Tensor]
 
@@ -176,7 +176,7 @@ class PlainVLMo:
         return self.linear(F.gelu(self.linear(x, f"{at}.mlp_{name}.fc1")), f"{at}.mlp_{name}.fc2")
 
     def biases(self, texts: int, images: int) -> Any:
-        """[L, H, N, N], gathered anew."""
+        """Gather the biases in each pass, [L, H, N, N]."""
         table = self.state.get("relative_position_bias_table")
         if table is None:
             return None

@@ -1,8 +1,7 @@
-"""SOHO's pretraining losses the long way: what benchmarks/soho_step.py times against, and what tests check against.
+"""SOHO's pretraining losses without its optimizations: the baseline of soho_step.py and a reference for tests.
 
-The CNN runs once an image. Then its maps are copied for every text, and the neck, the dictionary and the positions run
-on the copies; sequences are padded; a vocabulary is projected from every position, words' and cells', and a dictionary
-from every cell. Nothing of it is in the model.
+The CNN runs once per image. Its maps are then copied for every text, and the neck, the dictionary and the positions run
+on the copies; sequences are padded; vocabulary logits are computed at every position, code logits at every cell.
 
 Shape suffixes as in vlp_models/models/soho/model.py.
 """
@@ -23,7 +22,7 @@ NO_TARGET = -100
 def expanded_losses(
     model: SOHO, batch: Batch, generator: torch.Generator, mask_probability: float
 ) -> dict[str, Tensor]:
-    """The three means, from the draws that `pretraining_losses` makes from the same generator's state."""
+    """Return the three mean losses, with the same draws as `pretraining_losses` in the same generator state."""
     config = model.config
     pairs = model.draw_pairs(batch, dict.fromkeys(model.objectives), generator, mask_probability)
     maps = model.backbone(batch.image.pixels_B3HW)

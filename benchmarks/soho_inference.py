@@ -1,15 +1,14 @@
-"""SOHO's inference against that of a model which reads regions of a detector (section 4.5 of the paper).
+"""Time SOHO's inference against a model that reads a detector's regions (section 4.5 of the paper).
 
     OMP_NUM_THREADS=1 python benchmarks/soho_inference.py [--height 600] [--width 1000] [--rounds 3] [--layers 12]
 
-One picture and one text of 16 tokens. SOHO is a ResNet-101 and 12 layers over cells and words. The other is
-torchvision's Faster R-CNN on a ResNet-101 with 1,600 categories, of which it keeps 100 regions, and Unified VLP's 12
-layers over regions and words. As in bottom-up attention, each category is suppressed by itself, over all of 300
-proposals and whatever its score. All weights are random: nothing that is timed depends on them, but how many boxes the
-suppression keeps.
+One image and one text of 16 tokens. SOHO is a ResNet-101 and 12 layers over cells and words. The baseline is
+torchvision's Faster R-CNN on a ResNet-101 with 1,600 categories and 100 regions per image, and Unified VLP's 12 layers
+over regions and words. As in bottom-up attention, non-maximum suppression is per category, over all 300 proposals at
+any score. All weights are random; only the number of boxes that suppression keeps depends on them.
 
-The paper has 464 ms against 44 on a V100, its detector without a feature pyramid. The two take turns; figures are
-medians of CPU seconds (on a GPU: seconds). Writes benchmarks/results/soho_inference-<device>.json.
+The paper reports 464 ms against 44 on a V100, with a detector without a feature pyramid. The two models alternate;
+results are medians of CPU seconds (on a GPU: seconds). Writes benchmarks/results/soho_inference-<device>.json.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Stopwatch:
 
 
 def detector(height: int, width: int) -> FasterRCNN:
-    """Its CNN's fresh weights would blow up over a hundred layers that nothing normalises; with the last scale of each
-    block at zero, as residual networks are begun, they don't."""
+    """Return a detector with random weights. The last scale of each residual block is zero, as in the usual
+    initialization; otherwise activations would explode over a hundred layers with frozen batch norms."""
     backbone = resnet_fpn_backbone(backbone_name="resnet101", weights=None, trainable_layers=0)
     for block in backbone.modules():
         if isinstance(block, Bottleneck):
@@ -77,7 +76,7 @@ def detector(height: int, width: int) -> FasterRCNN:
 
 
 def timed_suppression(found: FasterRCNN, watch: Stopwatch) -> None:
-    """Besides within the whole, what follows the scores is timed by itself."""
+    """Time the post-processing of scores separately as well."""
     heads = found.roi_heads
     plain = heads.postprocess_detections
 
@@ -92,7 +91,7 @@ def timed_suppression(found: FasterRCNN, watch: Stopwatch) -> None:
 def main(device: torch.device, height: int, width: int, layers: int, rounds: int) -> None:
     """
     Raises:
-        SystemExit: the detector finds fewer regions than the other model is to read.
+        SystemExit: the detector finds fewer than 100 regions.
     """
     torch.manual_seed(0)
     watch = Stopwatch(device)

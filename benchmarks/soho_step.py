@@ -1,9 +1,9 @@
-"""A pretraining step of SOHO, forward and backward, against one that copies images before the neck and projects every
-position onto the vocabulary (soho_expanded.py). Two texts of each image and two of others, as in the paper.
+"""Time a pretraining step of SOHO, forward and backward, against one that copies images before the neck and projects
+every position onto the vocabulary (soho_expanded.py). Two texts per image and two of others, as in the paper.
 
     OMP_NUM_THREADS=2 python benchmarks/soho_step.py
 
-Losses and gradients are compared first. The two then take turns, so that what else the machine does hits both alike.
+Losses and gradients are compared first. The two then alternate, so that other load on the machine affects both.
 Writes benchmarks/results/soho_step-<device>.json.
 """
 
@@ -32,7 +32,7 @@ MASKED = 0.15
 
 
 def random_batch(images: int, height: int, width: int) -> Batch:
-    """Lying images, padded to whole cells as the public code pads them, and texts of 8 to 16 tokens."""
+    """Return landscape images, padded to whole cells as in the public code, and texts of 8 to 16 tokens."""
     generator = torch.Generator().manual_seed(0)
     rows = images * TEXTS
     lengths = torch.randint(TOKENS // 2, TOKENS + 1, (rows, 1), generator=generator)
@@ -69,7 +69,7 @@ def expanded(model: SOHO, batch: Batch) -> dict[str, Tensor]:
 
 
 def check(model: SOHO, batch: Batch) -> dict[str, float]:
-    """In float64, where only the order of sums can differ. Returns the largest differences."""
+    """Compare losses and gradients in float64, where only the order of sums differs; return the largest differences."""
     exact, wide = (
         model.double(),
         replace(batch, image=replace(batch.image, pixels_B3HW=batch.image.pixels_B3HW.double())),

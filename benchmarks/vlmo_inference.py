@@ -1,12 +1,11 @@
-"""VLMo's joint inference against the same written plainly: softmax, biases gathered in each pass, padded texts.
+"""Time VLMo's joint inference against a plain version: explicit softmax, biases gathered in each pass, padded texts.
 
     OMP_NUM_THREADS=1 python benchmarks/vlmo_inference.py [--side 384] [--rounds 5] [--layers 12] [--full-texts]
 
 Both have the same random weights, in the public layout (plain_vlmo.py), of VLMo-Base; two images of `--side` pixels,
-with texts of 8 to 19 of 40 tokens (`--full-texts`: all 40, so that nothing is gained by leaving padding out). Their
-outputs are compared first: unequal, nothing is timed. They take turns within one process; the figure is the median over
-the rounds of the ratio of CPU seconds (on a GPU: seconds). Aim: 1.5 at 384 pixels. The text encoder alone (32 texts) is
-timed likewise. Writes benchmarks/results/vlmo_inference-<side>[-full]-<device>.json.
+with texts of 8 to 19 of 40 tokens (`--full-texts`: all 40, so that skipping padding gains nothing). Their outputs are
+compared first. They alternate within one process; the result is the median over the rounds of the ratio of CPU seconds
+(on a GPU: seconds). Target: 1.5 at 384 pixels. The text encoder alone (32 texts) is timed as well. Writes benchmarks/results/vlmo_inference-<side>[-full]-<device>.json.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def texts(count: int, full: bool, device: torch.device) -> Text:
 
 
 def cut(text: Text) -> Text:
-    """Padded to the longest text, as a batch comes from `InputReader`."""
+    """Pad to the longest text, as `InputReader` does."""
     width = int(text.mask_BT.sum(1).max())
     return Text(ids_BT=text.ids_BT[:, :width], mask_BT=text.mask_BT[:, :width])
 
@@ -56,7 +55,7 @@ def compared(
     """
     difference = float((plain() - ours()).abs().max())
     if difference > TOLERANCE:
-        raise SystemExit(f"the outputs differ by {difference:.2e}: nothing to time")
+        raise SystemExit(f"the outputs differ by {difference:.2e}; not timing them")
     clock = time.process_time if device.type == "cpu" else time.perf_counter
 
     def seconds(run: Callable[[], Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""Weights and inputs on which SOHO's public code (researchmm/soho) was run, made again, and what ours computes of them.
+"""Recreates the weights and inputs on which SOHO's public code (researchmm/soho) was run, and this model's outputs.
 
 tests/golden/authors_soho.json has the names and shapes of that code's checkpoints, these sizes, and what it computed.
 A weight is drawn from a generator of its name's checksum, an image from one of its case's: NumPy's `RandomState`, whose
@@ -30,7 +30,7 @@ SIZES = {"vocab": 37, "hidden": 24, "heads": 3, "intermediate": 40, "layers": 2,
 SIZES |= {"channels": 4, "answers": 11, "tokens": 16}
 MASK_ID = 4
 FACTS = DataFacts(vocab_size=SIZES["vocab"], mask_id=MASK_ID)
-SIDE = 448  # of our canvas; the model sees as much of it as a batch's images need
+SIDE = 448  # of this model's canvas, which is cropped to the batch's images
 OWN = {
     "backbone_options": {"channels": [SIZES["channels"] << i for i in range(4)]},
     "dropout": 0.0,
@@ -46,11 +46,11 @@ CASES = {
     "standing": [(410, 280), (300, 288), (330, 200)],
     "square": [(288, 288), (250, 288), (270, 190)],
 }
-# What chance decides of a batch's hidden cells: the place whose code is hidden, and in which pairs.
+# The random choices of hidden cells: the cell position whose code is hidden, and the pairs in which it is.
 PLACE = {"lying": 20, "standing": 5, "square": 6}
 HIDDEN_P = torch.tensor([1, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1], dtype=torch.bool)
 OWNER_P = torch.tensor([0, 0, 1, 1, 2, 2] * 2)
-# The public code's row of each of our pairs: image by image, matched and mismatched texts in turns.
+# The public code's row of each pair: image by image, matched and mismatched texts in turn.
 ROW_P = torch.tensor([0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11])
 LENGTHS = torch.tensor([11, 5, 8, 4, 9, 7])
 
@@ -61,7 +61,7 @@ def drawn(name: str, *shape: int) -> Tensor:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    """One tensor of a checkpoint, of a scale that lets every path matter."""
+    """Return one tensor of a checkpoint, scaled so that every path matters."""
     if name.endswith("num_batches_tracked"):
         return torch.tensor(7)
     if name == "mask_l_fc.weight":  # tied
@@ -79,7 +79,7 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
     elif "embeddings" in name:
         values = 0.3 * values
     elif name.startswith("backbone"):
-        if shape[-1] > 1:  # sees differences alone: else all places of an image looked alike
+        if shape[-1] > 1:  # zero mean, or all cells of an image would look alike
             values = values - values.mean((2, 3), keepdim=True)
         values = values * (2 / np.prod(shape[1:])) ** 0.5
     elif name == "neck.conv.conv.weight":  # likewise; and features of the codes' size, so that positions count
@@ -90,22 +90,22 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def checkpoint(shapes: Mapping[str, list[int]]) -> dict[str, Any]:
-    """As the public code saves it."""
+    """Return a checkpoint as the public code saves it."""
     return {"meta": {"epoch": 1}, "state_dict": {name: weight(name, tuple(s)) for name, s in shapes.items()}}
 
 
 def canvas(case: str) -> tuple[int, int]:
-    """Height and width of a batch, as the public code pads it."""
+    """Return height and width of a batch as the public code pads it."""
     heights, widths = zip(*CASES[case], strict=True)
     return -(-max(heights) // 32) * 32, -(-max(widths) // 32) * 32
 
 
 def pixels(case: str) -> tuple[Tensor, Tensor]:
-    """float32 [B, 3, H, W], zero in padding, and bool [B, H, W]: patches of 32 pixels, a colour and some noise each."""
+    """float32 [B, 3, H, W], zero in padding, and bool [B, H, W]: patches of 32 pixels, a color and some noise each."""
     height, width = canvas(case)
     images, masks = torch.zeros(3, 3, SIDE, SIDE), torch.zeros(3, SIDE, SIDE)
     for i, (h, w) in enumerate(CASES[case]):
-        coarse = drawn(f"colours of {case} {i}", 3, height // 32, width // 32)
+        coarse = drawn(f"colours of {case} {i}", 3, height // 32, width // 32)  # plain-ok
         fine = drawn(f"noise of {case} {i}", 3, height, width)
         both = coarse.repeat_interleave(32, 1).repeat_interleave(32, 2) + 0.3 * fine
         images[i, :, :h, :w] = both[:, :h, :w].float()
@@ -157,7 +157,7 @@ def batch(case: str, dtype: torch.dtype = torch.float32) -> Batch:
 
 
 def questions(case: str, dtype: torch.dtype = torch.float32) -> tuple[Batch, Tensor]:
-    """One question an image, and the soft scores of the answers, [B, A]."""
+    """Return one question per image, and the soft scores of the answers, [B, A]."""
     whole = batch(case, dtype)
     text = Text(ids_BT=whole.text.ids_BT[::2], mask_BT=whole.text.mask_BT[::2])
     scores = torch.zeros(3, SIZES["answers"])
@@ -166,7 +166,7 @@ def questions(case: str, dtype: torch.dtype = torch.float32) -> tuple[Batch, Ten
 
 
 def built(imported: ImportedModel, **config: Any) -> Any:
-    """Ours, with the imported weights and config."""
+    """Return this SOHO with the imported weights and config."""
     own = {k: v for k, v in imported.config.items() if k != "vocab_size"}
     model = build_model("soho", {**own, **OWN, **config}, FACTS)
     left = model.load_state_dict(dict(imported.weights), strict=False)
@@ -177,7 +177,7 @@ def built(imported: ImportedModel, **config: Any) -> Any:
 
 @contextmanager
 def chance(case: str, cells: int) -> Iterator[None]:
-    """Chance decides as `PLACE` and `HIDDEN_P` say; cells: of an image."""
+    """Replace random choices by `PLACE` and `HIDDEN_P`. cells: number of an image's cells."""
     answers = iter([torch.tensor((PLACE[case] + 0.5) / cells), *(~HIDDEN_P).float().chunk(2)])
     before = public.draw_uniform
     public.draw_uniform = lambda *_: next(answers)  # type: ignore[assignment]
@@ -188,7 +188,7 @@ def chance(case: str, cells: int) -> Iterator[None]:
 
 
 def pretraining(model: Any, case: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """What each step of the pretraining forward pass gives; `total` has the graph."""
+    """Return the output of each step of the pretraining forward pass; `total` has the graph."""
     seen: dict[str, Any] = {}
 
     def spy(name: str) -> None:
@@ -252,7 +252,7 @@ def pretraining(model: Any, case: str, dtype: torch.dtype = torch.float32) -> di
 
 
 def digest(tensor: Tensor, most: int = 24) -> list[float]:
-    """At most so many values at even distances and, of longer ones, the root of the mean square."""
+    """Return at most this many evenly spaced values and, for longer tensors, the root mean square."""
     flat = tensor.detach().double().flatten()
     if len(flat) <= most:
         return flat.tolist()
@@ -263,7 +263,7 @@ def digest(tensor: Tensor, most: int = 24) -> list[float]:
 def answering(
     model: Any, head: Mapping[str, Tensor], case: str, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
-    """What a VQA model of the public code gives."""
+    """Return the outputs of a VQA model."""
     asked, scores = questions(case, dtype)
     visual = model.encode_image(asked.image)
     pooled = model.fuse(asked.image, asked.text).pooled_BP
@@ -274,16 +274,16 @@ def answering(
 
 # ---- The dictionary and the optimisers by themselves -------------------------------------------------------------
 
-STEPS = 8  # of a dictionary that begins from nothing
-TIMES_M = torch.where(torch.arange(48) < 24, 4, 2)  # how often each feature counts
+STEPS = 8  # of a dictionary from scratch
+TIMES_M = torch.where(torch.arange(48) < 24, 4, 2)  # how many times each feature counts
 
 
 def features(step: int) -> Tensor:
-    """float32 [48, D]: around six centres, further from them step by step; codes come alive and die."""
+    """float32 [48, D]: around six centers, further from them step by step; codes come alive and die."""
     noise = drawn(f"features {step}", 48, SIZES["hidden"])
-    return ((0.4 + 0.3 * step) * noise + drawn("centres", 6, SIZES["hidden"])[torch.arange(48) % 6]).float()
+    return ((0.4 + 0.3 * step) * noise + drawn("centres", 6, SIZES["hidden"])[torch.arange(48) % 6]).float()  # plain-ok
 
 
 def gradient(step: int, theirs: str, shape: tuple[int, ...]) -> Tensor:
-    """Of a parameter of the public code."""
+    """Return a gradient for a parameter of the public code."""
     return drawn(f"gradient {step} of {theirs}", *shape).float()

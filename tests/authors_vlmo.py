@@ -1,4 +1,4 @@
-"""VLMo on weights and inputs that the authors' public code was run on, too: what golden/authors_vlmo.json records.
+"""VLMo on the weights and inputs that the authors' public code was run on for golden/authors_vlmo.json.
 
 A weight's values follow from its name there, so that nothing but names and sizes need be the same on both sides.
 """
@@ -42,7 +42,7 @@ KINDS = ("pretraining", "text", "retrieval", "vqa", "nlvr2")  # of checkpoints
 LENGTHS = (12, 5, 9, 3, 7)
 IMAGE_IDS = ("a", "b", "a", "c", "d")  # the first and third pair show one image
 MLM_WEIGHT = 0.25
-SMALL = 60  # numbers of an output that are kept as they are
+SMALL = 60  # outputs up to this size are stored in full
 FROZEN = ("attention", "vision_expert", "image_embedding")  # of the second stage
 GALLERY, CAPTIONS = 12, tuple(3 + i % 10 for i in range(18))  # caption i is of image i % GALLERY
 ANSWERS = ({0: 1.0, 3: 0.3}, {8: 0.9}, {2: 0.6, 1: 0.3, 5: 0.3}, {4: 1.0}, {6: 0.3})  # each question's, with scores
@@ -51,14 +51,14 @@ Numbers = dict[str, Tensor]
 
 
 def values(name: str, *shape: int, scale: float = 1.0, around: float = 0.0) -> Tensor:
-    """float32, normal, of NumPy's generator that never changes, seeded by the name."""
+    """Return normal float32 numbers from NumPy's stable generator, seeded by the name."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
     drawn = np.random.RandomState(seed).standard_normal(shape) * scale + around
     return torch.from_numpy(np.asarray(drawn, dtype=np.float64)).float()
 
 
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Of about unit effect, so that every path matters."""
+    """Return a weight with an effect of about one, so that every path matters."""
     if name == "logit_scale":
         return torch.tensor(2.5)
     if name == "logit_vl_scale":
@@ -75,8 +75,8 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def checkpoint(kind: str, plus: bool) -> dict[str, Tensor]:
-    """The state dict of a checkpoint there. kind: one of `KINDS`; plus: absolute positions and no scales, as the size
-    base_plus has it."""
+    """Return the state dict of a public checkpoint. kind: one of `KINDS`; plus: absolute positions and no scales, as in
+    the size base_plus."""
     length = TEXTS if kind == "text" else TEXT
     state = random_state(**SIZES, side=SIDE, length=length, kind=kind)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if tensor.is_floating_point()}
@@ -87,7 +87,7 @@ def checkpoint(kind: str, plus: bool) -> dict[str, Tensor]:
 
 
 def words(name: str, lengths: tuple[int, ...], width: int) -> tuple[Tensor, Tensor]:
-    """[CLS] words [SEP], padded: ids and mask."""
+    """Return ids and mask of padded texts [CLS] words [SEP]."""
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
     ids = 5 + (values(name, len(lengths), width).abs() * 1e4).long() % 35
     ids[:, 0] = 2
@@ -117,7 +117,7 @@ def texts() -> Text:
 
 
 def masked(text: Text) -> tuple[Tensor, Tensor]:
-    """bool [B, T]: every third word; and the texts with [MASK] there, but for a random and a kept word."""
+    """Return bool [B, T], every third word; and the texts with [MASK] there, except a random and a kept word."""
     chosen = (torch.arange(text.ids_BT.shape[1]) % 3 == 1) & text.mask_BT & (text.ids_BT > 4)
     ids = text.ids_BT.masked_fill(chosen, FACTS.mask_id)
     first, second = chosen.nonzero()[:2].tolist()
@@ -126,7 +126,7 @@ def masked(text: Text) -> tuple[Tensor, Tensor]:
 
 
 def imported(state: dict[str, Tensor], folder: Path) -> ImportedModel:
-    """By way of a file, as a wrapped checkpoint is laid out there."""
+    """Import a checkpoint through a file in the public code's layout."""
     torch.save({"state_dict": state}, folder / "vlmo.pt")
     return read_vlmo(folder / "vlmo.pt", ImportRequest(facts=FACTS, config={}, heads=HEADS))
 
@@ -142,7 +142,7 @@ def built(found: ImportedModel, **config: Any) -> VLMo:
 
 
 def task_model(found: ImportedModel, task: str, **options: Any) -> TaskModel:
-    """The task on these weights, its classifier's included."""
+    """Return the task with these weights, including its classifier's."""
     model = built(found)
     vocabulary = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(FACTS.vocab_size - len(SPECIAL_TOKENS)))]
     info = CheckpointInfo(
@@ -156,7 +156,7 @@ def task_model(found: ImportedModel, task: str, **options: Any) -> TaskModel:
 
 
 class Drawn:
-    """In place of `draw_categorical`: hands out given rows, and keeps the weights that it was asked with."""
+    """Replaces `draw_categorical`: returns given rows, and keeps the weights it was called with."""
 
     def __init__(self, *rows: list[int]) -> None:
         self.rows, self.weights = list(rows), list[Tensor]()
@@ -167,8 +167,8 @@ class Drawn:
 
 
 def pretraining(found: ImportedModel, drawn: list[int], patch: Any, dtype: torch.dtype = torch.float32) -> Numbers:
-    """What each encoder makes of the pairs, and one step's losses and gradients. drawn: the negatives, images of texts
-    first; patch: replaces `draw_categorical` by a function."""
+    """Return each encoder's output for the pairs, and one step's losses and gradients. drawn: the negatives, images for
+    texts first; patch: replaces `draw_categorical` by a function."""
     model, batch = built(found).to(dtype), wide(pairs(), dtype)
     text, image = batch.text, batch.image
     masked_NT, ids_NT = masked(text)
@@ -202,7 +202,7 @@ def pretraining(found: ImportedModel, drawn: list[int], patch: Any, dtype: torch
 
 
 def texts_alone(found: ImportedModel, dtype: torch.dtype = torch.float32) -> Numbers:
-    """The second stage: language experts learn, attention and vision experts are frozen."""
+    """Return outputs of the second stage: language experts learn, attention and vision experts are frozen."""
     model, text = built(found).to(dtype), texts()
     Freezing(model, {name: GroupParams(frozen=True) for name in FROZEN})
     chosen, ids = masked(text)
@@ -264,7 +264,7 @@ def nlvr2(found: ImportedModel, dtype: torch.dtype = torch.float32) -> Numbers:
 
 
 def third_stage(found: ImportedModel, plus: bool, dtype: torch.dtype = torch.float32) -> Numbers:
-    """What images and texts alone become where pretraining on pairs begins with weights of texts alone."""
+    """Return images and texts encoded alone by a pair model initialized from the text stage."""
     before = built(found)
     model = built(dataclasses.replace(found, weights={}), vl_start=2, max_positions=TEXT if plus else 196)
     load_partial(model, before.state_dict(), to_plain(before.config))
@@ -272,7 +272,7 @@ def third_stage(found: ImportedModel, plus: bool, dtype: torch.dtype = torch.flo
 
 
 def beit(dtype: torch.dtype = torch.float32) -> Numbers:
-    """What images alone become where the second stage begins with BEiT's weights. Their type is not BEiT's."""
+    """Return images encoded alone by a text-stage model initialized from BEiT, except for the type."""
     model = built(
         convert_beit(beit_checkpoint(), ImportRequest(facts=FACTS, config={"max_positions": 196, "vl_start": 4}))
     )
@@ -282,7 +282,7 @@ def beit(dtype: torch.dtype = torch.float32) -> Numbers:
 
 
 def beit_checkpoint() -> dict[str, Tensor]:
-    """The image side of `checkpoint` by BEiT's names, with a table of biases for each layer."""
+    """Return the image side of `checkpoint` with BEiT's names and a table of biases per layer."""
     state: dict[str, Tensor] = {}
     for name, tensor in checkpoint("pretraining", False).items():
         if name.startswith("transformer.") and "_text" not in name and "_vl" not in name:
@@ -306,7 +306,7 @@ def alone(model: VLMo, dtype: torch.dtype) -> Numbers:
 
 
 def resized(found: ImportedModel, side: int, dtype: torch.dtype = torch.float32) -> Numbers:
-    """Taken over at another resolution, as retrieval is fine-tuned there."""
+    """Return outputs at another resolution, as in the public code's fine-tuning of retrieval."""
     before = built(found)
     model = built(dataclasses.replace(found, weights={}), side=side, interpolate_positions=True)
     load_partial(model, before.state_dict(), to_plain(before.config))
@@ -328,13 +328,13 @@ def wide(batch: Batch, dtype: torch.dtype) -> Batch:
 
 
 def gradients(model: VLMo) -> Numbers:
-    """Of the weights that have one."""
+    """Return the gradients of the weights that have one."""
     return {f"gradient {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def recorded(name: str, tensor: Tensor) -> Tensor:
-    """What is kept of an output: all of a small one; of a larger one each row, and of a gradient the whole, times a
-    fixed direction: every number counts, and few need be kept."""
+    """Return what is stored of an output: all of a small one; of a larger one each row, or of a gradient the whole,
+    times a fixed direction, so that every number counts and few are stored."""
     tensor = tensor.detach().double()
     if name.startswith("gradient"):
         tensor = tensor.reshape(-1)

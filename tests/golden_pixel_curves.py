@@ -26,7 +26,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {  # where its 
 
 
 def curve(family: str) -> list[dict[str, float]]:
-    """All objectives over updates of plain gradient descent, in float64. SOHO's dictionary moves after each."""
+    """Return all losses over updates of plain gradient descent, in float64; SOHO's dictionary moves after each."""
     made, config, objectives = MODELS[family]
     model: Any = fill(build_model(family, {**made.TINY, **config}, DataFacts(vocab_size=23, mask_id=4))).train()
     if family == "vlmo":

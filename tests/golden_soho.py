@@ -50,7 +50,7 @@ def batch() -> Batch:
 
 
 def fixed_pairs(data: Batch) -> Pairs:
-    """Each text with its own image and with the other one; every third word masked."""
+    """Pair each text with its own image and with the other one; every third word is masked."""
     text, owner = data.text, data.text.owner_N
     words = (torch.arange(28).reshape(4, 7) % 3 == 1) & text.mask_BT
     twice = {"original_PT": text.ids_BT, "mask_PT": text.mask_BT, "words_PT": words}
@@ -65,7 +65,7 @@ def fixed_pairs(data: Batch) -> Pairs:
 
 
 def numbers(name: str) -> dict[str, Any]:
-    """Losses, the size of their gradient, codes before and after the update, and what tasks read."""
+    """Return losses, the norm of their gradient, codes before and after the update, and outputs for tasks."""
     model: Any = fill(build_model("soho", {**TINY, **VARIANTS[name]}, DataFacts(vocab_size=23, mask_id=4)))
     model.train()
     data = batch()

@@ -36,7 +36,7 @@ def batch() -> Batch:
 
 
 def numbers(model: Any) -> dict[str, Any]:
-    """Losses without anything drawn, the size of their gradient, and what tasks read."""
+    """Return losses without random choices, the norm of their gradient, and outputs for tasks."""
     fill(model)
     model.log_scale.data.fill_(1.5)
     data = batch()

@@ -1,4 +1,4 @@
-"""A tiny world of coloured squares as shards of pixels, captions and sentences: VLMo's stages in seconds."""
+"""A tiny dataset of colored squares as shards of pixels, captions and sentences: VLMo's stages in seconds."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
     for split, images in (("train", train), ("val", val), ("test", 4)):
         writer = ShardWriter(directory, split, images_per_shard=16)
         for number in range(images):
-            colour, image_id = sorted(COLORS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
+            color, image_id = sorted(COLORS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
             picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
-            picture.paste(COLORS[colour], (2, 2, 12, 12))
+            picture.paste(COLORS[color], (2, 2, 12, 12))
             writer.add(
                 ImageRecord(
                     image_id=image_id,
@@ -71,7 +71,7 @@ def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
                     height=24,
                     pixels=encode(picture),
                     pixels_extension="png",
-                    rows={"captions": [{"caption_id": f"{image_id}/c", "text": f"a {colour} square"}]},
+                    rows={"captions": [{"caption_id": f"{image_id}/c", "text": f"a {color} square"}]},
                 )
             )
         texts = [
@@ -92,7 +92,7 @@ def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
 
 
 def write_workspace(root: Path, **pretrain: dict[str, Any]) -> Params:
-    """Before `pretrain`: a VLMo, and these runs of it."""
+    """Write a workspace as it is before `pretrain`, with a VLMo and these runs."""
     write_shards(root / "data" / "shards")
     write_tokenizer(root / "data" / "tokenizer")
     raw = yaml.safe_load((Path(__file__).parent.parent / "params.yaml").read_text())
@@ -109,7 +109,7 @@ def write_workspace(root: Path, **pretrain: dict[str, Any]) -> Params:
 def train(
     root: Path, work: Path, *, batch_size: int, accumulate: int = 1, contrast_over: str = "batch", **more: Any
 ) -> tuple[torch.nn.Module, Any]:
-    """Pretrains a fresh VLMo on the pairs of root/shards in the real loop. more: objectives, config, devices, ..."""
+    """Pretrain a new VLMo on the pairs of root/shards in the real loop. more: objectives, config, devices, ..."""
     tokenizer = Tokenizer.load(root / "tokenizer")
     torch.manual_seed(1)
     facts = DataFacts(vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
@@ -147,7 +147,7 @@ def train(
 
 
 def build_from_preset(preset: str, name: str, root: Path) -> Any:
-    """A preset's model as the stage `initial` leaves it, in eval mode: with its image weights, without its words."""
+    """Return a preset's model after the stage `initial`, in eval mode, with image weights but no text weights."""
     found = yaml.safe_load((Path(__file__).parents[1] / "presets" / f"{preset}.yaml").read_text())["models"][name]
     model = ModelParams(family=found["family"], config=found["config"], image_init=found["image_init"])
     params, workspace = replace(write_workspace(root), models={name: model}), Workspace(root)

@@ -1,4 +1,4 @@
-"""The public SOHO code's layout of weights, by its documented names, of a model of ours with its switches."""
+"""The public SOHO code's checkpoint layout, written from a model with the public code's switches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BERT = {
 
 
 def bert_layout(state: dict[str, Tensor], prefix: str, layers: int) -> dict[str, Tensor]:
-    """prefix: of `embeddings` and `encoder`."""
+    """Return the weights of embeddings and encoder. prefix: of their names."""
     found = {
         f"{prefix}embeddings.{theirs}.weight": state[f"text_embedding.{ours}.weight"]
         for ours, theirs in (
@@ -39,7 +39,7 @@ def bert_layout(state: dict[str, Tensor], prefix: str, layers: int) -> dict[str,
 
 
 def public_layout(model: Any) -> dict[str, Tensor]:
-    """A pretraining checkpoint; of a model with `fusion_hidden`, one of VQA with seven answers."""
+    """Return a pretraining checkpoint; for a model with `fusion_hidden`, a VQA checkpoint with seven answers."""
     state = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
     found = {
         f"backbone.{name.removeprefix('backbone.net.')}": tensor

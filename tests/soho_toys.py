@@ -47,7 +47,7 @@ ALL = ("mlm", "mvm", "itm")
 
 
 def build(seed: int = 0, **config: Any) -> SOHO:
-    """With statistics of batch normalisation, and codes that features do meet."""
+    """Return a model with batch norm statistics, and codes that features are mapped to."""
     torch.manual_seed(seed)
     model = build_model("soho", {**TINY, **config}, FACTS)
     assert isinstance(model, SOHO)
@@ -60,7 +60,7 @@ def build(seed: int = 0, **config: Any) -> SOHO:
 
 
 def batch_of(images: int = 4, texts: int = 1, *, tokens: int = 8, seed: int = 0, padded: bool = True) -> Batch:
-    """`texts` of each image, of different lengths, the first as long as the batch; images that lie and stand."""
+    """Return a batch with `texts` per image, of different lengths, the first as long as the batch; landscape and portrait images."""
     generator = torch.Generator().manual_seed(seed)
     rows = images * texts
     lengths = torch.randint(3, tokens + 1, (rows,), generator=generator)

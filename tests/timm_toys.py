@@ -1,4 +1,4 @@
-"""timm's smallest networks with random weights, as files: what stands in for downloaded ones."""
+"""timm's smallest networks with random weights as files, in place of downloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = "test_efficientnet"  # 160 pixels, a last map of 5 x 5 cells with 256 ch
 
 
 def network(model: str = SMALL, **options: Any) -> Any:
-    """In eval mode. No zero of timm's initial weights hides anything."""
+    """Return a network in eval mode without timm's initial zeros, which would hide mistakes."""
     torch.manual_seed(0)
     net: Any = timm.create_model(model, pretrained=False, **options).eval()
     with torch.no_grad():
@@ -24,7 +24,7 @@ def network(model: str = SMALL, **options: Any) -> Any:
 
 
 def with_statistics(net: Any) -> Any:
-    """Its batch norms' running means and variances, which begin as zeros and ones, are drawn."""
+    """Draw random running means and variances of batch norms."""
     for name, buffer in net.named_buffers():
         if name.endswith("running_mean"):
             buffer.normal_(std=0.2)
@@ -34,7 +34,7 @@ def with_statistics(net: Any) -> Any:
 
 
 def write_weights(path: Path, model: str = SMALL, **options: Any) -> str:
-    """Returns the path, as params.yaml has it."""
+    """Write the weights and return their path as in params.yaml."""
     state = {name: tensor.contiguous() for name, tensor in network(model, **options).state_dict().items()}
     if path.suffix == ".safetensors":
         save_file(state, path)
@@ -44,7 +44,7 @@ def write_weights(path: Path, model: str = SMALL, **options: Any) -> str:
 
 
 def keep_in_cache(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, model: str = SMALL) -> None:
-    """A network with random weights, as if timm had downloaded it under this name; there is no network to ask."""
+    """Put a network with random weights into timm's cache under this name, and block the internet."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     kept = cache / f"models--timm--{name}"

@@ -35,7 +35,7 @@ def build_tiny(seed: int = 0, **config: Any) -> VLMo:
     torch.manual_seed(seed)
     model = build_model("vlmo", {**TINY, **config}, FACTS)
     assert isinstance(model, VLMo)
-    with torch.no_grad():  # what starts at zero or one would hide mistakes
+    with torch.no_grad():  # initial zeros and ones would hide mistakes
         for name, parameter in model.named_parameters():
             if name.startswith("position_bias") or parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -43,7 +43,7 @@ def build_tiny(seed: int = 0, **config: Any) -> VLMo:
 
 
 def random_batch(size: int = 4, *, tokens: int = 9, image_ids: str = "abcdefgh", seed: int = 0) -> Batch:
-    """Texts of different lengths; the first fills the batch's whole width."""
+    """Return texts of different lengths; the first fills the batch's whole width."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, tokens + 1, (size,), generator=generator)
     lengths[:1] = tokens
@@ -62,14 +62,14 @@ def random_batch(size: int = 4, *, tokens: int = 9, image_ids: str = "abcdefgh",
 def losses(
     model: VLMo, batch: Batch, objectives: Any = ("itc", "itm", "mlm", "mim"), seed: int = 0, probability: float = 0.3
 ) -> dict[str, Loss]:
-    """objectives: names, or what each sample learns."""
+    """Return the losses. objectives: names, or the samples that learn each."""
     asked = objectives if isinstance(objectives, dict) else dict.fromkeys(objectives)
     generator = torch.Generator().manual_seed(seed)
     return model.pretraining_losses(batch, objectives=asked, generator=generator, mask_probability=probability)
 
 
 def trimmed(batch: Batch, rows: Tensor) -> Batch:
-    """These rows, without the padding that they do not need."""
+    """Return these rows, without unnecessary padding."""
     chosen = batch.select(rows)
     width = int(chosen.text.mask_BT.sum(1).max())
     text = Text(ids_BT=chosen.text.ids_BT[:, :width], mask_BT=chosen.text.mask_BT[:, :width])

@@ -1,5 +1,5 @@
-"""VLMo's losses on batches that two processes share: `python vlmo_ranks.py RANK FOLDER`, run by
-models/test_vlmo_pretraining.py. Imported, it is what a single process learns from all rows."""
+"""VLMo's losses on batches split over two processes: `python vlmo_ranks.py RANK FOLDER`, run by
+models/test_vlmo_pretraining.py, which imports the single-process reference from here."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Case:
 
 
 def make_case(name: str) -> Case:
-    """Of seven pairs two in different processes, and two in the same one, show one image."""
+    """Return seven pairs, of which two in different processes and two in the same process have the same image."""
     objectives, size, config = CASES[name]
     return Case(build_tiny(**config), objectives, random_batch(size, image_ids="abbcdae"))
 
 
 class Learner(nn.Module):
-    """What DDP wraps: the loss inside the forward pass, as in the training loop."""
+    """The module that DDP wraps: the loss is in the forward pass, as in the training loop."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class Learner(nn.Module):
 
 
 def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Gradients of the whole batch, and the parts, as this process sees them."""
+    """Return the gradients of the whole batch and the parts, as computed by this process."""
     learner: nn.Module = Learner(case)
     if world_size > 1:
         learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
     size = len(case.batch)
     first, last = size * rank // world_size, size * (rank + 1) // world_size
-    batch = trimmed(case.batch, torch.arange(first, last)) if first < last else case.batch.none()
+    batch = trimmed(case.batch, torch.arange(first, last)) if first < last else case.batch.empty()
     total, parts = learner(batch)
     total.backward()
     gradients = {

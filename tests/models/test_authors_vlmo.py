@@ -91,7 +91,9 @@ def test_texts_alone_and_tasks_equal_the_public_code(kind: str, plus: bool, dtyp
 @LAYOUTS
 @PRECISIONS
 @pytest.mark.parametrize("side", [96, 48])
-def test_interpolated_positions_equal_the_public_code(side: int, plus: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_interpolated_positions_equal_the_public_code(
+    side: int, plus: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
     weights = imported(checkpoint("pretraining", plus), tmp_path)
     check(resized(weights, side, dtype), GOLDEN[name_of(f"side {side}", plus)], dtype)
 

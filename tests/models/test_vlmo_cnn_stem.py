@@ -104,9 +104,7 @@ def test_weights_of_another_cnn_are_refused(tmp_path: Path) -> None:
         ({"stem_stage": 9}, "feature maps 0 to 4; stem_stage is 9"),
     ],
 )
-def test_invalid_stem_is_refused_by_check_params(
-    tmp_path: Path, config: dict[str, Any], message: str
-) -> None:
+def test_invalid_stem_is_refused_by_check_params(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     """With valid stems the same params are accepted."""
     params = replace(write_workspace(tmp_path), pretrain={}, finetune={})
     good = ModelParams(family="vlmo", config={**params.models["vlmo"].config, **STEM}, image_init="timm")
@@ -152,7 +150,9 @@ def test_frozen_cnn_is_bitwise_unchanged_and_its_projection_learns(frozen: Group
         freezing.drop_gradients(epoch)
         optimizer.step()
         optimizer.zero_grad()
-        changed_names.append({name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])})
+        changed_names.append(
+            {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+        )
         assert "image_embedding.patches.weight" in changed_names[-1]
     stem = "image_embedding.stem."
     assert not [name for name in changed_names[0] if name.startswith(stem)]
