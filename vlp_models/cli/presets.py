@@ -1,7 +1,7 @@
 """Presets: YAML overlays that edit params.yaml in place and keep its comments.
 
-A preset has only the keys it changes. A mapping is merged, any other value replaces, `null` deletes a key. The result is
-checked as a whole before anything is written.
+A preset has only the keys it changes. A mapping is merged, any other value replaces, `null` deletes a key. The result
+is checked as a whole before anything is written.
 """
 
 from __future__ import annotations

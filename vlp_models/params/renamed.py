@@ -10,7 +10,7 @@ from vlp_models.errors import ParamsError
 
 # Old dotted key -> new one. `*` is any name; `pretrain.*` and `finetune.*` also apply to `defaults`.
 RENAMED = {
-    "generate.*.world": "generate.*.generator",
+    "generate.*.world": "generate.*.generator",  # plain-ok
     "generate.*.misspelt": "generate.*.misspelled",
     "generate.*.lost_words": "generate.*.dropped_words",
     "generate.*.pair_lessons": "generate.*.simple_pair_sentences",
@@ -19,7 +19,7 @@ RENAMED = {
     "data.*.held_out": "data.*.val_fraction",
     "validate.near_duplicates.bits": "validate.near_duplicates.max_hash_distance",
     "models.*.words": "models.*.text_init",
-    "models.*.eyes": "models.*.vision_warmup",
+    "models.*.eyes": "models.*.vision_warmup",  # plain-ok
     "models.*.weights": "models.*.init",  # or image_init, by the value: see `_new_key`
     "models.*.config.twins_are_negatives": "models.*.config.same_image_negatives",
     "trainer.parallel": "trainer.parallel_finetune",
@@ -38,7 +38,7 @@ RENAMED = {
     "augment.*.draws": "augment.*.samples",
     "evaluate.blank_control": "evaluate.blind_baseline",
     "evaluate.consensus": "evaluate.consensus_samples",
-    "evaluate.consensus_neighbours": "evaluate.consensus_neighbors",
+    "evaluate.consensus_neighbours": "evaluate.consensus_neighbors",  # plain-ok
     "incoming": "ingest",
     "incoming.drop": "ingest.inbox",
     "incoming.radius": "ingest.max_hash_distance",
