@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from flow_project import break_stage, set_flow
-from unattended_site import ROOT, TRAINER, Site, open_site, readme_commands, wait_until
+from unattended_site import ROOT, TRAINER, Site, open_site, documented_commands, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
@@ -32,7 +32,7 @@ def test_event_triggers_a_run_that_publishes_artifacts(site: Site) -> None:
     assert "mark dead runs as crashed" in names
     assert site.server.flow_runs("SCHEDULED") == []
 
-    emit = next(command for command in readme_commands() if "event emit" in command)
+    emit = next(command for command in documented_commands() if "event emit" in command)
     site.server.run(shlex.split(emit.removeprefix("prefect ")), site.project)
     run = str(site.server.wait_for_any("COMPLETED", 180)["id"])
     assert site.server.flow_run(run)["parameters"]["reason"] == "dataset.updated vlp.dataset.ingested"

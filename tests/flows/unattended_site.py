@@ -1,4 +1,4 @@
-"""The README's unattended setup on a toy project: server, pool, deployments, automation, worker, and a webhook."""
+"""The setup of docs/unattended.md on a toy project: server, pool, deployments, automation, worker, and a webhook."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60, what: object 
         time.sleep(0.2)
 
 
-def readme_commands() -> list[str]:
-    """Return the commands of the README's section, in order."""
-    section = (ROOT / "README.md").read_text().partition("## Unattended")[2].partition("\n## ")[0]
+def documented_commands() -> list[str]:
+    """Return the commands of docs/unattended.md, in order."""
+    section = (ROOT / "docs" / "unattended.md").read_text()
     block = section.partition("```\n")[2].partition("```")[0]
     return [line.partition("#")[0].strip() for line in block.splitlines() if line]
 
 
 @contextlib.contextmanager
 def open_site(folder: Path) -> Iterator[Site]:
-    """Run the README's commands up to the worker, in their order."""
+    """Run the commands of docs/unattended.md up to the worker, in their order."""
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         webhook = stack.enter_context(Listener())
@@ -77,7 +77,7 @@ def open_site(folder: Path) -> Iterator[Site]:
         write_reports(project / "reports")
         server = Server(folder / "prefect")
         stack.callback(server.close)
-        for command in readme_commands():
+        for command in documented_commands():
             arguments = shlex.split(command.rstrip("&").partition("prefect ")[2])
             if "worker start" in command:
                 break
