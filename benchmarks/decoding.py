@@ -1,8 +1,8 @@
-"""How much do K/V caches save? Beam search with TDEN, cached steps against running the whole prefix every step.
+"""How much time do K/V caches save? Beam search with TDEN: cached steps against the whole prefix at every step.
 
-Both decode the same 20 tokens with beam 5 (no hypothesis may end early) and must find the same sentences, or the
-script fails before it times anything. The uncached side, too, encodes each image once; it runs the sentence encoder
-and the decoder over all tokens so far, for every hypothesis, as a model with `generation_logits` alone would.
+Both decode the same 20 tokens with beam 5 (no hypothesis may end early) and must find the same sentences, or the script
+fails before it measures anything. The uncached side also encodes each image once; it runs the sentence encoder and the
+decoder over all tokens so far for every hypothesis, as a model that only has `generation_logits` would.
 
     python benchmarks/decoding.py                     # params.yaml's size: 128 wide, 2/2/2/2 layers
     python benchmarks/decoding.py --paper --images 2  # the paper's: 768 wide, 6/12/6/6 layers
@@ -17,8 +17,7 @@ import platform
 import statistics
 
 import torch
-from kept import keep
-from searching import LENGTH, SEP_ID, decode, random_regions, seconds
+from common import LENGTH, SEP_ID, decode, random_regions, seconds, write_result
 from torch import Tensor
 
 from vlp_models.data.batch import Image
@@ -33,7 +32,7 @@ BEAM, REGIONS, FEATURE_DIM = 5, 16, 256
 
 
 class WholePrefix:
-    """TDEN's step interface without caches: a state is the image's states and the tokens so far."""
+    """TDEN's step interface without caches: a state is the image's encoding and the tokens so far."""
 
     def __init__(self, model: TDEN) -> None:
         self.model = model
@@ -59,7 +58,7 @@ def build(paper: bool) -> TDEN:
     torch.manual_seed(0)
     model = build_model(
         "tden",
-        {**({} if paper else SMALL), "init_std": 0.06 if paper else 0.15},  # spread: near-ties would hide a difference
+        {**({} if paper else SMALL), "init_std": 0.06 if paper else 0.15},  # large: near-ties would hide a difference
         DataFacts(vocab_size=30522 if paper else 1000, mask_id=4, feature_dim=FEATURE_DIM),
     )
     assert isinstance(model, TDEN)
@@ -75,7 +74,7 @@ def main(arguments: argparse.Namespace) -> None:
         cached_result, uncached_result = decode(model, image, BEAM), decode(uncached, image, BEAM)
         assert [h.ids for h in cached_result] == [h.ids for h in uncached_result], "the two decode differently"
         pairs = [
-            tuple(seconds(lambda way=way: decode(way, image, BEAM), DEVICE) for way in (model, uncached))  # in turns
+            tuple(seconds(lambda way=way: decode(way, image, BEAM), DEVICE) for way in (model, uncached))  # alternating
             for _ in range(arguments.repeats)
         ]
     cached, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
@@ -96,7 +95,7 @@ def main(arguments: argparse.Namespace) -> None:
         "ratio": round(whole / cached, 2),
         "ratios": sorted(round(u / c, 2) for c, u in pairs),
     }
-    keep(f"decoding-{record['size']}-{DEVICE.type}", record)
+    write_result(f"decoding-{record['size']}-{DEVICE.type}", record)
     print(f"{arguments.images} images: cached {cached:.3f} s, uncached {whole:.3f} s, {record['ratio']} times faster")
 
 

@@ -1,11 +1,11 @@
-"""What does XGPT spare by projecting an image's keys and values once? Beam 2, as the paper decodes, three ways:
+"""How much time does XGPT save by projecting an image's keys and values once? Beam 2, as in the paper, three ways:
 
-- cached: the encoder's keys and values once an image, those of past words once a hypothesis;
-- projected: the encoder once an image, but its output projected again for every hypothesis and step;
-- encoded: the encoder again for every hypothesis and step, as a model with `generation_logits` alone would.
+- cached: the encoder's keys and values once per image, those of past words once per hypothesis;
+- projected: the encoder once per image, but its output projected again for every hypothesis and step;
+- encoded: the encoder again for every hypothesis and step, as a model that only has `generation_logits` would.
 
 The last two run the decoder over the whole prefix. All three decode the same 20 tokens (no hypothesis ends early) and
-must find the same sentences, or the script fails before it times anything.
+must find the same sentences, or the script fails before it measures anything.
 
     python benchmarks/decoding_xgpt.py                     # the scenes' size: 128 wide, 4 layers
     python benchmarks/decoding_xgpt.py --paper --images 2  # the paper's: 768 wide, 12 layers, 100 regions
@@ -21,8 +21,7 @@ import platform
 import statistics
 
 import torch
-from kept import keep
-from searching import LENGTH, SEP_ID, decode, random_regions, seconds
+from common import LENGTH, SEP_ID, decode, random_regions, seconds, write_result
 from torch import Tensor
 
 from vlp_models.data.batch import Image, Text
@@ -67,8 +66,8 @@ class Projected:
         return (chosen.pack(packing.pad(x_KD).index_select(0, index_N)), chosen), prefix_NT[index_N]
 
 
-class EncodedAnew:
-    """The same, with the encoder at every step: a state is the image and the tokens so far."""
+class EncodedEachStep:
+    """The same with the encoder at every step: a state is the image and the tokens so far."""
 
     def __init__(self, model: XGPT) -> None:
         self.model = model
@@ -92,7 +91,7 @@ def build(paper: bool) -> XGPT:
     torch.manual_seed(0)
     model = build_model(
         "xgpt",
-        {**({} if paper else SMALL), "init_std": 0.06 if paper else 0.15},  # spread: near-ties would hide a difference
+        {**({} if paper else SMALL), "init_std": 0.06 if paper else 0.15},  # large: near-ties would hide a difference
         DataFacts(vocab_size=30522 if paper else 1000, mask_id=4, feature_dim=FEATURE_DIM),
     )
     assert isinstance(model, XGPT)
@@ -104,18 +103,18 @@ def build(paper: bool) -> XGPT:
 def main(arguments: argparse.Namespace) -> None:
     model, regions = build(arguments.paper), 100 if arguments.paper else 16
     image = random_regions(arguments.images, regions, FEATURE_DIM).to(DEVICE)
-    ways: dict[str, DecodingModel] = {"cached": model, "projected": Projected(model), "encoded": EncodedAnew(model)}
+    ways: dict[str, DecodingModel] = {"cached": model, "projected": Projected(model), "encoded": EncodedEachStep(model)}
     with torch.no_grad():
         found = {name: decode(way, image, BEAM) for name, way in ways.items()}
-        said = {name: [h.ids for h in hypotheses] for name, hypotheses in found.items()}
-        assert said["cached"] == said["projected"] == said["encoded"], "they decode differently"
-        rounds = [  # in turns: fair to all
+        sentences = {name: [h.ids for h in hypotheses] for name, hypotheses in found.items()}
+        assert sentences["cached"] == sentences["projected"] == sentences["encoded"], "they decode differently"
+        rounds = [  # alternating
             {name: seconds(lambda way=way: decode(way, image, BEAM), DEVICE) for name, way in ways.items()}  # type: ignore[misc]
             for _ in range(arguments.repeats)
         ]
-    taken = {name: statistics.median(times[name] for times in rounds) for name in ways}
+    medians = {name: statistics.median(times[name] for times in rounds) for name in ways}
     record = {
-        "claim": "XGPT's encoder keys and values once an image",
+        "claim": "XGPT's encoder keys and values once per image",
         "command": f"python benchmarks/decoding_xgpt.py{' --paper' if arguments.paper else ''} --images "
         f"{arguments.images}",
         "size": "paper" if arguments.paper else "small",
@@ -127,10 +126,10 @@ def main(arguments: argparse.Namespace) -> None:
         "tokens": LENGTH,
         "regions": regions,
         "repeats": arguments.repeats,
-        "seconds": {name: round(value, 4) for name, value in taken.items()},
-        "times_faster_than": {name: round(taken[name] / taken["cached"], 2) for name in ("projected", "encoded")},
+        "seconds": {name: round(value, 4) for name, value in medians.items()},
+        "times_faster_than": {name: round(medians[name] / medians["cached"], 2) for name in ("projected", "encoded")},
     }
-    keep(f"decoding-xgpt-{record['size']}-{DEVICE.type}", record)
+    write_result(f"decoding-xgpt-{record['size']}-{DEVICE.type}", record)
     print(json.dumps(record["seconds"]), json.dumps(record["times_faster_than"]))
 
 

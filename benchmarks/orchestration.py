@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kept import keep
+from common import write_result
 
 ROOT = Path(__file__).parent.parent
 PREFECT, DVC = [sys.executable, "-m", "prefect"], [sys.executable, "-m", "dvc"]
@@ -161,7 +161,7 @@ def main() -> None:
                 result["no_op_of_finished_workspace_seconds"] = _summary(walls)
         finally:
             site.stop()
-    print(keep("orchestration", result))
+    print(write_result("orchestration", result))
 
 
 def measure(site: Site, folder: Path, rounds: int) -> dict[str, Any]:

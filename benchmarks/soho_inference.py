@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from kept import keep
+from common import write_result
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.resnet import Bottleneck
@@ -149,7 +149,7 @@ def main(device: torch.device, height: int, width: int, layers: int, rounds: int
         "seconds in all": {"regions": round(by_regions, 4), "pixels": round(by_pixels, 4)},
         "times as fast": round(by_regions / by_pixels, 2),
     }
-    print(keep(f"soho_inference-{device.type}", result))
+    print(write_result(f"soho_inference-{device.type}", result))
 
 
 if __name__ == "__main__":

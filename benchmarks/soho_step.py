@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from kept import keep
+from common import write_result
 from soho_expanded import expanded_losses
 from torch import Tensor
 
@@ -124,7 +124,7 @@ def main(device: torch.device, images: int, height: int, width: int, repeats: in
         "times as fast, median of pairs": statistics.median(ratios),
         "times as fast, lowest and highest": [min(ratios), max(ratios)],
     }
-    print(keep(f"soho_step-{device.type}", result))
+    print(write_result(f"soho_step-{device.type}", result))
 
 
 if __name__ == "__main__":

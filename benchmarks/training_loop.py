@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kept import keep
+from common import write_result
 from torch import nn
 from torch.utils.data import Dataset
 from training_step import SIZES, random_batch
@@ -110,7 +110,7 @@ def main() -> None:
         "ours": round(median["ours"], 4),
         "overhead_percent": round(100 * (median["ours"] / median["bare"] - 1), 1),
     }
-    print(keep("training_loop", record))
+    print(write_result("training_loop", record))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from kept import keep
+from common import write_result
 
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.models import DataFacts, build_model
@@ -98,7 +98,7 @@ def main(name: str, device: torch.device, repeats: int) -> None:
         "best": round(rates[-1], 1),
         "repeats": repeats,
     }
-    keep(f"training_step-{name}-{device.type}", record)
+    write_result(f"training_step-{name}-{device.type}", record)
     print(json.dumps(record))
 
 

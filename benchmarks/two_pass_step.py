@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from kept import keep
+from common import write_result
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -166,7 +166,7 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
         record["peak_memory_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
     Console().print(table)
     print(f"word logits of one pass: {needed / 1e6:.2f} MB where needed, {everywhere / 1e6:.2f} MB everywhere")
-    keep(f"two_pass_step-{'paper-' if paper else ''}{device.type}", record)
+    write_result(f"two_pass_step-{'paper-' if paper else ''}{device.type}", record)
 
 
 if __name__ == "__main__":

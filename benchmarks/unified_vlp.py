@@ -1,12 +1,11 @@
-"""What Unified VLP's caches save in captioning, and what its masks and vocabulary logits cost in pretraining.
+"""The time that Unified VLP's caches save in captioning, and what its masks and vocabulary logits cost in pretraining.
 
 Captioning: beam 5, 20 words, 100 regions. The cached side computes an image's keys and values once and shares them
-among its beams; the other embeds the regions once, and runs the whole stack over [CLS], regions, [SEP], words and
-[MASK] for every hypothesis at every step. Both must find the same sentences, or the script fails before it times
-anything.
+among its beams; the other embeds the regions once and runs the whole stack over [CLS], regions, [SEP], words and [MASK]
+for every hypothesis at every step. Both must find the same sentences, or the script fails before it measures anything.
 
-Pretraining: 64 pairs, 100 regions, up to 20 words, objectives drawn. The masks must be those that two loops write, and
-vocabulary logits are counted where they are computed. Times are CPU seconds of this process, on a GPU those of a clock.
+Pretraining: 64 pairs, 100 regions, up to 20 words, objectives drawn. The masks must equal those of a plain loop, and
+vocabulary logits are counted where they are computed. Times are CPU seconds of this process; wall-clock time on a GPU.
 
     python benchmarks/unified_vlp.py                     # 128 wide, 4 layers, as in presets/unified-vlp.yaml
     python benchmarks/unified_vlp.py --paper --images 2 --device cuda
@@ -26,8 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from kept import keep
-from searching import LENGTH, SEP_ID, decode, random_regions, seconds
+from common import LENGTH, SEP_ID, decode, random_regions, seconds, write_result
 from torch import Tensor
 
 from vlp_models.data.batch import Batch, Image, Regions, Text
@@ -42,8 +40,8 @@ BEAM, REGIONS, PAIRS = 5, 100, 64
 
 
 class WholeSequence:
-    """Unified VLP's step interface without caches: a state is the regions' embeddings, which of them there are, and the
-    words so far."""
+    """Unified VLP's step interface without caches: a state is the regions' embeddings, their mask, and the words so
+    far."""
 
     def __init__(self, model: UnifiedVLP) -> None:
         self.model = model
@@ -75,7 +73,7 @@ def build(paper: bool) -> UnifiedVLP:
     torch.manual_seed(0)
     model = build_model(
         "unified_vlp",
-        {**({} if paper else SMALL), "init_std": 0.06 if paper else 0.15},  # spread: near-ties would hide a difference
+        {**({} if paper else SMALL), "init_std": 0.06 if paper else 0.15},  # large: near-ties would hide a difference
         DataFacts(
             vocab_size=28996 if paper else 1000,
             mask_id=4,
@@ -94,7 +92,7 @@ def regions_for(model: UnifiedVLP, images: int) -> Regions:
     return random_regions(images, REGIONS, config.feature_dim, classes=max(1, config.num_classes)).to(DEVICE)
 
 
-def clocked(work: Callable[[], object]) -> float:
+def measure(work: Callable[[], object]) -> float:
     return seconds(work, DEVICE, time.perf_counter if DEVICE.type == "cuda" else time.process_time)
 
 
@@ -115,7 +113,7 @@ def captioning(model: UnifiedVLP, images: int, repeats: int) -> dict[str, Any]:
         assert [h.ids for h in cached_result] == [h.ids for h in uncached_result], "the two decode differently"
         worst = max(abs(c.score - u.score) for c, u in zip(cached_result, uncached_result, strict=True))
         pairs = [
-            tuple(clocked(lambda way=way: decode(way, image, BEAM)) for way in (model, uncached))  # in turns
+            tuple(measure(lambda way=way: decode(way, image, BEAM)) for way in (model, uncached))  # alternating
             for _ in range(repeats)
         ]
     cached, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
@@ -139,8 +137,8 @@ def pretraining(model: UnifiedVLP, repeats: int) -> dict[str, Any]:
     for n in range(0, PAIRS, 16):
         for j in range(0, real_NL.shape[1], 7):
             for k in range(real_NL.shape[1]):
-                seen = real_NL[n, k] and (not causal_N[n] or k < REGIONS + 2 or k <= j)
-                assert bool(found[n, j, k]) == bool(seen), "the mask is not the paper's"
+                expected = real_NL[n, k] and (not causal_N[n] or k < REGIONS + 2 or k <= j)
+                assert bool(found[n, j, k]) == bool(expected), "the mask differs from the paper's"
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     count = model.word_head.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
@@ -161,9 +159,9 @@ def pretraining(model: UnifiedVLP, repeats: int) -> dict[str, Any]:
             prefix_mask(real_NL, REGIONS + 2, causal_N)
 
     step(), masks()
-    taken = [(clocked(step), clocked(masks) / 20) for _ in range(repeats)]
+    times = [(measure(step), measure(masks) / 20) for _ in range(repeats)]
     count.remove()
-    whole, mask = (statistics.median(times) for times in zip(*taken, strict=True))
+    whole, mask = (statistics.median(column) for column in zip(*times, strict=True))
     return {
         "pairs": PAIRS,
         "tokens_of_text": int(batch.text.mask_BT.sum()),
@@ -191,7 +189,7 @@ def main(arguments: argparse.Namespace) -> None:
         "captioning": captioning(model, arguments.images, arguments.repeats),
         "pretraining": pretraining(model, arguments.repeats),
     }
-    print(keep(f"unified-vlp-{size}-{DEVICE.type}", record))
+    print(write_result(f"unified-vlp-{size}-{DEVICE.type}", record))
 
 
 if __name__ == "__main__":

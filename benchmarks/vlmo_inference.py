@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from kept import keep
+from common import write_result
 from plain_vlmo import PlainVLMo, random_state
 from torch import Tensor
 
@@ -115,7 +115,7 @@ def time_both(
         ),
         "aim": AIM,
     }
-    print(keep(f"vlmo_inference-{side}{'-full' if full else ''}-{device.type}", result))
+    print(write_result(f"vlmo_inference-{side}{'-full' if full else ''}-{device.type}", result))
 
 
 if __name__ == "__main__":

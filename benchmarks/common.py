@@ -1,0 +1,61 @@
+"""Shared by the benchmarks: result files, random regions, a beam search of full length, and a clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from vlp_models.data.batch import Image, Regions
+    from vlp_models.models.decoding.search import DecodingModel, Hypothesis
+
+RESULTS = Path(__file__).parent / "results"
+LENGTH = 20  # tokens of every sentence: the models' [SEP] is made impossible
+SEP_ID = 3
+
+
+def write_result(name: str, record: Mapping[str, Any]) -> str:
+    """Write benchmarks/results/NAME.json and return its text."""
+    text = json.dumps(record, indent=2)
+    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    return text
+
+
+def random_regions(images: int, regions: int, feature_dim: int, *, classes: int = 1) -> Regions:
+    """Return images with random regions, always the same."""
+    import torch
+
+    from vlp_models.data.batch import Regions
+
+    generator = torch.Generator().manual_seed(1)
+    return Regions(
+        features_BRF=torch.randn(images, regions, feature_dim, generator=generator),
+        boxes_BR4=torch.rand(images, regions, 4, generator=generator).sort(-1).values,
+        class_probs_BRC=torch.randn(images, regions, classes, generator=generator).softmax(-1),
+        mask_BR=torch.ones(images, regions, dtype=torch.bool),
+    )
+
+
+def decode(model: DecodingModel, image: Image, beam: int) -> list[Hypothesis]:
+    """Decode by beam search, and check that no sentence ended early."""
+    from vlp_models.models.decoding.search import beam_search
+
+    found = beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=SEP_ID, beam_size=beam)
+    assert all(len(hypothesis.ids) == LENGTH for hypothesis in found)
+    return found
+
+
+def seconds(work: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds that `work` takes, including pending work on the device."""
+    import torch
+
+    start = clock()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return clock() - start
