@@ -7,19 +7,25 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from vlp_models.data.inputs import choose
+from vlp_models.data.inputs import choose_captions
 from vlp_models.data.pixels import PixelInput, fit
 
 
 def test_captions_are_drawn_without_repeating_one_while_others_are_left() -> None:
     captions = ("a", "b", "c")
-    assert choose(captions, 2, None) == ["a", "b"] and choose(captions, 5, None) == ["a", "b", "c", "a", "b"]
-    assert choose(captions, 2, 7) == choose(captions, 2, 7)
-    drawn = [choose(captions, 2, seed) for seed in range(300)]
+    assert choose_captions(captions, 2, None) == ["a", "b"] and choose_captions(captions, 5, None) == [
+        "a",
+        "b",
+        "c",
+        "a",
+        "b",
+    ]
+    assert choose_captions(captions, 2, 7) == choose_captions(captions, 2, 7)
+    drawn = [choose_captions(captions, 2, seed) for seed in range(300)]
     assert all(len(set(pair)) == 2 for pair in drawn)
     count = Counter(caption for pair in drawn for caption in pair)
     assert all(160 < count[caption] < 240 for caption in captions)
-    assert all(sorted(Counter(choose(captions, 4, seed)).values()) == [1, 1, 2] for seed in range(20))
+    assert all(sorted(Counter(choose_captions(captions, 4, seed)).values()) == [1, 1, 2] for seed in range(20))
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from shard_files import hash_shards
 
-from vlp_models.common.io import hash_file, hash_path
+from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.contents import (
     CONTENTS,
     Kind,
     find_changed_data,
-    held_out_file,
+    evaluation_file,
     trained_on_file,
     trained_on_inputs,
 )
@@ -60,7 +60,7 @@ def test_neither_packing_nor_what_is_not_read_changes_it(hashed: Callable[..., d
     assert more[trained_on_file("regions", "captions", ["a"])] == {}
     tested = hashed(train=[record(i) for i in range(5)], val=[record(9)], test=[record(7)])
     assert tested[CAPTIONS] == plain[CAPTIONS], "who learns does not see the test split"
-    assert tested[held_out_file("regions", "captions")] and not plain[held_out_file("regions", "captions")]
+    assert tested[evaluation_file("regions", "captions")] and not plain[evaluation_file("regions", "captions")]
 
 
 @pytest.mark.parametrize("change", ["text", "regions", "order", "fewer", "another split"])
@@ -103,15 +103,12 @@ def test_rows_of_several_images_go_by_all_images(hashed: Callable[..., dict[str,
     assert pairs(third) == pairs(third) != pairs(dataclasses.replace(third, regions=record(2).regions))
 
 
-def test_a_checkpoint_knows_whether_its_data_is_here(tmp_path: Path) -> None:
+def test_changed_training_data_is_found(tmp_path: Path) -> None:
     workspace, name = Workspace(tmp_path), f"{CONTENTS}/{CAPTIONS}"
-    file, index = tmp_path / name, workspace.shards / "index-train.parquet"
-    for path in (file, index):
-        path.parent.mkdir(parents=True)
-        path.write_text("then")
+    file = tmp_path / name
+    file.parent.mkdir(parents=True)
+    file.write_text("then")
     inputs = {name: hash_file(file), "tokenizer": "1" * 64}
-    before = {index.name: hash_path(index)}  # as earlier versions wrote it
-    assert trained_on_inputs(inputs) == [name] and not find_changed_data(workspace, inputs | before)
+    assert trained_on_inputs(inputs) == [name] and not find_changed_data(workspace, inputs)
     file.write_text("now")
-    index.unlink()
-    assert find_changed_data(workspace, inputs) == [name] and find_changed_data(workspace, before) == [index.name]
+    assert find_changed_data(workspace, inputs) == [name]

@@ -77,7 +77,7 @@ def test_manifest(shards: Path) -> None:
     assert manifest.classes[0] == "background" and manifest.sources == ("nlvr", "scenes")
     assert manifest.counts["train"]["captions"] == 14
     (shards / "manifest.json").write_text('{"stage": "other"}', encoding="utf-8")
-    with pytest.raises(DataError, match="not the manifest of shards"):
+    with pytest.raises(DataError, match="not a manifest of shards"):
         ShardDataset(shards, "val", "images")
 
 
@@ -86,7 +86,7 @@ def test_missing_parts_are_named(shards: Path, build_shards: Build, record: Reco
     (shards / "train-00000.tar").unlink()
     with pytest.raises(DataError, match=r"train-00000\.tar: no such shard"):
         dataset[0]
-    with pytest.raises(DataError, match="hold no pixels"):
+    with pytest.raises(DataError, match="have no pixels"):
         ShardDataset(build_shards("bare", train=[record(1)]), "train", "images", pixels=True)
     with pytest.raises(DataError, match="dvc repro shards"):
         ShardDataset(shards / "nowhere", "train", "captions")

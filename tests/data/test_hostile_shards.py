@@ -32,13 +32,13 @@ def changed(regions: RegionArrays, name: str, value: float) -> RegionArrays:
 
 
 HOSTILE = [
-    ("features", np.nan, "features with a value that is not finite"),
-    ("features", np.inf, "features with a value that is not finite"),
-    ("class_probs", -np.inf, "class_probs with a value that is not finite"),
-    ("scores", np.nan, "scores with a value that is not finite"),
+    ("features", np.nan, "features has a value that is not finite"),
+    ("features", np.inf, "features has a value that is not finite"),
+    ("class_probs", -np.inf, "class_probs has a value that is not finite"),
+    ("scores", np.nan, "scores has a value that is not finite"),
     ("boxes", 9e9, "boxes from .* to 9e.09"),
     ("boxes", -1.0, "boxes from -1 to"),
-    ("boxes", np.nan, "boxes with a value that is not finite"),
+    ("boxes", np.nan, "boxes has a value that is not finite"),
 ]
 
 
@@ -79,14 +79,14 @@ def rewrite(index: Path, **cells: Any) -> None:
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ({"shard": None}, "row 0: no `shard`"),
-        ({"shard": -7}, "`shard` '-7' is no shard's number"),
-        ({"key": "../../outside"}, "`key` '../../outside' is no member's name"),
-        ({"key": None}, "no `key`"),
-        ({"sample_id": None}, "no `sample_id`"),
+        ({"shard": None}, "row 0: `shard` is missing"),
+        ({"shard": -7}, "`shard` '-7' is not a shard number"),
+        ({"key": "../../outside"}, "`key` '../../outside' is not a member name"),
+        ({"key": None}, "`key` is missing"),
+        ({"sample_id": None}, "`sample_id` is missing"),
         ({"regions_offset": -512}, "`regions_offset` '-512' is before the first member"),
         ({"regions_size": -1}, "`regions_size` '-1' is negative"),
-        ({"pixels_extension": "pickle"}, "`pixels_extension` 'pickle' is none of"),
+        ({"pixels_extension": "pickle"}, "`pixels_extension` 'pickle' is not one of"),
     ],
     ids=lambda value: str(next(iter(value.items()))) if isinstance(value, dict) else "",
 )
@@ -96,7 +96,7 @@ def test_an_index_that_can_not_be_true_is_refused(
     directory = build_shards(train=[record(1), record(2)])
     index = directory / "index-train.parquet"
     rewrite(index, **cells)
-    with pytest.raises(DataError, match=rf"index-train.parquet: not an index of shards: .*{words}.*anew"):
+    with pytest.raises(DataError, match=rf"index-train.parquet: not an index of shards: .*{words}.*dvc repro shards"):
         ShardDataset(directory, "train", "captions")
 
 
@@ -138,7 +138,7 @@ def test_a_manifest_that_can_not_be_true_is_refused(
     directory = build_shards(train=[record(1)])
     file = directory / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(DataError, match=r"manifest.json: not the manifest of shards"):
+    with pytest.raises(DataError, match=r"manifest.json: not a manifest of shards"):
         ShardDataset(directory, "train", "captions")
 
 

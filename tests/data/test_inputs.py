@@ -109,7 +109,7 @@ def test_what_is_not_finite_is_named(shards: Path, tokenizer: Tokenizer) -> None
         values[3].fill_(float("inf"))
         assert find_non_finite(batch) == [samples[3].sample_id]
     reader, samples = read(TEXTS, shards, tokenizer)
-    assert find_non_finite(reader.collate(samples)) == [] == find_non_finite(reader.collate(samples).none())
+    assert find_non_finite(reader.collate(samples)) == [] == find_non_finite(reader.collate(samples).empty())
 
 
 def test_a_picture_from_outside_becomes_what_the_model_reads(

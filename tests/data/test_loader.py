@@ -199,7 +199,7 @@ def test_an_epoch_leaves_the_global_generator_alone(make: Callable[..., Resumabl
 
 
 def test_a_state_of_other_data_is_refused(make: Callable[..., ResumableLoader]) -> None:
-    with pytest.raises(CheckpointError, match=r"5 batches an epoch, this one has 11"):
+    with pytest.raises(CheckpointError, match=r"5 batches per epoch, this one has 11"):
         make(batch_size=2).load_state_dict(make().state_dict())
 
 

@@ -37,7 +37,7 @@ def test_pictures_may_not_be_smaller_than_a_models_patch() -> None:
 def test_pictures_may_not_be_larger_than_shards_are_read() -> None:
     assert required_content([REGIONS], max_pixels=200_000_000).regions, "a detector reads the files"
     for inputs, packed in (([pixels(8)], "auto"), ([REGIONS], True)):
-        with pytest.raises(ParamsError, match=r"`validate\.max_image_pixels: 200000000` lets larger .* 50000000"):
+        with pytest.raises(ParamsError, match=r"`validate\.max_image_pixels: 200000000` accepts larger .* 50000000"):
             required_content(inputs, packed, max_pixels=200_000_000)
 
 

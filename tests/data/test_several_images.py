@@ -115,7 +115,7 @@ def test_a_batch_is_picked_from_emptied_blanked_and_judged(
     assert picked.targets is not None and picked.targets.tolist() == [2, 0, 2]
     assert picked.image_owner_M is not None and picked.image_owner_M.tolist() == [0, 0, 1, 1, 1, 2, 2]
     assert torch.equal(values(picked)[:, : values(direct).shape[1]], values(direct))
-    nothing = batch.none()
+    nothing = batch.empty()
     assert len(nothing) == len(nothing.image) == len(nothing.image_owner_M) == 0  # type: ignore[arg-type]
     assert find_non_finite(nothing) == [] == find_non_finite(batch)
     blank = blanked(batch)
@@ -126,7 +126,7 @@ def test_a_batch_is_picked_from_emptied_blanked_and_judged(
 
 def test_a_known_objects_boxes_are_the_first_images(shards: Path, tokenizer: Tokenizer) -> None:
     reader, samples = read(REGIONS, shards, tokenizer)
-    boxed = [sample.having(boxes=((0.0, 0.0, 0.5, 0.5),)) for sample in samples[:1]]
+    boxed = [sample.with_values(boxes=((0.0, 0.0, 0.5, 0.5),)) for sample in samples[:1]]
     image = reader.image(boxed, known_objects=True)
     assert isinstance(image, Regions)
     first = torch.tensor([0.0, 0.0, 0.5, 0.5])
@@ -140,7 +140,7 @@ def test_each_image_is_cropped_for_itself_and_again_the_same(shards: Path, token
 
     def epochs(workers: int) -> list[Batch]:
         loader = ResumableLoader(
-            dataset, batch_size=3, collate=reader.collate, seed=4, shuffle=True, draws=True, num_workers=workers
+            dataset, batch_size=3, collate=reader.collate, seed=4, shuffle=True, sample_seeds=True, num_workers=workers
         )
         return [batch for _ in range(2) for batch in loader]
 
@@ -148,11 +148,11 @@ def test_each_image_is_cropped_for_itself_and_again_the_same(shards: Path, token
     assert [b.image_ids for b in once] == [b.image_ids for b in again]
     assert all(torch.equal(values(a), values(b)) for a, b in zip(once, again, strict=True))
 
-    sample = dataclasses.replace(dataset[0], draw=11)
-    draws = [image.draw for image in sample.images]
+    sample = dataclasses.replace(dataset[0], seed=11)
+    draws = [image.seed for image in sample.images]
     assert draws[0] == 11 and len(set(draws)) == 3 and None not in draws
-    assert draws == [image.draw for image in dataclasses.replace(dataset[0], draw=11).images]
-    assert [image.draw for image in dataset[0].images] == [None] * 3
+    assert draws == [image.seed for image in dataclasses.replace(dataset[0], seed=11).images]
+    assert [image.seed for image in dataset[0].images] == [None] * 3
     data = encode(Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3), np.uint8)))
     others = tuple(dataclasses.replace(other, pixels=data) for other in sample.others)
     seen = reader.collate([dataclasses.replace(sample, pixels=data, others=others)]).image
@@ -186,5 +186,5 @@ def test_a_row_that_names_an_image_of_no_shard_is_an_error(
 
 def test_a_view_of_several_images_has_their_column_and_no_other_view_has() -> None:
     assert [view.name for view in VIEWS.values() if view.images == "several"] == ["image_pairs"]
-    with pytest.raises(ValueError, match="the view x: several images"):
+    with pytest.raises(ValueError, match="the view x: `images: several`"):
         View(name="x", id_column="x_id", images="several", columns=())

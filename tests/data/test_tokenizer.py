@@ -126,7 +126,7 @@ def test_reads_a_bert_vocabulary(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"[PAD]\n[UNK]\n[CLS]\nword\n", r"vocab.txt: .*\[SEP\], \[MASK\] are missing"),
-        ("\n".join([*SPECIAL_TOKENS, "x", "x"]).encode(), "occur twice, such as .*x"),
+        ("\n".join([*SPECIAL_TOKENS, "x", "x"]).encode(), "duplicate tokens, such as .*x"),
         (b"[PAD]\n\xff\n", "not UTF-8"),
     ],
 )

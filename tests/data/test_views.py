@@ -57,7 +57,7 @@ def test_texts_without_an_image_stand_in_the_index_alone(build_shards: Any, reco
 
 
 def test_an_unknown_view_is_named(build_shards: Any, record: Record) -> None:
-    with pytest.raises(ParamsError, match="no view `pairs` of the data; there are: images, captions"):
+    with pytest.raises(ParamsError, match="unknown view `pairs`; available: images, captions"):
         ShardDataset(build_shards(train=[record(1)]), "train", "pairs")
 
 

@@ -144,7 +144,7 @@ def test_sample_of_a_generated_caption(written: tuple[Params, Workspace], contro
         assert sample.regions is not None
         assert (sample.regions.features == own[caption.image_id].regions.features).all()
     assert [more[i].sample_id for i in range(5)] == [base[i].sample_id for i in range(5)]
-    with pytest.raises(DataError, match="of no image of this run's `sources`"):
+    with pytest.raises(DataError, match="no image of this run's `sources` has a generated caption"):
         AugmentedDataset(base, [GeneratedCaption(caption_id="a", image_id="b", text="c")], control=control)
 
 

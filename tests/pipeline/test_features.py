@@ -221,7 +221,7 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
         class_probs=np.zeros((1, 0), np.float16),
         scores=np.ones(1, np.float32),
     )
-    with pytest.raises(DataError, match="image a/1: features holds a value that float16 can't"):
+    with pytest.raises(DataError, match="image a/1: features has a value outside of float16"):
         storage.write_chunk(tmp_path, 0, [("a/1", regions)])
     assert not list(tmp_path.iterdir())
 

@@ -157,7 +157,7 @@ def test_pixel_models_need_no_features(workspace: Workspace, params: Params) -> 
     batch = reader.collate([dataset[i] for i in range(len(dataset))])
     assert len(batch.image) == 6 and batch.image.pixels_B3HW[0, 0].min() > batch.image.pixels_B3HW[0, 1].max()  # red
     assert {name for _, value in read_shard(workspace.shards / "train-00000.tar") for name in value} == {"json", "png"}
-    with pytest.raises(DataError, match=r"the shards hold no regions; .*`dvc repro shards`"):
+    with pytest.raises(DataError, match=r"the shards have no regions; .*`dvc repro shards`"):
         ShardDataset(workspace.shards, "train", "captions")
     with pytest.raises(DataError, match="dvc repro features"):
         shards.run(auto, workspace, inputs=[PIXELS, REGIONS])

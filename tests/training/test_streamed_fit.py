@@ -126,7 +126,7 @@ def test_training_waits_for_an_unavailable_server(
     assert away.back is not None
     away.back.join()
     assert same_weights(model, from_folder[0]) and untimed(done.rows) == from_folder[1]
-    assert "the store is away" in capsys.readouterr().err
+    assert "the store does not respond" in capsys.readouterr().err
 
 
 def test_truncated_shard_stops_the_run_and_resumes_once_fixed(

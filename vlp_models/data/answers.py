@@ -1,7 +1,7 @@
-"""VQA answers: the official normalisation, the answer vocabulary, the soft labels.
+"""VQA answers: the official normalization, the answer vocabulary, and soft labels.
 
-The normalisation follows the evaluation code of the VQA challenge (Antol et al., 2015) to the letter, slips included:
-scores are comparable only if every one of them is kept.
+The normalization reproduces the evaluation code of the VQA challenge (Antol et al., 2015) exactly, including its bugs:
+scores are comparable only if all of them are kept.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-# The official average over leave-one-out subsets of ten annotators, by how many of them gave the answer.
+# Official average over leave-one-out subsets of ten annotators, by the number of them that gave the answer.
 SOFT_SCORES = (0.0, 0.3, 0.6, 0.9, 1.0)
 
 _PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 # ASCII digits only: the official code runs without re.UNICODE
 _COMMA_IN_NUMBER = re.compile(r"\d,\d", re.ASCII)
-# Meant as "a period between digits stays"; the slip in the lookbehind makes it "a period before a digit stays".
+# Intended: "keep a period between digits"; the typo in the lookbehind makes it "keep a period before a digit".
 _PERIOD = re.compile(r"(?!<=\d)(\.)(?!\d)", re.ASCII)
-_PERIOD_COUNT = 32  # re.UNICODE, passed where the number of replacements belongs
+_PERIOD_COUNT = 32  # value of re.UNICODE, passed as the number of replacements
 _NUMBERS = {
     word: str(number)
     for number, word in enumerate(
@@ -38,7 +38,7 @@ y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 
 
 def _contractions() -> dict[str, str]:
-    """Each known misspelling lacks exactly one apostrophe of the right form; one official entry runs the other way."""
+    """Return the table of contractions: each known misspelling lacks one apostrophe; one official entry is reversed."""
     table = {"somebody'd": "somebodyd"}
     for word in _CONTRACTED.split():
         for i, character in enumerate(word):
@@ -51,16 +51,19 @@ _CONTRACTIONS = _contractions()
 
 
 def normalize_answer(text: str) -> str:
-    """Official VQA normalisation: punctuation, then numbers, articles and contractions, in lower case.
+    """Return the officially normalized answer: punctuation, then numbers, articles and contractions, in lower case.
 
-    The official accuracy applies it to both sides only where the ten answers differ; that is the metric's business.
+    The official accuracy normalizes both sides only if the ten answers differ; the metric decides that.
     """
     return normalize_words(normalize_punctuation(text))
 
 
 def normalize_punctuation(text: str) -> str:
-    """Deletes a mark that stands next to a space anywhere in `text`, or if `text` has a comma between two digits;
-    else puts a space in its place. Then deletes up to 32 periods that no digit follows."""
+    """Remove punctuation.
+
+    Deletes a mark that is next to a space anywhere in `text`, or if `text` has a comma between two digits; else
+    replaces it by a space. Then deletes up to 32 periods that are not followed by a digit.
+    """
     result = text
     comma_in_number = _COMMA_IN_NUMBER.search(text) is not None
     for mark in _PUNCTUATION:
@@ -72,30 +75,30 @@ def normalize_punctuation(text: str) -> str:
 
 
 def normalize_words(text: str) -> str:
-    """Lower case, number words as digits, no articles, contractions with their apostrophe."""
+    """Return lower case, number words as digits, no articles, contractions with their apostrophe."""
     words = (_NUMBERS.get(word, word) for word in text.lower().split())
     return " ".join(_CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
 
 
 def is_exact(answers: Sequence[str]) -> bool:
-    """Whether a question has one right answer, to be met exactly (DAQUAR), and no annotators who may differ."""
+    """Return whether a question has one right answer (DAQUAR), not several annotators' answers."""
     return len(answers) == 1
 
 
 def most_frequent(answers: Sequence[str]) -> str:
-    """VQA's multiple-choice answer: the most frequent of the annotators' answers, the first given among equals."""
+    """Return VQA's multiple-choice answer: the most frequent of the annotators' answers, the first one among equals."""
     return Counter(answers).most_common(1)[0][0]
 
 
 def build_answer_vocabulary(questions: Iterable[Sequence[str]], min_count: int) -> list[str]:
-    """Answers a classifier chooses from, the most frequent first, equals by text.
+    """Return the answers a classifier chooses from, most frequent first, ties by text.
+
+    The rule of Teney et al. (2018), as in ViLT and VLMo: the multiple-choice answer, normalized, commas deleted. The
+    one right answer of a question (`is_exact`) is used unchanged.
 
     Args:
-        questions: the annotators' answers, one sequence a question; empty ones (hidden answers) are passed over.
-        min_count: an answer enters from this many questions on (VQA v2 proper: 9, which gives 3,129 answers).
-
-    The rule of Teney et al. (2018), as ViLT and VLMo use it: the multiple-choice answer, normalised, commas deleted. A
-    question's one right answer (`is_exact`) stays as it is.
+        questions: the annotators' answers, one sequence per question; empty ones (hidden answers) are skipped.
+        min_count: minimum number of questions with an answer (VQA v2: 9, which gives 3,129 answers).
     """
     counts = Counter(_entry(answers) for answers in questions if answers)
     kept = [answer for answer, n in counts.items() if n >= min_count]
@@ -107,11 +110,13 @@ def _entry(answers: Sequence[str]) -> str:
 
 
 def soft_scores(answers: Sequence[str], vocabulary: Mapping[str, int]) -> dict[int, float]:
-    """Soft label of a question: answer index -> score; 0.3, 0.6, 0.9, 1 for 1, 2, 3, 4 or more annotators.
+    """Return the soft label of a question: answer index -> score, 0.3, 0.6, 0.9, 1 for 1, 2, 3, 4 or more annotators.
 
-    A question's one right answer (`is_exact`) scores 1.
+    The one right answer of a question (`is_exact`) scores 1. Counts the annotators' strings unchanged, as the published
+    recipe does.
 
-    Counts the annotators' strings as they stand, as the published recipe does; `vocabulary`: answer -> index.
+    Args:
+        vocabulary: answer -> index.
     """
     if is_exact(answers):
         return {vocabulary[answer]: 1.0 for answer in answers if answer in vocabulary}

@@ -1,4 +1,4 @@
-"""Typed batches: what every model takes.
+"""Typed batches, which every model takes, and the collation of samples into padded tensors.
 
 Shape suffixes: B batch, R regions, F feature dimension, C detector classes, T text tokens, H/W pixels, A answers.
 """
@@ -19,35 +19,37 @@ from torch.nn.functional import normalize, pad
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.errors import DataError
 
-M = TypeVar("M", bound="_Movable")
+M = TypeVar("M", bound="_TensorRecord")
 
 
-class _Movable:
-    """`to(device)`, `none()` and `select(index)` for frozen dataclasses of tensors, nested ones included."""
+class _TensorRecord:
+    """Adds `to(device)`, `empty()` and `select(index)` to frozen dataclasses of tensors, including nested ones."""
 
     def to(self: M, device: torch.device | str, non_blocking: bool = False) -> M:
+        """Return a copy on `device`."""
+
         def move(value: Any) -> Any:
-            if isinstance(value, (Tensor, _Movable)):
+            if isinstance(value, (Tensor, _TensorRecord)):
                 return value.to(device, non_blocking=non_blocking)
             return value
 
         return self._map(move)
 
-    def none(self: M) -> M:
-        """The same without a row: of everything the first dimension is 0."""
+    def empty(self: M) -> M:
+        """Return a copy without rows: the first dimension of everything is 0."""
 
         def cut(value: Any) -> Any:
-            if isinstance(value, _Movable):
-                return value.none()
+            if isinstance(value, _TensorRecord):
+                return value.empty()
             return value[:0] if isinstance(value, (Tensor, tuple)) else value
 
         return self._map(cut)
 
     def select(self: M, index_N: Tensor) -> M:
-        """The rows of these numbers, in their order; a row may come several times, or not at all."""
+        """Return these rows in this order; a row may occur several times, or not at all."""
 
         def pick(value: Any) -> Any:
-            if isinstance(value, _Movable):
+            if isinstance(value, _TensorRecord):
                 return value.select(index_N)
             if isinstance(value, tuple):
                 return tuple(value[i] for i in index_N.tolist())
@@ -61,7 +63,7 @@ class _Movable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regions(_Movable):
+class Regions(_TensorRecord):
     """Detected regions, most confident first, padded to the longest image of the batch.
 
     features_BRF     float32; zero where padded
@@ -79,11 +81,11 @@ class Regions(_Movable):
         return self.features_BRF.shape[0]
 
     def pooled_BF(self) -> Tensor:
-        """The direction of each image's mean feature, of length one; zeros where there is nothing to see."""
+        """Return each image's mean feature, normalized to length one; zeros if it has no regions."""
         return normalize((self.features_BRF * self.mask_BR[..., None]).sum(1), dim=1)
 
     def blanked(self) -> Regions:
-        """Nothing to see: one all-zero region an image. The control that shows what text alone can do."""
+        """Return one all-zero region per image: the input of the blind baseline."""
         first = torch.zeros_like(self.mask_BR)
         first[:, 0] = True
         return Regions(
@@ -96,7 +98,7 @@ class Regions(_Movable):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRegions(Regions):
-    """Regions of which more is known, for a model that asks for it (`RegionInput.scores`).
+    """Regions with detector confidence, for models that read it (`RegionInput.scores`).
 
     scores_BR  float32; the detector's confidence; zero where padded
     """
@@ -109,12 +111,12 @@ class ScoredRegions(Regions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pixels(_Movable):
+class Pixels(_TensorRecord):
     """Images for patch or CNN models.
 
-    pixels_B3HW  float32, normalised; zero where padded
-    mask_BHW     bool; True where there is picture. None: everywhere
-    place_B      int64; which of its sample's images each is, from 0. None: every sample has one
+    pixels_B3HW  float32, normalized; zero where padded
+    mask_BHW     bool; True where there is image content. None: everywhere
+    place_B      int64; index of each image among its sample's images. None: every sample has one
     """
 
     pixels_B3HW: Tensor
@@ -125,20 +127,20 @@ class Pixels(_Movable):
         return self.pixels_B3HW.shape[0]
 
     def blanked(self) -> Pixels:
-        """Nothing to see: the mean colour everywhere."""
+        """Return the mean color everywhere: the input of the blind baseline."""
         mask_BHW = None if self.mask_BHW is None else torch.ones_like(self.mask_BHW)
         return dataclasses.replace(self, pixels_B3HW=torch.zeros_like(self.pixels_B3HW), mask_BHW=mask_BHW)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(_Movable):
+class Text(_TensorRecord):
     """[CLS] w1 ... wn [SEP] [PAD]...
 
     ids_BT   int64
-    mask_BT  bool; True where there is a token, [CLS] and [SEP] included
-    last_segment_BT  bool; of texts in several segments, True in the last one, its [SEP] included
-    word_BT  int64; which of the text's words a token is a piece of, -1 where of none; None unless asked for
-    cut_B    bool; True where a text was too long: its [SEP] is no end that generation should learn. None: nowhere
+    mask_BT  bool; True where there is a token, including [CLS] and [SEP]
+    last_segment_BT  bool; for texts in several segments, True in the last one, including its [SEP]
+    word_BT  int64; index of the word that a token is a piece of, -1 for none; None unless requested
+    cut_B    bool; True if a text was truncated: generation must not learn its [SEP] as an end. None: none was
     owner_N  int64; the row of the image that each text belongs to. None: text i belongs to image i
     """
 
@@ -154,25 +156,27 @@ class Text(_Movable):
 
     @property
     def has_next_BT(self) -> Tensor:
-        """bool: the positions after which another token comes, which generation predicts there. The [SEP] of a text
-        that was cut is no such token."""
+        """Return bool: the positions that are followed by a token, which generation predicts there.
+
+        The [SEP] of a truncated text does not count.
+        """
         if self.cut_B is None:
             return pad(self.mask_BT[:, 1:], (0, 1))
         ends_BT = self.mask_BT & ~pad(self.mask_BT[:, 1:], (0, 1))
         return pad((self.mask_BT & ~(ends_BT & self.cut_B[:, None]))[:, 1:], (0, 1))
 
     def next_tokens(self, at_BT: Tensor) -> Tensor:
-        """int64 [M]: the tokens right behind these positions, in row-major order."""
+        """Return int64 [M]: the tokens right after these positions, in row-major order."""
         return self.ids_BT[:, 1:][at_BT[:, :-1]]
 
     def owners(self, images: int) -> Tensor | None:
-        """`owner_N`, after a look at whether it can be.
+        """Return `owner_N`, checked.
 
         Raises:
-            DataError: there are more or fewer texts than images, and nothing says which belong together.
+            DataError: the numbers of texts and images differ, and `owner_N` is not set.
         """
         if self.owner_N is None and len(self) != images:
-            raise DataError(f"{len(self)} texts of {images} images: Text.owner_N must say whose they are")
+            raise DataError(f"{len(self)} texts for {images} images: Text.owner_N must assign them")
         return self.owner_N
 
 
@@ -180,16 +184,17 @@ Image = Regions | Pixels
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch(_Movable):
-    """One step's input. `targets` depends on the task: see the file of the task.
+class Batch(_TensorRecord):
+    """One step's input. `targets` depends on the task: see the task's file.
 
-    image  None in a batch of texts alone; it may have several rows a sample (`image_owner_M`), or one for several
-           samples, each of them with one text: `Text.owner_N` says whose
-    text   None in a batch of images alone; it may have several rows a sample (`Text.owner_N`)
-    image_ids      one a row of `image`
-    image_owner_M  int64, never falling; the sample that each image belongs to. None: image i belongs to sample i
+    image  None in a text-only batch; may have several rows per sample (`image_owner_M`), or one for several samples
+    with
+           one text each (`Text.owner_N`)
+    text   None in an image-only batch; may have several rows per sample (`Text.owner_N`)
+    image_ids      one per row of `image`
+    image_owner_M  int64, non-decreasing; the sample that each image belongs to. None: image i belongs to sample i
 
-    Both are typed `| Any` instead of `| None`: nearly every reader needs both, and says so by reading them.
+    Both are typed `| Any` instead of `| None`, because nearly every reader needs both.
     """
 
     sample_ids: tuple[str, ...]
@@ -204,13 +209,13 @@ class Batch(_Movable):
 
     @property
     def shares_images(self) -> bool:
-        """Whether each sample is one text, whose `owner_N` says which image is its: several may have one in common."""
+        """Return whether each sample is one text and several texts may have the same image (`Text.owner_N`)."""
         text = cast(Text | None, self.text)
         owned = self.image_owner_M is None and text is not None and text.owner_N is not None
         return owned and len(self.text) == len(self.sample_ids)
 
     def samples_showing(self, images_K: Tensor) -> list[str]:
-        """The ids of the samples that have one of these rows of `image`."""
+        """Return the ids of the samples that have one of these rows of `image`."""
         if self.shares_images:
             images_K = torch.isin(cast(Tensor, self.text.owner_N), images_K).nonzero().flatten()
         elif self.image_owner_M is not None:
@@ -218,10 +223,10 @@ class Batch(_Movable):
         return [self.sample_ids[i] for i in images_K.tolist()]
 
     def select(self, index_N: Tensor) -> Batch:
-        """The samples of these numbers, in their order, each with all its images."""
+        """Return these samples in this order, each with all its images."""
         if self.shares_images:
             rest = dataclasses.replace(self, image=None, image_ids=self.sample_ids)
-            return dataclasses.replace(_Movable.select(rest, index_N), image=self.image, image_ids=self.image_ids)
+            return dataclasses.replace(_TensorRecord.select(rest, index_N), image=self.image, image_ids=self.image_ids)
         if self.image_owner_M is None:
             return super().select(index_N)
         new_K, images_K = (index_N[:, None] == self.image_owner_M).nonzero().unbind(1)
@@ -235,9 +240,12 @@ class Batch(_Movable):
 
 
 def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores: bool = False) -> Regions:
-    """Pads to the longest image, at most `max_regions` rows, the most confident ones. scores: as `ScoredRegions`.
+    """Pad to the longest image, with at most `max_regions` rows, the most confident ones.
 
-    An image without a region gets one all-zero row whose mask is True: attention needs something to look at.
+    An image without regions gets one all-zero row whose mask is True, because attention needs at least one key.
+
+    Args:
+        scores: return `ScoredRegions`.
     """
     if not images:
         raise ValueError("a batch needs at least one image")
@@ -270,13 +278,13 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
 
 
 def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min_overlap: float = 0.5) -> RegionArrays:
-    """The regions with known objects in front, which `collate_regions` then keeps first.
+    """Return the regions with known objects first, which `collate_regions` then keeps.
 
-    An object has its own box, and feature and class probabilities of the detected region that overlaps it most; zeros
-    where none does by `min_overlap` (intersection over union). Its score is 1.
+    An object has its own box, and the feature and class probabilities of the detected region with the largest overlap;
+    zeros if none reaches `min_overlap` (intersection over union). Its score is 1.
 
     Args:
-        boxes: the objects', x1, y1, x2, y2 as fractions.
+        boxes: of the objects, x1, y1, x2, y2 as fractions.
     """
     if not boxes:
         return regions
@@ -286,8 +294,11 @@ def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min
     if len(regions):
         overlap_KN = _overlap(objects_K4, regions.boxes)
         best_K = overlap_KN.argmax(1)
-        seen_K = overlap_KN[np.arange(len(boxes)), best_K] >= min_overlap
-        features[seen_K], class_probs[seen_K] = regions.features[best_K[seen_K]], regions.class_probs[best_K[seen_K]]
+        match_K = overlap_KN[np.arange(len(boxes)), best_K] >= min_overlap
+        features[match_K], class_probs[match_K] = (
+            regions.features[best_K[match_K]],
+            regions.class_probs[best_K[match_K]],
+        )
     return RegionArrays(
         features=np.concatenate([features, regions.features]),
         boxes=np.concatenate([objects_K4, regions.boxes]),
@@ -297,7 +308,7 @@ def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min
 
 
 def _overlap(a_K4: NDArray[np.float32], b_N4: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[K, N]: intersection over union."""
+    """Return [K, N]: intersection over union."""
     sides_KN2 = np.minimum(a_K4[:, None, 2:], b_N4[:, 2:]) - np.maximum(a_K4[:, None, :2], b_N4[:, :2])
     common_KN = sides_KN2.clip(min=0).prod(-1)
     area_K, area_N = (a_K4[:, 2:] - a_K4[:, :2]).prod(-1), (b_N4[:, 2:] - b_N4[:, :2]).prod(-1)
@@ -306,28 +317,28 @@ def _overlap(a_K4: NDArray[np.float32], b_N4: NDArray[np.float32]) -> NDArray[np
 
 
 def image_owners(samples: Sequence[Sample]) -> Tensor | None:
-    """int64 [M]: which sample each image belongs to; None where each sample has one."""
+    """Return int64 [M]: the sample of each image; None if each sample has one."""
     counts = torch.tensor([len(sample.image_ids) for sample in samples], dtype=torch.int64)
     return None if bool((counts == 1).all()) else torch.arange(len(samples)).repeat_interleave(counts)
 
 
 def merge_adjacent_images(samples: Sequence[Sample]) -> tuple[list[Sample], Tensor]:
-    """The first of each run of samples that show one image, with one draw; and int64 [N], the run of each sample.
+    """Return the first of each run of samples with the same image and seed; and int64 [N], the run of each sample.
 
-    Samples whose image has no name share none.
+    Samples whose image has no id are never merged.
     """
     firsts: list[Sample] = []
     owners = []
     for sample in samples:
-        shown = (firsts[-1].image_id, firsts[-1].draw) if firsts else None
-        if not sample.image_id or (sample.image_id, sample.draw) != shown:
+        last = (firsts[-1].image_id, firsts[-1].seed) if firsts else None
+        if not sample.image_id or (sample.image_id, sample.seed) != last:
             firsts.append(sample)
         owners.append(len(firsts) - 1)
     return firsts, torch.tensor(owners, dtype=torch.int64)
 
 
 def get_regions(samples: Sequence[Sample]) -> list[RegionArrays]:
-    """Of every image of the samples, one sample's behind each other.
+    """Return the regions of every image of the samples, in order.
 
     Raises:
         DataError: a sample was read without its image's regions.

@@ -1,4 +1,4 @@
-"""A folder as Hugging Face lays out a BERT (config.json, vocab.txt or tokenizer.json, weights), or a package of one."""
+"""A BERT in Hugging Face's layout (config.json, vocab.txt or tokenizer.json, weights), in a folder or a package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vlp_models.errors import CheckpointError, DataError
 
 CONFIG, VOCABULARY, TOKENIZER, SETTINGS = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-# What tokenizer.json must say for our tokenizer to cut texts as it does.
+# Required values in tokenizer.json for our tokenizer to split texts the same way.
 _AS_BERT: dict[tuple[str, str], Any] = {
     ("model", "type"): "WordPiece",
     ("model", "unk_token"): UNK,
@@ -27,87 +27,89 @@ _AS_BERT: dict[tuple[str, str], Any] = {
 
 
 def find_folder(source: str, root: Path, where: str) -> Path:
-    """The folder itself.
+    """Return the folder.
 
     Args:
-        source: its path, seen from `root`, or `package:NAME`.
-        where: its place in params.yaml, for messages.
+        source: its path relative to `root`, or `package:NAME`.
+        where: its key in params.yaml, for messages.
 
     Raises:
-        MissingToolError: the package is not installed. DataError: it is not the one that DVC knows of, or holds no
-            BERT; no such folder.
+        MissingToolError: the package is not installed.
+        DataError: no such folder; the package is not the version that DVC recorded, or contains no BERT.
     """
     if not source.startswith(PREFIX):
         folder = root / source
         if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; `{where}` is a folder with a BERT's files, or {PREFIX}NAME")
+            raise DataError(
+                f"{folder}: no such folder; `{where}` must be a folder with a BERT's files, or {PREFIX}NAME"
+            )
         return folder
     check_recorded(source, root, where)
     places = {path.parent for path in package_files(source, where).values()}
     found = [place for place in places if (place / CONFIG).exists() and any((place / n).exists() for n in WEIGHTS)]
     if len(found) != 1:
-        many = "more than one BERT" if found else "no BERT (config.json beside its weights)"
-        raise DataError(f"`{where}: {source}`: the package holds {many}; give a folder instead")
+        many = "more than one BERT" if found else "no BERT (config.json next to its weights)"
+        raise DataError(f"`{where}: {source}`: the package contains {many}; give a folder instead")
     return found[0]
 
 
 def weights_file(folder: Path) -> Path:
-    """The one that is read, where there are two.
+    """Return the weights file; safetensors is preferred.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: no weights file.
     """
     for name in WEIGHTS:
         if (folder / name).exists():
             return folder / name
-    raise CheckpointError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}")
+    raise CheckpointError(f"{folder}: contains neither {' nor '.join(WEIGHTS)}")
 
 
 def read_tokenizer(folder: Path, *, lowercase: bool) -> Tokenizer:
-    """The tokenizer of the folder's vocab.txt, tokenizer.json, or both.
+    """Return the tokenizer of the folder's vocab.txt, tokenizer.json, or both.
 
     Args:
-        lowercase: `tokenizer.lowercase`, which must be the folder's, where the folder says.
+        lowercase: `tokenizer.lowercase`, which must match the folder's setting, if it has one.
 
     Raises:
-        DataError: neither file is there, they disagree, or texts are cut in a way that this project does not know.
+        DataError: both files are missing, they disagree, or the tokenizer has unsupported settings.
     """
     whole = _read(folder / TOKENIZER)
     settings = _read(folder / SETTINGS) or {}
     tokens = read_vocabulary(folder / VOCABULARY) if (folder / VOCABULARY).exists() else None
     if whole is not None and "model" in whole:
-        other = [
+        differences = [
             f"{part}.{key} is {_part(whole, part).get(key)!r}, not {value!r}"
             for (part, key), value in _AS_BERT.items()
             if _part(whole, part).get(key) != value
         ]
-        if other:
-            raise DataError(f"{folder / TOKENIZER}: not a BERT's tokenizer: {'; '.join(other[:3])}")
+        if differences:
+            raise DataError(f"{folder / TOKENIZER}: not a BERT's tokenizer: {'; '.join(differences[:3])}")
         listed = _tokens(whole, folder / TOKENIZER)
         if tokens is not None and tokens != listed:
-            raise DataError(f"{folder}: {VOCABULARY} and {TOKENIZER} hold other vocabularies; remove the wrong one")
+            raise DataError(f"{folder}: {VOCABULARY} and {TOKENIZER} have different vocabularies; remove the wrong one")
         tokens = listed
     if tokens is None:
-        raise DataError(f"{folder}: holds neither {VOCABULARY} nor a {TOKENIZER} of Hugging Face's")
+        raise DataError(f"{folder}: contains neither {VOCABULARY} nor Hugging Face's {TOKENIZER}")
     if settings.get("tokenize_chinese_chars", True) is False:
-        raise DataError(f"{folder / SETTINGS}: tokenize_chinese_chars is false, which this project's tokenizer lacks")
-    said = {**_part(whole or {}, "normalizer"), **_named(settings, do_lower_case="lowercase", strip_accents=None)}
-    if said.get("lowercase", lowercase) is not lowercase:
+        raise DataError(f"{folder / SETTINGS}: tokenize_chinese_chars: false is not supported")
+    declared = {**_part(whole or {}, "normalizer"), **_named(settings, do_lower_case="lowercase", strip_accents=None)}
+    if declared.get("lowercase", lowercase) is not lowercase:
         raise DataError(
-            f"{folder}: its tokenizer has lowercase {str(said['lowercase']).lower()}; set `tokenizer.lowercase` in "
-            "params.yaml to that"
+            f"{folder}: its tokenizer has lowercase {str(declared['lowercase']).lower()}; set `tokenizer.lowercase` in "
+            "params.yaml to the same"
         )
     try:
-        return Tokenizer(tokens, lowercase=lowercase, strip_accents=said.get("strip_accents"))
+        return Tokenizer(tokens, lowercase=lowercase, strip_accents=declared.get("strip_accents"))
     except DataError as error:
         raise DataError(f"{folder}: {error}") from None
 
 
 def _tokens(whole: Mapping[str, Any], file: Path) -> list[str]:
-    """The vocabulary in the order of its ids, added tokens behind it.
+    """Return the vocabulary in the order of its ids, followed by added tokens.
 
     Raises:
-        DataError: ids with gaps, or added words that are looked for before a text is cut.
+        DataError: the ids have gaps, or there are added words, which are matched before a text is split.
     """
     vocabulary = dict(whole["model"].get("vocab", {}))
     added = [token for token in whole.get("added_tokens", []) if token.get("content") not in vocabulary]
@@ -121,7 +123,7 @@ def _tokens(whole: Mapping[str, Any], file: Path) -> list[str]:
 
 
 def _named(settings: Mapping[str, Any], **names: str | None) -> dict[str, Any]:
-    """Of `settings` those with these names, under the names given for them."""
+    """Return the settings with these names, under the new names."""
     return {new or name: settings[name] for name, new in names.items() if settings.get(name) is not None}
 
 
@@ -131,16 +133,17 @@ def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """
+    """Return a JSON object, or None if the file is missing.
+
     Raises:
-        DataError: no JSON object.
+        DataError: not a JSON object.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{file}: can't be read: {error}") from None
+        raise DataError(f"{file}: cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise DataError(f"{file}: not a JSON object")
     return value

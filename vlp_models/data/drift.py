@@ -1,12 +1,13 @@
-"""Measures between the statistics of training data and of new data, each with its limit.
+"""Drift: statistics of training data and of new data, and measures between them, each with a limit.
 
-    length_psi, resolution_psi, aspect_psi   population stability index of the bins (0.1 little, 0.25 much)
-    vocabulary_js                            Jensen-Shannon divergence of the word frequencies, in bits, 0 to 1
-    unknown_words                            how much larger the share of words is that the vocabulary lacks
+    length_psi, resolution_psi, aspect_psi   population stability index of the bins (0.1 small, 0.25 large)
+    vocabulary_js                            Jensen-Shannon divergence of word frequencies, in bits, 0 to 1
+    unknown_words                            increase of the share of words that are not in the vocabulary
     embedding_mmd_p                          p-value of the kernel two-sample test (Gretton et al., 2012) on embeddings
 
-A few captions differ from many by chance alone. `noise` is what that chance gives in one of a hundred pairs of samples
-of these sizes drawn from one distribution; a value drifts only if it exceeds both its limit and its noise.
+A few captions differ from many by chance alone. `noise` is the 99th percentile of a measure between samples of these
+sizes from one distribution; a value drifts only if it exceeds both its limit and its noise. The statistics are counts
+and a sample of embeddings, small enough for JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PERMUTATIONS = 1000
 
 
 def compare(reference: dict[str, Any], new: dict[str, Any], p: DriftParams) -> list[dict[str, Any]]:
-    """Every measure of texts and sizes: name, value, limit, noise, drifted. Both sides are made by `describe`."""
+    """Return every measure of texts and sizes: name, value, limit, noise, drifted. Both sides come from `describe`."""
     rng = np.random.default_rng(p.seed)
     found = []
     for name, limit in (
@@ -46,7 +47,7 @@ def compare(reference: dict[str, Any], new: dict[str, Any], p: DriftParams) -> l
 
 
 def compare_embeddings(reference: np.ndarray, new: np.ndarray, p: DriftParams) -> dict[str, Any]:
-    """The kernel two-sample test on embeddings [N, D] and [M, D]."""
+    """Return the kernel two-sample test on embeddings [N, D] and [M, D]."""
     squared, value = mmd(reference, new, np.random.default_rng(p.seed))
     return {
         "name": "embedding_mmd_p",
@@ -58,7 +59,7 @@ def compare_embeddings(reference: np.ndarray, new: np.ndarray, p: DriftParams) -
 
 
 def psi(reference: np.ndarray, new: np.ndarray) -> float:
-    """Population stability index of two histograms; half a count is added to every bin that either side uses."""
+    """Return the population stability index of two histograms; 0.5 is added to every bin that either side uses."""
     used = (reference + new) > 0
     a, b = (side[used] + 0.5 for side in (reference, new))
     a, b = a / a.sum(), b / b.sum()
@@ -66,7 +67,7 @@ def psi(reference: np.ndarray, new: np.ndarray) -> float:
 
 
 def js_divergence(reference: np.ndarray, new: np.ndarray) -> float:
-    """Jensen-Shannon divergence of two histograms, in bits: 0 for equal frequencies, 1 for disjoint ones."""
+    """Return the Jensen-Shannon divergence of two histograms in bits: 0 if equal, 1 if disjoint."""
     a, b = (side / max(side.sum(), 1) for side in (reference, new))
     middle = (a + b) / 2
 
@@ -78,14 +79,14 @@ def js_divergence(reference: np.ndarray, new: np.ndarray) -> float:
 
 
 def rate_increase(reference: np.ndarray, new: np.ndarray) -> float:
-    """Of [hits, misses]: how much larger the new side's share of hits is."""
+    """Return by how much the new side's share of hits is larger; arguments are [hits, misses]."""
     return float(new[0] / max(new.sum(), 1) - reference[0] / max(reference.sum(), 1))
 
 
 def mmd(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
-    """Squared maximum mean discrepancy (biased estimate) and its permutation p-value.
+    """Return the squared maximum mean discrepancy (biased estimate) and its permutation p-value.
 
-    The kernel is Gaussian, its width the median distance between all points.
+    The kernel is Gaussian; its width is the median distance between all points.
     """
     points = np.concatenate([x, y])
     norms = (points**2).sum(axis=1)
@@ -116,19 +117,22 @@ def _measure(
 
 
 FORMAT = "vlp-statistics/1"
-WORDS = 2000  # the most frequent are counted one by one, the others together
+WORDS = 2000  # the most frequent words are counted separately, the others together
 LENGTHS = [3, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 25, 30, 40, 60]  # words; bin i is [edge i-1, edge i)
-SIDES = [32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096]  # pixels, the root of width x height
+SIDES = [32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096]  # pixels, square root of width x height
 ASPECTS = [0.4, 0.55, 0.7, 0.8, 0.95, 1.05, 1.25, 1.4, 1.6, 1.9, 2.5]  # width over height
-DIMENSIONS = 32  # of an embedding after projection
+DIMENSIONS = 32  # dimensions of a projected embedding
 
 
 def describe(
     captions: Iterable[str], sizes: Iterable[tuple[int, int]], tokenizer: Tokenizer, most_words: int | None = WORDS
 ) -> dict[str, Any]:
-    """Counts over captions and over image sizes (width, height); of the words, `most_words` (None: all).
+    """Return counts over captions and over image sizes (width, height), and the `most_words` most frequent words.
 
-    A word is unknown if the vocabulary does not have it whole: it is then spelt in pieces, or is [UNK].
+    A word is unknown if the vocabulary does not have it as a whole: it is split into pieces, or is [UNK].
+
+    Args:
+        most_words: None: all words.
     """
     vocabulary = frozenset(tokenizer.vocabulary)
     lengths = np.zeros(len(LENGTHS) + 1, np.int64)
@@ -156,9 +160,9 @@ def describe(
 
 
 def project(embeddings: np.ndarray, seed: int) -> np.ndarray:
-    """[N, F] -> [N, 32] by a random matrix of `seed`, which keeps distances (Johnson and Lindenstrauss, 1984).
+    """Project [N, F] to [N, 32] by a random matrix of `seed`, which keeps distances (Johnson, Lindenstrauss, 1984).
 
-    Not by principal components: what is new about new data may lie where the old had no variance.
+    Not principal components: new data may differ in a direction in which old data had no variance.
     """
     matrix = np.random.default_rng(seed).standard_normal((embeddings.shape[1], DIMENSIONS))
     return embeddings.astype(np.float64) @ matrix / DIMENSIONS**0.5

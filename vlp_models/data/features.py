@@ -1,7 +1,10 @@
 """Region features on disk: chunks of images, an index and a manifest (docs/contracts.md, "Features").
 
-A chunk names its own images in its header, so the index can be made again from finished chunks after an interruption.
-The same regions give the same bytes.
+A chunk lists its images in its header, so the index can be rebuilt from finished chunks after an interruption. The same
+regions give the same bytes.
+
+data/features is a DVC output and deleted before its stage starts. `cache_features` keeps its chunks as hard links,
+which take no space, so that the next run extracts only the regions of new images.
 """
 
 from __future__ import annotations
@@ -22,20 +25,14 @@ from safetensors.numpy import save_file
 
 from vlp_models.common.io import link_or_copy, output_directory
 from vlp_models.common.limits import check_numbers
-from vlp_models.data.sample import RegionArrays
+from vlp_models.data.sample import REGION_DTYPES, RegionArrays
 from vlp_models.errors import DataError
 
 CHUNK_IMAGES = 512
 INDEX_SCHEMA = pa.schema(
     [("image_id", pa.string()), ("chunk", pa.int32()), ("start", pa.int32()), ("count", pa.int32())]
 )
-_IMAGES = "images"  # the one header entry: safetensors does not order several
-_DTYPES: dict[str, type[np.floating[Any]]] = {
-    "features": np.float16,
-    "boxes": np.float32,
-    "class_probs": np.float16,
-    "scores": np.float32,
-}
+_IMAGES = "images"  # the only header entry: safetensors does not keep the order of several
 
 
 def chunk_name(number: int) -> str:
@@ -43,7 +40,7 @@ def chunk_name(number: int) -> str:
 
 
 def write_chunk(directory: Path, number: int, images: Sequence[tuple[str, RegionArrays]]) -> Path:
-    """Writes one chunk, whole or not at all.
+    """Write one chunk atomically.
 
     Raises:
         DataError: a value is not finite (float16 ends at 65504), boxes leave [0, 1], or the images differ in F or C.
@@ -52,7 +49,7 @@ def write_chunk(directory: Path, number: int, images: Sequence[tuple[str, Region
         _check(image_id, regions, images[0][1])
     arrays = {
         name: np.ascontiguousarray(np.concatenate([getattr(regions, name) for _, regions in images]), dtype=dtype)
-        for name, dtype in _DTYPES.items()
+        for name, dtype in REGION_DTYPES.items()
     }
     listing = [[image_id, len(regions)] for image_id, regions in images]
     path = directory / chunk_name(number)
@@ -66,13 +63,13 @@ def write_chunk(directory: Path, number: int, images: Sequence[tuple[str, Region
 
 
 def write_index(directory: Path) -> dict[str, int]:
-    """Writes index.parquet from the chunks in `directory`; returns how many images, regions and chunks there are."""
+    """Write index.parquet from the chunks in `directory`; return the number of images, regions and chunks."""
     images = regions = 0
     paths = sorted(directory.glob("features-*.safetensors"))
     with pq.ParquetWriter(directory / "index.parquet", INDEX_SCHEMA, compression="zstd") as index:
         for number, path in enumerate(paths):
             if path.name != chunk_name(number):
-                raise DataError(f"{directory}: {chunk_name(number)} is missing; `dvc repro features` makes it")
+                raise DataError(f"{directory}: {chunk_name(number)} is missing; run `dvc repro features`")
             rows, start = [], 0
             for image_id, count in read_listing(path):
                 rows.append({"image_id": image_id, "chunk": number, "start": start, "count": count})
@@ -83,7 +80,7 @@ def write_index(directory: Path) -> dict[str, int]:
 
 
 def read_listing(path: Path) -> list[tuple[str, int]]:
-    """The images of a chunk and how many regions each has, in the order of its rows.
+    """Return the images of a chunk and their numbers of regions, in the order of its rows.
 
     Raises:
         DataError: not a chunk, or damaged.
@@ -95,17 +92,18 @@ def read_listing(path: Path) -> list[tuple[str, int]]:
         except (KeyError, IndexError, ValueError, TypeError, RecursionError, SafetensorError):
             raise DataError(f"{path}: not a features chunk; delete it and run `dvc repro features`") from None
     if sum(count for _, count in listing) != rows:
-        raise DataError(f"{path}: lists other counts than its {rows} rows; delete it and run `dvc repro features`")
+        raise DataError(f"{path}: its listing does not match its {rows} rows; delete it and run `dvc repro features`")
     return listing
 
 
 class FeatureStore:
-    """Reads data/features. Chunks are memory-mapped; `get` copies one image's rows. Of an image it holds its id and
-    20 bytes, found by bisection: a dictionary takes several times as much.
+    """Reads data/features. Chunks are memory-mapped; `get` copies one image's rows.
+
+    Per image it holds the id and 20 bytes, found by bisection: a dictionary takes several times as much.
 
     Args:
         directory: a finished data/features.
-        detector_id: if given, the features must be this detector's: regions of two detectors never mix.
+        detector_id: if given, the features must be this detector's: regions of two detectors are never mixed.
 
     Raises:
         DataError: an incomplete directory, or the features of another detector.
@@ -119,18 +117,20 @@ class FeatureStore:
         self.classes: list[str] = manifest["classes"]
         if detector_id is not None and detector_id != self.detector_id:
             raise DataError(
-                f"{directory}: features of detector {self.detector_id}, but {detector_id} is needed; "
-                "regions of different detectors can't be mixed: `dvc repro features`"
+                f"{directory}: features of detector {self.detector_id}, expected {detector_id}; "
+                "regions of different detectors cannot be mixed: run `dvc repro features`"
             )
         try:
             index = pq.read_table(directory / "index.parquet", schema=INDEX_SCHEMA)
             index.validate(full=True)
         except (OSError, pa.ArrowException, ValueError) as error:
-            raise DataError(f"{directory / 'index.parquet'}: {error}; `dvc repro features` makes it") from None
+            raise DataError(f"{directory / 'index.parquet'}: {error}; run `dvc repro features`") from None
         for name in INDEX_SCHEMA.names:
             if index[name].null_count or (name != "image_id" and pc.any(pc.less(index[name], 0)).as_py()):
-                raise DataError(f"{directory / 'index.parquet'}: `{name}` is missing or negative; `dvc repro features`")
-        index = index.sort_by("image_id")  # of UTF-8's bytes, which Python's order of strings agrees with
+                raise DataError(
+                    f"{directory / 'index.parquet'}: `{name}` is missing or negative; run `dvc repro features`"
+                )
+        index = index.sort_by("image_id")  # by UTF-8 bytes, which is also Python's string order
         self._ids = index["image_id"].cast(pa.large_string()).combine_chunks()
         self._places_N3 = np.stack([index[name].to_numpy() for name in ("chunk", "start", "count")], axis=1)
         self._chunks: dict[int, Any] = {}
@@ -146,44 +146,44 @@ class FeatureStore:
         return row if row < len(self._ids) and self._ids[row].as_py() == image_id else None
 
     def get(self, image_id: str) -> RegionArrays:
-        """The regions of one image, most confident first; there may be none.
+        """Return the regions of one image, most confident first; possibly none.
 
         Raises:
             DataError: the image has no entry, or its chunk is missing or damaged.
         """
         row = self._row(image_id)
         if row is None:
-            raise DataError(f"{self._directory}: no features for image {image_id}; `dvc repro features` makes them")
+            raise DataError(f"{self._directory}: no features for image {image_id}; run `dvc repro features`")
         number, start, count = self._places_N3[row].tolist()
         if number not in self._chunks:
             self._chunks[number] = _open(self._directory / chunk_name(number)).__enter__()
         chunk = self._chunks[number]
         try:
-            regions = RegionArrays(**{name: _rows(chunk, name, start, count) for name in _DTYPES})
-            if any(len(getattr(regions, name)) != count for name in _DTYPES):
+            regions = RegionArrays(**{name: _rows(chunk, name, start, count) for name in REGION_DTYPES})
+            if any(len(getattr(regions, name)) != count for name in REGION_DTYPES):
                 raise ValueError(f"the index lists {count} regions of {image_id}, the chunk has fewer")
             return regions
         except (SafetensorError, ValueError, TypeError) as error:
-            raise DataError(f"{self._directory / chunk_name(number)}: {error}; `dvc repro features`") from None
+            raise DataError(f"{self._directory / chunk_name(number)}: {error}; run `dvc repro features`") from None
 
 
 def _rows(chunk: Any, name: str, start: int, count: int) -> np.ndarray:
     rows = chunk.get_slice(name)
-    if count == 0:  # safetensors refuses an empty slice at the end
-        return np.zeros((0, *rows.get_shape()[1:]), dtype=_DTYPES[name])
+    if count == 0:  # safetensors rejects an empty slice at the end
+        return np.zeros((0, *rows.get_shape()[1:]), dtype=REGION_DTYPES[name])
     return rows[start : start + count]
 
 
 def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
-    for name, dtype in _DTYPES.items():
+    for name, dtype in REGION_DTYPES.items():
         array = getattr(regions, name)
         if len(array) != len(regions) or array.shape[1:] != getattr(first, name).shape[1:]:
             raise DataError(
-                f"image {image_id}: {name} has shape {list(array.shape)} beside features {list(regions.features.shape)}"
+                f"image {image_id}: {name} has shape {list(array.shape)} next to features {list(regions.features.shape)}"
                 f" and {list(getattr(first, name).shape)} for the chunk's first image"
             )
         if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(dtype).max:
-            raise DataError(f"image {image_id}: {name} holds a value that {np.dtype(dtype).name} can't; check the file")
+            raise DataError(f"image {image_id}: {name} has a value outside of {np.dtype(dtype).name}; check the file")
     if regions.boxes.size and (regions.boxes.min() < 0 or regions.boxes.max() > 1):
         raise DataError(f"image {image_id}: boxes must be fractions of width and height, 0 to 1")
 
@@ -197,9 +197,9 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         if not isinstance(manifest, dict):
             raise TypeError("no object")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{path}: {error}; `dvc repro features` makes it") from None
+        raise DataError(f"{path}: {error}; run `dvc repro features`") from None
     if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}; `dvc repro features` makes it anew")
+        raise DataError(f"{path}: lacks {', '.join(missing)}; run `dvc repro features`")
     return manifest
 
 
@@ -207,14 +207,14 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: missing or damaged ({error}); `dvc repro features` makes it anew") from None
+        raise DataError(f"{path}: missing or damaged ({error}); run `dvc repro features`") from None
 
 
 HASHES = "hashes.parquet"  # image_id, sha256 of the image file
 
 
 class FeatureCache:
-    """What `cache_features` put into `directory`; of a missing or damaged one, nothing."""
+    """The features that `cache_features` put into `directory`, by image content; empty if it is missing or damaged."""
 
     def __init__(self, directory: Path) -> None:
         self._ids: dict[str, str] = {}
@@ -227,7 +227,7 @@ class FeatureCache:
             return
 
     def get(self, sha256: str) -> RegionArrays | None:
-        """The regions of the image with this content; None where they are not known, or can't be read."""
+        """Return the regions of the image with this hash; None if they are unknown or cannot be read."""
         if self._store is None or sha256 not in self._ids:
             return None
         try:
@@ -237,7 +237,7 @@ class FeatureCache:
 
 
 def cache_features(features: Path, images: Iterable[Mapping[str, Any]], directory: Path) -> None:
-    """Keeps a finished data/features for the next run; whatever lies beside `directory`, of other detectors, goes.
+    """Keep a finished data/features for the next run, and delete those of other detectors next to `directory`.
 
     Args:
         images: rows of the images table.

@@ -1,9 +1,9 @@
-"""What an image file is, found out before anything trusts it.
+"""Image files from untrusted sources: checks on the header, safe reading, and the upright RGB image.
 
-The header alone gives the format and the size; only an image within the pixel limit is decoded, whole, so that a
-truncated file is found here and not in an epoch's middle. Pillow's own limits stay on.
+The header alone gives format and size; only an image within the pixel limit is decoded, and then fully, so that a
+truncated file is found here and not in the middle of an epoch. Pillow's own limits stay on.
 
-Everybody sees a picture by `to_upright_rgb`: turned as its EXIF data says, RGB of 8 bits. Sizes and boxes are of that picture.
+All code uses the image of `to_upright_rgb`: rotated according to its EXIF data, 8-bit RGB. Sizes and boxes refer to it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FORMATS = {
     ".gif": "GIF",
     ".bmp": "BMP",
 }
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # of either byte order; + is BigTIFF
-ISO_MEDIA = {  # bytes 4 to 12 of the file; HEIC's brands by ISO/IEC 23008-12
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # in both byte orders; + is BigTIFF
+ISO_MEDIA = {  # bytes 4 to 12 of the file; HEIC brands of ISO/IEC 23008-12
     **{b"ftyp" + brand: "a HEIC" for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")},
     **{b"ftyp" + brand: "an AVIF" for brand in (b"avif", b"avis")},
 }
@@ -44,7 +44,7 @@ _TURNS = {
 
 
 class ImageError(ValueError):
-    """The file is no image we may use. `rule` is the name it is counted under."""
+    """The file is not a usable image. `rule` is the name it is counted under."""
 
     def __init__(self, rule: str, reason: str) -> None:
         super().__init__(rule, reason)
@@ -58,11 +58,11 @@ class ImageError(ValueError):
 def open_checked(
     content: bytes, suffix: str, max_pixels: int, limit: str = "validate.max_image_pixels is"
 ) -> Image.Image:
-    """Opens an image and judges its header; nothing is decoded yet.
+    """Open an image and check its header; nothing is decoded yet.
 
     Args:
-        suffix: the file name's ending.
-        limit: how an error calls `max_pixels`.
+        suffix: of the file name.
+        limit: how the error names `max_pixels`.
 
     Raises:
         ImageError: under image_not_empty, image_readable, image_format, image_not_a_bomb or image_still.
@@ -77,7 +77,7 @@ def open_checked(
         raise ImageError("image_readable", _unread(content, error)) from None
     found, expected = get_format(image), FORMATS.get(suffix.lower())
     if expected and expected != found:
-        raise ImageError("image_format", f"named {suffix}, but holds {found}")
+        raise ImageError("image_format", f"named {suffix}, but contains {found}")
     width, height = image.size
     if width * height > max_pixels:
         raise ImageError(
@@ -85,35 +85,35 @@ def open_checked(
             f"{width}x{height} is {width * height:,} pixels; {limit} {max_pixels:,}",
         )
     if found != "JPEG" and _is_animated(image):
-        raise ImageError("image_still", "an animation; save the one picture of it that is meant as a file of its own")
+        raise ImageError("image_still", "an animation; save one of its frames as a file")
     return image
 
 
 def _unread(content: bytes, error: Exception) -> str:
-    """Why Pillow reads nothing there. What cameras and scanners write is called by its name."""
+    """Return why Pillow cannot read a file; formats of cameras and scanners are named."""
     known = "a TIFF" if content.startswith(TIFF) else ISO_MEDIA.get(content[4:12], "")
     if not known:
         return f"not an image: begins with {content[:8]!r} ({_name(error)})"
     *most, last = dict.fromkeys(FORMATS.values())
-    return f"{known}, which is not read; save it as one of {', '.join(most)} or {last}"
+    return f"{known}, which is not supported; save it as one of {', '.join(most)} or {last}"
 
 
 def to_upright_rgb(image: Image.Image) -> Image.Image:
-    """The picture as people see it, RGB of 8 bits, the first one of several; a copy, which no EXIF data turns again.
+    """Return the image as displayed, 8-bit RGB, the first of several frames; a copy without EXIF data.
 
-    Pillow cuts 16 bits of grey off at 255, which leaves white; here they are scaled.
+    Pillow truncates 16-bit gray at 255, which leaves white; here it is scaled.
     """
     image = apply_exif_orientation(image)
-    if image.mode.startswith("I"):  # 16 bits of grey, or 32 that hold 16
-        grey = np.asarray(image).astype(np.int64).clip(0, 65535)
-        image = Image.fromarray(((grey + 128) // 257).astype(np.uint8))
-    seen = image.convert("RGB")
-    seen.info = {}
-    return seen
+    if image.mode.startswith("I"):  # 16-bit gray, or 32-bit with 16 in use
+        gray = np.asarray(image).astype(np.int64).clip(0, 65535)
+        image = Image.fromarray(((gray + 128) // 257).astype(np.uint8))
+    rgb = image.convert("RGB")
+    rgb.info = {}
+    return rgb
 
 
 def apply_exif_orientation(image: Image.Image) -> Image.Image:
-    """The picture the way up that its EXIF data says; it still carries these data."""
+    """Return the image rotated according to its EXIF data, which it keeps."""
     turn = _turn(image)
     return image if turn is None else image.transpose(turn)
 
@@ -121,7 +121,7 @@ def apply_exif_orientation(image: Image.Image) -> Image.Image:
 def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
         return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # damaged EXIF data say nothing; the picture is there all the same
+    except Exception:  # ignore damaged EXIF data: the image is still readable
         return None
 
 
@@ -133,16 +133,18 @@ def _is_animated(image: Image.Image) -> bool:
 
 
 def get_format(image: Image.Image) -> str:
-    """Pillow's name of the format; a JPEG with a second picture behind the first (MPO) is a JPEG."""
+    """Return Pillow's name of the format; a JPEG with a second image in it (MPO) is a JPEG."""
     return "JPEG" if image.format == "MPO" else str(image.format)
 
 
 def decode_error(error: Exception) -> ImageError:
+    """Return the error for an image that Pillow cannot decode."""
     return ImageError("image_decodes", f"damaged or cut short: {_name(error)}: {error}")
 
 
 def read_file(path: Path) -> bytes:
-    """
+    """Return the contents of a file.
+
     Raises:
         ImageError: under image_present or image_not_a_bomb.
     """
@@ -153,7 +155,7 @@ def read_file(path: Path) -> bytes:
             raise ImageError("image_not_a_bomb", f"more than {MAX_BYTES >> 20} MiB on disk")
         return path.read_bytes()
     except OSError as error:
-        raise ImageError("image_present", f"can't be read: {error.strerror}") from None
+        raise ImageError("image_present", f"cannot be read: {error.strerror}") from None
 
 
 def _name(error: Exception) -> str:
@@ -161,7 +163,7 @@ def _name(error: Exception) -> str:
 
 
 def read_file_inside(folder: Path, relative: str) -> bytes:
-    """The bytes of a regular file below `folder`; no link on the way is followed.
+    """Return the contents of a regular file below `folder`, without following links.
 
     Raises:
         ImageError: under path_inside (absolute, `..`, or through a link), image_present, image_not_a_bomb.
@@ -174,7 +176,7 @@ def read_file_inside(folder: Path, relative: str) -> bytes:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
-            kind = os.O_NONBLOCK if last else os.O_DIRECTORY  # opening a pipe would wait
+            kind = os.O_NONBLOCK if last else os.O_DIRECTORY  # opening a pipe would block
             below = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | kind, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = below
@@ -188,10 +190,12 @@ def read_file_inside(folder: Path, relative: str) -> bytes:
             return file.read(MAX_BYTES + 1)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise ImageError("path_inside", f"{relative}: through a symbolic link, or a file as a folder") from None
+            raise ImageError(
+                "path_inside", f"{relative}: through a symbolic link, or a file used as a folder"
+            ) from None
         if error.errno == errno.ENOENT:
             raise ImageError("image_present", f"{relative}: no such file") from None
-        raise ImageError("image_present", f"{relative}: can't be read: {error.strerror}") from None
+        raise ImageError("image_present", f"{relative}: cannot be read: {error.strerror}") from None
     finally:
         if descriptor >= 0:
             os.close(descriptor)

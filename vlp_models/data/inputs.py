@@ -1,7 +1,7 @@
-"""What a model reads, said by the model, and the reader that makes it of samples.
+"""What a model reads, which the model declares, and the reader that makes it from samples.
 
-`InputReader` is the one place that knows regions from pixels: what a dataset reads, how a batch is made, what a picture
-from outside becomes.
+`InputReader` is the only code that distinguishes regions from pixels: it decides what a dataset reads, how a batch is
+made, and how an image from outside is prepared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vlp_models.data.batch import (
     prepend_objects,
 )
 from vlp_models.data.images import MAX_IMAGE_PIXELS
-from vlp_models.data.pixels import PixelInput
+from vlp_models.data.pixels import PixelInput, collate_pixels, decode, encode
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.shards.contents import Kind
 from vlp_models.data.tokenizer import Tokenizer
@@ -38,9 +38,9 @@ from vlp_models.errors import DataError, ParamsError
 
 @dataclass(frozen=True, kw_only=True)
 class RegionInput:
-    """Region features that a detector (or another source) made beforehand.
+    """Region features made beforehand by a detector or another source.
 
-    scores: with the detector's confidence in each (`ScoredRegions`)
+    scores: include the detector's confidence (`ScoredRegions`)
     """
 
     scores: bool = False
@@ -48,9 +48,11 @@ class RegionInput:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInputs:
-    """image: None for a model of texts alone. text: False for a model of images alone.
+    """The inputs of a model.
 
-    whole_words: texts come with `Text.word_BT`, which of the sentence's words a token is a piece of.
+    image        None for a text-only model
+    text         False for an image-only model
+    whole_words  texts come with `Text.word_BT`, the index of the word that each token is a piece of
     """
 
     image: RegionInput | PixelInput | None
@@ -59,37 +61,37 @@ class ModelInputs:
 
     @property
     def kind(self) -> Kind:
-        """What of an image is read, in a word."""
+        """Return what is read of an image, in one word."""
         if self.image is None:
             return "texts"
         return "regions" if isinstance(self.image, RegionInput) else "pixels"
 
     def for_view(self, view: View) -> ModelInputs:
-        """What of these inputs there is in a view: of texts alone no image, of images alone no text."""
+        """Return the part of these inputs that a view has: no image for texts, no text for images."""
         return dataclasses.replace(self, image=self.image if view.has_image else None, text=self.text and view.has_text)
 
 
 class ReadFlags(TypedDict):
-    """What of an image a `ShardDataset` reads."""
+    """What a `ShardDataset` reads of an image."""
 
     regions: bool
     pixels: bool
 
 
 class Extractor(Protocol):
-    """What makes regions of pictures (vision/extract.py, vision/grid.py)."""
+    """Extracts regions from images (vision/)."""
 
     def extract(self, images: Sequence[Picture]) -> list[RegionArrays]: ...
 
 
 class InputReader:
-    """What is between a dataset and a model.
+    """Makes a model's inputs from samples.
 
     Args:
         inputs: what the model reads.
-        tokenizer: its; None for a model without texts.
-        max_text_len: tokens, [CLS] and [SEP] included.
-        max_regions: of an image; for a model that reads none it says nothing.
+        tokenizer: of the model; None for a model without text.
+        max_text_len: in tokens, including [CLS] and [SEP].
+        max_regions: per image; ignored by a model that reads none.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class InputReader:
 
     @property
     def flags(self) -> ReadFlags:
-        """What of an image a `ShardDataset` has to read: its arguments `regions` and `pixels`."""
+        """Return the arguments `regions` and `pixels` for a `ShardDataset`."""
         image = self.inputs.image
         return {"regions": isinstance(image, RegionInput), "pixels": isinstance(image, PixelInput)}
 
@@ -116,12 +118,12 @@ class InputReader:
         known_objects: bool = False,
         share_images: bool = False,
     ) -> Batch:
-        """Images and texts side by side, without targets. Images of samples with a draw are augmented.
+        """Collate images and texts without targets. Images of samples with a seed are augmented.
 
         Args:
-            text: takes the place of the samples' own texts.
+            text: used in place of the samples' own texts.
             known_objects: regions at the samples' `boxes` come first (`prepend_objects`), in a sample's first image.
-            share_images: samples beside each other that speak of one image, with one draw, have it once.
+            share_images: adjacent samples with the same image and seed have it once.
 
         Raises:
             DataError: a sample was read without its image, or its image file is damaged.
@@ -141,12 +143,12 @@ class InputReader:
         )
 
     def image(self, samples: Sequence[Sample], *, known_objects: bool = False) -> Image | None:
-        """The images of these samples, one sample's behind each other; None for a model of texts alone."""
+        """Return the images of these samples in order; None for a text-only model."""
         wanted = self.inputs.image
         if wanted is None:
             return None
         if isinstance(wanted, PixelInput):
-            return _pixels(samples, wanted)
+            return _collate_pixels(samples, wanted)
         regions = get_regions(samples)
         if known_objects:
             known = [boxes for s in samples for boxes in (s["boxes"], *(() for _ in s.others))]
@@ -154,7 +156,7 @@ class InputReader:
         return collate_regions(regions, self.max_regions, scores=wanted.scores)
 
     def text(self, texts: Sequence[str]) -> Text:
-        """[CLS] ... [SEP] of each, with `word_BT` where the model asks for whole words."""
+        """Return [CLS] ... [SEP] of each text, with `word_BT` if the model reads whole words."""
         tokenizer = cast(Tokenizer, self.tokenizer)
         return tokenizer.encode_batch(texts, self.max_text_len, whole_words=self.inputs.whole_words)
 
@@ -162,14 +164,12 @@ class InputReader:
 def prepare_images(
     inputs: ModelInputs, pictures: Sequence[Picture], extractor: Extractor | None
 ) -> list[dict[str, Any]]:
-    """What a `Sample` required_content of each picture from outside: its fields `regions` or `pixels`.
+    """Return the image fields of a `Sample`, `regions` or `pixels`, for images from outside.
 
     Args:
-        extractor: makes the regions; a model that reads none needs none.
+        extractor: makes the regions; None for a model that reads none.
     """
     if isinstance(inputs.image, PixelInput):
-        from vlp_models.data.pixels import encode
-
         return [{"pixels": encode(picture)} for picture in pictures]
     if inputs.image is None:
         return [{} for _ in pictures]
@@ -179,13 +179,13 @@ def prepare_images(
 
 
 def blanked(batch: Batch) -> Batch:
-    """The batch with nothing to see in it: the control that shows what text alone can do."""
+    """Return the batch with blank images: the input of the blind baseline, which shows what text alone can do."""
     image = cast(Image | None, batch.image)
     return batch if image is None else dataclasses.replace(batch, image=image.blanked())
 
 
 def find_non_finite(batch: Batch) -> list[str]:
-    """The ids of the samples whose image holds a value that is infinite or no number."""
+    """Return the ids of the samples whose image has a value that is not finite."""
     image = cast(Image | None, batch.image)
     if image is None or not len(image):
         return []
@@ -194,17 +194,15 @@ def find_non_finite(batch: Batch) -> list[str]:
     return batch.samples_showing((~good_B).nonzero().flatten())
 
 
-def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
-    from vlp_models.data.pixels import collate_pixels, decode
-
-    pictures, draws = [], []
+def _collate_pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
+    pictures, seeds = [], []
     for sample in samples:
         for image in sample.images:
             if image.pixels is None:
                 raise DataError(f"{sample.sample_id}: image {image.image_id} was read without its pixels")
             pictures.append(decode(image.pixels, image.image_id))
-            draws.append(image.draw)
-    found = collate_pixels(pictures, wanted, draws)
+            seeds.append(image.seed)
+    found = collate_pixels(pictures, wanted, seeds)
     if all(len(sample.images) == 1 for sample in samples):
         return found
     return dataclasses.replace(found, place_B=torch.tensor([i for s in samples for i in range(len(s.images))]))
@@ -212,32 +210,32 @@ def _pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiCaptionCollator:
-    """Collates samples of the view `images`: each with `count` of its captions, `Text.owner_N` says whose they are.
+    """Collates samples of the view `images`, each with `count` of its captions; `Text.owner_N` assigns them.
 
-    Of a sample with a draw they are drawn, anew in each epoch, none twice before all were drawn; else the first ones.
+    With a seed they are drawn again in each epoch, none twice before all were used; without, the first ones are taken.
     """
 
     reader: InputReader
     count: int
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        chosen = [choose(sample["captions"], self.count, sample.draw) for sample in samples]
+        chosen = [choose_captions(sample["captions"], self.count, sample.seed) for sample in samples]
         text = self.reader.text([caption for own in chosen for caption in own])
         owner_N = torch.arange(len(samples)).repeat_interleave(self.count)
         return self.reader.collate(samples, text=dataclasses.replace(text, owner_N=owner_N))
 
 
-def choose(captions: Sequence[str], count: int, draw: int | None) -> list[str]:
-    """`count` of these captions, at least one; with fewer of them some come again."""
+def choose_captions(captions: Sequence[str], count: int, seed: int | None) -> list[str]:
+    """Return `count` of these captions, at least one; with fewer than `count`, some are repeated."""
     order = list(range(len(captions)))
-    if draw is not None:
-        order = np.random.default_rng([draw, 1]).permutation(len(captions)).tolist()  # the picture has the first stream
+    if seed is not None:
+        order = np.random.default_rng([seed, 1]).permutation(len(captions)).tolist()  # the image has the first stream
     return [captions[order[i % len(order)]] for i in range(count)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequiredContent:
-    """What of an image the shards hold; whether a model reads texts alone."""
+    """What the shards must store of an image; whether a model reads texts alone."""
 
     regions: bool
     pixels: bool
@@ -255,23 +253,24 @@ def required_content(
     min_side: int | None = None,
     max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> RequiredContent:
-    """
+    """Return what the shards must store for these models.
+
     Args:
-        inputs: of every model of params.yaml.
+        inputs: of every model in params.yaml.
         pixels: `shards.pixels`.
-        min_side: `validate.min_image_side`; None asks for nothing.
+        min_side: `validate.min_image_side`; None: no check.
         max_pixels: `validate.max_image_pixels`.
 
     Raises:
-        ParamsError: pixels are forbidden, and a model reads them; or pictures may be smaller than a model's patch, or
-            larger than shards are read.
+        ParamsError: pixels are off, but a model reads them; images may be smaller than a model's patch, or larger than
+            shards support.
     """
     inputs = list(inputs)
     patch = max((wanted.image.patch for wanted in inputs if isinstance(wanted.image, PixelInput)), default=0)
     if min_side is not None and min_side < patch:
         raise ParamsError(
             f"params.yaml: a model of `models` has patches of {patch} pixels, and `validate.min_image_side: {min_side}`"
-            f" lets smaller pictures through; with {patch} they go to quarantine"
+            f" accepts smaller images; with {patch} they go to quarantine"
         )
     kinds = {wanted.kind for wanted in inputs}
     if "pixels" in kinds and pixels is False:
@@ -280,8 +279,8 @@ def required_content(
         )
     if max_pixels > MAX_IMAGE_PIXELS and ("pixels" in kinds or pixels is True):
         raise ParamsError(
-            f"params.yaml: `validate.max_image_pixels: {max_pixels}` lets larger pictures through than are read from "
-            f"shards, {MAX_IMAGE_PIXELS}; a model of `models` reads their pixels, or `shards.pixels` packs them"
+            f"params.yaml: `validate.max_image_pixels: {max_pixels}` accepts larger images than shards "
+            f"support, {MAX_IMAGE_PIXELS}, and a model of `models` or `shards.pixels` requires their pixels"
         )
     return RequiredContent(
         regions="regions" in kinds, pixels="pixels" in kinds or pixels is True, texts="texts" in kinds

@@ -1,6 +1,8 @@
-"""Joins, groups and sorts of tables that memory does not hold: DuckDB, with a limit, and the rest on disk.
+"""Joins, groups and sorts of tables larger than memory: DuckDB with a memory limit, spilling to disk.
 
-Tables go in and come out as Arrow, a piece at a time.
+Tables go in and come out as Arrow, piece by piece. `write_boxed` joins images and their boxes into boxed.parquet, which
+is all that detector training reads: images without boxes, captions and provenance do not change this table, and so do
+not make the detector stale.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from vlp_models.errors import DataError
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-MEMORY = "384MB"  # of DuckDB; what it needs beyond goes to files
+MEMORY = "384MB"  # limit of DuckDB; the rest is spilled to files
 
 
 class Database:
-    """A database that is gone afterwards: `with Database.within(directory) as database:`."""
+    """A temporary database: `with Database.within(directory) as database:`."""
 
     def __init__(self, connection: DuckDBPyConnection) -> None:
         self._connection = connection
@@ -37,28 +39,28 @@ class Database:
     @staticmethod
     @contextmanager
     def within(directory: Path | None = None) -> Iterator[Database]:
-        """Its files lie in a folder of `directory` (by default, of the system's for temporary files)."""
+        """Open a database whose files are in a temporary folder of `directory` (default: the system's)."""
         import duckdb
 
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=".joins-", dir=directory))
+        folder = Path(tempfile.mkdtemp(prefix=".joins-", dir=directory))
         settings: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": MEMORY,
-            "temp_directory": str(place / "spilled"),
+            "temp_directory": str(folder / "spilled"),
             "threads": 2,
-            "preserve_insertion_order": True,  # a table without ORDER BY is read as it was written
+            "preserve_insertion_order": True,  # a table without ORDER BY is read in insertion order
             "autoinstall_known_extensions": False,  # nothing is downloaded
             "autoload_known_extensions": False,
         }
         try:
-            with duckdb.connect(place / "joins.duckdb", config=settings) as connection:
+            with duckdb.connect(folder / "joins.duckdb", config=settings) as connection:
                 yield Database(connection)
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, name: str, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
-        """Makes the table `name` of rows that come piece by piece."""
+        """Create the table `name` from rows that come piece by piece."""
         pieces = (batch for table in tables for batch in table.select(schema.names).cast(schema).to_batches())
         self._connection.register("_pieces", pa.RecordBatchReader.from_batches(schema, pieces))
         self.run(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM _pieces")
@@ -68,10 +70,10 @@ class Database:
         self._connection.execute(command).fetchall()
 
     def stream(self, query: str, size: int = BATCH_ROWS) -> Iterator[pa.Table]:
-        """The rows of a query, about `size` at a time. While they come the connection may be used for others.
+        """Yield the rows of a query, about `size` at a time. Meanwhile the connection may be used for other queries.
 
-        The query has ended by then, and its rows are a table: a sort that is read from holds memory that grows with the
-        rows, and several beside each other more than there is.
+        The result is stored as a table first: a sort that is streamed needs memory that grows with the rows, and
+        several at once more than there is.
         """
         name = f"answer_{next(self._numbers)}"
         self.run(f"CREATE TABLE {name} AS {query}")
@@ -82,20 +84,20 @@ class Database:
             cursor.execute(f"DROP TABLE {name}")
 
     def value(self, query: str) -> object:
-        """The one value of a query."""
+        """Return the single value of a query."""
         ((found,),) = self._connection.execute(query).fetchall()
         return found
 
 
 class RowCursor:
-    """Rows that come in the order of their column `row`, taken up to a number at a time."""
+    """Reads rows that are sorted by their column `row`, up to a given number at a time."""
 
     def __init__(self, pieces: Iterator[pa.Table]) -> None:
         self._pieces = pieces
         self._left: pa.Table | None = None
 
     def before(self, number: int) -> list[dict[str, Any]]:
-        """The rows not yet taken whose `row` is below `number`."""
+        """Return the remaining rows whose `row` is below `number`."""
         taken: list[dict[str, Any]] = []
         while True:
             if self._left is None:
@@ -112,13 +114,15 @@ class RowCursor:
 
 
 FILE = "boxed.parquet"
-OBJECT = ("category", "x1", "y1", "x2", "y2", "attributes")  # of a row of `objects`
-IMAGE = ("image_id", "source", "split", "path", "width", "height", "sha256")  # of a row of `images`
+OBJECT = ("category", "x1", "y1", "x2", "y2", "attributes")  # columns of a row of `objects`
+IMAGE = ("image_id", "source", "split", "path", "width", "height", "sha256")  # columns of a row of `images`
 
 
 def write_boxed(directory: Path) -> Path:
-    """Writes boxed.parquet beside the validated tables in `directory`: a row an image with a box, in the order of ids;
-    its objects as in their table."""
+    """Write boxed.parquet next to the validated tables in `directory`, and return its path.
+
+    One row per image with a box, in the order of ids; objects in the order of their table.
+    """
     kinds = pa.struct([SCHEMAS["objects"].field(name) for name in OBJECT])
     schema = pa.schema([*(SCHEMAS["images"].field(name) for name in IMAGE), ("objects", pa.list_(kinds))])
     with TableWriter(FILE.removesuffix(".parquet"), directory, schema) as writer:
@@ -134,7 +138,7 @@ def write_boxed(directory: Path) -> Path:
 
 
 def _objects(directory: Path) -> Iterator[dict[str, Any]]:
-    """The objects with their image's columns; theirs under `of_...`."""
+    """Yield the objects with their image's columns; their own columns start with `of_`."""
     with Database.within(directory) as database:
         for table, columns in (("images", IMAGE), ("objects", ("image_id", *OBJECT))):
             schema = pa.schema([*(SCHEMAS[table].field(name) for name in columns), pa.field("row", pa.int64())])
@@ -153,15 +157,15 @@ def _numbered(path: Path, columns: list[str]) -> Iterator[pa.Table]:
 
 
 def read_boxed(directory: Path) -> list[dict[str, Any]]:
-    """The rows: an image's columns, and `objects`, a list of its own.
+    """Return the rows: an image's columns, and `objects`, a list.
 
     Raises:
-        DataError: there is none, or a damaged one.
+        DataError: the file is missing or damaged.
     """
     path = directory / FILE
     try:
         return list(pq.read_table(path).to_pylist())
     except FileNotFoundError:
-        raise DataError(f"{path}: not there yet; `dvc repro validate` makes it") from None
+        raise DataError(f"{path}: no such file; run `dvc repro validate`") from None
     except pa.ArrowException as error:
-        raise DataError(f"{path}: damaged ({error}); `dvc repro validate` makes it anew") from None
+        raise DataError(f"{path}: damaged ({error}); run `dvc repro validate`") from None

@@ -96,13 +96,13 @@ def encode(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def collate_pixels(images: Sequence[Image.Image], wanted: PixelInput, draws: Sequence[int | None]) -> Pixels:
+def collate_pixels(images: Sequence[Image.Image], wanted: PixelInput, seeds: Sequence[int | None]) -> Pixels:
     """Resize and normalize RGB images into one batch; augment those with a seed.
 
     Args:
         draws: per image, the seed of its random augmentation; None: no augmentation.
     """
-    fitted = [fit(image, wanted, draw) for image, draw in zip(images, draws, strict=True)]
+    fitted = [fit(image, wanted, seed) for image, seed in zip(images, seeds, strict=True)]
     # (B, H, W, 3) uint8 -> (B, 3, H, W) float32
     pixels_BHW3 = np.stack([pixels for pixels, _ in fitted])
     pixels_B3HW = torch.from_numpy(pixels_BHW3).permute(0, 3, 1, 2).float().div(255)
@@ -114,16 +114,16 @@ def collate_pixels(images: Sequence[Image.Image], wanted: PixelInput, draws: Seq
     return Pixels(pixels_B3HW=pixels_B3HW.mul(mask_BHW[:, None]).contiguous(), mask_BHW=mask_BHW)
 
 
-def fit(image: Image.Image, wanted: PixelInput, draw: int | None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+def fit(image: Image.Image, wanted: PixelInput, seed: int | None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Return pixels, uint8 [H, W, 3] of the requested size, and a mask, bool [H, W]: True where it is not padding."""
     flipped, rng = False, None
-    if draw is not None:
-        rng = np.random.default_rng(draw)
+    if seed is not None:
+        rng = np.random.default_rng(seed)
         if "random_resized_crop" in wanted.augment:
             image = image.crop(random_box(image.width, image.height, wanted.crop_scale, rng))
         flipped = "flip" in wanted.augment and rng.random() < 0.5
 
-    if wanted.resize == "crop" and not (draw is not None and "random_resized_crop" in wanted.augment):
+    if wanted.resize == "crop" and not (seed is not None and "random_resized_crop" in wanted.augment):
         # smallest size of the same aspect ratio that covers the target, then its center
         image = _resize_by(image, max(wanted.width / image.width, wanted.height / image.height), wanted)
         left, top = round((image.width - wanted.width) / 2), round((image.height - wanted.height) / 2)

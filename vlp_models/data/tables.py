@@ -1,7 +1,7 @@
-"""The canonical tables: the one form every public format is read into.
+"""The canonical tables: the one form that every public format is converted to.
 
-Ids are strings and carry their dataset's name (`scenes/17`), so tables of several datasets can be stacked.
-`provenance` names the file and the line or record a row came from. Boxes are pixels, x1 y1 x2 y2.
+Ids are strings and start with their dataset's name (`scenes/17`), so tables of several datasets can be concatenated.
+`provenance` names the file and the line or record of a row. Boxes are in pixels, x1 y1 x2 y2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from vlp_models.data.views import TABLES
 
 SPLITS = ("train", "val", "test")
-BATCH_ROWS = 32_768  # rows that a `TableWriter` holds
+BATCH_ROWS = 32_768  # rows that a `TableWriter` holds in memory
 
 SCHEMAS: dict[str, pa.Schema] = {
     "images": pa.schema(
@@ -25,7 +25,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("image_id", pa.string()),
             ("source", pa.string()),
             ("split", pa.string()),
-            ("path", pa.string()),  # relative to the project's root where it lies inside it, else absolute
+            ("path", pa.string()),  # relative to the project's root if inside it, else absolute
             ("width", pa.int32()),
             ("height", pa.int32()),
             ("sha256", pa.string()),
@@ -42,7 +42,10 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("y1", pa.float32()),
             ("x2", pa.float32()),
             ("y2", pa.float32()),
-            ("attributes", pa.list_(pa.string())),  # words that hold of it besides its category's; null where unknown
+            (
+                "attributes",
+                pa.list_(pa.string()),
+            ),  # words that describe it in addition to its category; null if unknown
             ("provenance", pa.string()),
         ]
     ),
@@ -64,11 +67,13 @@ ID_COLUMN = {
 
 
 class TableWriter:
-    """Writes `<name>.parquet` from rows that come one by one, of which it holds `BATCH_ROWS`; the same rows give the same
-    bytes. Iterating ends the writing and reads the rows back."""
+    """Write `<name>.parquet` row by row, holding up to `BATCH_ROWS` rows; the same rows give the same bytes.
+
+    Iterating finishes the file and reads the rows back.
+    """
 
     def __init__(self, name: str, directory: Path, schema: pa.Schema | None = None) -> None:
-        """schema: of a table that is none of `SCHEMAS`."""
+        """schema: of a table that is not in `SCHEMAS`."""
         self.path = directory / f"{name}.parquet"
         self._schema = SCHEMAS[name] if schema is None else schema
         self._held: list[dict[str, Any]] = []
@@ -78,7 +83,7 @@ class TableWriter:
 
     def append(self, row: dict[str, Any]) -> None:
         if self._closed:
-            raise ValueError(f"{self.path}: written already")
+            raise ValueError(f"{self.path}: already written")
         self._held.append(row)
         if len(self._held) == BATCH_ROWS:
             self._flush()
@@ -88,14 +93,14 @@ class TableWriter:
             self.append(row)
 
     def write(self, rows: pa.Table) -> None:
-        """Many at once."""
+        """Write many rows at once."""
         self._flush()
         if len(rows):
             self._open().write_table(rows)
             self._written += len(rows)
 
     def close(self) -> None:
-        """Writes what is held. A table without rows is written as well."""
+        """Write the remaining rows. A table without rows is written too."""
         if self._closed:
             return
         self._flush()
@@ -136,14 +141,14 @@ class TableWriter:
 
 
 def write_table(rows: Iterable[dict[str, Any]], name: str, directory: Path) -> Path:
-    """Writes rows as `<name>.parquet`; the same rows give the same bytes."""
+    """Write rows as `<name>.parquet`; the same rows give the same bytes."""
     with TableWriter(name, directory) as writer:
         writer.extend(rows)
     return writer.path
 
 
 def read_table(name: str, directory: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads `<name>.parquet`, or some of its columns; an absent table is an empty one."""
+    """Read `<name>.parquet`, or some of its columns; a missing table is empty."""
     path = directory / f"{name}.parquet"
     if not path.exists():
         empty = SCHEMAS[name].empty_table()
@@ -152,12 +157,12 @@ def read_table(name: str, directory: Path, columns: Sequence[str] | None = None)
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """To be read a batch at a time: by default Arrow keeps all that it has read until the last batch."""
+    """Open a file to read it batch by batch; by default Arrow keeps everything it has read until the end."""
     return pq.ParquetFile(path, pre_buffer=False)
 
 
 def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of files of one schema, behind each other, `size` at a time; the last have what is left."""
+    """Yield the rows of files of one schema, `size` at a time; the last batch may be smaller."""
     held: list[pa.Table] = []
     count = 0
     for path in paths:
@@ -174,5 +179,5 @@ def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None
 
 
 def object_words(row: Mapping[str, Any]) -> list[str]:
-    """The words that hold of a row of `objects`: its category's and its attributes."""
+    """Return the words that describe a row of `objects`: its category and its attributes."""
     return [*row["category"].split(), *(row.get("attributes") or [])]

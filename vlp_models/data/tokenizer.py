@@ -1,8 +1,10 @@
-"""WordPiece: trained on the corpus, or read from a BERT's files.
+"""WordPiece tokenizer: trained on the corpus, or read from a BERT's files.
 
-Text is split the way BERT does it (Devlin et al., 2019): cleaned, optionally lower-cased and stripped of accents, cut
-at white space and punctuation, each word then into the longest pieces the vocabulary has. Special tokens never come
-from text: "[SEP]" in a caption is a bracket, a word and a bracket.
+Text is split as by BERT (Devlin et al., 2019): cleaned, optionally lower-cased and stripped of accents, split at white
+space and punctuation, then each word into the longest pieces of the vocabulary. Special tokens never come from text:
+"[SEP]" in a caption is a bracket, a word and a bracket.
+
+`measure_coverage` finds the words of a corpus that the tokenizer does not know, or changes.
 """
 
 from __future__ import annotations
@@ -38,19 +40,23 @@ class Tokenizer:
     """Text to ids and back. Make one with `train`, `from_vocab` or `load`."""
 
     def __init__(self, vocabulary: Sequence[str], *, lowercase: bool, strip_accents: bool | None = None) -> None:
-        """
+        """Make a tokenizer.
+
         Args:
-            vocabulary: tokens in the order of their ids, the five special tokens among them.
-            strip_accents: None: as `lowercase`, which is BERT's way.
+            vocabulary: tokens in the order of their ids, including the five special tokens.
+            strip_accents: None: same as `lowercase`, as in BERT.
+
+        Raises:
+            DataError: a token occurs twice, or a special token is missing.
         """
         self._tokens = tuple(vocabulary)
         self._ids = {token: i for i, token in enumerate(self._tokens)}
         if len(self._ids) != len(self._tokens):
             repeated = [token for token, n in Counter(self._tokens).items() if n > 1]
-            raise DataError(f"vocabulary: {len(repeated)} tokens occur twice, such as {repeated[:3]}")
+            raise DataError(f"vocabulary: {len(repeated)} duplicate tokens, such as {repeated[:3]}")
         missing = [token for token in SPECIAL_TOKENS if token not in self._ids]
         if missing:
-            raise DataError(f"vocabulary: special tokens {', '.join(missing)} are missing; BERT's vocab.txt has them")
+            raise DataError(f"vocabulary: special tokens {', '.join(missing)} are missing; use a BERT's vocab.txt")
         self.lowercase = lowercase
         self.strip_accents = None if strip_accents is lowercase else strip_accents
         model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100)
@@ -65,16 +71,16 @@ class Tokenizer:
         lowercase: bool,
         strip_accents: bool | None = None,
     ) -> Tokenizer:
-        """Learns at most `size` pieces from `texts`; the same texts in any order give the same vocabulary.
+        """Train at most `size` pieces on `texts`; the same texts in any order give the same vocabulary.
 
-        A character or a merge enters from `min_frequency` occurrences on.
+        A character or a merge needs at least `min_frequency` occurrences.
         """
         texts = list(texts)
         characters = _characters(texts, _normalizer(lowercase, strip_accents), min_frequency)
-        # A word's first letter and its other letters ("##a") are different pieces: at most two a character.
+        # A word's first letter and its other letters ("##a") are different pieces: at most two per character.
         characters = characters[: max(0, (size - len(SPECIAL_TOKENS)) // 2)]
         # The trainer numbers "##a" pieces in the order of a randomly seeded hash map and breaks ties by number.
-        # Naming them all beforehand makes training a function of the texts alone.
+        # Listing them all beforehand makes training a function of the texts alone.
         named = [*SPECIAL_TOKENS, *(CONTINUATION + c for c in characters)]
         trainer = WordPieceTrainer(
             vocab_size=size,
@@ -92,10 +98,10 @@ class Tokenizer:
 
     @classmethod
     def from_vocab(cls, path: Path | str, lowercase: bool, strip_accents: bool | None = None) -> Tokenizer:
-        """Reads a vocab.txt: one token a line, the line's number is its id.
+        """Read a vocab.txt: one token per line, the line number is its id.
 
         Raises:
-            DataError: no such file, not UTF-8, or a special token is missing.
+            DataError: the file is missing, not UTF-8, or lacks a special token.
         """
         try:
             return cls(read_vocabulary(Path(path)), lowercase=lowercase, strip_accents=strip_accents)
@@ -104,16 +110,20 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
-        """Reads what `save` wrote."""
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: the files are missing or damaged.
+        """
         file = Path(directory) / "tokenizer.json"
         try:
             settings = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise DataError(f"{file}: no such file; the tokenizer stage writes it") from None
+            raise DataError(f"{file}: no such file; run `dvc repro tokenizer`") from None
         except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not valid JSON: {error}") from None
         if not isinstance(settings, dict) or settings.get("format") != FORMAT:
-            raise DataError(f"{file}: not tokenizer settings of the form {FORMAT}")
+            raise DataError(f"{file}: not tokenizer settings of format {FORMAT}")
         if not isinstance(settings.get("lowercase"), bool):
             raise DataError(f"{file}: `lowercase` must be true or false, found {settings.get('lowercase')!r}")
         accents = settings.get("strip_accents")
@@ -122,7 +132,7 @@ class Tokenizer:
         return cls.from_vocab(Path(directory) / "vocab.txt", settings["lowercase"], accents)
 
     def save(self, directory: Path | str) -> None:
-        """Writes vocab.txt and tokenizer.json (the settings); equal tokenizers give equal bytes."""
+        """Write vocab.txt and tokenizer.json (the settings); equal tokenizers give equal bytes."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in self._tokens), encoding="utf-8")
@@ -132,8 +142,11 @@ class Tokenizer:
         (directory / "tokenizer.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def trimmed(self, texts: Iterable[str]) -> Tokenizer:
-        """The same without the pieces that no text has. Special tokens and single characters stay: `texts` are cut as
-        before, other texts at most into smaller pieces."""
+        """Return the tokenizer without the pieces that no text has.
+
+        Special tokens and single characters are kept: `texts` are split as before, other texts at most into smaller
+        pieces.
+        """
         used: set[str] = set(SPECIAL_TOKENS)
         for text in texts:
             used.update(self._engine.encode(text, add_special_tokens=False).tokens)
@@ -141,26 +154,26 @@ class Tokenizer:
         return Tokenizer(kept, lowercase=self.lowercase, strip_accents=self.strip_accents)
 
     def find_unknown(self, text: str) -> tuple[int, list[str]]:
-        """How many words a text has, punctuation marks among them, and which of them become [UNK]."""
+        """Return the number of words of a text, including punctuation marks, and those that become [UNK]."""
         encoding = self._engine.encode(text, add_special_tokens=False)
         spans = zip(encoding.ids, encoding.offsets, strict=True)
         return len(set(encoding.word_ids)), [text[start:end] for i, (start, end) in spans if i == self.unk_id]
 
     def encode(self, text: str, max_len: int) -> list[int]:
-        """[CLS] w1 ... wn [SEP], at most `max_len` ids; what is too long loses its end but keeps [SEP]."""
+        """Return [CLS] w1 ... wn [SEP], at most `max_len` ids; a longer text is truncated but keeps [SEP]."""
         if max_len < 2:
-            raise ValueError(f"max_len must hold [CLS] and [SEP]: {max_len}")
+            raise ValueError(f"max_len must fit [CLS] and [SEP]: {max_len}")
         pieces = self._engine.encode(text, add_special_tokens=False).ids
         return [self.cls_id, *pieces[: max_len - 2], self.sep_id]
 
     def encode_batch(self, texts: Sequence[str], max_len: int, *, whole_words: bool = False) -> Text:
-        """`encode` for each text, padded to the longest; with `word_BT` if `whole_words`."""
+        """Encode each text, padded to the longest; with `word_BT` if `whole_words`."""
         import torch
 
         if max_len < 2:
-            raise ValueError(f"max_len must hold [CLS] and [SEP]: {max_len}")
+            raise ValueError(f"max_len must fit [CLS] and [SEP]: {max_len}")
         room = max_len - 2
-        # One by one: the engine's own batches start threads, which a loader's forked worker must not have.
+        # One by one: the engine's batches start threads, which a loader's forked worker must not do.
         encoded = [self._engine.encode(text, add_special_tokens=False) for text in texts]
         text = self._pad([[self.cls_id, *e.ids[:room], self.sep_id] for e in encoded])
         text = dataclasses.replace(text, cut_B=torch.tensor([len(e.ids) > room for e in encoded], dtype=torch.bool))
@@ -186,10 +199,12 @@ class Tokenizer:
         return Text(ids_BT=torch.from_numpy(ids), mask_BT=torch.from_numpy(mask))
 
     def encode_segments(self, texts: Sequence[Sequence[str]], max_len: int) -> Text:
-        """[CLS] first [SEP] second [SEP] ... of each text; one that is too long loses the ends of its longest segments.
+        """Encode texts of several segments as [CLS] first [SEP] second [SEP] ...
+
+        A text that is too long loses the ends of its longest segments.
 
         Raises:
-            ValueError: `max_len` does not hold [CLS] and each segment's [SEP].
+            ValueError: `max_len` does not fit [CLS] and each segment's [SEP].
         """
         import torch
 
@@ -197,7 +212,7 @@ class Tokenizer:
         for segments in texts:
             room = max_len - 1 - len(segments)
             if room < 0:
-                raise ValueError(f"max_len must hold [CLS] and {len(segments)} [SEP]: {max_len}")
+                raise ValueError(f"max_len must fit [CLS] and {len(segments)} [SEP]: {max_len}")
             pieces = [self._engine.encode(segment, add_special_tokens=False).ids for segment in segments]
             whole = len(pieces[-1])
             while sum(map(len, pieces)) > room:
@@ -212,8 +227,10 @@ class Tokenizer:
         return dataclasses.replace(text, last_segment_BT=text.mask_BT & behind_BT, cut_B=cut_B)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text up to the first [SEP]; special tokens are left out, [UNK] included. It is composed (NFC):
-        where accents are stripped, Hangul is cut as single letters."""
+        """Return readable text up to the first [SEP]; special tokens, including [UNK], are left out.
+
+        The text is composed (NFC): if accents are stripped, Hangul is split into single letters.
+        """
         words: list[str] = []
         special = set(self.special_ids)
         for i in map(int, ids):
@@ -225,14 +242,17 @@ class Tokenizer:
         return unicodedata.normalize("NFC", _join(words))
 
     def split(self, text: str) -> list[str]:
-        """The words of a text before any is cut into pieces, punctuation marks among them."""
+        """Return the words of a text before they are split into pieces, including punctuation marks."""
         engine = self._engine
         assert engine.normalizer is not None
         assert engine.pre_tokenizer is not None
         return [word for word, _ in engine.pre_tokenizer.pre_tokenize_str(engine.normalizer.normalize_str(text))]
 
     def merge(self, ids: Iterable[int]) -> list[str]:
-        """The words whose pieces these are: what `split` gives, if the vocabulary has them. Special tokens stay."""
+        """Return the words with these pieces.
+
+        The result of `split`, if the vocabulary has them. Special tokens are kept.
+        """
         words: list[str] = []
         for i in map(int, ids):
             _append(words, self._tokens[i])
@@ -272,20 +292,20 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids that masking leaves alone and decoding leaves out."""
+        """Return the ids that masking leaves unchanged and decoding leaves out."""
         return tuple(self._ids[token] for token in SPECIAL_TOKENS)
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """The lines of a vocab.txt.
+    """Return the lines of a vocab.txt.
 
     Raises:
-        DataError: no such file, or not UTF-8.
+        DataError: the file is missing, or not UTF-8.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path}: no such file; give the path of a vocab.txt, one token a line") from None
+        raise DataError(f"{path}: no such file; give the path of a vocab.txt with one token per line") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text: {error}") from None
     if lines and not lines[-1]:
@@ -305,7 +325,7 @@ def _engine(model: WordPiece, lowercase: bool, strip_accents: bool | None) -> En
 
 
 def _characters(texts: list[str], normalizer: BertNormalizer, min_frequency: int) -> list[str]:
-    """Characters of `texts` after normalisation, most frequent first, ties by code point."""
+    """Return the characters of the normalized texts, most frequent first, ties by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(normalizer.normalize_str(text))
@@ -314,7 +334,7 @@ def _characters(texts: list[str], normalizer: BertNormalizer, min_frequency: int
 
 
 def _append(words: list[str], token: str) -> None:
-    """A new word, or the last one's next piece."""
+    """Add a new word, or the next piece of the last one."""
     if not token.startswith(CONTINUATION) or token == CONTINUATION:
         words.append(token)
     elif words:
@@ -324,7 +344,7 @@ def _append(words: list[str], token: str) -> None:
 
 
 def _join(words: list[str]) -> str:
-    """Puts words and punctuation together again: "a t - shirt , isn ' t it ?" -> "a t-shirt, isn't it?"."""
+    """Join words and punctuation: "a t - shirt , isn ' t it ?" -> "a t-shirt, isn't it?"."""
     text = " ".join(words)
     text = re.sub(r" ([.,;:?!%)\]])", r"\1", text)
     text = re.sub(r"([(\[]) ", r"\1", text)
@@ -332,13 +352,17 @@ def _join(words: list[str]) -> str:
     return re.sub(r"(?<=\w) ([-/]) (?=\w)", r"\1", text)
 
 
-_POINTED = ("HEBREW", "ARABIC")  # whose writers leave out the points themselves
+_POINTED = ("HEBREW", "ARABIC")  # scripts usually written without points
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """words: how many there are, punctuation marks among them. unknown: those that become [UNK]; changed: those that
-    lose more than an accent (`loses_letters`); each with their numbers."""
+    """How much of a corpus the tokenizer represents.
+
+    words    number of words, including punctuation marks
+    unknown  words that become [UNK], with counts
+    changed  words that lose more than an accent (`loses_letters`), with counts
+    """
 
     words: int
     unknown: Counter[str]
@@ -354,6 +378,7 @@ class Coverage:
 
 
 def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Coverage:
+    """Count the unknown and changed words of texts."""
     words = 0
     unknown: Counter[str] = Counter()
     changed: Counter[str] = Counter()
@@ -367,8 +392,11 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Coverage:
 
 
 def loses_letters(word: str) -> bool:
-    """Whether stripping accents makes another word of it: vowels of Indic scripts and Thai are marks, and so are the
-    dots of kana. A mark on a Latin, Greek or Cyrillic letter is an accent, without which BERT's uncased models do."""
+    """Return whether stripping accents changes a word's identity.
+
+    Vowels of Indic scripts and Thai are marks, and so are the dots of kana. A mark on a Latin, Greek or Cyrillic letter
+    is an accent, which BERT's uncased models do without.
+    """
     letter = ""
     for c in unicodedata.normalize("NFD", word):
         kind = unicodedata.category(c)

@@ -1,8 +1,9 @@
-"""The views of the data: what a model can be given a row of. One record each, and everything else follows from it.
+"""The views of the data: what a model can get one row of. Each view is one record, and all else follows from it.
 
-From a record follow its canonical table (tables.py), what `validate` asks of every row (validation/), the columns of
-the shards' index (shards.py), what a `Sample` of it holds, and whose words make the vocabulary (stages/tokenizer.py).
-A new view is one record here, a reader that fills its table (formats/), and the rules that only it needs.
+The record defines its canonical table (tables.py), what `validate` checks in every row (curation/validation/), the
+columns of the shards' index (shards/write.py), the content of a `Sample`, and which texts go into the vocabulary
+(stages/tokenizer.py). A new view is one record here, a reader that fills its table (formats/), and the rules that only
+it needs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Column:
     """One column of a view's table.
 
     required  `validate` refuses a row without it
-    values    the only ones it may have, where they are listed; null stays possible where it is not required
-    words     it holds text: its words are learnt by the vocabulary (`text` always does)
-    slices    its values are slices of a test set, by which a gate may ask for floors
-    indexed   it stands in the shards' index, and in a sample
+    values    allowed values, if listed; null is allowed too unless it is required
+    words     it is text that goes into the vocabulary (`text` always does)
+    slices    its values are slices of a test set, which a promotion gate may set minimum scores for
+    indexed   it is in the shards' index, and in a sample
     """
 
     name: str
@@ -37,19 +38,20 @@ class Column:
     indexed: bool = True
 
 
-# the ids of the images behind the first, in order: of views whose rows speak of several
+# ids of the images after the first, in order, for views with several images per row
 OTHER_IMAGES = Column(name="other_image_ids", type=pa.list_(pa.string()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """
-    table      of the same name as the view; False: its rows are made of other tables' (images)
+    """One view.
+
+    table      it has a table of its name; False: its rows are made from other tables (images)
     id_column  of the table
-    images     of how many images a row speaks: of one, `image_id`; of several, of which `image_id` is the first and the
-               column OTHER_IMAGES names the rest, in order; or of none
-    columns    besides the id, `image_id` and `provenance`
-    to_index   a row of the table, the image's width and height in pixels -> the indexed columns that change
+    images     number of images per row: one, `image_id`; several, `image_id` is the first and the column OTHER_IMAGES
+               has the others in order; or none
+    columns    in addition to the id, `image_id` and `provenance`
+    to_index   (row of the table, image width and height in pixels) -> indexed columns that change
     """
 
     name: str
@@ -61,7 +63,7 @@ class View:
 
     def __post_init__(self) -> None:
         if (OTHER_IMAGES in self.columns) != (self.images == "several"):
-            raise ValueError(f"the view {self.name}: several images are those of the column OTHER_IMAGES")
+            raise ValueError(f"the view {self.name}: `images: several` requires the column OTHER_IMAGES, and only then")
 
     @property
     def indexed(self) -> tuple[Column, ...]:
@@ -73,29 +75,29 @@ class View:
 
     @property
     def has_text(self) -> bool:
-        """Whether a sample has a text of its own; a view without one can be learnt from by images alone."""
+        """Return whether a sample has a text of its own; a view without one can train an image-only model."""
         return any(column.name == "text" for column in self.columns)
 
     @property
-    def nothing(self) -> Row:
-        """A sample's values where all is hidden, as at serving."""
+    def hidden_values(self) -> Row:
+        """Return a sample's values if everything is hidden, as in serving."""
         return {c.name: () if pa.types.is_list(c.type) else None for c in self.indexed if c.name != "text"}
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the canonical table."""
+        """Return the schema of the canonical table."""
         image = [("image_id", pa.string())] if self.has_image else []
         columns = [(column.name, column.type) for column in self.columns]
         return pa.schema([(self.id_column, pa.string()), *image, *columns, ("provenance", pa.string())])
 
     def index_row(self, row: Mapping[str, Any], width: int, height: int) -> Row:
-        """What the index holds of a row of the table, its id under `sample_id`."""
+        """Return the index row of a row of the table, with its id under `sample_id`."""
         changed = self.to_index(row, width, height) if self.to_index else {}
         kept = {column.name: row[column.name] for column in self.indexed}
         return {"sample_id": row[self.id_column], **kept, **changed}
 
     def texts(self, rows: pa.Table) -> list[str]:
-        """Every text of these rows, for the vocabulary."""
+        """Return all texts of these rows, for the vocabulary."""
         found: list[str] = []
         for column in self.columns:
             if column.name == "text" or column.words:
@@ -105,10 +107,16 @@ class View:
 
 
 TEXT = Column(name="text", type=pa.string(), required=True)
+STATEMENT = (
+    TEXT,
+    Column(name="label", type=pa.bool_()),  # null if hidden
+    # id of the sentence: NLVR's and NLVR2's consistency is counted per group
+    Column(name="group", type=pa.string(), required=True),
+)
 
 
-def _fractions(row: Mapping[str, Any], width: int, height: int) -> Row:
-    """Boxes in pixels become fractions of width and height, cut off at the image's edges."""
+def _scale_boxes(row: Mapping[str, Any], width: int, height: int) -> Row:
+    """Convert boxes from pixels to fractions of width and height, clipped to the image."""
     size = (width, height) * 2
     return {
         "boxes": [
@@ -118,7 +126,7 @@ def _fractions(row: Mapping[str, Any], width: int, height: int) -> Row:
 
 
 _ALL = (
-    # every image once, with its reference captions, which the index gathers: pretraining on images alone, captioning
+    # every image once, with its reference captions, which the index collects: for image-only pretraining, captioning
     # and retrieval
     View(
         name="images",
@@ -134,56 +142,47 @@ _ALL = (
             TEXT,
             Column(name="question_type", type=pa.string(), slices=True),
             Column(name="answer_type", type=pa.string(), values=("yes/no", "number", "other", ""), slices=True),
-            Column(name="answers", type=pa.list_(pa.string())),  # ten annotators, or the one right; empty: hidden
+            Column(
+                name="answers", type=pa.list_(pa.string())
+            ),  # of ten annotators, or the one right answer; empty: hidden
         ),
     ),
     View(
         name="statements",
         id_column="statement_id",
-        columns=(
-            TEXT,
-            Column(name="label", type=pa.bool_()),  # null where hidden
-            # the sentence's id: NLVR's consistency is counted over it
-            Column(name="group", type=pa.string(), required=True),
-        ),
+        columns=STATEMENT,
     ),
     View(
         name="choices",
         id_column="choice_id",
         columns=(
-            TEXT,  # the question, objects written out as names
+            TEXT,  # the question, with names for objects
             Column(name="answers", type=pa.list_(pa.string()), words=True),  # four
-            Column(name="answer_label", type=pa.int32()),  # the right one's place, from 0; null where hidden
+            Column(name="answer_label", type=pa.int32()),  # index of the right one; null if hidden
             Column(name="rationales", type=pa.list_(pa.string()), words=True),  # four, for the right answer
             Column(name="rationale_label", type=pa.int32()),
             # the image's objects; those of question and answers first
             Column(name="boxes", type=pa.list_(pa.list_(pa.float32()))),
         ),
-        to_index=_fractions,
+        to_index=_scale_boxes,
     ),
     View(
         name="hypotheses",
         id_column="hypothesis_id",
         columns=(
             TEXT,
-            Column(name="gold_label", type=pa.string(), values=ENTAILMENT, slices=True),  # null where hidden
+            Column(name="gold_label", type=pa.string(), values=ENTAILMENT, slices=True),  # null if hidden
             Column(name="annotator_labels", type=pa.list_(pa.string())),  # of one to five people
         ),
     ),
-    # statements about two images: the left one first
+    # statements about two images, the left one first
     View(
         name="image_pairs",
         id_column="pair_id",
         images="several",
-        columns=(
-            OTHER_IMAGES,
-            TEXT,
-            Column(name="label", type=pa.bool_()),  # null where hidden
-            # the sentence's id: NLVR2's consistency is counted over it
-            Column(name="group", type=pa.string(), required=True),
-        ),
+        columns=(OTHER_IMAGES, *STATEMENT),
     ),
-    # sentences that no image belongs to, for pretraining on text alone
+    # sentences without an image, for pretraining on text alone
     View(
         name="texts",
         id_column="text_id",
@@ -200,14 +199,14 @@ TABLES: dict[str, View] = {view.name: view for view in _ALL if view.table}
 
 
 def index_columns() -> dict[str, pa.DataType]:
-    """The columns that views fill in the shards' index, `text` first.
+    """Return the columns of all views in the shards' index, `text` first.
 
     Raises:
-        ValueError: two views give one name different types; the index is one table, so one must go by another name.
+        ValueError: two views have columns of the same name and different types; one must be renamed.
     """
     found: dict[str, pa.DataType] = {"text": pa.string()}
     for view in VIEWS.values():
         for column in view.indexed:
             if found.setdefault(column.name, column.type) != column.type:
-                raise ValueError(f"the column `{column.name}` of the view {view.name} is of another type elsewhere")
+                raise ValueError(f"the column `{column.name}` of the view {view.name} has another type in another view")
     return found

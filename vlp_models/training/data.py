@@ -99,7 +99,7 @@ class LoaderFactory:
         common: dict[str, Any] = {"batch_size": self.batch_size, "collate": self.collate, "seed": self.seed}
         common |= {"rank": rank, "world_size": world_size}
         train = ResumableLoader(
-            self.train, shuffle=True, num_workers=self.num_workers, draws=True, make_order=self._order, **common
+            self.train, shuffle=True, num_workers=self.num_workers, sample_seeds=True, make_order=self._order, **common
         )
         return train, ResumableLoader(self.val, shuffle=False, **common) if len(self.val) else None
 

@@ -1,7 +1,7 @@
-"""Reading tar files that may come from anywhere: what a shard may hold, and how each member is decoded.
+"""Read tar files from untrusted sources: what a shard may contain, and how each member is decoded.
 
-A shard holds plain files named `<key>.<extension>` with an extension of the table below, and nothing else. Nothing is
-ever extracted, unpickled or run; sizes are checked against the header before anything is read.
+A shard has plain files named `<key>.<extension>` with an extension of the table below, and nothing else. Nothing is
+ever extracted, unpickled or run; sizes are checked in the header before anything is read.
 """
 
 from __future__ import annotations
@@ -19,33 +19,27 @@ from typing import Any
 import numpy as np
 
 from vlp_models.data.images import MAX_IMAGE_PIXELS
-from vlp_models.data.sample import RegionArrays
+from vlp_models.data.sample import REGION_DTYPES, RegionArrays
 from vlp_models.errors import DataError
 
-BLOCK = tarfile.BLOCKSIZE  # 512: a header, or the unit that contents are padded to
+BLOCK = tarfile.BLOCKSIZE  # 512: size of a header, and the unit that contents are padded to
 REGIONS = "regions.safetensors"
 
 _MEGABYTE = 1 << 20
 _MAX_BYTES = {
     "json": 16 * _MEGABYTE,
     REGIONS: 256 * _MEGABYTE,
-    "png": 256 * _MEGABYTE,  # as data/images.py lets through
+    "png": 256 * _MEGABYTE,  # same limit as data/images.py
     "jpg": 256 * _MEGABYTE,
     "txt": _MEGABYTE,
 }
-_REGIONS: dict[str, type[np.floating[Any]]] = {
-    "features": np.float16,
-    "boxes": np.float32,
-    "class_probs": np.float16,
-    "scores": np.float32,
-}
-KEY = "[A-Za-z0-9_%-]"  # a character of an image's key
+KEY = "[A-Za-z0-9_%-]"  # one character of an image's key
 _NAME = re.compile(rf"({KEY}+)\.([a-z.]+)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file of a shard. `offset`: where its contents begin in the tar, in bytes."""
+    """One file of a shard. `offset`: where its contents start in the tar, in bytes."""
 
     name: str
     key: str
@@ -55,11 +49,11 @@ class Member:
 
 
 def check_tar(path: Path) -> list[Member]:
-    """The members of a shard, in order, from their headers alone.
+    """Return the members of a shard in order, from their headers alone.
 
     Raises:
-        DataError: a path instead of a name, a link, a device, a directory, an unknown extension, a name that occurs
-            twice, a member that is too large, a damaged or cut-off archive.
+        DataError: a path instead of a name, a link, a device, a directory, an unknown extension, a duplicate name, a
+            member that is too large, a damaged or truncated archive.
     """
     members: list[Member] = []
     seen: set[str] = set()
@@ -76,12 +70,12 @@ def check_tar(path: Path) -> list[Member]:
                 raise DataError(f"{path}: no tar header at byte {position}: {error}; build the shards again") from None
             member = _check_member(path, info, position + BLOCK)
             if member.name in seen:
-                raise DataError(f"{path}: member {member.name} occurs twice")
+                raise DataError(f"{path}: duplicate member {member.name}")
             seen.add(member.name)
             members.append(member)
             position = member.offset + -(-member.size // BLOCK) * BLOCK
             if position > size:
-                raise DataError(f"{path}: cut off within {member.name}; build the shards again")
+                raise DataError(f"{path}: truncated within {member.name}; build the shards again")
             file.seek(position)
 
 
@@ -96,24 +90,24 @@ def _check_member(path: Path, info: tarfile.TarInfo, offset: int) -> Member:
         raise refuse("a name is letters, digits, _, - and %, then an extension; no path and no command")
     key, extension = match.groups()
     if extension not in _MAX_BYTES:
-        raise refuse(f"extension .{extension} is none of {', '.join(_MAX_BYTES)}")
+        raise refuse(f"extension .{extension} is not one of {', '.join(_MAX_BYTES)}")
     if not 0 <= info.size <= _MAX_BYTES[extension]:
-        raise refuse(f"{info.size} bytes; .{extension} may have {_MAX_BYTES[extension]}")
+        raise refuse(f"{info.size} bytes; .{extension} may have at most {_MAX_BYTES[extension]}")
     return Member(name=info.name, key=key, extension=extension, offset=offset, size=info.size)
 
 
 def read_member(path: Path, name: str, offset: int, size: int) -> bytes:
-    """The contents of one member that an index points to, after a look at its header.
+    """Return the contents of one member of an index, after checking its header.
 
     Raises:
-        DataError: the shard is missing, or has something else at this place.
+        DataError: the shard is missing, or has something else at this offset.
     """
     if not 0 <= size <= _MAX_BYTES.get(name.partition(".")[2], -1):
-        raise DataError(f"{path}: {name}: no member of this kind has {size} bytes; build the shards again")
+        raise DataError(f"{path}: {name}: invalid size of {size} bytes; build the shards again")
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such shard; `dvc repro shards` makes it") from None
+        raise DataError(f"{path}: no such shard; run `dvc repro shards`") from None
     try:
         data = os.pread(descriptor, BLOCK + size, offset - BLOCK) if offset >= BLOCK else b""
     finally:
@@ -121,39 +115,43 @@ def read_member(path: Path, name: str, offset: int, size: int) -> bytes:
     # name in the first 100 bytes, size as octal digits in 124..136
     found = data[:100].rstrip(b"\0"), data[124:135]
     if len(data) != BLOCK + size or found != (name.encode(), b"%011o" % size):
-        raise DataError(f"{path}: {name} is not where the index says; build the shards again")
+        raise DataError(f"{path}: {name} is not at the offset in the index; build the shards again")
     return data[BLOCK:]
 
 
 def decode(extension: str, data: bytes, *, where: str) -> Any:
-    """A member's value: a dict, `RegionArrays`, the image file's own bytes, or a string. `where` is for the error."""
+    """Return a member's value: a dict, `RegionArrays`, the image file's own bytes, or a string.
+
+    Raises:
+        DataError: the contents are invalid; `where` names the member.
+    """
     try:
         return _DECODERS[extension](data)
-    except Exception as error:  # whatever a decoder raises, the contents are at fault
+    except Exception as error:  # decoders raise anything on bad contents
         raise DataError(f"{where}: not a valid .{extension}: {error}; build the shards again") from None
 
 
 def _decode_json(data: bytes) -> dict[str, Any]:
     value = json.loads(data.decode("utf-8"))
     if not isinstance(value, dict):
-        raise ValueError(f"an object was expected, found {type(value).__name__}")
+        raise ValueError(f"expected an object, found {type(value).__name__}")
     return value
 
 
 def encode_regions(regions: RegionArrays, where: str = "regions") -> bytes:
-    """A member's bytes. `where` is for the error.
+    """Return a member's bytes; `where` names the image in errors.
 
     Raises:
-        DataError: what `decode` would refuse: a value that is not finite (float16 ends at 65504), boxes outside [0, 1].
+        DataError: `decode` would refuse it: a value that is not finite (float16 ends at 65504), boxes outside [0, 1].
     """
     import safetensors.numpy
 
-    arrays = {name: np.ascontiguousarray(getattr(regions, name), dtype=dtype) for name, dtype in _REGIONS.items()}
+    arrays = {name: np.ascontiguousarray(getattr(regions, name), dtype=dtype) for name, dtype in REGION_DTYPES.items()}
     try:
         _check_regions(RegionArrays(**arrays))
     except ValueError as error:
         raise DataError(
-            f"{where}: {error}; mend it at its source, or `dvc repro --force --single-item features`"
+            f"{where}: {error}; fix it at its source, or run `dvc repro --force --single-item features`"
         ) from None
     return safetensors.numpy.save(arrays)
 
@@ -162,11 +160,11 @@ def _decode_regions(data: bytes) -> RegionArrays:
     import safetensors.numpy
 
     arrays = safetensors.numpy.load(data)
-    missing = [name for name in _REGIONS if name not in arrays]
+    missing = [name for name in REGION_DTYPES if name not in arrays]
     if missing:
         raise ValueError(f"no {', '.join(missing)}")
-    regions = RegionArrays(**{name: arrays[name] for name in _REGIONS})
-    for name, dtype in _REGIONS.items():
+    regions = RegionArrays(**{name: arrays[name] for name in REGION_DTYPES})
+    for name, dtype in REGION_DTYPES.items():
         if getattr(regions, name).dtype != dtype:
             raise ValueError(f"{name} of type {getattr(regions, name).dtype} instead of {np.dtype(dtype).name}")
     _check_regions(regions)
@@ -174,24 +172,25 @@ def _decode_regions(data: bytes) -> RegionArrays:
 
 
 def _check_regions(regions: RegionArrays) -> None:
-    """
+    """Check shapes and values of all arrays.
+
     Raises:
-        ValueError: names the array whose shape or values can't be.
+        ValueError: names the invalid array.
     """
-    features, boxes, probs, scores = (getattr(regions, name) for name in _REGIONS)
+    features, boxes, probs, scores = (getattr(regions, name) for name in REGION_DTYPES)
     rows = features.shape[:1]
     shapes_fit = boxes.shape == (*rows, 4) and probs.shape[:1] == rows and scores.shape == rows
     if not shapes_fit or features.ndim != 2 or probs.ndim != 2:
-        raise ValueError(f"arrays of different lengths: {[(k, getattr(regions, k).shape) for k in sorted(_REGIONS)]}")
-    for name in _REGIONS:
+        raise ValueError(f"lengths of arrays differ: {[(k, getattr(regions, k).shape) for k in sorted(REGION_DTYPES)]}")
+    for name in REGION_DTYPES:
         if not np.isfinite(getattr(regions, name)).all():
-            raise ValueError(f"{name} with a value that is not finite")
+            raise ValueError(f"{name} has a value that is not finite")
     if boxes.size and not (boxes.min() >= 0 and boxes.max() <= 1):
-        raise ValueError(f"boxes from {boxes.min():g} to {boxes.max():g}, which are fractions of width and height")
+        raise ValueError(f"boxes from {boxes.min():g} to {boxes.max():g}, expected fractions of width and height")
 
 
 def _check_image(data: bytes) -> bytes:
-    """Reads the header only."""
+    """Check the size of an image in its header; nothing is decoded."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data), formats=["PNG", "JPEG"]) as image:

@@ -1,7 +1,11 @@
-"""data/contents: what the shards hold, as hashes, and which of them a run goes by.
+"""data/contents: hashes of what the shards contain, independent of how it is packed, and the hashes a run depends on.
 
-Shards are packed anew whenever a dataset or a kind of model is added. What a run reads of them mostly stays, so a run
-depends on the hashes of that: of its view, in the datasets that it learns from, with regions, pixels or neither.
+Shards are packed again whenever a dataset or a kind of model is added, but most runs read the same as before. So a run
+depends on the hashes of what it reads: of its view, in the datasets it is trained on, with regions, pixels or neither.
+
+The hash of a sample covers its ids, its columns and, depending on what a model reads, its image's regions, its image
+file or neither. The hash of a dataset covers its samples' hashes in order, so neither other datasets nor other contents
+of the tars change it.
 """
 
 from __future__ import annotations
@@ -23,53 +27,48 @@ from vlp_models.data.shards.write import index_name, shard_name
 from vlp_models.data.tables import SPLITS, open_parquet
 from vlp_models.data.views import VIEWS
 
-Kind = Literal["regions", "pixels", "texts"]  # what of an image is read; texts: nothing
-CONTENTS = "data/contents"  # below it: a folder of each kind that a model is of
+Kind = Literal["regions", "pixels", "texts"]  # what a model reads of an image; texts: nothing
+CONTENTS = "data/contents"  # has a folder per kind
+BATCH = 4096  # samples
 
 
 def facts_file(kind: Kind) -> str:
-    """What such a model must know before its first step."""
+    """Return the path of what a model of this kind must know before its first step."""
     return f"{kind}/facts.json"
 
 
 def trained_on_file(kind: Kind, view: str, sources: Collection[str]) -> str:
-    """What a run learns from and is validated on.
+    """Return the path of the hashes of what a run is trained and validated on.
 
     Args:
-        sources: datasets; empty: all. Of one dataset there is a file of its own; several go by that of all.
+        sources: datasets; empty: all. One dataset has a file of its own; several use the file of all.
     """
     name = f"of/{next(iter(sources))}" if len(sources) == 1 else "all"
-    return f"{kind}/learnt/{view}/{name}.json"
+    return f"{kind}/trained_on/{view}/{name}.json"
 
 
-def held_out_file(kind: Kind, view: str) -> str:
-    """The test split."""
-    return f"{kind}/held_out/{view}.json"
+def evaluation_file(kind: Kind, view: str) -> str:
+    """Return the path of the hashes of the test split."""
+    return f"{kind}/test/{view}.json"
 
 
 def find_changed_data(workspace: Workspace, inputs: Mapping[str, str]) -> list[str]:
-    """Of the data that a checkpoint says it learned from, what is not here, or is other data now.
+    """Return the data among a checkpoint's inputs that is missing or has changed.
 
     Args:
-        inputs: `provenance.inputs` of its config.json. Checkpoints of earlier versions name the shards' indexes.
+        inputs: `provenance.inputs` of its config.json.
     """
-    here = {
-        name: workspace.shards / name if name.startswith("index-") else workspace.root / name
-        for name in trained_on_inputs(inputs)
-    }
-    return [name for name, path in here.items() if not path.exists() or hash_file(path) != inputs[name]]
+    paths = {name: workspace.root / name for name in trained_on_inputs(inputs)}
+    return [name for name, path in paths.items() if not path.exists() or hash_file(path) != inputs[name]]
 
 
 def trained_on_inputs(inputs: Mapping[str, str]) -> list[str]:
-    """The names among a checkpoint's inputs that stand for data of the shards."""
-    return [name for name in inputs if name.startswith((f"{CONTENTS}/", "index-"))]
-
-
-BATCH = 4096  # samples
+    """Return the names among a checkpoint's inputs that are data of the shards."""
+    return [name for name in inputs if name.startswith(f"{CONTENTS}/")]
 
 
 def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) -> None:
-    """Writes, of each sample in the index that lies in `shards`, view, dataset and hashes, in their order."""
+    """Write view, dataset and hashes of each sample in the index in `shards`, in order."""
     schema = pa.schema([("view", pa.string()), ("source", pa.string()), *((kind, pa.binary(32)) for kind in kinds)])
     with pq.ParquetWriter(file, schema) as writer, open_parquet(shards / index_name(split)) as index:
         last: tuple[tuple[int, str], dict[Kind, bytes]] | None = None
@@ -77,11 +76,11 @@ def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) ->
             found: dict[str, list[Any]] = {name: [] for name in schema.names}
             for row in batch.to_pylist():
                 place = (row["shard"], row["key"])
-                if last is None or last[0] != place:  # an image's samples stand together
-                    last = place, {kind: _of_image(shards, split, row, kind) for kind in kinds}
+                if last is None or last[0] != place:  # samples of one image are adjacent
+                    last = place, {kind: _hash_image(shards, split, row, kind) for kind in kinds}
                 columns = VIEWS[row["view"]].indexed
-                told = [row["sample_id"], row["image_id"], *(row[column.name] for column in columns)]
-                text = json.dumps(told, ensure_ascii=False).encode()
+                values = [row["sample_id"], row["image_id"], *(row[column.name] for column in columns)]
+                text = json.dumps(values, ensure_ascii=False).encode()
                 found["view"].append(row["view"])
                 found["source"].append(row["source"])
                 for kind in kinds:
@@ -95,12 +94,12 @@ def write_contents(
     sources: Sequence[str],
     facts: Mapping[Kind, Mapping[str, Any]],
 ) -> None:
-    """Writes data/contents into `directory`.
+    """Write data/contents into `directory`.
 
     Args:
-        hashes: split -> what `write_hashes` wrote, in the order of the shards.
-        sources: every dataset, also one without samples.
-        facts: of each kind that the models are of, what such a model must know.
+        hashes: split -> files of `write_hashes`, in the order of the shards.
+        sources: every dataset, including those without samples.
+        facts: per kind of model, what such a model must know.
     """
     found: dict[tuple[Kind, str, str], dict[str, _Hash]] = defaultdict(dict)  # kind, view, dataset -> split -> hash
     for split in SPLITS:
@@ -112,18 +111,18 @@ def write_contents(
     for kind, known in facts.items():
         write_json(directory / facts_file(kind), known)
         for name, columns in VIEWS.items():
-            # rows that name several images are read with all of them
+            # rows with several images depend on all of these
             read = (name, "images") if columns.images == "several" else (name,)
-            learnt = {source: _told(found, kind, read, source, SPLITS[:2]) for source in sources}
-            tested = {source: _told(found, kind, read, source, SPLITS[2:]) for source in sources}
-            for whole, each in ((trained_on_file(kind, name, ()), learnt), (held_out_file(kind, name), tested)):
-                write_json(directory / whole, {source: told for source, told in each.items() if told})
-            for source, told in learnt.items():
-                write_json(directory / trained_on_file(kind, name, [source]), told)
+            trained_on = {source: _summarize(found, kind, read, source, SPLITS[:2]) for source in sources}
+            tested = {source: _summarize(found, kind, read, source, SPLITS[2:]) for source in sources}
+            for file, summaries in ((trained_on_file(kind, name, ()), trained_on), (evaluation_file(kind, name), tested)):
+                write_json(directory / file, {source: summary for source, summary in summaries.items() if summary})
+            for source, summary in trained_on.items():
+                write_json(directory / trained_on_file(kind, name, [source]), summary)
 
 
 class _Hash:
-    """Of samples' hashes behind each other."""
+    """The hash of concatenated sample hashes."""
 
     def __init__(self) -> None:
         self._samples = 0
@@ -133,26 +132,26 @@ class _Hash:
         self._samples += len(hashes)
         self._sha256.update(b"".join(hashes))
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         return {"samples": self._samples, "sha256": self._sha256.hexdigest()}
 
 
-def _told(
+def _summarize(
     found: Mapping[tuple[Kind, str, str], Mapping[str, _Hash]],
     kind: Kind,
     views: Sequence[str],
     source: str,
     splits: Sequence[str],
 ) -> dict[str, Any]:
-    """Of these splits of a dataset, what there is of each view; nothing where there is nothing of the first one."""
+    """Return counts and hashes of these splits per view; empty if the first view has no samples in them."""
     of_views = {view: found.get((kind, view, source), {}) for view in views}
     if not any(split in of_views[views[0]] for split in splits):
         return {}
-    return {view: {split: h[split].told() for split in splits if split in h} for view, h in of_views.items()}
+    return {view: {split: h[split].summary() for split in splits if split in h} for view, h in of_views.items()}
 
 
-def _of_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) -> bytes:
-    """The sha256 of what a model of this kind reads of a row's image."""
+def _hash_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) -> bytes:
+    """Return the sha256 of what a model of this kind reads of a row's image."""
     if kind == "texts" or row["shard"] < 0:
         return b""
     extension = REGIONS if kind == "regions" else row["pixels_extension"]
@@ -162,7 +161,7 @@ def _of_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) -> b
 
 
 def _grouped(table: pa.Table, kind: Kind) -> dict[tuple[str, str], list[bytes]]:
-    """(view, dataset) -> its samples' hashes, in their order."""
+    """Return (view, dataset) -> hashes of its samples, in order."""
     found: dict[tuple[str, str], list[bytes]] = defaultdict(list)
     columns = (table[name].to_pylist() for name in ("view", "source", kind))
     for view, source, sample in zip(*columns, strict=True):

@@ -1,8 +1,11 @@
-"""The shards as a map-style dataset: sample i of a view, read where the index says.
+"""The shards as a map-style dataset: sample i of a view, read from the offsets in the index.
 
-Texts and offsets are columns of Arrow (data/index.py); regions are read from the tar on demand. Worker processes share
-both with their parent, so memory does not grow with their number. Where shards are streamed, images come by the block
-(data/blocks.py), from a folder or an object store; the index is always the one in data/shards.
+Texts and offsets are columns of Arrow (shards/index.py); regions and pixels are read from the tar on demand. Worker
+processes share both with their parent, so memory does not grow with their number. If shards are streamed, images come
+by the block (shards/stream.py), from a folder or an object store; the index is always the one in data/shards.
+
+`AugmentedDataset` adds captions that a model wrote to a train split's captions, or as a control the images' own
+captions again.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import StreamParams
 
 _WAYS_OUT = {
-    "regions": "no model of params.yaml read any when they were made: add this one to `models`, and `dvc repro shards`",
-    "pixels": "set `shards.pixels: true` (or auto, with the model in `models`) and `dvc repro shards`",
+    "regions": "no model read any when they were made; add this one to `models` in params.yaml, `dvc repro shards`",
+    "pixels": "set `shards.pixels: true` (or auto, with the model in `models`) and run `dvc repro shards`",
 }
 
 
@@ -42,7 +45,7 @@ _WAYS_OUT = {
 class ShardsManifest:
     """What a model must know about the shards.
 
-    classes  the detector's, background first; with detector_id "" and feature_dim 0 the shards hold no regions
+    classes  the detector's, background first; with detector_id "" and feature_dim 0 the shards have no regions
     """
 
     feature_dim: int
@@ -56,9 +59,10 @@ class ShardsManifest:
         return len(self.classes)
 
     def check(self) -> None:
-        """
+        """Check types and ranges.
+
         Raises:
-            TypeError, ValueError: a field is of another type, or too large to be true.
+            TypeError, ValueError: a field has another type, or is out of range.
         """
         check_numbers({"feature_dim": self.feature_dim})
         texts = (self.detector_id, *self.classes, *self.sources)
@@ -66,13 +70,14 @@ class ShardsManifest:
             [n for split in self.counts.values() for n in split.values()] if isinstance(self.counts, dict) else [""]
         )
         if not isinstance(self.feature_dim, int) or self.feature_dim < 0 or not all(isinstance(t, str) for t in texts):
-            raise TypeError("feature_dim is a whole number, the rest are names")
+            raise TypeError("feature_dim must be an integer, the rest are names")
         if not all(isinstance(n, int) and n >= 0 for n in counts):
-            raise TypeError("counts are whole numbers, by split and view")
+            raise TypeError("counts must be integers, by split and view")
 
 
 def read_manifest(directory: Path) -> ShardsManifest:
-    """
+    """Read the manifest of the shards.
+
     Raises:
         DataError: there are no shards in `directory`, or their manifest is damaged.
     """
@@ -89,13 +94,13 @@ def read_manifest(directory: Path) -> ShardsManifest:
         manifest.check()
         return manifest
     except FileNotFoundError:
-        raise DataError(f"{file}: no such file; `dvc repro shards` makes it") from None
+        raise DataError(f"{file}: no such file; run `dvc repro shards`") from None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{file}: not the manifest of shards: {error!r}; `dvc repro shards` makes it anew") from None
+        raise DataError(f"{file}: not a manifest of shards: {error!r}; run `dvc repro shards`") from None
 
 
 class ShardDataset(Dataset[Sample]):
-    """One view of one split. What each view fills is said in data/views.py."""
+    """One view of one split. data/views.py defines the columns of each view."""
 
     def __init__(
         self,
@@ -110,21 +115,22 @@ class ShardDataset(Dataset[Sample]):
         stream: StreamParams | None = None,
         by_block: bool = True,
     ) -> None:
-        """
+        """Open one view of one split.
+
         Args:
-            sources: dataset name -> how often an epoch has its samples; None or empty: every dataset once.
-            regions, pixels: what of the image to read.
-            captioned: of the view `images`, those with a reference caption only.
-            stream: where the tars lie, and how they are read; None or without an address: in `directory`, one by one.
-            by_block: what is streamed comes with its neighbours; False: alone, for a few of many.
+            sources: dataset name -> how often its samples are in an epoch; None or empty: every dataset once.
+            regions, pixels: what to read of the image.
+            captioned: with the view `images`, only images with a reference caption.
+            stream: where the tars are, and how they are read; None or without an address: in `directory`, one by one.
+            by_block: streamed images come with adjacent ones; False: separately, to read a few of many.
 
         Raises:
-            DataError: no shards here, or no regions or pixels in them though asked for, or others than at
-                `stream.address`.
-            ParamsError: an unknown view, a source the shards do not hold, or repeats below 1.
+            DataError: no shards here, or requested regions or pixels are missing, or the shards at `stream.address`
+                are different.
+            ParamsError: an unknown view, a source that is not in the shards, or repeats below 1.
         """
         if view not in VIEWS:
-            raise ParamsError(f"no view `{view}` of the data; there are: {', '.join(VIEWS)}")
+            raise ParamsError(f"unknown view `{view}`; available: {', '.join(VIEWS)}")
         self.manifest = read_manifest(directory)
         self.split = split
         self.view = view
@@ -137,9 +143,9 @@ class ShardDataset(Dataset[Sample]):
         self._rows = _select(self._index, rows, sources or {}, self.manifest.sources)
         several = self._view.images == "several" and (self._regions or self._pixels)
         self._others = _OtherImages(directory / index_name(split), self._index) if several else None
-        for kind, asked in (("regions", self._regions), ("pixels", self._pixels)):
-            if asked and len(self._rows) and not self._index.take([self._rows[0]])[0][f"{kind}_size"]:
-                raise DataError(f"{directory}: the shards hold no {kind}; {_WAYS_OUT[kind]}")
+        for kind, requested in (("regions", self._regions), ("pixels", self._pixels)):
+            if requested and len(self._rows) and not self._index.take([self._rows[0]])[0][f"{kind}_size"]:
+                raise DataError(f"{directory}: the shards have no {kind}; {_WAYS_OUT[kind]}")
         self.layout: Layout | None = None
         self.blocks: BlockReader | None = None
         if stream is not None and stream.address and (self._regions or self._pixels) and len(self._rows):
@@ -149,23 +155,23 @@ class ShardDataset(Dataset[Sample]):
         return len(self._rows)
 
     def image_ids(self) -> list[str]:
-        """Of each sample, from the index alone."""
+        """Return the image id of each sample, from the index alone."""
         found: list[str] = self._index.column("image_id").take(pa.array(np.asarray(self._rows))).to_pylist()
         return found
 
     def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]:
-        """The numbers of the samples that show one of these images, in any place; from the index alone."""
-        asked = pa.array(sorted(image_ids), pa.string())
-        shows = pc.is_in(self._index.column("image_id"), value_set=asked).to_numpy()
+        """Return the numbers of samples with one of these images, in any position; from the index alone."""
+        wanted = pa.array(sorted(image_ids), pa.string())
+        shows = pc.is_in(self._index.column("image_id"), value_set=wanted).to_numpy()
         if OTHER_IMAGES.name in self._index.schema.names:
             others = self._index.column(OTHER_IMAGES.name)
             parents = pc.list_parent_indices(others).to_numpy()
             shows = shows.copy()
-            shows[parents[pc.is_in(pc.list_flatten(others), value_set=asked).to_numpy()]] = True
+            shows[parents[pc.is_in(pc.list_flatten(others), value_set=wanted).to_numpy()]] = True
         return np.flatnonzero(shows[np.asarray(self._rows)])
 
     def references(self) -> dict[str, tuple[str, ...]]:
-        """Every reference caption of each image, from the index alone; of the view `images`."""
+        """Return all reference captions of each image, from the index alone; for the view `images`."""
         rows = pa.array(np.unique(self._rows))
         names, captions = (self._index.column(name).take(rows).to_pylist() for name in ("image_id", "captions"))
         return {name: tuple(texts or ()) for name, texts in zip(names, captions, strict=True)}
@@ -174,7 +180,7 @@ class ShardDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """A batch at once: what torch's DataLoader asks for where a dataset has it."""
+        """Return a batch of samples; torch's DataLoader calls this if a dataset has it."""
         numbers = [int(self._rows[index]) for index in indices]
         rows = self._index.take(numbers)
         if self._others is None:
@@ -185,8 +191,8 @@ class ShardDataset(Dataset[Sample]):
         return [self._sample(row, behind, fetched) for row, behind in zip(rows, others, strict=True)]
 
     def places(self) -> Iterator[NDArray[np.int64]]:
-        """int64 [n, 3], piece by piece: of each sample the shard, and where in it its image's members begin and end."""
-        kinds = [kind for kind, asked in (("pixels", self._pixels), ("regions", self._regions)) if asked]
+        """Yield int64 [n, 3], piece by piece: per sample the shard, and the byte range of its image's members in it."""
+        kinds = [kind for kind, requested in (("pixels", self._pixels), ("regions", self._regions)) if requested]
         columns = ["shard", *(f"{kind}_{what}" for kind in (kinds[0], kinds[-1]) for what in ("offset", "size"))]
         for piece in self._index.pieces if isinstance(self._rows, range) else [self._rows]:
             if isinstance(piece, np.ndarray):
@@ -197,18 +203,19 @@ class ShardDataset(Dataset[Sample]):
             yield np.stack([shard, begin - BLOCK, padded(last + size)], axis=1)
 
     def _stream(self, stream: StreamParams, by_block: bool) -> None:
+        """Open the streamed shards."""
         store = Store(stream.address, stream.timeout_seconds, stream.retry_seconds)
         if store.read("manifest.json") != (self._directory / "manifest.json").read_bytes():
             raise DataError(
-                f"{store.where('manifest.json')}: not that of {self._directory}: other shards lie there; upload these, "
-                "or `dvc pull data/shards` of the commit that made the others"
+                f"{store.url('manifest.json')}: differs from {self._directory}: upload these shards, "
+                "or run `dvc pull data/shards` at the commit that made the uploaded ones"
             )
         if by_block:
             self.layout = Layout.of(self.places, stream.block_mb << 20)
         self.blocks = BlockReader(store, self.split, self.layout, stream.buffer_mb << 20)
 
     def _fetch(self, places: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-        """The members of the images that lie there, where shards are streamed."""
+        """Return the members of these images if shards are streamed."""
         if self.blocks is None:
             return {}
         first, last = ("pixels" if self._pixels else "regions"), ("regions" if self._regions else "pixels")
@@ -217,7 +224,7 @@ class ShardDataset(Dataset[Sample]):
         )
 
     def _sample(self, row: dict[str, Any], others: Sequence[dict[str, Any]], fetched: Mapping[str, bytes]) -> Sample:
-        """others: where each image behind the first lies."""
+        """Make a sample. others: locations of the images after the first."""
         return Sample(
             sample_id=row["sample_id"],
             image_id=row["image_id"],
@@ -228,78 +235,82 @@ class ShardDataset(Dataset[Sample]):
                 for column in self._view.indexed
                 if column.name != "text"
             },
-            others=tuple(SampleImage(image_id=other["image_id"], **self._seen(other, fetched)) for other in others),
-            **self._seen(row, fetched),
+            others=tuple(
+                SampleImage(image_id=other["image_id"], **self._read_image(other, fetched)) for other in others
+            ),
+            **self._read_image(row, fetched),
         )
 
-    def _seen(self, place: dict[str, Any], fetched: Mapping[str, bytes]) -> dict[str, Any]:
-        """What was asked for of the image that lies there."""
+    def _read_image(self, place: dict[str, Any], fetched: Mapping[str, bytes]) -> dict[str, Any]:
+        """Return what was requested of the image at this location."""
         return {
-            "regions": self._read(place, "regions", REGIONS, fetched) if self._regions else None,
-            "pixels": self._read(place, "pixels", place["pixels_extension"], fetched) if self._pixels else None,
+            "regions": self._read_member(place, "regions", REGIONS, fetched) if self._regions else None,
+            "pixels": self._read_member(place, "pixels", place["pixels_extension"], fetched) if self._pixels else None,
         }
 
-    def _read(self, row: dict[str, Any], kind: str, extension: str, fetched: Mapping[str, bytes]) -> Any:
+    def _read_member(self, row: dict[str, Any], kind: str, extension: str, fetched: Mapping[str, bytes]) -> Any:
         shard: Path | str = self._directory / shard_name(self.split, row["shard"])
         name, size = f"{row['key']}.{extension}", row[f"{kind}_size"]
         if self.blocks is None:
             data = read_member(Path(shard), name, row[f"{kind}_offset"], size)
         else:
-            shard = self.blocks.store.where(shard_name(self.split, row["shard"]))
+            shard = self.blocks.store.url(shard_name(self.split, row["shard"]))
             data = fetched.get(name, b"")
             if len(data) != size:
-                raise DataError(f"{shard}: {name} is not where the index says; upload this shard again")
+                raise DataError(f"{shard}: {name} is not at the offset in the index; upload this shard again")
         return decode(extension, data, where=f"{shard}: {name}")
 
 
 class _OtherImages:
-    """Where the images lie that rows name behind their first: each has a row of its own in the view `images`."""
+    """Locations of the images after a row's first: each has a row of its own in the view `images`."""
 
     def __init__(self, index: Path, rows: Index) -> None:
-        """
+        """Look up all images that rows name.
+
         Raises:
-            DataError: a row names an image that the split does not hold.
+            DataError: a row names an image that is not in the split.
         """
         ids = rows.column(OTHER_IMAGES.name).combine_chunks()
         self._places = read_index(index, VIEWS["images"])
         found = pc.index_in(ids.flatten(), value_set=self._places.column("image_id").combine_chunks())
         if found.null_count:
             lost = ids.flatten().filter(pc.is_null(found))[0].as_py()
-            raise DataError(f"{index}: no image {lost}, which a row names; `dvc repro shards` makes the shards anew")
+            raise DataError(f"{index}: no image {lost}, which a row names; run `dvc repro shards`")
         self._numbers = found.to_numpy()
         self._ends = np.cumsum(pc.fill_null(pc.list_value_length(ids), 0).to_numpy())
 
     def of(self, row: int) -> list[dict[str, Any]]:
-        """The places of one row's, in order."""
+        """Return the locations of one row's other images, in order."""
         first = self._ends[row - 1] if row else 0
         found = self._places.take(self._numbers[first : self._ends[row]])
         return [{name: place[name] for name in PLACE_COLUMNS} for place in found]
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Lists as tuples, all the way down; a null list as an empty one."""
+    """Return lists as tuples, recursively; a null list as an empty one."""
     if not pa.types.is_list(kind):
         return value
     return tuple(_plain(item, kind.value_type) for item in value or ())
 
 
 def check_sources(sources: Iterable[str], known: Sequence[str]) -> None:
-    """
+    """Check the names of datasets.
+
     Raises:
-        ParamsError: one is none of the datasets that the shards hold.
+        ParamsError: one is not in the shards.
     """
     for name in sources:
         if name not in known:
-            raise ParamsError(f"sources: no dataset `{name}` in the shards; there are: {', '.join(known)}")
+            raise ParamsError(f"sources: no dataset `{name}` in the shards; available: {', '.join(known)}")
 
 
 def _select(
     index: Index, rows: NDArray[np.int64] | None, sources: Mapping[str, int], known: tuple[str, ...]
 ) -> NDArray[np.int64] | range:
-    """The rows of an epoch, those of a dataset that is seen k times k times over.
+    """Return the rows of an epoch; those of a dataset with k repeats k times.
 
     Args:
-        rows: those to choose from; None: all.
+        rows: rows to choose from; None: all.
     """
     if not sources:
         return range(len(index)) if rows is None else rows
@@ -307,7 +318,7 @@ def _select(
     chosen: list[NDArray[np.int64]] = []
     for name, repeats in sources.items():
         if repeats < 1:
-            raise ParamsError(f"sources: `{name}: {repeats}`; leave a dataset out to not see it at all")
+            raise ParamsError(f"sources: `{name}: {repeats}`; remove a dataset from the list to skip it")
         of_name = index.where(pc.field("source") == name)
         chosen.append(np.tile(of_name if rows is None else np.intersect1d(of_name, rows), repeats))
     return np.concatenate(chosen)
@@ -315,7 +326,7 @@ def _select(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GeneratedCaption:
-    """A caption that a model wrote of an image."""
+    """A caption of an image that a model wrote."""
 
     caption_id: str
     image_id: str
@@ -323,7 +334,7 @@ class GeneratedCaption:
 
 
 def read_generated(directory: Path, shards: Path) -> list[GeneratedCaption]:
-    """The captions in data/augmented/NAME.
+    """Read the captions in data/augmented/NAME.
 
     Raises:
         DataError: one is of an image of the val or the test split.
@@ -338,29 +349,31 @@ def read_generated(directory: Path, shards: Path) -> list[GeneratedCaption]:
 
 
 def refuse_evaluation_images(image_ids: set[str], what: str, split: str) -> None:
-    """
+    """Check that `image_ids` is empty.
+
     Raises:
-        DataError: there are such images.
+        DataError: it is not.
     """
     if image_ids:
         raise DataError(
             f"{what} of {len(image_ids):,} images of the {split} split, such as {', '.join(sorted(image_ids)[:3])}: "
-            "who learns from them has seen what it is judged by. Name other `sources`, or make the datasets' splits "
-            "agree; then `dvc repro augment` writes them anew"
+            "training on them would leak evaluation data. Name other `sources`, or make the datasets' splits "
+            "agree, and run `dvc repro augment`"
         )
 
 
 class AugmentedDataset(Dataset[Sample]):
-    """The samples of `base`, a view of captions, and behind them one for each written caption of an image it has.
+    """The samples of `base`, a view of captions, followed by one per generated caption of its images.
 
-    control: the text of such a sample is not the written one but a caption of the image in `base`; its first for the
-    first, and so on in turn. As many samples of each image, so as many updates, and nothing that is new.
+    control: use a caption of the image in `base` in place of the generated one; the first for the first, and so on in
+    turn. So the number of samples per image and of updates is the same, without new text.
     """
 
     def __init__(self, base: ShardDataset, written: Sequence[GeneratedCaption], *, control: bool) -> None:
-        """
+        """Match generated captions with the images of `base`.
+
         Raises:
-            DataError: of no image of `base` anything was written.
+            DataError: no image of `base` has a generated caption.
         """
         places: dict[str, list[int]] = {}
         for place, image_id in enumerate(base.image_ids()):
@@ -369,11 +382,9 @@ class AugmentedDataset(Dataset[Sample]):
         self._control = control
         self._more = [caption for caption in written if caption.image_id in places]
         if not self._more:
-            raise DataError(
-                "of no image of this run's `sources` a caption was written; look at `augment` in params.yaml"
-            )
+            raise DataError("no image of this run's `sources` has a generated caption; check `augment` in params.yaml")
         turns: Counter[str] = Counter()
-        self._own: list[int] = []  # the sample of `base` whose image, or in the control all, each of them takes
+        self._own: list[int] = []  # the sample of `base` whose image (control: and text) each one uses
         for caption in self._more:
             own = places[caption.image_id]
             self._own.append(own[turns[caption.image_id] % len(own)])
@@ -391,17 +402,17 @@ class AugmentedDataset(Dataset[Sample]):
         return [s if i < own else self._written(s, self._more[i - own]) for i, s in zip(indices, samples, strict=True)]
 
     def image_ids(self) -> list[str]:
-        """As `ShardDataset.image_ids`."""
+        """Return the image id of each sample."""
         return [*self._base.image_ids(), *(caption.image_id for caption in self._more)]
 
     def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]:
-        """As `ShardDataset.find_samples`."""
+        """Return the numbers of samples with one of these images."""
         behind = [i for i, caption in enumerate(self._more) if caption.image_id in image_ids]
         return np.concatenate([self._base.find_samples(image_ids), len(self._base) + np.array(behind, np.int64)])
 
     @property
     def layout(self) -> Layout | None:
-        """Where the samples lie; None unless `base` is streamed."""
+        """Return where the samples are; None unless `base` is streamed."""
         return None if self._base.layout is None else Layout.of(self._places, self._base.layout.block_bytes)
 
     def _places(self) -> Iterator[NDArray[np.int64]]:
@@ -413,16 +424,19 @@ class AugmentedDataset(Dataset[Sample]):
         return dataclasses.replace(sample, sample_id=caption.caption_id, text=text)
 
 
-POOL_IMAGES = 256  # images in memory with all their regions
+POOL_IMAGES = 256  # images in memory with all regions
 
 
 def mean_region_features(
     dataset: ShardDataset, numbers: Sequence[int], max_regions: int | None = None
 ) -> NDArray[np.float32]:
-    """Of length one; zeros where an image has no region. [N, F]
+    """Return each image's mean region feature, normalized to length one: float32 [N, F].
+
+    The shards have all it needs, so it is available whenever a model reads regions; for a backbone's grid cells the
+    mean is the pooled feature. Zeros if an image has no region.
 
     Args:
-        max_regions: what a model reads of an image at most; None: all regions that there are.
+        max_regions: maximum number of regions that a model reads; None: all.
     """
     pooled_NF = np.zeros((len(numbers), dataset.manifest.feature_dim), np.float32)
     for start in range(0, len(numbers), POOL_IMAGES):

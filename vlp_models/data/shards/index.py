@@ -1,7 +1,8 @@
-"""The rows of one view in the shards' index, of which memory holds only what is looked at.
+"""The rows of one view in the shards' index. Memory holds only what is read.
 
-A large index is written out once as uncompressed Arrow beside the shards' folder, and mapped: processes and workers
-share its pages, and the system drops them when it needs the memory.
+A large index is written once as uncompressed Arrow next to the shards' folder, and memory-mapped: processes and workers
+share its pages, and the system drops them when it needs the memory. Every index is checked before a sample is read; the
+location of images is checked again in the tar itself (archive.py).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from vlp_models.data.views import View
 from vlp_models.errors import DataError
 
 PIECE = 65_536  # rows
-MAPPED = 200_000  # rows of an index from which on it is mapped
+MAPPED = 200_000  # an index with at least this many rows is mapped
 
 
 class Index:
-    """Rows by their number. `pieces`: all but the last have `PIECE` rows."""
+    """Rows by number. `pieces`: all but the last have `PIECE` rows."""
 
     def __init__(self, table: pa.Table) -> None:
         self.pieces: list[pa.RecordBatch] = table.to_batches()
@@ -40,7 +41,7 @@ class Index:
         return self._length
 
     def take(self, numbers: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
-        """These rows, in this order."""
+        """Return these rows in this order."""
         wanted = np.asarray(numbers, np.int64)
         found: list[dict[str, Any]] = [{}] * len(wanted)
         for piece in np.unique(wanted // PIECE):
@@ -54,7 +55,7 @@ class Index:
         return pa.chunked_array([piece[name] for piece in self.pieces], self.schema.field(name).type)
 
     def where(self, condition: pc.Expression) -> NDArray[np.int64]:
-        """The numbers of the rows for which it holds."""
+        """Return the numbers of the rows for which the condition is true."""
         found = [np.zeros(0, np.int64)]
         for number, piece in enumerate(self.pieces):
             rows = pa.table({"row": np.arange(len(piece)), **dict(zip(piece.schema.names, piece.columns, strict=True))})
@@ -63,31 +64,32 @@ class Index:
 
 
 def read_index(file: Path, view: View) -> Index:
-    """
+    """Read the rows of one view.
+
     Raises:
-        DataError: there is none, or a damaged one.
+        DataError: no index, or a damaged one.
     """
     columns = [*PLACE_COLUMNS, *(column.name for column in view.indexed)]
     try:
         if pq.read_metadata(file).num_rows >= MAPPED:
-            with contextlib.suppress(OSError):  # a folder that can't be written to, or is full: the rows are held
-                return Index(_mapped(file, view, columns))
+            with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
+                return Index(_map_rows(file, view, columns))
         rows = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view.name)])
         rows = rows.combine_chunks()
         check_index(rows)
-        return Index(_in_pieces(rows))
+        return Index(_split_into_pieces(rows))
     except FileNotFoundError:
-        raise DataError(f"{file}: no such file; the shards have no split of this name, or are not built yet") from None
+        raise DataError(f"{file}: no such file; the shards have no such split, or are not built yet") from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{file}: not an index of shards: {error}; `dvc repro shards` makes it anew") from None
+        raise DataError(f"{file}: not an index of shards: {error}; run `dvc repro shards`") from None
 
 
-def _in_pieces(rows: pa.Table) -> pa.Table:
+def _split_into_pieces(rows: pa.Table) -> pa.Table:
     return pa.Table.from_batches(rows.combine_chunks().to_batches(max_chunksize=PIECE), rows.schema)
 
 
-def _mapped(file: Path, view: View, columns: list[str]) -> pa.Table:
-    """The view's rows in a file of their own, for as long as the index stays as it is."""
+def _map_rows(file: Path, view: View, columns: list[str]) -> pa.Table:
+    """Map a file with the view's rows, which is valid as long as the index does not change."""
     found = file.stat()
     folder = file.parent.with_name(f".{file.parent.name}-mapped")
     path = folder / f"{file.stem}-{view.name}-{found.st_size:x}-{found.st_mtime_ns:x}.arrow"
@@ -97,21 +99,21 @@ def _mapped(file: Path, view: View, columns: list[str]) -> pa.Table:
         temporary = path.with_suffix(f".{os.getpid()}")
         try:
             with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                for piece in _pieces(file, view, columns):
+                for piece in _read_pieces(file, view, columns):
                     rows = piece.cast(schema)
                     check_index(pa.Table.from_batches([rows]))
                     writer.write_batch(rows)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        for other in folder.glob(f"{file.stem}-{view.name}-*.arrow"):  # of an index that is no more
+        for other in folder.glob(f"{file.stem}-{view.name}-*.arrow"):  # of an older index
             if other != path:
                 with contextlib.suppress(FileNotFoundError):
                     other.unlink()
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
-def _pieces(file: Path, view: View, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _read_pieces(file: Path, view: View, columns: list[str]) -> Iterator[pa.RecordBatch]:
     held, count = [], 0
     with open_parquet(file) as parquet:
         for batch in parquet.iter_batches(batch_size=PIECE, columns=["view", *columns]):
@@ -130,22 +132,23 @@ KINDS = ("regions", "pixels")
 
 
 def check_index(table: pa.Table) -> None:
-    """
+    """Check that an index is consistent; vectorized, since an index has one row per sample.
+
     Args:
-        table: rows of the index with the columns that say where the image lies (`PLACE_COLUMNS`).
+        table: rows of the index with the columns that locate the image (`PLACE_COLUMNS`).
 
     Raises:
-        ValueError: says which column can't be, and in which row.
+        ValueError: names the invalid column and the row.
     """
     table.validate(full=True)  # offsets of strings and lists, UTF-8
     places = [f"{kind}_{what}" for kind in KINDS for what in ("offset", "size")]
     for name in ("sample_id", "image_id", "source", "shard", "key", "pixels_extension", *places):
         if table[name].null_count:
-            raise ValueError(f"row {_first(pc.is_null(table[name]))}: no `{name}`")
-    _refuse(table, "shard", pc.less(table["shard"], -1), "is no shard's number")
-    _refuse(table, "key", pc.invert(pc.match_substring_regex(table["key"], f"^{KEY}*$")), "is no member's name")
+            raise ValueError(f"row {_first(pc.is_null(table[name]))}: `{name}` is missing")
+    _refuse(table, "shard", pc.less(table["shard"], -1), "is not a shard number")
+    _refuse(table, "key", pc.invert(pc.match_substring_regex(table["key"], f"^{KEY}*$")), "is not a member name")
     known = pc.is_in(table["pixels_extension"], value_set=pa.array(["", "png", "jpg"]))
-    _refuse(table, "pixels_extension", pc.invert(known), "is none of png, jpg")
+    _refuse(table, "pixels_extension", pc.invert(known), "is not one of png, jpg")
     for kind in KINDS:
         offset, size = table[f"{kind}_offset"], table[f"{kind}_size"]
         _refuse(table, f"{kind}_size", pc.less(size, 0), "is negative")

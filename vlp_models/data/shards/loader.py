@@ -1,10 +1,9 @@
-"""Which samples a step sees, and going on exactly where a run stopped.
+"""A DataLoader that can be saved after any batch, and resumes with exactly the next one.
 
-The batches of an epoch are a function of (seed, epoch): not of the number of processes, which share each batch out,
-nor of the number of workers, nor of the random state of the process. A cursor of three integers is all there is to
-save.
-What chance decides for a sample (how its image is cropped) follows from its `draw`, a function of (seed, epoch, index)
-likewise, or of the image instead of the index, where texts share theirs (grouped_order.py).
+The batches of an epoch are a function of (seed, epoch): not of the number of processes, which share each batch, nor of
+the number of workers, nor of the random state of the process. A cursor of three integers is all there is to save. A
+sample's random augmentation follows from its `seed`, a function of (seed, epoch, index) as well, or of the image in
+place of the index if texts share their image's seed (`GroupedOrder`).
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from vlp_models.data.shards.order import EpochOrder
 from vlp_models.errors import CheckpointError, DataError
 
 
-class _Drawing(Dataset[Sample]):
-    """Samples with their draws; an index is (index, draw)."""
+class _SeededSamples(Dataset[Sample]):
+    """Samples with seeds; an index is (index, seed)."""
 
     def __init__(self, dataset: Dataset[Sample]) -> None:
         self.dataset = dataset
@@ -33,37 +32,37 @@ class _Drawing(Dataset[Sample]):
         indices = [index for index, _ in pairs]
         together = getattr(self.dataset, "__getitems__", None)
         samples = together(indices) if together else [self.dataset[index] for index in indices]
-        return [dataclasses.replace(sample, draw=draw) for sample, (_, draw) in zip(samples, pairs, strict=True)]
+        return [dataclasses.replace(sample, seed=seed) for sample, (_, seed) in zip(samples, pairs, strict=True)]
 
 
 class _Cursor:
-    """What torch's DataLoader takes for a batch sampler: the rest of the current epoch."""
+    """The batch sampler: the rest of the current epoch."""
 
-    def __init__(self, order: EpochOrder, draws: bool) -> None:
+    def __init__(self, order: EpochOrder, sample_seeds: bool) -> None:
         self.order = order
-        self.draws = draws
+        self.sample_seeds = sample_seeds
         self.epoch = 0
         self.start = 0
 
     def __iter__(self) -> Iterator[list[Any]]:
         for share in self.order.batches(self.epoch, self.start):
-            share = share or [0]  # some sample to make a batch of, whose rows `ResumableLoader` then takes away
-            yield [(i, self.order.draw(self.epoch, i)) for i in share] if self.draws else share
+            share = share or [0]  # any sample: `ResumableLoader` empties the batch
+            yield [(i, self.order.sample_seed(self.epoch, i)) for i in share] if self.sample_seeds else share
 
     def __len__(self) -> int:
         return self.order.steps
 
 
 class ResumableLoader(DataLoader[Batch]):
-    """A DataLoader that can be saved after any batch and goes on with the next one.
+    """A DataLoader that can be saved after any batch and resumes with the next one.
 
-    Each full or broken-off iteration is an epoch; the next `iter` starts the next one. After `load_state_dict` the
-    next `iter` goes on within the saved epoch (or starts the one after it, if that was complete). Asking for an
-    iterator without taking a batch changes nothing.
+    Each complete or interrupted iteration is an epoch; the next `iter` starts the next one. After `load_state_dict` the
+    next `iter` resumes the saved epoch (or starts the one after it, if that was complete). Creating an iterator without
+    taking a batch changes nothing.
 
-    Lightning saves and loads the state by itself. Under several processes pass `rank` and `world_size` here and
-    `use_distributed_sampler=False` to the Trainer. `batch_size` is that of all processes together; a process without a
-    sample of a batch gets one of no rows (`Batch.none`).
+    Lightning saves and loads the state by itself. With several processes pass `rank` and `world_size` here and
+    `use_distributed_sampler=False` to the Trainer. `batch_size` is that of all processes together; a process that has
+    no sample of a batch gets an empty one (`Batch.empty`).
     """
 
     def __init__(
@@ -78,13 +77,14 @@ class ResumableLoader(DataLoader[Batch]):
         num_workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        draws: bool = False,
+        sample_seeds: bool = False,
         make_order: Callable[..., EpochOrder] = EpochOrder,
     ) -> None:
-        """
+        """Make the loader.
+
         Args:
-            make_order: which batches there are (data/grouped_order.py, data/block_order.py).
-            draws: every sample gets a `draw`, another one each epoch: for training, where images are augmented.
+            make_order: order of the batches (shards/order.py).
+            sample_seeds: give every sample a `seed`, a new one each epoch: for training, if images are augmented.
 
         Raises:
             DataError: the dataset is too small for a single batch.
@@ -103,16 +103,16 @@ class ResumableLoader(DataLoader[Batch]):
                 f"{order.length} samples are too few for a batch of {batch_size}; lower batch_size, or check the split "
                 "and `sources`"
             )
-        self._cursor = _Cursor(order, draws)
+        self._cursor = _Cursor(order, sample_seeds)
         self._epoch = 0
         self._yielded = 0
         self._continue = True
         super().__init__(
-            _Drawing(dataset) if draws else dataset,  # type: ignore[arg-type]
+            _SeededSamples(dataset) if sample_seeds else dataset,  # type: ignore[arg-type]
             batch_sampler=self._cursor,  # type: ignore[arg-type]
             collate_fn=collate,
             num_workers=num_workers,
-            # its own, so that starting an epoch draws nothing from the global generator
+            # a separate generator, so that starting an epoch does not advance the global one
             generator=torch.Generator(),
         )
 
@@ -125,35 +125,36 @@ class ResumableLoader(DataLoader[Batch]):
         return self._epoch
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        # A generator: nothing happens before the first batch is asked for.
+        # A generator: nothing happens before the first batch is requested.
         if self._yielded == len(self) or (self._yielded and not self._continue):
             self._epoch, self._yielded = self._epoch + 1, 0
         self._continue = False
         self._cursor.epoch, self._cursor.start = self._epoch, self._yielded
         self.generator.manual_seed(self.order.seed)
-        empty = self._without_rows()
+        empty = self._has_empty_batch()
         for batch in super().__iter__():
             self._yielded += 1
-            yield batch.none() if empty and self._yielded == len(self) else batch
+            yield batch.empty() if empty and self._yielded == len(self) else batch
 
-    def _without_rows(self) -> bool:
-        """Whether this rank has no sample of the last batch; of every other it has some."""
+    def _has_empty_batch(self) -> bool:
+        """Return whether this rank has no sample of the last batch; it has some of every other."""
         order = self.order
         last = order.length - (order.steps - 1) * order.batch_size
         return not len(order.share(np.arange(min(last, order.batch_size))))
 
     def state_dict(self) -> dict[str, int]:
-        """`batches` of `epoch` have been handed out, of `steps` in all."""
+        """Return epoch, batches returned of it, and batches per epoch."""
         return {"epoch": self._epoch, "batches": self._yielded, "steps": len(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """
+        """Resume from a saved state.
+
         Raises:
-            CheckpointError: the epochs of the saved run had another number of batches.
+            CheckpointError: the saved run had another number of batches per epoch.
         """
         if state["steps"] != len(self):
             raise CheckpointError(
-                f"the saved run had {state['steps']} batches an epoch, this one has {len(self)}: the data or "
-                "batch_size changed, so it can't be continued; start it anew"
+                f"the saved run had {state['steps']} batches per epoch, this one has {len(self)}: the data or "
+                "batch_size changed, so the run cannot be resumed; start it from scratch"
             )
         self._epoch, self._yielded, self._continue = int(state["epoch"]), int(state["batches"]), True

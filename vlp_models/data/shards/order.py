@@ -1,4 +1,16 @@
-"""Which order a training's samples come in: all mixed, in blocks, or with texts about one image beside each other."""
+"""The order of training samples: fully shuffled, grouped by image, or in blocks for streaming.
+
+- `EpochOrder`: a permutation of all samples per epoch, and each rank's share of the batches.
+- `GroupedOrder`: texts about one image are adjacent, so that a model encodes the image once. In each epoch the texts of
+  an image are cut, in random order, into runs of at most `texts_per_image`, and the runs are permuted. Batches are cut
+  from the result, so a run may continue in the next batch, and two runs of one image may be adjacent. The texts of an
+  image share its seed, and so its augmentation.
+- `BlockOrder`: random, and still reads blocks of shards one after the other. A permutation of all samples would request
+  a block per sample. Here the blocks are permuted, the sequence is cut into lanes, and samples are shuffled within a
+  window of each lane. A batch takes its rows from several lanes, and the next batch from others: each process and each
+  worker reads its own lanes, every block about once per epoch. The batches are a function of (seed, epoch), independent
+  of the number of processes and workers, and are computed one at a time: memory does not grow with the samples.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +29,7 @@ from vlp_models.params import StreamParams
 
 
 class _Samples(Protocol):
-    """A dataset, as far as its order needs it."""
+    """The part of a dataset that its order needs."""
 
     @property
     def layout(self) -> Layout | None: ...
@@ -25,19 +37,19 @@ class _Samples(Protocol):
 
 
 def choose_order(samples: _Samples, stream: StreamParams | None, texts_per_image: int = 1) -> Callable[..., EpochOrder]:
-    """The order of a training's samples: in blocks where they are streamed.
+    """Return a function that makes the order of training samples; streamed samples come in blocks.
 
     Args:
-        texts_per_image: at most so many are put beside each other; 1: none are.
+        texts_per_image: maximum number of adjacent texts about one image; 1: no grouping.
 
     Raises:
-        ParamsError: both are asked for.
+        ParamsError: both grouping and streaming are requested.
     """
     layout = samples.layout
     if texts_per_image > 1:
         if layout is not None:
             raise ParamsError(
-                "params.yaml: `texts_per_image` puts texts about one image beside each other, `trainer.stream` mixes "
+                "params.yaml: `texts_per_image` makes texts about one image adjacent, `trainer.stream` shuffles "
                 "them within blocks: set `texts_per_image: 1`, or leave `trainer.stream.address` empty"
             )
         return partial(GroupedOrder, images=first_positions(samples.image_ids()), texts_per_image=texts_per_image)
@@ -51,9 +63,8 @@ class EpochOrder:
     """One rank's share of the batches, epoch by epoch.
 
     batch_size: of all ranks together. Each batch is cut into `world_size` runs of rows, in the order of ranks, whose
-    lengths differ by one at most. So every rank takes the same number of steps and every sample is seen exactly once an
-    epoch, whatever the number of ranks; of an epoch's last batch, where it has fewer samples than ranks, some ranks
-    have none.
+    lengths differ by at most one. So every rank takes the same number of steps, and every sample is used exactly once
+    per epoch for any number of ranks. If the last batch has fewer samples than ranks, some ranks get none.
     """
 
     length: int
@@ -70,39 +81,42 @@ class EpochOrder:
 
     @property
     def steps(self) -> int:
-        """Batches an epoch, the same on every rank."""
+        """Return the number of batches per epoch, the same on every rank."""
         return self.length // self.batch_size if self.drop_last else math.ceil(self.length / self.batch_size)
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
-        """int64 [length]: the order all ranks share."""
+        """Return int64 [length]: the order that all ranks share."""
         if not self.shuffle:
             return np.arange(self.length)
         return np.random.default_rng([self.seed, epoch]).permutation(self.length)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
-        """The indices of this rank's share of each batch, from batch `start` on."""
+        """Yield the indices of this rank's share of each batch, starting with batch `start`."""
         order = self.permutation(epoch)
         for step in range(start, self.steps):
             yield self.share(order[step * self.batch_size : (step + 1) * self.batch_size]).tolist()
 
     def share(self, batch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This rank's run of a batch."""
+        """Return this rank's run of a batch."""
         first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return batch[first:last]
 
-    def draw(self, epoch: int, index: int) -> int:
-        """The draw of a sample in an epoch."""
-        return draw_of(self.seed, epoch, index)
+    def sample_seed(self, epoch: int, index: int) -> int:
+        """Return the seed of a sample in an epoch."""
+        return derive_seed(self.seed, epoch, index)
 
 
-def draw_of(seed: int, epoch: int, index: int) -> int:
-    """The seed of what chance decides for a sample in an epoch: 64 bits."""
+def derive_seed(seed: int, epoch: int, index: int) -> int:
+    """Return the 64-bit seed of a sample's random choices in an epoch."""
     return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupedOrder(EpochOrder):
-    """images: int64 [length], the number of each sample's image: that of the first sample that shows it."""
+    """Adjacent texts per image.
+
+    images: int64 [length], the image of each sample: the number of the first sample that shows it.
+    """
 
     images: NDArray[np.int64]
     texts_per_image: int
@@ -114,27 +128,27 @@ class GroupedOrder(EpochOrder):
         mixed = rng.permutation(self.length)
         by_image = mixed[np.argsort(self.images[mixed], kind="stable")]
         images = self.images[by_image]
-        places = np.arange(self.length) - np.searchsorted(images, images)  # among the texts of its image
+        places = np.arange(self.length) - np.searchsorted(images, images)  # position among the texts of its image
         runs = np.cumsum(places % self.texts_per_image == 0) - 1
         return by_image[np.argsort(rng.permutation(self.length)[runs], kind="stable")]
 
-    def draw(self, epoch: int, index: int) -> int:
-        return super().draw(epoch, int(self.images[index]))
+    def sample_seed(self, epoch: int, index: int) -> int:
+        return super().sample_seed(epoch, int(self.images[index]))
 
 
 def first_positions(names: Sequence[str]) -> NDArray[np.int64]:
-    """int64 [N]: where each name stands first."""
+    """Return int64 [N]: the first position of each name."""
     first: dict[str, int] = {}
     return np.fromiter((first.setdefault(name, place) for place, name in enumerate(names)), np.int64, len(names))
 
 
-LANES = 8  # of one batch: as many processes read nothing twice
-TURNS = 4  # batches that share no lane: as many workers read nothing twice
+LANES = 8  # of one batch: up to as many processes read no block twice
+TURNS = 4  # consecutive batches without a common lane: up to as many workers read no block twice
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockOrder(EpochOrder):
-    """`EpochOrder` over a `Layout`. window: how many blocks' samples a lane mixes."""
+    """`EpochOrder` over a `Layout`. window: number of blocks whose samples a lane shuffles."""
 
     layout: Layout
     window: int
@@ -145,7 +159,7 @@ class BlockOrder(EpochOrder):
         object.__setattr__(self, "_first", np.cumsum(self.layout.counts) - self.layout.counts)
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
-        """int64 [length]: the batches behind each other; for looking at small ones."""
+        """Return int64 [length]: all batches concatenated; for small datasets."""
         found = [_Epoch(self, epoch).batch(step) for step in range(self.steps)]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
@@ -155,11 +169,11 @@ class BlockOrder(EpochOrder):
             yield self.share(order.batch(step)).tolist()
 
     def rows_of_lanes(self, size: int) -> NDArray[np.int64]:
-        """int64 [LANES]: the rows of each in a batch of `size`."""
+        """Return int64 [LANES]: the rows of each lane in a batch of `size`."""
         return np.diff(np.arange(LANES + 1) * size // LANES)
 
     def samples(self, blocks: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at these places of these blocks."""
+        """Return the samples at these positions of these blocks."""
         numbers = self._first[blocks] + places
         return numbers if self.layout.order is None else self.layout.order[numbers]
 
@@ -182,10 +196,10 @@ class _Epoch:
         self._lengths = lengths.reshape(-1)  # int64 [TURNS * LANES]
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._full = full
-        self._mixed: dict[int, tuple[int, NDArray[np.int64]]] = {}  # lane -> its window under way
+        self._mixed: dict[int, tuple[int, NDArray[np.int64]]] = {}  # lane -> its current window
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        """int64 [size]: the samples of batch `step`, lane after lane."""
+        """Return int64 [size]: the samples of batch `step`, lane after lane."""
         order = self._order
         if not order.shuffle:
             first = step * order.batch_size
@@ -197,8 +211,8 @@ class _Epoch:
         return self._at(np.concatenate(taken))
 
     def _take(self, lane: int, first: int, last: int) -> NDArray[np.int64]:
-        """The places, in the sequence of blocks, of a lane's samples `first` to `last`."""
-        shift = self._window * lane // (LANES * TURNS)  # or all lanes would change blocks at once
+        """Return the positions, in the sequence of blocks, of samples `first` to `last` of a lane."""
+        shift = self._window * lane // (LANES * TURNS)  # so that not all lanes change blocks at once
         found = []
         while first < last:
             number = (first + shift) // self._window
@@ -209,7 +223,7 @@ class _Epoch:
         return self._starts[lane] + (np.concatenate(found) if found else np.zeros(0, np.int64))
 
     def _mix(self, lane: int, number: int, shift: int) -> tuple[int, NDArray[np.int64]]:
-        """Where window `number` of a lane begins, and its samples in a random order."""
+        """Return where window `number` of a lane begins, and its samples in random order."""
         begin = max(0, number * self._window - shift)
         if self._mixed.get(lane, (-1, None))[0] != number:
             end = min(int(self._lengths[lane]), (number + 1) * self._window - shift)
@@ -218,7 +232,7 @@ class _Epoch:
         return begin, self._mixed[lane][1]
 
     def _at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at these places of the sequence of blocks."""
+        """Return the samples at these positions of the sequence of blocks."""
         blocks = np.searchsorted(self._ends, places, side="right")
         chosen = self._blocks[blocks]
         return self._order.samples(chosen, places - self._ends[blocks] + self._order.layout.counts[chosen])

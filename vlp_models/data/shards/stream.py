@@ -1,14 +1,17 @@
-"""Blocks of shards: runs of neighbouring images, a few megabytes each, read in one piece.
+"""Stream shards: byte ranges from a folder or an object store (`s3://bucket/prefix`), fetched by the block.
 
-A block is what one request fetches; webdataset takes it apart. Which images are neighbours, and where each block
-begins and ends, follows from the index alone.
+A block is a run of adjacent images, a few megabytes, that one request fetches; webdataset unpacks it. Which images are
+adjacent, and where each block begins and ends, follows from the index alone.
+
+If a server does not respond, requests are retried at growing intervals for up to `timeout_seconds`, and a warning is
+logged; missing files and denied access are errors at once. Credentials come from where the store's own tools look for
+them, never from params.yaml.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from vlp_models.common.log import get_logger
 from vlp_models.data.shards.archive import BLOCK
 from vlp_models.data.shards.write import shard_name
 from vlp_models.errors import DataError, ParamsError
@@ -26,18 +30,26 @@ from vlp_models.errors import DataError, ParamsError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-AT_ONCE = 8  # requests under way in a process
+logger = get_logger(__name__)
+
+PARALLEL_REQUESTS = 8  # per process
+TRIES = 3  # if a read returns too few bytes
+MAX_WAIT = 30.0  # seconds between two tries
+# S3 errors that waiting does not fix; s3fs raises most of them as a bare OSError
+WRONG_ADDRESS = ("InvalidBucketName", "AuthorizationHeaderMalformed", "PermanentRedirect", "InvalidLocationConstraint")
+# botocore does not retry, because `Store` does
+S3_OPTIONS = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60}
 Places = Callable[[], Iterator[NDArray[np.int64]]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """Where the samples of a dataset lie. Of the K blocks that hold any, in the order of the shards:
+    """Where the samples of a dataset are. For the K blocks with samples, in the order of the shards:
 
-    keys    int64 [K]: the shard, and which of its blocks
-    begins, ends  int64 [K]: the bytes of the tar in which its images lie
-    counts  int64 [K]: its samples
-    order   int64 [N]: the samples, block after block; None: as they are
+    keys          int64 [K]: shard, and which of its blocks
+    begins, ends  int64 [K]: byte range of its images in the tar
+    counts        int64 [K]: number of samples
+    order         int64 [N]: the samples, block after block; None: they are in this order already
     """
 
     block_bytes: int
@@ -49,10 +61,11 @@ class Layout:
 
     @classmethod
     def of(cls, places: Places, block_bytes: int) -> Layout:
-        """
+        """Make the layout.
+
         Args:
-            places: int64 [n, 3], piece by piece, all N in the end: of each sample the shard, and where in its tar the
-                members of its image begin (the first header) and end.
+            places: yields int64 [n, 3], N rows in total: per sample the shard, and where in its tar the members of its
+                image begin (the first header) and end.
         """
         groups: list[NDArray[np.int64]] = []
         in_order, last = True, -1
@@ -68,10 +81,11 @@ class Layout:
         return cls(block_bytes=block_bytes, keys=keys, begins=begins, ends=ends, counts=counts, order=order)
 
     def key(self, shard: int, begin: int) -> int:
+        """Return the key of the block with this byte of a shard."""
         return shard << 32 | begin // self.block_bytes
 
     def span(self, key: int) -> tuple[int, int, int] | None:
-        """Shard, begin and end of a block; None of one in which the dataset has no sample of its own."""
+        """Return shard, begin and end of a block; None if the dataset has no sample in it."""
         place = int(np.searchsorted(self.keys, key))
         if place == len(self.keys) or self.keys[place] != key:
             return None
@@ -85,7 +99,7 @@ def _keys(places: NDArray[np.int64], block_bytes: int) -> NDArray[np.int64]:
 def _grouped(
     keys: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """int64 [4, K]: each key once, its least begin, its last end, its sum of counts."""
+    """Return int64 [4, K]: each key once, its smallest begin, largest end and sum of counts."""
     unique, inverse = np.unique(keys, return_inverse=True)
     least, most, total = np.full(len(unique), np.iinfo(np.int64).max), np.zeros_like(unique), np.zeros_like(unique)
     np.minimum.at(least, inverse, begins)
@@ -96,11 +110,11 @@ def _grouped(
 
 @dataclass
 class BlockReader:
-    """The members of one split's shards, by the block. A process holds `buffer_bytes` of blocks, those used last."""
+    """Reads members of one split's shards by the block. Keeps up to `buffer_bytes` of the most recently used blocks."""
 
     store: Store
     split: str
-    layout: Layout | None  # None: every image by itself
+    layout: Layout | None  # None: each image is requested separately
     buffer_bytes: int
     requests: int = 0
     _held: OrderedDict[int, dict[str, bytes]] = field(default_factory=OrderedDict, repr=False)
@@ -109,24 +123,25 @@ class BlockReader:
     _process: int = field(default=0, repr=False)
 
     def fetch(self, places: Iterable[tuple[int, int, int]]) -> dict[str, bytes]:
-        """The members of these images and of their neighbours, by name; several blocks are asked for at once.
+        """Return the members of these images and of adjacent ones, by name; several blocks are requested in parallel.
 
         Args:
-            places: of each image the shard, and where in its tar its members begin and end.
+            places: per image the shard, and where in its tar its members begin and end.
 
         Raises:
-            DataError: a shard is missing, denied, cut short or no tar, or the store is away for too long.
+            DataError: a shard is missing, access is denied, it is truncated or not a tar, or the store does not
+                respond.
         """
-        if self._process != os.getpid():  # neither threads nor what they hold survive a fork
+        if self._process != os.getpid():  # threads and buffered blocks do not survive a fork
             self._held, self._size, self._process = OrderedDict(), 0, os.getpid()
-            self._pool = ThreadPoolExecutor(AT_ONCE)
+            self._pool = ThreadPoolExecutor(PARALLEL_REQUESTS)
         found: dict[str, bytes] = {}
         held: set[int] = set()
         missing: dict[int, tuple[int, int, int]] = {}
         for shard, begin, end in places:
             key = self.layout.key(shard, begin) if self.layout is not None else -1
             span = self.layout.span(key) if self.layout is not None else None
-            if span is None:  # by itself, as an image that a row names beside its own
+            if span is None:  # requested separately, e.g. the second image of a pair
                 missing[-1 - len(missing)] = (shard, begin, end)
             elif key in self._held and key not in held:
                 self._held.move_to_end(key)
@@ -153,11 +168,11 @@ class BlockReader:
         name = shard_name(self.split, shard)
         data = self.store.read(name, begin, end)
         try:
-            members = tar_file_iterator(io.BytesIO(data), select_files=_is_of_image)
+            members = tar_file_iterator(io.BytesIO(data), select_files=_has_image_data)
             return {member["fname"]: member["data"] for member in members}
-        except Exception as error:  # whatever tarfile raises, the bytes are at fault
+        except Exception as error:  # tarfile raises anything on bad contents
             raise DataError(
-                f"{self.store.where(name)}: bytes {begin:,} to {end:,} are no part of a tar: {error}; "
+                f"{self.store.url(name)}: bytes {begin:,} to {end:,} are not part of a tar: {error}; "
                 "upload this shard again"
             ) from None
 
@@ -165,8 +180,8 @@ class BlockReader:
         return {**self.__dict__, "_held": OrderedDict(), "_size": 0, "_pool": None, "_process": 0}
 
 
-def _is_of_image(name: str) -> bool:
-    """The texts stand in the index."""
+def _has_image_data(name: str) -> bool:
+    """Return whether a member must be read; texts are in the index."""
     return not name.endswith(".json")
 
 
@@ -175,23 +190,17 @@ def padded(end: int) -> int: ...
 @overload
 def padded(end: NDArray[np.int64]) -> NDArray[np.int64]: ...
 def padded(end: Any) -> Any:
-    """Where the contents that end here are followed by another header."""
+    """Return where the next header starts after contents that end here."""
     return -(-end // BLOCK) * BLOCK
-
-
-TRIES = 3  # of a read that comes back short
-LONGEST = 30.0  # seconds between two tries
-# S3's names of what waiting does not mend; s3fs has most of them as a bare OSError
-WRONG_ADDRESS = ("InvalidBucketName", "AuthorizationHeaderMalformed", "PermanentRedirect", "InvalidLocationConstraint")
-ONCE = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60}  # botocore's: we ask again
 
 
 @dataclass
 class Store:
-    """
-    address     a folder, or what fsspec understands: `s3://bucket/prefix`
-    timeout_seconds    seconds that a server may be away
-    retry_seconds  seconds before the second try; doubled for each one after it
+    """Reads byte ranges of files.
+
+    address          a folder, or anything fsspec accepts: `s3://bucket/prefix`
+    timeout_seconds  how long to wait for a server that does not respond
+    retry_seconds    wait before the second try; doubled after each further one
     """
 
     address: str
@@ -200,35 +209,35 @@ class Store:
     _system: AbstractFileSystem | None = field(default=None, repr=False, compare=False)
     _process: int = field(default=0, repr=False, compare=False)
 
-    def where(self, name: str) -> str:
+    def url(self, name: str) -> str:
         return f"{self.address}{'' if self.address.endswith('/') else '/'}{name}"
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """Bytes `begin` to `end` of a file; to its end without one.
+        """Return bytes `begin` to `end` of a file; to the end of the file if `end` is None.
 
         Raises:
-            DataError: the file is missing or shorter, access is denied, or the store did not answer in time.
-            ParamsError: the package that speaks to this kind of store is not installed.
+            DataError: the file is missing or shorter, access is denied, or the store did not respond in time.
+            ParamsError: the package for this kind of store is not installed.
         """
         started, wait, short, away = time.monotonic(), self.retry_seconds, 0, False
         while True:
             try:
-                data = self._ask(name, begin, end)
+                data = self._request(name, begin, end)
             except (DataError, ParamsError):
                 raise
-            except Exception as error:  # each store has errors of its own for being away
+            except Exception as error:  # every store has its own errors for not responding
                 if time.monotonic() - started + wait > self.timeout_seconds:
                     raise DataError(
-                        f"{self.where(name)}: the store did not answer for {self.timeout_seconds:g} seconds: "
-                        f"{type(error).__name__}: {error}; the same command goes on from the last checkpoint"
+                        f"{self.url(name)}: the store did not respond for {self.timeout_seconds:g} seconds: "
+                        f"{type(error).__name__}: {error}; run the same command again to resume"
                     ) from None
                 if not away:
                     away = True
-                    print(
-                        f"{self.where(name)}: the store is away ({type(error).__name__}); asked again for up to "
-                        f"{self.timeout_seconds:g} seconds",
-                        file=sys.stderr,
-                        flush=True,
+                    logger.warning(
+                        "%s: the store does not respond (%s); retrying for up to %g seconds",
+                        self.url(name),
+                        type(error).__name__,
+                        self.timeout_seconds,
                     )
                 self._system = None
             else:
@@ -237,35 +246,35 @@ class Store:
                 short += 1
                 if short == TRIES:
                     raise DataError(
-                        f"{self.where(name)}: cut short: {len(data):,} of {end - begin:,} bytes from byte {begin:,} "
-                        f"on, {TRIES} times; upload this shard again"
+                        f"{self.url(name)}: truncated: {len(data):,} of {end - begin:,} bytes from byte {begin:,}, "
+                        f"{TRIES} times; upload this shard again"
                     )
             time.sleep(wait)
-            wait = min(2 * wait, LONGEST)
+            wait = min(2 * wait, MAX_WAIT)
 
-    def _ask(self, name: str, begin: int, end: int | None) -> bytes:
+    def _request(self, name: str, begin: int, end: int | None) -> bytes:
         try:
-            found = self._open().cat_file(self.where(name), start=begin or None, end=end)
+            found = self._open().cat_file(self.url(name), start=begin or None, end=end)
         except FileNotFoundError:
             raise DataError(
-                f"{self.where(name)}: no such {_file(self.address, name)}; upload data/shards there"
+                f"{self.url(name)}: no such {_describe(self.address, name)}; upload data/shards there"
             ) from None
         except PermissionError as error:
             raise DataError(
-                f"{self.where(name)}: access denied to {_file(self.address, name)} ({error}); the credentials of this "
-                "process (AWS_PROFILE, AWS_ACCESS_KEY_ID or the machine's role) need s3:GetObject there"
+                f"{self.url(name)}: access denied to {_describe(self.address, name)} ({error}); the credentials of "
+                "this process (AWS_PROFILE, AWS_ACCESS_KEY_ID or the machine's role) need s3:GetObject there"
             ) from None
         except Exception as error:
             if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
                 raise DataError(
-                    f"{self.where(name)}: no credentials for {_file(self.address, name)} ({error}); set AWS_PROFILE, "
+                    f"{self.url(name)}: no credentials for {_describe(self.address, name)} ({error}); set AWS_PROFILE, "
                     "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 ) from None
-            if _beyond(error):
+            if _is_past_end(error):
                 return b""
             if type(error).__name__ == "ParamValidationError" or _code(error) in WRONG_ADDRESS:
                 raise DataError(
-                    f"{self.where(name)}: no such address ({error}); trainer.stream.address names the bucket, "
+                    f"{self.url(name)}: invalid address ({error}); trainer.stream.address sets the bucket, "
                     "AWS_DEFAULT_REGION its region and AWS_ENDPOINT_URL its server"
                 ) from None
             raise
@@ -273,17 +282,17 @@ class Store:
         return found
 
     def _open(self) -> AbstractFileSystem:
-        """Each process its own: connections do not survive a fork."""
+        """Return the file system; each process has its own, since connections do not survive a fork."""
         if self._system is None or self._process != os.getpid():
             import fsspec
 
-            options = {"config_kwargs": ONCE} if self.address.startswith(("s3://", "s3a://")) else {}
+            options = {"config_kwargs": S3_OPTIONS} if self.address.startswith(("s3://", "s3a://")) else {}
             try:
                 self._system, _ = fsspec.url_to_fs(self.address, skip_instance_cache=True, **options)
             except ImportError as error:
                 way_out = "; install the extra `s3`" if options else ""
                 raise ParamsError(f"trainer.stream.address: {self.address}: {error}{way_out}") from None
-            except ValueError as error:  # a kind of store that nobody knows
+            except ValueError as error:  # an unknown kind of store
                 raise ParamsError(f"trainer.stream.address: {self.address}: {error}") from None
             self._process = os.getpid()
         return self._system
@@ -292,19 +301,19 @@ class Store:
         return {**self.__dict__, "_system": None}
 
 
-def _beyond(error: Exception) -> bool:
-    """Whether the file ends before the range begins: HTTP's 416, as S3 and as others say it."""
+def _is_past_end(error: Exception) -> bool:
+    """Return whether the file ends before the range begins: HTTP 416, in S3's or other stores' form."""
     return _code(error) == "InvalidRange" or getattr(error, "status", None) == 416
 
 
 def _code(error: Exception) -> str | None:
-    """S3's own name of what went wrong."""
+    """Return S3's name of an error."""
     response = getattr(error.__cause__ or error, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 
 
-def _file(address: str, name: str) -> str:
-    """`bucket b, key k`, or the file."""
+def _describe(address: str, name: str) -> str:
+    """Return `bucket b, key k`, or `file`."""
     scheme, found, path = address.partition("://")
     if not found:
         return "file"

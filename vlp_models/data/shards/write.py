@@ -1,9 +1,9 @@
-"""WebDataset tars and the index beside them.
+"""Write WebDataset tars and the index next to them.
 
 `<split>-00000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts) and,
-as the models need them, `<key>.regions.safetensors` and the image file. `index-<split>.parquet`: one row a sample and
-view, with the sample's text and the place of its image's members, so that training reads tars only for regions and
-pixels. The same input gives the same bytes.
+if models read them, `<key>.regions.safetensors` and the image file. `index-<split>.parquet`: one row per sample and
+view, with the sample's text and the byte ranges of its image's members, so that training reads tars only for regions
+and pixels. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.archive import REGIONS, encode_regions
 from vlp_models.data.views import TABLES, VIEWS, index_columns
 
-_LONGEST_KEY = 72  # with its extension a name fits USTAR's 100 bytes
+_LONGEST_KEY = 72  # with its extension a name fits into USTAR's 100 bytes
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -36,11 +36,11 @@ INDEX_SCHEMA = pa.schema(
         ("image_id", pa.string()),
         ("source", pa.string()),
         ("shard", pa.int32()),  # -1: the sample has no image
-        ("key", pa.string()),  # of the image's members
+        ("key", pa.string()),  # name of the image's members
         ("regions_offset", pa.int64()),
-        ("regions_size", pa.int64()),  # 0: the shards hold no regions
+        ("regions_size", pa.int64()),  # 0: the shards have no regions
         ("pixels_offset", pa.int64()),
-        ("pixels_size", pa.int64()),  # 0: the shards hold no pixels
+        ("pixels_size", pa.int64()),  # 0: the shards have no pixels
         ("pixels_extension", pa.string()),
         *index_columns().items(),
     ]
@@ -50,7 +50,7 @@ PLACE_COLUMNS = tuple(INDEX_SCHEMA.names[1 : INDEX_SCHEMA.get_field_index("text"
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecord:
-    """Everything the shards hold about one image. rows: view -> the image's rows of that canonical table."""
+    """Everything the shards store about one image. rows: view -> the image's rows of that canonical table."""
 
     image_id: str
     source: str
@@ -71,7 +71,7 @@ def index_name(split: str) -> str:
 
 
 def member_key(image_id: str) -> str:
-    """An image's id as a member name: no dot, no slash, and different ids stay different."""
+    """Return an image's id as a member name: no dot, no slash, and distinct ids stay distinct."""
     key = quote(image_id, safe="").replace(".", "%2E").replace("~", "%7E")
     if len(key) <= _LONGEST_KEY:
         return key
@@ -79,9 +79,9 @@ def member_key(image_id: str) -> str:
 
 
 class ShardWriter:
-    """Writes one split; call `add` for images in the order of their ids, then `close`.
+    """Write one split: call `add` for images in the order of their ids, then `close`.
 
-    first: the number of the first shard, where others write the ones before it (`join_parts`).
+    first: number of the first shard, if other writers write the ones before it (`join_parts`).
     """
 
     def __init__(self, directory: Path, split: str, images_per_shard: int, first: int = 0) -> None:
@@ -96,6 +96,7 @@ class ShardWriter:
         self._counts: Counter[str] = Counter(dict.fromkeys(VIEWS, 0) | {"regions": 0, "shards": 0})
 
     def add(self, record: ImageRecord) -> None:
+        """Add one image with all its rows."""
         if self._tar is None or self._in_shard == self._images_per_shard:
             self._next_shard()
         key = member_key(record.image_id)
@@ -118,7 +119,7 @@ class ShardWriter:
         self._in_shard += 1
 
     def add_without_image(self, view: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows of a view of texts alone; they stand in the index, and in no tar."""
+        """Add rows of a text-only view; they are in the index and in no tar."""
         nowhere = {"image_id": "", "shard": -1, "key": "", "regions_offset": 0, "regions_size": 0}
         nowhere |= {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": ""}
         for row in rows:
@@ -126,7 +127,7 @@ class ShardWriter:
             self._counts[view] += 1
 
     def close(self) -> dict[str, int]:
-        """Ends the last shard and the index; returns how many samples each view has, regions and shards."""
+        """Finish the last shard and the index; return the number of samples of each view, regions and shards."""
         self._end_shard()
         self._index.close()
         return dict(self._counts)
@@ -149,7 +150,7 @@ class ShardWriter:
             self._rows = []
 
     def _write(self, name: str, data: bytes) -> tuple[int, int]:
-        """Returns where the contents begin, and their size."""
+        """Write one member; return the offset of its contents, and their size."""
         assert self._tar is not None
         info = tarfile.TarInfo(name)  # mtime, uid and gid 0, no user names
         info.size = len(data)
@@ -160,9 +161,9 @@ class ShardWriter:
 
 
 def join_parts(directory: Path, split: str, parts: Iterable[Path]) -> None:
-    """Moves the shards of each part, a folder that a `ShardWriter` has filled, into `directory`, and joins the indices.
+    """Move the shards of all parts, folders filled by a `ShardWriter`, into `directory`, and join the indexes.
 
-    The result is, byte for byte, what one writer would have written; a part is one shard.
+    The result is byte-equal to that of one writer; each part is one shard.
     """
     with pq.ParquetWriter(directory / index_name(split), INDEX_SCHEMA, compression="zstd") as index:
         for part in parts:
@@ -173,7 +174,7 @@ def join_parts(directory: Path, split: str, parts: Iterable[Path]) -> None:
 
 
 def _samples(record: ImageRecord) -> dict[str, list[dict[str, Any]]]:
-    """The samples of each view that has any, but `images`: their id and the columns the view fills."""
+    """Return the samples of each view except `images`: their id and the columns of the view."""
     return {
         name: [view.index_row(row, record.width, record.height) for row in record.rows[name]]
         for name, view in TABLES.items()
@@ -193,7 +194,7 @@ def _json_bytes(record: ImageRecord) -> bytes:
 
 
 def _index_rows(record: ImageRecord) -> list[dict[str, Any]]:
-    """The rows of every view, without the place of the image."""
+    """Return the rows of every view, without the location of the image."""
     references = [row["text"] for row in record.rows.get("captions", ())]
     rows: list[dict[str, Any]] = [{"view": "images", "sample_id": record.image_id, "captions": references}]
     for view, samples in _samples(record).items():
