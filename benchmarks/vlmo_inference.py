@@ -5,7 +5,8 @@
 Both have the same random weights, in the public layout (plain_vlmo.py), of VLMo-Base; two images of `--side` pixels,
 with texts of 8 to 19 of 40 tokens (`--full-texts`: all 40, so that skipping padding gains nothing). Their outputs are
 compared first. They alternate within one process; the result is the median over the rounds of the ratio of CPU seconds
-(on a GPU: seconds). Target: 1.5 at 384 pixels. The text encoder alone (32 texts) is timed as well. Writes benchmarks/results/vlmo_inference-<side>[-full]-<device>.json.
+(on a GPU: seconds). Target: 1.5 at 384 pixels. The text encoder alone (32 texts) is timed as well.
+Writes benchmarks/results/vlmo_inference-<side>[-full]-<device>.json.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def build(seed: int = 0, **config: Any) -> SOHO:
 
 
 def batch_of(images: int = 4, texts: int = 1, *, tokens: int = 8, seed: int = 0, padded: bool = True) -> Batch:
-    """Return a batch with `texts` per image, of different lengths, the first as long as the batch; landscape and portrait images."""
+    """Return landscape and portrait images with `texts` texts each, of different lengths; the first fills the width."""
     generator = torch.Generator().manual_seed(seed)
     rows = images * texts
     lengths = torch.randint(3, tokens + 1, (rows,), generator=generator)

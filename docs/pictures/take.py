@@ -181,7 +181,7 @@ def mlflow_page(camera: Camera, home: Path) -> None:
 def dictionary(camera: Camera) -> None:
     """What each code gathers, of a report in whose project a SOHO was pretrained."""
     report = ROOT / "reports" / "index.html"
-    if "What the visual dictionary gathers" not in report.read_text(encoding="utf-8"):
+    if "Patches per code of the visual dictionary" not in report.read_text(encoding="utf-8"):
         print("docs/pictures/dictionary.png  left as it is: the report shows no dictionary", file=sys.stderr)
         return
     camera.take(report.as_uri(), "dictionary", scroll_to="h2:has-text('visual dictionary')", settle=1)
