@@ -184,7 +184,7 @@ def test_version_without_files_leaves_the_others_on_the_page(
 
     monkeypatch.setattr(registry, "download_bundle", download)
     page = make_page(params, here)
-    assert "its files can't be had (No such artifact)" in page.missing["captioning"]
+    assert "cannot read its files (No such artifact)" in page.missing["captioning"]
     assert page.captioner is None and page.search is not None
 
 

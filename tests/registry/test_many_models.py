@@ -260,7 +260,7 @@ def test_version_has_a_signature_scores_and_a_lineage_that_verifies(
     number = str(version.version)
     whole = dict.fromkeys(("bundle", "lineage", "parents", "data", "scores"), "holds") | {"code": "unknown"}
     assert found(number) == whole
-    shutil.rmtree(workspace.shards)
+    shutil.rmtree(workspace.contents)
     assert found(number) == whole | {"data": "unknown"}
     client.log_text(version.run_id, '{"run": "second"}', "lineage/params.yaml")
     assert found(number)["lineage"] == "differs"

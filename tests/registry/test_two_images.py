@@ -121,9 +121,9 @@ def test_version_is_served_with_two_images(
         assert [p["p_true"] for p in found] == pytest.approx([p["p_true"] for p in known], abs=1e-5)
     turned = predictions("nlvr2", [pair[::-1] for pair in images], texts, f"vlp-nlvr2/{version.version}")
     assert [p["p_true"] for p in turned] != pytest.approx([p["p_true"] for p in known], abs=1e-5)
-    with pytest.raises(DataError, match="looks at 2 images at a time: a list of 2 is expected; found str"):
+    with pytest.raises(DataError, match="takes 2 images per request, as a list; found str"):
         predictions("nlvr2", [images[0][0]], texts[:1], f"vlp-nlvr2/{version.version}")
-    with pytest.raises(DataError, match="expected; found 3"):
+    with pytest.raises(DataError, match="as a list; found 3"):
         predictions("nlvr2", [[*images[0], images[0][0]]], texts[:1], f"vlp-nlvr2/{version.version}")
 
 
