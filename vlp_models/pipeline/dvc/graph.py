@@ -131,8 +131,8 @@ def trained_on(kind: Kind, view: str, sources: Collection[str]) -> str:
 
 
 def plan(c: Context) -> Stage:
-    # The sections that decide which stages there are, and what they read.
-    sections = ("generate", "data", "detector", "features", "tokenizer", "shards")
+    # The sections that decide which stages there are and what they read, and those that it checks together.
+    sections = ("generate", "data", "validate", "detector", "features", "tokenizer", "shards", "evaluate", "drift.run")
     runs = ("models", "defaults", "pretrain", "finetune", "augment", "trainer.stream")
     return {
         "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
@@ -402,10 +402,15 @@ def training_stats(c: Context) -> Stage | None:
 
 
 def register(c: Context) -> Stage:
-    judged_by = ("promotion.split", "promotion.select_on", "promotion.tasks")
     return {
         "cmd": "vlp stage register",
-        "params": c.keys("tracking", *judged_by, *(["features"] if c.regions else [])),
+        "params": c.keys(
+            "tracking",
+            "promotion.split",
+            "promotion.select_on",
+            "promotion.tasks",
+            *(["features"] if c.regions else []),
+        ),
         "deps": [
             *(f"checkpoints/finetune/{name}" for name in c.registered),
             *(f"reports/eval/{name}" for name in c.registered),
@@ -422,9 +427,10 @@ def register(c: Context) -> Stage:
 
 def report(c: Context) -> Stage:
     evaluated = ("evaluate.gallery", "evaluate.bootstrap", "evaluate.splits")
+    ranked_by = ("tracking.metric", "promotion.split", "promotion.tasks")
     return {
         "cmd": "vlp stage report",
-        "params": c.keys(*evaluated, "models", "finetune", "tracking.metric"),
+        "params": c.keys(*evaluated, "models", "finetune", *ranked_by),
         "deps": [
             *(f"reports/eval/{name}" for name in c.params.finetune),
             *(f"reports/training/{run}.json" for run in c.trained),
