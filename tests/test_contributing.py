@@ -24,7 +24,7 @@ def test_a_task_is_one_file_and_one_line(clone: Path) -> None:
     do(clone, "A new task")
     text = (clone / "dvc.yaml").read_text()
     assert text.count("task: guess_color") == 2  # finetune, evaluate
-    refused = run(clone, "vlp", "use", "--set", "finetune.x={task: guess_color, start: pretrain/tden}", check=False)
+    refused = run(clone, "vlp", "use", "--set", "finetune.x={task: guess_colr, start: pretrain/tden}", check=False)
     assert refused.returncode == 2 and "did you mean `guess_color`" in refused.stderr
 
 
