@@ -196,6 +196,13 @@ def test_exit_codes_and_output_of_the_commands(workspace: Workspace) -> None:
     assert unknown.returncode == 2 and "vaq: no such task" in unknown.stderr
     table = vlp("history", "vqa")
     assert table.returncode == 0 and "promoted" in table.stdout and "refused" in table.stdout and "eve" in table.stdout
+    ledger = workspace.root / "promotions" / "ledger.jsonl"
+    whole = ledger.read_bytes()
+    ledger.write_bytes(b"")
+    lost = vlp("promote", "vqa")
+    assert lost.returncode == 2 and "ledger.jsonl" in lost.stderr and "git pull" in lost.stderr, lost.stderr
+    assert "Traceback" not in lost.stderr
+    ledger.write_bytes(whole)
     status = vlp("status")
     assert status.returncode == 0 and "champion" in status.stdout and "eve" in status.stdout
 

@@ -118,8 +118,8 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
             ours, theirs = (
                 measure_other_seeds(client, side, challenger, case.spec) for side in (version, champion_version)
             )
-            error = None if get_error is None else get_error(challenger.test, (1 + len(ours), 1 + len(theirs)))
-            gained = compare_to_champion(challenger, champion, rule, params, error=error, other_seeds=(ours, theirs))
+            allowed = None if get_error is None else get_error(challenger.test, (1 + len(ours), 1 + len(theirs)))
+            gained = compare_to_champion(challenger, champion, rule, params, error=allowed, other_seeds=(ours, theirs))
         gained.numbers["champion_reevaluated"] = reevaluated
     except store_errors(NotComparableError, VLPError) as error:
         raise_if_away(error, f"champion, version {case.champion}")
