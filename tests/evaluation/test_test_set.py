@@ -10,8 +10,8 @@ import pytest
 from vlp_models.data.sample import Sample, SampleImage
 from vlp_models.data.tables import write_table
 from vlp_models.data.views import VIEWS
+from vlp_models.evaluation.test_set import hash_test_set as fingerprint
 from vlp_models.evaluation.test_set import slices_of
-from vlp_models.evaluation.test_set import test_hash as fingerprint
 
 SAMPLES = [
     Sample(

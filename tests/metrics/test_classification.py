@@ -13,15 +13,16 @@ from vlp_models.metrics.classification import (
     HypothesisOnly,
     Judgment,
     LabeledItem,
+    VCRResult,
+    format_nlvr_csv,
+    format_vcr_csv,
     majority_label,
     most_common_label,
-    official_csv,
     score_labels,
     score_nlvr,
+    score_vcr,
 )
 from vlp_models.metrics.score import Evidence, FloatArray, Score, item_scores, macro_f1_percent, read_items, write_items
-from vlp_models.metrics.vcr import VCRResult, score_vcr
-from vlp_models.metrics.vcr import official_csv as vcr_csv
 
 LABELS = ("a", "b", "c")
 PAIRS = ["aa", "aa", "ab", "bb", "ba", "cc"]  # label, prediction
@@ -104,7 +105,7 @@ def test_vcr_needs_both_right_and_skips_unknown_ones() -> None:
 
 
 def test_vcr_leaderboard_file_has_twenty_probabilities() -> None:
-    header, line = vcr_csv([("test-0", [0.1, 0.2, 0.3, 0.4], [[0.25] * 4] * 4)]).splitlines()
+    header, line = format_vcr_csv([("test-0", [0.1, 0.2, 0.3, 0.4], [[0.25] * 4] * 4)]).splitlines()
     assert header.split(",")[:6] == ["annot_id", *(f"answer_{i}" for i in range(4)), "rationale_conditioned_on_a0_0"]
     assert len(header.split(",")) == len(line.split(",")) == 21
     assert line.startswith("test-0,0.100000,0.200000")
@@ -153,7 +154,7 @@ def test_nlvr_accuracy_counts_images_and_consistency_sentences() -> None:
 
 def test_majority_and_official_csv() -> None:
     assert majority_label([True, True, False]) and not majority_label([True, False, False])
-    assert official_csv([("dev-1-0-0.png", True), ("dev-1-0-1.png", False)]) == (
+    assert format_nlvr_csv([("dev-1-0-0.png", True), ("dev-1-0-1.png", False)]) == (
         "dev-1-0-0.png,true\ndev-1-0-1.png,false\n"
     )
 

@@ -20,13 +20,13 @@ from vlp_models.data.tables import read_table
 from vlp_models.data.views import View
 
 
-def data_hash(shards: Path) -> str:
+def hash_shards(shards: Path) -> str:
     """Hash the shards' manifest and indexes (ids, texts, detector): first 16 hex digits of the SHA-256."""
     files = [shards / "manifest.json", *sorted(shards.glob("index-*.parquet"))]
     return hashlib.sha256("".join(f"{file.name} {hash_file(file)}\n" for file in files).encode()).hexdigest()[:16]
 
 
-def test_hash(samples: Iterable[Sample], view: View, validated: Path) -> str:
+def hash_test_set(samples: Iterable[Sample], view: View, validated: Path) -> str:
     """Hash what is to be predicted: ids, the view's texts and answers, and the images' bytes; first 16 hex digits.
 
     The detector and the training data are not part of it: models with other features take the same test. Neither are

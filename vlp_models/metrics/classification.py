@@ -1,5 +1,5 @@
-"""Classification scores: accuracy, recall per label and macro F1; NLVR's accuracy and consistency; and a baseline that
-reads the text alone.
+"""Classification scores: accuracy, recall per label and macro F1; NLVR's accuracy and consistency; VCR's three
+accuracies (Zellers et al. 2019, section 3); and a baseline that reads the text alone.
 
 `HypothesisOnly` guesses entailment from a hypothesis' words by naive Bayes trained on train: A. Poliak et al.,
 "Hypothesis Only Baselines in Natural Language Inference" (2018); S. Gururangan et al., "Annotation Artifacts in Natural
@@ -105,7 +105,7 @@ def majority_label(labels: Iterable[bool]) -> bool:
     return 2 * sum(values) >= len(values)
 
 
-def official_csv(rows: Iterable[tuple[str, bool]]) -> str:
+def format_nlvr_csv(rows: Iterable[tuple[str, bool]]) -> str:
     """Format predictions for the official scripts: one `dev-12-0-3.png,true` per line for NLVR's `metrics_images.py`,
     one `dev-850-0-0,true` for NLVR2's. Both ignore case."""
     return "".join(f"{image},{str(prediction).lower()}\n" for image, prediction in rows)
@@ -147,3 +147,52 @@ class HypothesisOnly:
 def _features(text: str) -> set[str]:
     words = WORD.findall(text.lower())
     return {*words, *(f"{one} {other}" for one, other in pairwise(words))}
+
+
+VCR_CHANCE = {"Q->A": 25.0, "QA->R": 25.0, "Q->AR": 6.25}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VCRResult:
+    """The result of one question. group: its image. item: its id. None: the label is hidden, or no choice was made."""
+
+    group: str
+    answer_right: bool | None
+    rationale_right: bool | None  # chosen given the right answer
+    item: str = ""
+
+
+def score_vcr(results: Sequence[VCRResult]) -> list[Score]:
+    """Return Q->A, QA->R and Q->AR in percent, each over the questions where it is known."""
+    columns: dict[str, list[tuple[VCRResult, bool | None]]] = {
+        "Q->A": [(j, j.answer_right) for j in results],
+        "QA->R": [(j, j.rationale_right) for j in results],
+        "Q->AR": [
+            (j, None if None in (j.answer_right, j.rationale_right) else j.answer_right and j.rationale_right)
+            for j in results
+        ],
+    }
+    scores = []
+    for metric, column in columns.items():
+        known = [(j, float(right)) for j, right in column if right is not None]
+        if known:
+            values, groups = [right for _, right in known], [j.group for j, _ in known]
+            scores.append(mean_score(metric, values, groups, items=[j.item for j, _ in known]))
+        else:
+            scores.append(not_computed(metric, 0, "labels are hidden, or the run was not trained on it"))
+    return scores
+
+
+def format_vcr_csv(rows: Sequence[tuple[str, Sequence[float], Sequence[Sequence[float]]]]) -> str:
+    """Format the leaderboard's file: annot_id, four answer probabilities, four rationale probabilities per answer.
+
+    Args:
+        rows: annot_id, [4], [4][4] (given answer, rationale).
+    """
+    header = ["annot_id", *(f"answer_{i}" for i in range(4))]
+    header += [f"rationale_conditioned_on_a{given}_{i}" for given in range(4) for i in range(4)]
+    lines = [",".join(header)]
+    for annot_id, answer, rationales in rows:
+        probabilities = [*answer, *(p for block in rationales for p in block)]
+        lines.append(",".join([annot_id, *(f"{p:.6f}" for p in probabilities)]))
+    return "\n".join(lines) + "\n"

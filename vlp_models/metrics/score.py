@@ -167,7 +167,7 @@ HEADER = b"vlp"
 class ItemScores:
     """One metric on one dataset and split.
 
-    test    fingerprint of the test set (`evaluation.test_set.test_hash`)
+    test    fingerprint of the test set (`evaluation.test_set.hash_test_set`)
     note    the search and the scorer's note; scores with different notes are not comparable
     slices  of each item, such as `question_type=how many`
     """

@@ -23,7 +23,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
-from vlp_models.metrics.classification import Judgment, majority_label, official_csv, score_nlvr
+from vlp_models.metrics.classification import Judgment, format_nlvr_csv, majority_label, score_nlvr
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.loss import Loss, cross_entropy
@@ -135,7 +135,7 @@ class NLVR(StatementTask):
         images = read_table("images", context.validated, columns=["image_id", "source", "path"])
         images = images.filter(pc.equal(images["source"], context.source))
         names = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
-        write_text(path, official_csv((Path(names[p["image_id"]]).name, p["prediction"]) for p in predictions))
+        write_text(path, format_nlvr_csv((Path(names[p["image_id"]]).name, p["prediction"]) for p in predictions))
         return path
 
 
@@ -192,5 +192,5 @@ class NLVR2(StatementTask):
     ) -> Path | None:
         """Write NLVR2's CSV of identifiers and predictions."""
         path = directory / f"nlvr2_{context.source}_{split}_predictions.csv"
-        write_text(path, official_csv((p["pair_id"].partition("/")[2], p["prediction"]) for p in predictions))
+        write_text(path, format_nlvr_csv((p["pair_id"].partition("/")[2], p["prediction"]) for p in predictions))
         return path

@@ -32,7 +32,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
-from vlp_models.metrics.vcr import CHANCE, VCRResult, official_csv, score_vcr
+from vlp_models.metrics.classification import VCR_CHANCE, VCRResult, format_vcr_csv, score_vcr
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.loss import Loss, cross_entropy
@@ -173,7 +173,7 @@ class VCR(TaskModel):
         """Return VCR's three accuracies. Baselines: chance, and the blind model."""
         context.progress("VCR accuracies")
         scores = score_vcr(_results(predictions, ""))
-        baselines = {metric: {"chance": value} for metric, value in CHANCE.items()}
+        baselines = {metric: {"chance": value} for metric, value in VCR_CHANCE.items()}
         if predictions and "answer_blind" in predictions[0]:
             blind = score_vcr(_results(predictions, "_blind"))
             for metric, values in baselines_by_metric({BLIND: blind}).items():
@@ -196,7 +196,7 @@ class VCR(TaskModel):
             return None
         path = directory / f"vcr_{context.source}_{split}_predictions.csv"
         write_text(
-            path, official_csv([(str(id_in_source(name)), answers, rationales) for name, answers, rationales in rows])
+            path, format_vcr_csv([(str(id_in_source(name)), answers, rationales) for name, answers, rationales in rows])
         )
         return path
 

@@ -21,7 +21,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.contamination import LeakedItems, read_training_data, score_without_leaked
-from vlp_models.evaluation.test_set import data_hash, slices_of, test_hash
+from vlp_models.evaluation.test_set import hash_shards, hash_test_set, slices_of
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import ItemScores, Score, item_scores, write_items
 from vlp_models.params import EvaluateParams, FinetuneParams, Params, to_plain
@@ -89,7 +89,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         "task": finetune.task,
         "seed": finetune.seed,
         "git": git_commit(workspace.root),
-        "data": data_hash(workspace.shards),
+        "data": hash_shards(workspace.shards),
     }
     sources = dict.fromkeys(_datasets(finetune), 1)
     training_data = read_training_data(params, workspace, key)
@@ -190,7 +190,7 @@ def _items(
     model: TaskModel, scored: TaskScores, place: EvalContext, split: str, samples: list[Sample]
 ) -> list[ItemScores]:
     """Return scores per item, which the promotion gate compares."""
-    test = test_hash(samples, VIEWS[model.prediction_view], place.validated)
+    test = hash_test_set(samples, VIEWS[model.prediction_view], place.validated)
     slices = slices_of(samples, place.validated, model.slices)
     found = (
         item_scores(
