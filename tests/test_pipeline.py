@@ -1,6 +1,6 @@
-"""The product as its users meet it: a clone, `vlp run`, the results, promotion, predictions, a served model.
+"""End to end: a clone, `vlp run`, results, promotion, predictions, a served model.
 
-One run of the whole pipeline at the smallest size, through the real commands; every step below uses its outputs.
+The whole pipeline runs once at the smallest size, with the real commands; every test uses its outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BIN = Path(sys.executable).parent
 
 
 def run(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command of the venv in `folder`, as a user with the venv activated would run it."""
+    """Run a command in `folder`, with the virtual environment activated."""
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     env |= {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"), "TMPDIR": str(folder.parent), "OMP_NUM_THREADS": "2"}
     env.pop("MLFLOW_TRACKING_URI", None)
@@ -38,7 +38,7 @@ def run(folder: Path, *command: str, check: bool = True) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tracked files, as a git and DVC project, after `vlp run` at the tiny size."""
+    """Copy the tracked files into a git and DVC project, and run `vlp run` at the tiny size."""
     folder = tmp_path_factory.mktemp("clone") / "project"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(None, listed.split("\0")):
@@ -57,7 +57,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_the_results_are_there(clone: Path) -> None:
+def test_run_writes_results_report_and_metrics(clone: Path) -> None:
     summary = json.loads((clone / "reports" / "summary.json").read_text())
     keys = {"dataset", "split", "model", "task", "metric", "value", "baselines", "seed", "seconds", "peak_memory_mb"}
     assert all(keys | {"git", "data"} <= record.keys() for record in summary)
@@ -76,7 +76,7 @@ def test_the_results_are_there(clone: Path) -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_a_second_run_does_nothing(clone: Path) -> None:
+def test_second_run_does_nothing(clone: Path) -> None:
     before = (clone / "dvc.lock").read_bytes()
     done = run(clone, "vlp", "run")
     assert "Running stage" not in done.stdout
@@ -110,7 +110,7 @@ def test_promote_then_caption_answer_and_serve(clone: Path) -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_a_version_is_held_against_its_lineage_by_exit_code(clone: Path) -> None:
+def test_verify_returns_1_for_a_version_that_differs_from_its_lineage(clone: Path) -> None:
     assert "holds    bundle" in run(clone, "vlp", "verify", "vqa").stdout
     (labels,) = (clone / "mlartifacts").rglob("bundle/checkpoint/labels.json")
     whole = labels.read_bytes()
@@ -123,7 +123,7 @@ def test_a_version_is_held_against_its_lineage_by_exit_code(clone: Path) -> None
 
 
 def serve(clone: Path, model: str, image: Path) -> list[dict[str, object]]:
-    """`mlflow models serve` on loopback answers a request with pickle forbidden."""
+    """Serve a model with `mlflow models serve`, pickle forbidden; return the predictions for one image."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -179,8 +179,8 @@ def stages_run(output: str) -> set[str]:
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_going_back_trains_nothing_again(clone: Path) -> None:
-    """From A to B to A: what was made for A is taken from DVC's cache."""
+def test_going_back_to_earlier_params_trains_nothing(clone: Path) -> None:
+    """From A to B to A: the results of A come from DVC's cache."""
     target = "finetune@tden-vqa"
     before = (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes()
     run(clone, "vlp", "use", "--set", "finetune.tden-vqa.max_steps=1")
@@ -188,14 +188,14 @@ def test_going_back_trains_nothing_again(clone: Path) -> None:
     assert (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes() != before
     run(clone, "vlp", "use", "--set", "finetune.tden-vqa.max_steps=null")
     back = run(clone, "vlp", "run")
-    assert stages_run(back.stdout) == set(), "all of it was made before"
+    assert stages_run(back.stdout) == set(), "everything is in the cache"
     assert (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes() == before
     assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
 
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_settings_and_code_that_change_no_result_make_nothing_stale(clone: Path) -> None:
+def test_settings_and_code_without_effect_make_nothing_stale(clone: Path) -> None:
     params, other = clone / "params.yaml", clone / "vlp_models/models/tden/config.py"
     text, code = params.read_text(), other.read_text()
     try:
@@ -203,7 +203,7 @@ def test_settings_and_code_that_change_no_result_make_nothing_stale(clone: Path)
         assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
         (clone / "vlp_models/models/another").mkdir()
         (clone / "vlp_models/models/another/model.py").write_text("x = 1\n")
-        assert stages_run(run(clone, "dvc", "repro").stdout) == {"plan"}, "no stage runs on another model's folder"
+        assert stages_run(run(clone, "dvc", "repro").stdout) == {"plan"}, "no stage uses another model's folder"
         other.write_text(code + "# changed\n")
         run(clone, "dvc", "repro", "plan")
         stale = json.loads(run(clone, "dvc", "status", "--json").stdout)
@@ -218,8 +218,8 @@ def test_settings_and_code_that_change_no_result_make_nothing_stale(clone: Path)
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_figures_and_results_travel_with_commits(clone: Path, tmp_path: Path) -> None:
-    """Push, clone, pull: nothing is left to do, and every commit has its figures."""
+def test_push_clone_and_pull_reproduce_results_and_metrics(clone: Path, tmp_path: Path) -> None:
+    """Nothing is stale in the clone, and every commit has its metrics."""
     run(clone, "dvc", "remote", "add", "-d", "-f", "store", str(tmp_path / "store"))
     commit(clone, "results")
     run(clone, "dvc", "push")
@@ -238,7 +238,7 @@ def test_figures_and_results_travel_with_commits(clone: Path, tmp_path: Path) ->
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_an_experiment_in_a_folder_of_its_own_has_the_projects_registry(clone: Path) -> None:
+def test_experiment_in_a_temporary_copy_uses_the_projects_registry(clone: Path) -> None:
     commit(clone, "before the experiment")
     versions = json.loads((clone / "reports" / "registered.json").read_text())
     done = run(clone, "dvc", "exp", "run", "--temp", "-S", "evaluate.bootstrap=60")
@@ -252,11 +252,11 @@ def test_an_experiment_in_a_folder_of_its_own_has_the_projects_registry(clone: P
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_a_lost_registry_is_filled_again_by_the_next_run(clone: Path) -> None:
+def test_lost_registry_is_restored_by_the_next_run(clone: Path) -> None:
     versions = (clone / "reports" / "registered.json").read_bytes()
     (clone / "mlflow.db").rename(clone / "lost.db")
     try:
-        assert "didn't change" in run(clone, "dvc", "repro", "register").stdout, "DVC can't see it"
+        assert "didn't change" in run(clone, "dvc", "repro", "register").stdout, "DVC cannot detect it"
         done = run(clone, "vlp", "run")
         assert "MLflow has lost vlp-" in done.stderr and "registering again" in done.stderr
         assert (clone / "reports" / "registered.json").read_bytes() == versions
@@ -267,7 +267,7 @@ def test_a_lost_registry_is_filled_again_by_the_next_run(clone: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_queued_experiment_has_the_projects_registry(clone: Path) -> None:
+def test_queued_experiment_uses_the_projects_registry(clone: Path) -> None:
     commit(clone, "before the queue")
     versions = (clone / "reports" / "registered.json").read_bytes()
     run(clone, "dvc", "exp", "run", "--queue", "-S", "evaluate.bootstrap=61")
@@ -280,7 +280,7 @@ def test_a_queued_experiment_has_the_projects_registry(clone: Path) -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_mistakes_in_params_stop_before_anything_runs(clone: Path) -> None:
+def test_invalid_params_stop_the_run_before_any_stage(clone: Path) -> None:
     text = (clone / "params.yaml").read_text()
     try:
         (clone / "params.yaml").write_text(text.replace("max_bad_fraction", "max_bad_fractoin"))
@@ -293,7 +293,7 @@ def test_mistakes_in_params_stop_before_anything_runs(clone: Path) -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.timeout(900)
-def test_a_checkpoint_of_another_detector_is_refused(clone: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_another_detector_is_rejected(clone: Path, tmp_path: Path) -> None:
     from vlp_models.errors import CheckpointError
     from vlp_models.serving.bundle import write_content
     from vlp_models.serving.predictor import Predictor

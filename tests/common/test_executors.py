@@ -1,4 +1,4 @@
-"""Features and shards made by several processes are those of one, byte for byte, also after an interruption."""
+"""Executors: features and shards of several processes equal those of one, byte for byte, also after an interruption."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settings() -> Params:
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """Nine drawings with a caption each, before `features`."""
+    """Prepare nine drawings with one caption each, up to `features`."""
     monkeypatch.setattr(storage, "CHUNK_IMAGES", 4)
     made = make_workspace(tmp_path)
     captions = [
@@ -48,7 +48,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 class Interrupted:
-    """A mapper that makes the first `count` parts, in this process, and then is broken off."""
+    """A mapper that runs the first `count` chunks in this process and is then interrupted."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -60,7 +60,7 @@ class Interrupted:
             yield function(item)
 
 
-def test_two_processes_make_what_one_makes(workspace: Workspace) -> None:
+def test_output_of_two_processes_equals_that_of_one(workspace: Workspace) -> None:
     params = settings()
     features.run(params, workspace, mapper=LocalMapper(1))
     shards.run(params, workspace)
@@ -73,14 +73,14 @@ def test_two_processes_make_what_one_makes(workspace: Workspace) -> None:
     assert not list((workspace.root / ".work" / "shards").iterdir())  # nothing left behind
 
 
-def test_shards_broken_off_go_on(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_shards_are_resumed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     params = settings()
     features.run(params, workspace)
     shards.run(params, workspace)
     whole = hash_path(workspace.shards)
     with pytest.raises(KeyboardInterrupt):
         shards.run(params, workspace, mapper=Interrupted(2))
-    assert hash_path(workspace.shards) == whole  # the old output stands
+    assert hash_path(workspace.shards) == whole  # the old output stays
     made: list[int] = []
     close = shards.ShardWriter.close
     monkeypatch.setattr(shards.ShardWriter, "close", lambda self: made.append(self._number) or close(self))
@@ -89,28 +89,28 @@ def test_shards_broken_off_go_on(workspace: Workspace, monkeypatch: pytest.Monke
     assert hash_path(workspace.shards) == whole
 
 
-def test_only_some_parts_are_under_way() -> None:
+def test_only_a_few_chunks_are_pending() -> None:
     class Future:
         def __init__(self, item: int) -> None:
             self.item = item
 
         def result(self) -> int:
-            nonlocal under_way
-            under_way -= 1
+            nonlocal pending
+            pending -= 1
             return self.item
 
-    under_way = most = 0
+    pending = most = 0
 
     def submit(item: int) -> Future:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
+        nonlocal pending, most
+        pending += 1
+        most = max(most, pending)
         return Future(item)
 
     assert list(in_flight(submit, range(10), 3)) == list(range(10))
     assert most == 3
 
 
-def test_no_workers() -> None:
+def test_zero_workers_is_an_error() -> None:
     with pytest.raises(ParamsError, match=r"cluster\.workers: 0"):
         LocalMapper(0)
