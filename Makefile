@@ -14,14 +14,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k test test-photographs test-long faults fuzz audit image lint bench ablations-tden ablations-unified-vlp \
+.PHONY: help install demo nlvr flickr8k check test test-photographs test-long faults fuzz audit image lint bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       install, run the whole pipeline on synthetic scenes, show results (6 to 18 minutes on two cores)"
-	@echo "make test       install, run the tests (about half an hour on two cores)"
-	@echo "make lint       ruff, mypy, import layers"
+	@echo "make check      lint and unit tests (under 3 minutes on two cores): run it before every commit"
+	@echo "make test       install, run the tests (about 12 minutes on two cores)"
+	@echo "make lint       ruff, mypy, import layers, plain English"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on NLVR (about an hour)"
 	@echo "make flickr8k ROOT=path/to/flickr8k   on Flickr8k, with a pretrained CNN and BERT (about an hour)"
 	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   also these models, about as long each"
@@ -63,6 +64,10 @@ flickr8k: install
 	@for model in $(MODELS); do vlp use presets/flickr8k-$$model.yaml || exit 1; done
 	@vlp run
 
+# Unit tests: no pipeline runs, no servers, nothing that takes seconds.
+check: lint
+	@python -m pytest -m "not (long or pipeline or server or slow)" -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
+
 test: install
 	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
 
@@ -91,6 +96,7 @@ lint: install
 	@ruff format --check .
 	@mypy
 	@lint-imports
+	@python tests/lint_words.py
 
 ablations-tden: install
 	@python studies/tden.py
