@@ -34,8 +34,8 @@ OWN = (
 )
 
 
-def randomised(**config):
-    """A model that no zero hides anything of."""
+def randomized(**config):
+    """Return a model without zero weights, which would hide mistakes."""
     model = build(**config).float()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -47,7 +47,7 @@ def randomised(**config):
 
 
 def rebuilt(imported, model):
-    """A model with the imported weights, and what of ours no file tells."""
+    """Return a model with the imported weights, and the names that the file does not contain."""
     config = {name: getattr(model.config, name) for name in OWN if name != "vocab_size"}
     made = build_model("soho", {**{k: v for k, v in imported.config.items() if k != "vocab_size"}, **config}, FACTS)
     left = made.load_state_dict(dict(imported.weights), strict=False)
@@ -56,8 +56,8 @@ def rebuilt(imported, model):
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_pretraining_checkpoint_computes_the_same(tmp_path: Path, prefix: str) -> None:
-    model = randomised(**WHOLE)
+def test_pretraining_checkpoint_round_trip(tmp_path: Path, prefix: str) -> None:
+    model = randomized(**WHOLE)
     layout = {prefix + name: tensor for name, tensor in public_layout(model).items()}
     torch.save({"meta": {"epoch": 40}, "state_dict": layout, "optimizer": {}, "amp": {}}, tmp_path / "soho.pth")
     imported = read_soho(tmp_path / "soho.pth", ASKED)
@@ -75,10 +75,10 @@ def test_a_pretraining_checkpoint_computes_the_same(tmp_path: Path, prefix: str)
         assert {name: loss.mean.item() for name, loss in found.items()} == {n: w.mean.item() for n, w in wanted.items()}
 
 
-def test_a_vqa_checkpoint_has_its_layer_and_classifier() -> None:
+def test_vqa_checkpoint_has_its_layer_and_classifier() -> None:
     config = {"pool_first": True, "square_mask": True, "tight_canvas": True, "plain_heads": True}
     config |= {"dictionary_size": 0, "fusion_hidden": 24}
-    model = randomised(**{**WHOLE, **dict.fromkeys(PUBLIC, None), **config} | _plain())
+    model = randomized(**{**WHOLE, **dict.fromkeys(PUBLIC, None), **config} | _plain())
     imported = convert_soho(public_layout(model), heads=2)
     assert imported.task == "vqa" and imported.head["weight"].shape == (7, 24) and not imported.reads_regions
     made, missing = rebuilt(imported, model)
@@ -100,11 +100,11 @@ def _plain() -> dict:
     }
 
 
-def test_another_layout_is_told_name_by_name() -> None:
-    layout = public_layout(randomised(**WHOLE))
-    with pytest.raises(CheckpointError, match=r"1 missing: neck.ln.bias") as said:
+def test_unexpected_layout_is_reported_by_name() -> None:
+    layout = public_layout(randomized(**WHOLE))
+    with pytest.raises(CheckpointError, match=r"1 missing: neck.ln.bias") as error:
         convert_soho({**{n: t for n, t in layout.items() if n != "neck.ln.bias"}, "neck.new": torch.zeros(1)}, heads=2)
-    assert "1 unexpected: neck.new" in str(said.value)
+    assert "1 unexpected: neck.new" in str(error.value)
     with pytest.raises(CheckpointError, match="should be tied"):
         convert_soho({**layout, "mask_l_fc.weight": layout["mask_l_fc.weight"] + 1}, heads=2)
     with pytest.raises(CheckpointError, match="blocks"):
@@ -113,7 +113,7 @@ def test_another_layout_is_told_name_by_name() -> None:
         convert_soho(layout, heads=5)
 
 
-def test_a_resnet_of_timm_or_torchvision_becomes_the_cnn(tmp_path: Path) -> None:
+def test_timm_or_torchvision_resnet_becomes_the_cnn(tmp_path: Path) -> None:
     import torchvision
 
     config = build(backbone_options={}, backbone_stage=3).config
@@ -153,8 +153,8 @@ def _settings() -> dict:
     return dict(TINY)
 
 
-def test_berts_first_layers_become_the_transformer_and_the_cnn_may_lie_beside(tmp_path: Path) -> None:
-    deep = randomised(layers=4)
+def test_berts_first_layers_become_the_transformer_next_to_a_cnn(tmp_path: Path) -> None:
+    deep = randomized(layers=4)
     state = {name: tensor.float() for name, tensor in deep.state_dict().items()}
     layout = bert_layout(state, "bert.", 4)
     for part in ("weight", "bias"):

@@ -1,4 +1,4 @@
-"""Weights in the documented public layouts: every name is taken or told, and what they compute is what they say."""
+"""Weights in the documented public layouts: every name is loaded or reported, and outputs equal a plain reference."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pretraining", "text", "retrieval", "vqa", "nlvr2", "plus"])
-def test_imported_weights_compute_what_they_do_there(kind: str) -> None:
+def test_imported_weights_equal_the_plain_model(kind: str) -> None:
     state = random_state(**SIZES, kind=kind)
     state["relative_position_index"] = torch.zeros(17, 17)
     imported = convert_vlmo(state, asked())
@@ -90,15 +90,15 @@ def test_imported_weights_compute_what_they_do_there(kind: str) -> None:
             close(vectors[1][1], plain.embedded(plain.text(TEXT.ids_BT, TEXT.mask_BT, first=2), "vl_text"))
             logits = model.match_head(fused.pooled_BP)
             close(logits, plain.linear(plain.pooled(pair), "itm_score.fc"))
-    told = " ".join(imported.notes)
-    assert ("position_embeddings" in told) == (kind != "plus")
+    notes = " ".join(imported.notes)
+    assert ("position_embeddings" in notes) == (kind != "plus")
     assert imported.task == (kind if kind in ("vqa", "nlvr2") else None)
     layers = {"vqa": ("",), "nlvr2": ("0.", "1.", "3.")}.get(kind, ())
     assert imported.head.keys() == {f"{layer}{part}" for layer in layers for part in ("weight", "bias")}
     assert ("image_embedding.second_type_1D" in imported.weights) == (kind == "nlvr2")
 
 
-def test_no_name_is_missing_left_over_or_misshapen_unsaid() -> None:
+def test_missing_unexpected_and_misshapen_names_are_reported() -> None:
     state = random_state(**SIZES)
     for name in ("transformer.blocks.1.mlp_text.fc2.bias", "itm_score.fc.weight", "transformer.blocks.2.gamma_2"):
         with pytest.raises(CheckpointError, match=rf"1 missing: {re.escape(name)}"):
@@ -118,7 +118,7 @@ def test_no_name_is_missing_left_over_or_misshapen_unsaid() -> None:
 
 
 def beit(kind: str = "own") -> dict[str, Tensor]:
-    """The image side of a random VLMo under BEiT's names. kind: own tables of each layer, or one that all share."""
+    """Return the image side of a random VLMo with BEiT's names. kind: a bias table per layer (own), or a shared one."""
     state: dict[str, Tensor] = {"mask_token": torch.randn(1, 1, 64)}
     for name, tensor in random_state(**SIZES).items():
         if name.startswith("transformer.") and "_text" not in name and "_vl" not in name:
@@ -133,7 +133,7 @@ def beit(kind: str = "own") -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["own", "shared"])
-def test_beits_weights_are_the_image_side(kind: str) -> None:
+def test_beit_fills_the_image_side(kind: str) -> None:
     state = beit(kind)
     config = {"max_positions": 12, "vl_start": 2, "image_codes": 11}
     imported = convert_beit(state, asked(**config))
@@ -168,7 +168,7 @@ def test_beits_weights_are_the_image_side(kind: str) -> None:
         convert_beit({n: t for n, t in state.items() if n != "blocks.2.mlp.fc1.bias"}, asked())
 
 
-def test_the_dvae_reads_its_layout_and_makes_a_code_of_each_patch(tmp_path: Path) -> None:
+def test_dvae_loads_its_layout_and_gives_a_code_per_patch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = DVAE(8, 16)
     state = {}

@@ -175,15 +175,15 @@ def reward(folder: Path, baseline: str, size: int) -> Case:
 
 
 class GivenSamples(SelfCriticalLoss):
-    """Draws by the image's id, so that each image gets the same descriptions in whatever process it is."""
+    """Samples with a seed from the image id, so that an image has the same samples in any process."""
 
-    def _draw(self, batch: Batch, generator: torch.Generator) -> tuple[list[list[Hypothesis]], list[Hypothesis]]:
+    def _sample(self, batch: Batch, generator: torch.Generator) -> tuple[list[list[Hypothesis]], list[Hypothesis]]:
         drawn = []
         for i, image_id in enumerate(batch.image_ids):
             own = torch.Generator().manual_seed(zlib.crc32(image_id.encode()))
             image = rows(batch, i, i + 1).image
             count = self.params.samples + 1
-            drawn += sample(self.captioning.model, image, num_samples=count, generator=own, **self._ends)
+            drawn += sample(self.captioning.model, image, num_samples=count, generator=own, **self._decoder_args)
         return [group[1:] for group in drawn], [group[0] for group in drawn]
 
 
