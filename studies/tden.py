@@ -1,8 +1,8 @@
-"""TDEN's claims, put to a set-up that can tell: contrasts written down before, paired over seeds.
+"""TDEN's claims, tested at small scale: contrasts written down before the runs.
 
-    make ablations-tden    (= python studies/tden.py; --help names what else it does)
+    make ablations-tden    (runs python studies/tden.py; --help lists its other options)
 
-The contrasts are in tden.toml, beside this file. Writes docs/ablations/tden.md and
+The contrasts are in tden.toml, next to this file. Writes docs/ablations/tden.md and
 benchmarks/results/study-tden.json.
 """
 
@@ -60,7 +60,7 @@ ARMS = (
 
 STUDY = Study(
     name="tden",
-    title="What of TDEN's pretraining shows on a small set-up that can tell",
+    title="TDEN's pretraining at small scale",
     script=Path(__file__).resolve(),
     arms=ARMS,
     contrasts=Path(__file__).resolve().with_suffix(".toml"),
@@ -69,7 +69,7 @@ STUDY = Study(
         f"one of C {COST_C}. The paper compares at equal epochs, as Two-Pass-A with equal updates does here.",
         "The other arms have as many updates as the single pass, as in the paper, whatever these cost (see Cost).",
         "Fine-tuned captions are by cross-entropy and greedy; retrieval is by the two encoders, also where ISM was "
-        "learnt on the cross-modal encoder, whose poolers are then untrained.",
+        "trained on the cross-modal encoder, whose poolers are then untrained.",
     ),
 )
 

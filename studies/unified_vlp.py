@@ -1,8 +1,8 @@
-"""Unified VLP's claims (tables 2, 4 and 6), put to a set-up that can tell: contrasts written down before.
+"""Unified VLP's claims (tables 2, 4 and 6), tested at small scale: contrasts written down before the runs.
 
-    make ablations-unified-vlp    (= python studies/unified_vlp.py; --help names what else it does)
+    make ablations-unified-vlp    (runs python studies/unified_vlp.py; --help lists its other options)
 
-The contrasts are in unified_vlp.toml, beside this file. Writes docs/ablations/unified-vlp.md and
+The contrasts are in unified_vlp.toml, next to this file. Writes docs/ablations/unified-vlp.md and
 benchmarks/results/study-unified-vlp.json.
 """
 
@@ -45,17 +45,17 @@ ARMS = (
 
 STUDY = Study(
     name="unified-vlp",
-    title="What of Unified VLP's pretraining shows on a small set-up that can tell",
+    title="Unified VLP's pretraining at small scale",
     script=Path(__file__).resolve(),
     arms=ARMS,
     contrasts=Path(__file__).resolve().with_suffix(".toml"),
     notes=(
-        "Captions are fine-tuned on every word, each told by a [MASK] that sees the words before it, and greedy; the "
+        "Captions are fine-tuned on every word, predicted at a [MASK] that attends to the words before it; greedy; the "
         "paper hides three at most. So the held-out likelihood is that of what generation does.",
         f"Texts alone are {TEXTS} updates on the web's own texts without their images, half seq2seq, half "
         "bidirectional: the paper's weights came from UniLM, that is from other texts, and far more of them. Its "
         "models of pairs begin with these weights, ours with none. BERT's weights (table 4) have no row.",
-        "As pretext, region classes are learnt by a third of the samples, with the words' shares in proportion.",
+        "As a pretraining target, region classes take a third of the samples; the words' shares stay in proportion.",
         "There is no retrieval: the model embeds neither images nor texts apart.",
     ),
 )

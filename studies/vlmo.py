@@ -1,8 +1,8 @@
-"""VLMo's claims (tables 3 and 4), put to a set-up that can tell: contrasts written down before, paired over seeds.
+"""VLMo's claims (tables 3 and 4), tested at small scale: contrasts written down before the runs.
 
-    make ablations-vlmo    (= python studies/vlmo.py; --help names what else it does)
+    make ablations-vlmo    (runs python studies/vlmo.py; --help lists its other options)
 
-The contrasts are in vlmo.toml, beside this file. Writes docs/ablations/vlmo.md and
+The contrasts are in vlmo.toml, next to this file. Writes docs/ablations/vlmo.md and
 benchmarks/results/study-vlmo.json.
 """
 
@@ -18,19 +18,19 @@ from pretraining_study.study import Study, main
 UPDATES = 300  # on pairs: every pair of the web one and a half times
 STAGE = 150  # on images alone, and on texts alone
 ALL = ("itc", "itm", "mlm")
-SEES = ("image_embedding",)  # stays as its eyes were
-IMAGES = Pretraining(objectives=("mim",), updates=STAGE, reads="images", frozen=SEES)
-# Attention and what sees stay as the images made them (section 3.4).
+FROZEN = ("image_embedding",)  # frozen after the vision warm-up
+IMAGES = Pretraining(objectives=("mim",), updates=STAGE, reads="images", frozen=FROZEN)
+# Attention and the vision side stay as the image stage left them (section 3.4).
 TEXTS = Pretraining(
     objectives=("mlm",),
     updates=STAGE,
     reads="texts",
-    frozen=("attention", "vision_expert", *SEES),
+    frozen=("attention", "vision_expert", *FROZEN),
 )
 
 
 def pairs(*objectives: str) -> Pretraining:
-    return Pretraining(objectives=objectives, updates=UPDATES, frozen=SEES)
+    return Pretraining(objectives=objectives, updates=UPDATES, frozen=FROZEN)
 
 
 def arm(name: str, label: str, *pretraining: Pretraining, **more: Any) -> Arm:
@@ -45,7 +45,7 @@ def arm(name: str, label: str, *pretraining: Pretraining, **more: Any) -> Arm:
     )
 
 
-SETTING = Setting(side=48, patch=8, web=6_400, train=100, batch=32, lr=3e-3, eyes=600)
+SETTING = Setting(side=48, patch=8, web=6_400, train=100, batch=32, lr=3e-3, vision_warmup=600)
 ARMS = (
     arm("all", "ITC + ITM + MLM", pairs(*ALL)),
     arm("itc", "ITC alone", pairs("itc")),
@@ -57,20 +57,20 @@ ARMS = (
 
 STUDY = Study(
     name="vlmo",
-    title="What of VLMo's pretraining shows on a small set-up that can tell",
+    title="VLMo's pretraining at small scale",
     script=Path(__file__).resolve(),
     arms=ARMS,
     contrasts=Path(__file__).resolve().with_suffix(".toml"),
     setting=SETTING,
     notes=(
         f"Images are {(SETTING.side // SETTING.patch) ** 2} patches of {SETTING.patch} pixels; the last layer has the "
-        "vision-language expert. Before the patches stands the small detector's CNN, which is not the paper's: in the "
-        f"place of a million images' labels it begins with what {SETTING.eyes} updates on the web's pictures taught, "
-        "told what lies on each patch. It stays so in pretraining, and learns on in tasks.",
+        "vision-language expert. The small detector's CNN precedes the patches, which is not the paper's. In place of "
+        f"weights from a million labeled images it has {SETTING.vision_warmup} updates of vision warm-up on the web "
+        "images. It stays frozen during pretraining, and is trained in tasks.",
         "VQA is in the place of the paper's NLVR2, by fusion; retrieval is by the two encoders, by contrast.",
         f"Images alone and texts alone are the web's own, {STAGE} updates each: the paper's came from elsewhere, and "
         "far more of them. Visual tokens are the stand-in's (models/vlmo/image_tokens.py). What starts from neither "
-        "starts from those eyes alone, where the paper's table 4 starts from ViT's weights.",
+        "starts from that warm-up alone, where the paper's table 4 starts from ViT's weights.",
         "Only vision experts and attention take over what images taught; in the paper's first row of table 3 the other "
         "experts begin with it, too. On pairs all parts learn, as in the paper.",
     ),

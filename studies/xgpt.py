@@ -1,8 +1,8 @@
-"""XGPT's claims (tables 2 to 5), put to a set-up that can tell: contrasts written down before, paired over seeds.
+"""XGPT's claims (tables 2 to 5), tested at small scale: contrasts written down before the runs.
 
-    make ablations-xgpt    (= python studies/xgpt.py; --help names what else it does)
+    make ablations-xgpt    (runs python studies/xgpt.py; --help lists its other options)
 
-The contrasts are in xgpt.toml, beside this file. Writes docs/ablations/xgpt.md and
+The contrasts are in xgpt.toml, next to this file. Writes docs/ablations/xgpt.md and
 benchmarks/results/study-xgpt.json.
 """
 
@@ -64,7 +64,7 @@ ARMS = (
 
 STUDY = Study(
     name="xgpt",
-    title="What of XGPT's claims shows on a small set-up that can tell",
+    title="XGPT's claims at small scale",
     script=Path(__file__).resolve(),
     arms=ARMS,
     contrasts=Path(__file__).resolve().with_suffix(".toml"),

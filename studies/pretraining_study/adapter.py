@@ -1,4 +1,4 @@
-"""The one file of a study that knows the project's interfaces for models, losses and optimisers."""
+"""The only file of the studies that uses the project's interfaces of models, losses and optimizers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NEEDS: dict[str, tuple[type, ...]] = {  # task -> what a model must be, one of t
 def image(images: Images | Pictures, rows: Tensor) -> Image:
     """Some of the images; regions are no more than the image with most of them has."""
     if isinstance(images, Pictures):
-        return Pixels(pixels_B3HW=images.normalised(rows))
+        return Pixels(pixels_B3HW=images.normalized(rows))
     mask_BR = images.mask_IR[rows]
     width = int(mask_BR.sum(1).max())
     return Regions(
@@ -122,7 +122,7 @@ class StepLoss:
         return self._loss(batch, update=update, generator=generator).mean
 
 
-def optimiser(module: nn.Module, *, lr: float, updates: int) -> tuple[torch.optim.Optimizer, Any]:
+def make_optimizer(module: nn.Module, *, lr: float, updates: int) -> tuple[torch.optim.Optimizer, Any]:
     """AdamW, warmed up over a tenth of the updates, then falling to zero; and its schedule."""
     params = OptimizerParams(lr=lr, betas=[0.9, 0.98], warmup_fraction=0.1)
     made = build_optimizer(module, params)
@@ -150,9 +150,9 @@ def can(model: nn.Module, task: str) -> bool:
 
 def caption_losses(model: nn.Module, batch: Batch) -> Tensor:
     """Nats of each reference token, [SEP] included. [M]"""
-    at_BT = batch.text.followed_BT
+    at_BT = batch.text.has_next_BT
     logits_MV = model.generation_logits(batch.image, batch.text, at_BT)  # type: ignore[operator]
-    return F.cross_entropy(logits_MV.float(), batch.text.following(at_BT), reduction="none")
+    return F.cross_entropy(logits_MV.float(), batch.text.next_tokens(at_BT), reduction="none")
 
 
 def describe(model: nn.Module, images: Images | Pictures, rows: Tensor, tokenizer: Tokenizer) -> list[str]:
@@ -187,7 +187,7 @@ def write(
 
 
 def answer_head(model: nn.Module, answers: Sequence[str]) -> nn.Linear:
-    """A classifier on the fused feature, begun as the model's own layers were; one right answer in all at first."""
+    """Return a classifier on the fused feature, initialized like the model's own layers."""
     head = nn.Linear(model.fused_dim, len(answers))  # type: ignore[arg-type]
     nn.init.normal_(head.weight, std=model.config.init_std)  # type: ignore[union-attr, arg-type]
     nn.init.constant_(head.bias, -float(torch.tensor(float(len(answers))).log()))
@@ -210,8 +210,11 @@ def embeds(model: nn.Module) -> bool:
 
 
 def matching_loss(model: nn.Module, batch: Batch, others: int, generator: torch.Generator) -> Tensor:
-    """What retrieval is fine-tuned with; captions of one image are no negatives of each other. By contrast, where the
-    model has a temperature; else by a margin. A model without vectors tells a caption's own image from `others`."""
+    """Return the loss of retrieval: contrastive if the model has a temperature, else with a margin.
+
+    Captions of one image are not negatives of each other. A model without embeddings ranks a caption's own image
+    against `others`.
+    """
     if not isinstance(model, Embeds):
         ids = torch.tensor([int(name) for name in batch.image_ids])
         other_BB = (ids[:, None] != ids).float()

@@ -11,13 +11,13 @@ TASKS = ("captioning", "vqa", "retrieval")
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """One pretraining; an arm may have several in a chain, each with an optimiser and a schedule of its own.
+    """One pretraining; an arm may have several in a chain, each with its own optimizer and schedule.
 
-    updates          the optimiser's. Of `alternate`, a cycle of the objectives learns from one batch
+    updates          of the optimizer. With `alternate`, one batch serves a cycle of the objectives
     mix, shares      as a recipe's: `sample` needs shares, as many as objectives
     weights          of the losses, as many as objectives; none given: 1 each
     passes           one, or two with scheduled sampling (Li et al. 2021, equations 1 to 3)
-    reads            pairs; texts alone; images alone; or texts beside an image with nothing to see, for a model that
+    reads            pairs; texts alone; images alone; or texts next to a blank image, for a model that
                      reads no text without one
     where            the web's noisy pairs, or the target's own captions: the images that are then fine-tuned on
     frozen           parts of the model that do not learn (`GroupsParameters`)

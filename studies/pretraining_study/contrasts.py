@@ -1,4 +1,4 @@
-"""The contrasts of a study, read from a file that is committed before the runs, and what the results say of them.
+"""The contrasts of a study, read from a file that is committed before the runs, and their verdicts.
 
 alpha    of the family of all contrasts; `seeds`: how many the power calculation asked for
 first, second  two arms; the difference is the first's figure less the second's
@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from pretraining_study.measure import METRICS
 from pretraining_study.statistics import Paired, paired, power, seeds_needed
-from vlp_models.metrics.compare import holm
+from vlp_models.metrics.bootstrap import holm
 
 Values = Mapping[str, Mapping[int, Mapping[str, float]]]  # arm -> seed -> metric -> value
-HOLDS, OPPOSITE, CANNOT_TELL = "holds", "opposite", "cannot tell"
+SUPPORTED, REVERSED, INCONCLUSIVE = "supported", "reversed", "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +128,9 @@ def judge(plan: Plan, values: Values) -> list[Finding]:
 
 def verdict(contrast: Contrast, found: Paired, adjusted_p: float, alpha: float) -> str:
     if adjusted_p >= alpha:
-        return CANNOT_TELL
+        return INCONCLUSIVE
     first_is_better = (found.mean < 0) == contrast.less_is_better
-    return HOLDS if first_is_better == (contrast.expected == contrast.first) else OPPOSITE
+    return SUPPORTED if first_is_better == (contrast.expected == contrast.first) else REVERSED
 
 
 def size(found: Paired, smallest: float) -> Any:

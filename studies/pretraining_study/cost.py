@@ -15,7 +15,7 @@ from pretraining_study.learn import pretraining
 
 
 def update_costs(arms: Sequence[Arm], data: Data, rounds: int) -> dict[str, float]:
-    """CPU seconds of an update, forward, backward and optimiser, by arm: the mean of the middle half of `rounds`, of
+    """CPU seconds of an update, forward, backward and optimizer, by arm: the mean of the middle half of `rounds`, of
     which there must be no more than any arm has updates. Of a chain these are the first ones.
 
     The arms take turns, update by update, so that whatever else the machine does is done to all of them.

@@ -1,6 +1,6 @@
 """The data of a study: the web's pairs, and the small clean target.
 
-Regions are symbols through a noisy projection, in place of a detector: each object's shape, colour, size, texture and
+Regions are symbols through a noisy projection, in place of a detector: each object's shape, color, size, texture and
 place, noise on each, times a fixed random matrix. For models that read pixels (`Setting.side`) the scenes are drawn
 instead (pictures.py). Nothing is read, so a study needs no pipeline.
 
@@ -84,10 +84,10 @@ class Split:
     @property
     def references(self) -> list[list[str]]:
         """The captions of each image."""
-        told: list[list[str]] = [[] for _ in self.scenes]
+        captions: list[list[str]] = [[] for _ in self.scenes]
         for owner, text in zip(self.captions.owner_N.tolist(), self.captions.words, strict=True):
-            told[owner].append(text)
-        return told
+            captions[owner].append(text)
+        return captions
 
     @cached_property
     def true_NI(self) -> np.ndarray:
@@ -109,9 +109,9 @@ class Data:
         speech = [self._scene("language", number) for number in range(_LANGUAGE)]
         self.web_scenes = [self._scene("web", number) for number in range(setting.web)]
         self._alt_texts = [self._alt_text(number, scene) for number, scene in enumerate(self.web_scenes)]
-        told = [text for scene in speech for text in self._told("language", scene)]
+        captions = [text for scene in speech for text in self._captions_of("language", scene)]
         asked = list(self._asked("language", speech))
-        language = [*self._alt_texts, *told, *(question for _, question, _ in asked)]
+        language = [*self._alt_texts, *captions, *(question for _, question, _ in asked)]
         self.tokenizer = Tokenizer.train(language, size=1000, min_frequency=1, lowercase=True)
         self.answers = build_answer_vocabulary([answers for _, _, answers in asked], 3)
         self._answer_index = {answer: number for number, answer in enumerate(self.answers)}
@@ -137,13 +137,13 @@ class Data:
         return len(CATEGORIES) + 1
 
     def _rng(self, part: str, number: int, stream: int) -> np.random.Generator:
-        return np.random.default_rng([self.setting.world_seed, _PARTS[part], number, stream])
+        return np.random.default_rng([self.setting.scene_seed, _PARTS[part], number, stream])
 
     def _scene(self, part: str, number: int) -> Scene:
         side = self.setting.side or SIDE
         return sample_scene(self._rng(part, number, 0), image_id=f"{part}{number}", split=part, side=side)
 
-    def _told(self, part: str, scene: Scene) -> list[str]:
+    def _captions_of(self, part: str, scene: Scene) -> list[str]:
         return write_captions(scene, self._rng(part, _number(part, scene), 1), misspelled=0.0)
 
     def _alt_text(self, number: int, scene: Scene) -> str:
@@ -161,7 +161,7 @@ class Data:
 
     def _split(self, part: str, numbers: range) -> Split:
         scenes = tuple(self._scene(part, number) for number in numbers)
-        told = [self._told(part, scene) for scene in scenes]
+        captions = [self._captions_of(part, scene) for scene in scenes]
         asked = list(self._asked(part, scenes))
         scores_QA = torch.zeros(len(asked), len(self.answers))
         for row, (_, _, answers) in enumerate(asked):
@@ -171,7 +171,7 @@ class Data:
             scenes=scenes,
             images=self._images(part, scenes),
             captions=self.texts(
-                [text for texts in told for text in texts], [i for i, texts in enumerate(told) for _ in texts]
+                [text for texts in captions for text in texts], [i for i, texts in enumerate(captions) for _ in texts]
             ),
             questions=self.texts([text for _, text, _ in asked], [image for image, _, _ in asked]),
             answers=tuple(answers for _, _, answers in asked),
@@ -234,9 +234,9 @@ def symbols(item: SceneObject) -> list[float]:
 
 
 def _class_probs(symbols_RS: np.ndarray) -> np.ndarray:
-    """[R, C]: a detector's softmax over colour and shape, as sure as the noise allows; column 0 is background."""
-    places = [(SYMBOLS.index(shape), SYMBOLS.index(colour)) for colour, shape in map(str.split, CATEGORIES)]
-    scores = np.column_stack([symbols_RS[:, shape] + symbols_RS[:, colour] for shape, colour in places])
+    """[R, C]: a detector's softmax over color and shape, as sure as the noise allows; column 0 is background."""
+    places = [(SYMBOLS.index(shape), SYMBOLS.index(color)) for color, shape in map(str.split, CATEGORIES)]
+    scores = np.column_stack([symbols_RS[:, shape] + symbols_RS[:, color] for shape, color in places])
     scores = np.column_stack([np.zeros(len(scores)), scores]) * _SHARPNESS
     exponents = np.exp(scores - scores.max(1, keepdims=True))
     return exponents / exponents.sum(1, keepdims=True)

@@ -13,7 +13,7 @@ from pretraining_study.arms import Arm, Pretraining
 from pretraining_study.data import Data, Split, Texts, take
 
 CLIP = 1.0  # largest gradient norm
-OTHERS = 3  # images that a caption's own is told from, by a model that fuses each pair
+OTHERS = 3  # images that a caption's own is ranked against, by a model that fuses each pair
 # (where, what is read) -> the streams of chance for the order and for what is hidden
 _STREAMS = {
     ("web", "pairs"): (1, 2),
@@ -53,10 +53,10 @@ def updates_of(
     """`step(rows, update)` gives the loss of each update. Yields the update's number when it is done.
 
     Raises:
-        FloatingPointError: a loss is no number.
+        FloatingPointError: a loss is not finite.
     """
     adapter.begin_training(modules, frozen)
-    optimizer, schedule = adapter.optimiser(modules, lr=lr, updates=updates)
+    optimizer, schedule = adapter.make_optimizer(modules, lr=lr, updates=updates)
     parameters = [p for p in modules.parameters() if p.requires_grad]
     for update, chosen in enumerate(rows):
         loss = step(chosen, update)

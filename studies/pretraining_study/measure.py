@@ -49,20 +49,22 @@ def nll(model: nn.Module, split: Split) -> float:
 @torch.no_grad()
 def captions(model: nn.Module, split: Split, data: Data) -> dict[str, float]:
     """`cider` of greedy descriptions, and `true`: the share of them all of whose claims hold."""
-    told = [
+    generated = [
         text
         for rows in _pieces(len(split.images))
         for text in adapter.describe(model, split.images, rows, data.tokenizer)
     ]
-    true = [check(text, dataclasses.asdict(scene)).true is True for text, scene in zip(told, split.scenes, strict=True)]
-    return {"cider": cider(told, split.references), "true": 100 * float(np.mean(true))}
+    true = [
+        check(text, dataclasses.asdict(scene)).true is True for text, scene in zip(generated, split.scenes, strict=True)
+    ]
+    return {"cider": cider(generated, split.references), "true": 100 * float(np.mean(true))}
 
 
-def cider(told: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def cider(generated: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Of one description an image, document frequencies from its references; 1.2 reads 120, as tables print it."""
     words = [[split_words(text) for text in texts] for texts in references]
     scorer = CiderD(DocumentFrequencies.of(words), lambda number: words[int(number)])
-    return 100 * float(np.mean([scorer.score(str(i), [split_words(text)])[0] for i, text in enumerate(told)]))
+    return 100 * float(np.mean([scorer.score(str(i), [split_words(text)])[0] for i, text in enumerate(generated)]))
 
 
 @torch.no_grad()
@@ -82,7 +84,7 @@ def answers(model: nn.Module, head: nn.Linear, split: Split, data: Data) -> dict
 
 @torch.no_grad()
 def retrieval(model: nn.Module, split: Split) -> dict[str, float]:
-    """Of captions searching images: `r1`, in percent; an image of which the caption is true counts as found.
+    """Of captions searching images: `r1`, in percent; an image counts as found if the caption is true for it.
     `match_nll`, where scores are logits: of those images together.
 
     A model that fuses each pair searches `CANDIDATES` images for one caption of each image: its own, and others of

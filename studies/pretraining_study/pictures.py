@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlp_models.synthetic.scenes.render import render
-from vlp_models.synthetic.scenes.world import Scene
+from vlp_models.synthetic.scenes.scene import Scene, render
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.pixels_I3HW)
 
-    def normalised(self, rows: Tensor) -> Tensor:
+    def normalized(self, rows: Tensor) -> Tensor:
         """Some of them, from -1 to 1. [B, 3, H, W]"""
         return self.pixels_I3HW[rows].float().div(127.5).sub(1)
 

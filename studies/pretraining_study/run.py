@@ -15,8 +15,8 @@ from torch import nn
 from pretraining_study import adapter, measure
 from pretraining_study.arms import Arm
 from pretraining_study.data import Data, Split
-from pretraining_study.eyes import eyes
 from pretraining_study.learn import Learner, pretraining
+from pretraining_study.vision_warmup import vision_warmup
 
 DRAWS = 6  # captions that are drawn of an image, where some are kept
 
@@ -28,13 +28,13 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
         outcome, for each task. `seconds`: CPU seconds of this process's pretraining, fine-tuning and measuring; of an
         arm whose captions another one writes, that one's are in `writing`.
     """
-    torch.set_num_threads(1)  # a study's seeds run beside each other; the order of additions stays the same
+    torch.set_num_threads(1)  # seeds run in parallel; one thread keeps the order of additions
     torch.set_flush_denormal(True)
     setting, tuning = data.setting, arm.fine_tuning
     split, seconds, began = data.train(seed), {}, time.perf_counter()
     for held_out in (data.val, data.test):  # made once a process: no arm's time
         _ = held_out.true_NI
-    _ = eyes(arm.family, data)  # likewise
+    _ = vision_warmup(arm.family, data)  # likewise
 
     if tuning.captioner is not None:
         start = time.process_time()
@@ -79,7 +79,7 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
 
 
 def _pretrained(arm: Arm, seed: int, data: Data, split: Split) -> nn.Module:
-    seeing = eyes(arm.family, data)
+    seeing = vision_warmup(arm.family, data)
     torch.manual_seed(1000 * seed)
     model = adapter.build(arm.family, arm.config, data)
     adapter.begin_with(model, seeing)
@@ -108,8 +108,8 @@ def _written_besides(captioner: Arm, number: int, split: Split, seed: int, data:
 def _measured(task: str, learner: Learner, data: Data) -> dict[str, float]:
     """On the test images."""
     if task == "captioning":
-        told = measure.captions(learner.model, data.test, data)
-        return {"nll": measure.nll(learner.model, data.test), **told}
+        generated = measure.captions(learner.model, data.test, data)
+        return {"nll": measure.nll(learner.model, data.test), **generated}
     if task == "vqa":
         assert learner.head is not None
         return measure.answers(learner.model, learner.head, data.test, data)

@@ -8,25 +8,25 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlp_models.synthetic.scenes.alt_texts import Noise
+from vlp_models.synthetic.scenes.captions import Noise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """
-    world_seed       of all scenes; a study's seeds draw the 100 target images, weights, order and masks
+    scene_seed       of all scenes; a study's seeds draw the 100 target images, weights, order and masks
     web              scenes with one noisy alt text each: what is pretrained on, the same for every seed
     train            target images a seed: five clean captions and `questions` questions each
     val, test        target images, the same for every seed
     feature_dim      of a region: its symbols through a fixed random projection
     feature_noise    standard deviation of what is added to each symbol (0 or 1) before the projection
     side, patch      of a drawn scene and of a patch of it, in pixels. side 0: nothing is drawn, models read regions
-    eyes             updates in which the image's side learns to see, before everything else (eyes.py); 0: none
+    vision_warmup    updates of the vision warm-up before everything else (vision_warmup.py); 0: none
     hidden, layers   of the model; sizes.py makes each family's of them
     batch            of pretraining, captioning, VQA and retrieval alike
     """
 
-    world_seed: int = 2021
+    scene_seed: int = 2021
     web: int = 12_800
     noise: Noise = field(default_factory=Noise)
     train: int = 100
@@ -37,7 +37,7 @@ class Setting:
     feature_noise: float = 0.3
     side: int = 0
     patch: int = 8
-    eyes: int = 0
+    vision_warmup: int = 0
     hidden: int = 64
     heads: int = 4
     layers: int = 1

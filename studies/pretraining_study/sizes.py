@@ -37,13 +37,13 @@ def _xgpt(setting: Setting) -> dict[str, Any]:
 
 def _vlmo(setting: Setting) -> dict[str, Any]:
     """The last layer has the vision-language expert. Images as they are drawn: nothing is cropped. Where it begins with
-    eyes, they are a small CNN before the patches."""
+    vision warm-up, they are a small CNN before the patches."""
     return {
         "layers": 3 * setting.layers,
         "vl_start": 3 * setting.layers - 1,
         "side": setting.side,
         "patch": setting.patch,
-        "stem": "convolutions" if setting.eyes else "linear",
+        "stem": "convolutions" if setting.vision_warmup else "linear",
         "stem_channels": _CHANNELS,
         "max_positions": setting.max_text_len,
         "layer_scale": 1.0,

@@ -68,7 +68,7 @@ def power(n: int, *, difference: float, deviation: float, alpha: float) -> float
     critical = stats.t.ppf(1 - alpha / 2, n - 1)
     shift = abs(difference) / deviation * math.sqrt(n)
     wrong_side = float(stats.nct.cdf(-critical, n - 1, shift))
-    # SciPy knows no number for it where it is next to nothing.
+    # SciPy returns NaN where it is almost zero.
     return float(stats.nct.sf(critical, n - 1, shift)) + (0.0 if math.isnan(wrong_side) else wrong_side)
 
 

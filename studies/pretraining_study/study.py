@@ -1,10 +1,10 @@
-"""A study as a command: what each of studies/*.py runs.
+"""A study as a command: the main function of each studies/*.py.
 
     python studies/NAME.py --power
-    python studies/NAME.py --seeds 2 --share 0.1      a look before the long run
+    python studies/NAME.py --seeds 2 --share 0.1      a trial before the long run
     python studies/NAME.py --first-seed 101 --seeds 3 --arms ARM ARM      a pilot, of other seeds
 
-Killed, it goes on where it was; several processes with the same arguments share the work.
+A killed study continues where it stopped; several processes with the same arguments share the work.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=plan.seeds, help=f"seeds 1 to N; the plan: {plan.seeds}")
     parser.add_argument("--first-seed", type=int, default=1, help="101 and on: a pilot, which is not the study's")
     parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in study.arms], help="only these")
-    parser.add_argument("--share", type=float, default=1.0, help="of all updates, for a look before the long run")
+    parser.add_argument("--share", type=float, default=1.0, help="of all updates, for a trial before the long run")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the work")
     parser.add_argument("--finished", action="store_true", help="run nothing: write up what is there")
     parser.add_argument("--power", action="store_true", help="run nothing: how many seeds each contrast needs")
@@ -105,7 +105,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
 
 
 def work(arms: Sequence[Arm], seeds: Sequence[int], setting: Setting, results: Results) -> None:
-    """Makes what is missing, seed by seed, and says how long it will take."""
+    """Run what is missing, seed by seed, and print the time left."""
     from pretraining_study.data import Data
     from pretraining_study.run import run_arm
 
@@ -183,11 +183,11 @@ def _share(script: Path, arguments: Sequence[str], workers: int) -> None:
     started = [subprocess.Popen([sys.executable, str(script), *words], env=environment) for _ in range(workers)]
     for process in started:
         if process.wait() != 0:
-            sys.exit(f"a process of the study failed ({process.returncode}); its own output says why")
+            sys.exit(f"a process of the study failed ({process.returncode}); see its output")
 
 
 def _keep(study: Study, found: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
-    """Every figure, beside the other benchmarks' results."""
+    """Write all results next to those of the other benchmarks."""
     whole = {
         "setting": asdict(study.setting),
         "arms": [asdict(arm) for arm in study.arms],

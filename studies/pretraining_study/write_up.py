@@ -1,4 +1,4 @@
-"""A study's document, made of its results and of the contrasts as they were written down before."""
+"""Write a study's page from its results and the contrasts that were written down before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretraining_study.arms import Arm, Pretraining
-from pretraining_study.contrasts import CANNOT_TELL, HOLDS, OPPOSITE, Finding, Plan, compare
+from pretraining_study.contrasts import INCONCLUSIVE, REVERSED, SUPPORTED, Finding, Plan, compare
 from pretraining_study.measure import METRICS
 from pretraining_study.sizes import sizes
 from pretraining_study.statistics import detectable
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from pretraining_study.study import Study
 
 Found = Mapping[str, Mapping[int, dict[str, Any]]]  # arm -> seed -> result
-_SAME_TASK = {"nll": ("cider", "true"), "answer_nll": ("vqa",), "match_nll": ("r1",)}  # likelihood -> what is said
-_AS_FOUND = {HOLDS: "What holds", OPPOSITE: "What is the other way round", CANNOT_TELL: "What can't be told"}
+_SAME_TASK = {
+    "nll": ("cider", "true"),
+    "answer_nll": ("vqa",),
+    "match_nll": ("r1",),
+}
+_TITLES = {SUPPORTED: "Supported", REVERSED: "Reversed", INCONCLUSIVE: "Inconclusive"}
 
 
 def write_up(study: Study, plan: Plan, findings: Sequence[Finding], found: Found) -> str:
@@ -44,14 +48,13 @@ def write_up(study: Study, plan: Plan, findings: Sequence[Finding], found: Found
 
 
 def _answer(findings: Sequence[Finding]) -> str:
-    counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in _AS_FOUND}
+    counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in _TITLES}
     seeds = sorted({f.found.n for f in findings})
     over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return (
         f"{len(findings)} {'contrast was' if len(findings) == 1 else 'contrasts were'} written down before the runs. "
-        f"Over {over} seeds {counts[HOLDS]} "
-        f"{'holds' if counts[HOLDS] == 1 else 'hold'}, {counts[OPPOSITE]} "
-        f"{'is' if counts[OPPOSITE] == 1 else 'are'} the other way round, and {counts[CANNOT_TELL]} can't be told."
+        f"Over {over} seeds, {counts[SUPPORTED]} {'is' if counts[SUPPORTED] == 1 else 'are'} supported, "
+        f"{counts[REVERSED]} reversed and {counts[INCONCLUSIVE]} inconclusive."
     )
 
 
@@ -68,10 +71,10 @@ def _contrasts(plan: Plan, findings: Sequence[Finding], found: Found) -> str:
             f"**{f.verdict}** | {f.size} |"
         )
     seeds = max(f.found.n for f in findings)
-    planned = "" if seeds >= plan.seeds else f" The plan asks for {plan.seeds} seeds: this is a first part of it."
+    planned = "" if seeds >= plan.seeds else f" The plan has {plan.seeds} seeds: this is a first part of it."
     return "\n".join(rows) + (
-        "\n\nDifferences are of the same seed's two arms. An NLL is of what is held out: less is better, so a "
-        f"difference below zero speaks for the first arm. {_measures(plan)}`holds`: the difference has the paper's "
+        "\n\nDifferences are between the two arms of one seed. NLL is of held-out data: lower is better, so a "
+        f"difference below zero favors the first arm. {_measures(plan)}`supported`: the difference has the paper's "
         "direction and p, "
         f"corrected for all {len(findings)} contrasts, is below {plan.alpha:g}. `size` compares the interval, which is "
         f"not corrected, with the smallest difference that matters.{planned}"
@@ -79,10 +82,9 @@ def _contrasts(plan: Plan, findings: Sequence[Finding], found: Found) -> str:
 
 
 _MEANINGS = {
-    "nll": "NLL a token: of the references, each token given the image and those before it.",
+    "nll": "NLL a token: of the references, each token given the image and the tokens before it.",
     "answer_nll": "NLL of answers: of the soft scores of all answers to a question.",
-    "match_nll": "NLL of a caption's image: of the images of which a caption is true, among those that it is compared "
-    "with.",
+    "match_nll": "NLL of a caption's image: of the images for which a caption is true, among those compared.",
 }
 
 
@@ -93,17 +95,17 @@ def _measures(plan: Plan) -> str:
 
 def _lists(findings: Sequence[Finding], found: Found) -> list[str]:
     sections = []
-    for verdict, title in _AS_FOUND.items():
+    for verdict, title in _TITLES.items():
         chosen = [f for f in findings if f.verdict == verdict]
         if chosen:
-            sections += [f"## {title}", "\n".join(_told(f) + against(f, found) for f in chosen)]
+            sections += [f"## {title}", "\n".join(_finding_line(f) + against(f, found) for f in chosen)]
     return sections
 
 
-def _told(f: Finding) -> str:
+def _finding_line(f: Finding) -> str:
     c = f.contrast
     ending = {
-        "too small to matter": " Whatever the difference is, it is too small to matter here.",
+        "too small to matter": " Any difference is too small to matter here.",
         "matters": "",
         "may matter": f" It may be larger or smaller than {c.smallest:g}, the smallest that matters.",
     }[f.size]
@@ -114,20 +116,21 @@ def _told(f: Finding) -> str:
 
 
 def against(f: Finding, found: Found) -> str:
-    """That what is said speaks for the other arm than what is likely does; empty: it does not.
+    """Return a warning if the generated output favors the other arm than the likelihood does; empty otherwise.
 
-    A model may give the references more and still say worse things: it was fine-tuned for less long, say.
+    A model may assign the references a higher likelihood and still generate worse output, for example after shorter
+    fine-tuning.
     """
     c = f.contrast
     values = {arm: {seed: r["test"] for seed, r in rows.items()} for arm, rows in found.items()}
-    told = []
-    for metric in _SAME_TASK.get(c.metric, ()) if f.verdict != CANNOT_TELL else ():
+    parts = []
+    for metric in _SAME_TASK.get(c.metric, ()) if f.verdict != INCONCLUSIVE else ():
         if all(metric in row for arm in (c.first, c.second) for row in values[arm].values()):
             other = compare(values, c.first, c.second, metric)
-            # Of an NLL less is better, of these more.
+            # NLL: lower is better; these: higher is better.
             if abs(other.mean) > other.half and other.mean * f.found.mean > 0:
-                told.append(f"{METRICS[metric][0]} {_difference(other.mean, other.half, metric)}")
-    return f" **What is said speaks for the other arm**: {'; '.join(told)}, not corrected." if told else ""
+                parts.append(f"{METRICS[metric][0]} {_difference(other.mean, other.half, metric)}")
+    return f" **The generated output favors the other arm**: {'; '.join(parts)}, not corrected." if parts else ""
 
 
 def arm_table(arms: Sequence[Arm], found: Found) -> str:
@@ -170,8 +173,8 @@ def _others(plan: Plan, found: Found) -> str:
             cells.append(_difference(difference.mean, difference.half, metric))
         rows.append(f"| {first} - {second} | {' | '.join(cells)} |")
     return (
-        "Looked at besides, not corrected for their number, so no verdicts. R@1 counts any image of which the caption "
-        "is true.\n\n" + "\n".join(rows)
+        "Reported without correction, so without verdicts. R@1 counts any image for which the caption is true.\n\n"
+        + "\n".join(rows)
     )
 
 
@@ -194,8 +197,8 @@ def _power(plan: Plan, findings: Sequence[Finding]) -> str:
             f"{f.found.deviation:.4f} | {least:.4f} |"
         )
     return (
-        f"The plan: {plan.seeds} seeds. Deviations are of one seed's difference; those of the plan came from other "
-        f"seeds. The level is {worst:.4f}, what Holm's correction asks of the smallest of {len(plan.contrasts)} "
+        f"The plan: {plan.seeds} seeds. Deviations are of one seed's difference; the planned ones came from other "
+        f"seeds. The level is {worst:.4f}, Holm's correction for the smallest of {len(plan.contrasts)} "
         "p-values.\n\n" + "\n".join(rows)
     )
 
@@ -203,18 +206,18 @@ def _power(plan: Plan, findings: Sequence[Finding]) -> str:
 def _setting(study: Study) -> str:
     s, n = study.setting, study.setting.noise
     seen = (
-        f"- Images: the scenes, drawn at {s.side} by {s.side} pixels, and nothing is cropped."
+        f"- Images: the scenes, drawn at {s.side} by {s.side} pixels, without cropping."
         if s.side
         else f"- Regions: symbols of the objects with noise of {s.feature_noise:g}, through a fixed random projection "
-        f"to {s.feature_dim} numbers. There is no detector."
+        f"to {s.feature_dim} numbers. No detector is used."
     )
     lines = [
         f"- Pretraining: {s.web:,} scenes with one alt text each, of which {n.mismatched:.0%} describe another scene "
-        f"and {n.boilerplate:.0%} stand in boilerplate; {n.hypernyms:.0%} of the nouns are hypernyms, "
-        f"{n.dropped_words:.0%} of the words are lost.",
+        f"and {n.boilerplate:.0%} are wrapped in boilerplate; {n.hypernyms:.0%} of the nouns are hypernyms, "
+        f"{n.dropped_words:.0%} of the words are dropped.",
         f"- Target: {s.train} images a seed with five clean captions and {s.questions} questions each; {s.val} images "
-        f"to choose a budget by; {s.test} to measure on.",
-        "- A seed draws the target's images, the weights, the order and the masks. The web, val and test are common.",
+        f"for choosing a budget; {s.test} for testing.",
+        "- A seed draws the target's images, the weights, the order and the masks. Web, val and test are shared.",
         seen,
         f"- Model: {s.hidden} wide, {s.heads} heads, {_layers(study)}; AdamW at {s.lr:g}, batches of {s.batch}.",
         *(f"- {note}" for note in study.notes),
@@ -228,8 +231,8 @@ def _setting(study: Study) -> str:
             f"{budgets[0]} updates" if len(budgets) == 1 else f"best on val of {', '.join(map(str, budgets))} updates"
         )
         if arm.fine_tuning.captioner:
-            updates += f", with {arm.fine_tuning.written} captions an image that another model wrote"
-        what = "; then ".join(map(_told_part, arm.pretraining)) or "none"
+            updates += f", with {arm.fine_tuning.written} captions an image generated by another model"
+        what = "; then ".join(map(_describe_pretraining, arm.pretraining)) or "none"
         lines.append(f"| {arm.label} (`{arm.name}`) | {what} | {arm.updates} | {updates} |")
     where, script = (
         path.relative_to(study.root) if path.is_relative_to(study.root) else path.name
@@ -237,36 +240,38 @@ def _setting(study: Study) -> str:
     )
     lines += [
         "",
-        f"`python {script}` runs it and writes this page; `--power` shows the power calculation. The contrasts stand "
-        f"in {where}, every figure in {study.figures.relative_to(study.root)}.",
+        f"`python {script}` runs it and writes this page; `--power` shows the power calculation. The contrasts are "
+        f"in {where}, all results in {study.figures.relative_to(study.root)}.",
     ]
     return "\n".join(lines)
 
 
 def _layers(study: Study) -> str:
-    """As the families of the arms have them."""
-    told = []
+    """Describe the layers of each family."""
+    parts = []
     for family in dict.fromkeys(arm.family for arm in study.arms):
         own = sizes(family, study.setting)
         counts = [f"{name.replace('_', ' ')} {value}" for name, value in own.items() if name.endswith("layers")]
-        told.append(f"{family} with {', '.join(counts)}")
-    return "; ".join(told)
+        parts.append(f"{family} with {', '.join(counts)}")
+    return "; ".join(parts)
 
 
-def _told_part(part: Pretraining) -> str:
-    """One pretraining, in words."""
+def _describe_pretraining(part: Pretraining) -> str:
+    """Describe one pretraining."""
     names = [name.upper() for name in part.objectives]
     if part.mix == "sample":
-        told = "drawn: " + ", ".join(f"{s:g} {name}" for s, name in zip(part.shares, part.objectives, strict=True) if s)
+        parts = "drawn: " + ", ".join(
+            f"{s:g} {name}" for s, name in zip(part.shares, part.objectives, strict=True) if s
+        )
     else:
         weights = part.weights or (1.0,) * len(names)
         weighed = [name if weight == 1 else f"{weight:g} {name}" for weight, name in zip(weights, names, strict=True)]
-        told = " + ".join(weighed) if part.mix == "sum" else f"{', '.join(weighed)} in turns"
-    told += "" if part.scheduled_sampling == "none" else f", two passes, {part.scheduled_sampling.upper()}"
+        parts = " + ".join(weighed) if part.mix == "sum" else f"{', '.join(weighed)} in turns"
+    parts += "" if part.scheduled_sampling == "none" else f", two passes, {part.scheduled_sampling.upper()}"
     of = {"pairs": "", "texts": ", texts alone", "images": ", images alone", "blanked": ", texts without their images"}
-    told += of[part.reads] + (", on the target's own pairs" if part.where == "target" else "")
+    parts += of[part.reads] + (", on the target's own pairs" if part.where == "target" else "")
     frozen = f", frozen: {', '.join(part.frozen).replace('_', ' ')}" if part.frozen else ""
-    return f"{told}{frozen} ({part.updates})"
+    return f"{parts}{frozen} ({part.updates})"
 
 
 def _cost(arms: Sequence[Arm], found: Found) -> str:
@@ -294,13 +299,13 @@ def _cost(arms: Sequence[Arm], found: Found) -> str:
     runs = sum(len(rows) for rows in found.values())
     load = statistics.mean(r["load"] for rows in found.values() for r in rows.values())
     return (
-        f"{runs} runs took {total / 60:.0f} CPU minutes, one thread each, beside a mean load of {load:.1f}; commit "
+        f"{runs} runs took {total / 60:.0f} CPU minutes, one thread each, at a mean load of {load:.1f}; commit "
         f"{', '.join(sorted(filter(None, commits))) or 'unknown'}.\n\n" + "\n".join(rows)
     )
 
 
 def summary(arms: Sequence[Arm], found: Found) -> str:
-    return arm_table(arms, found) + "\n\n" + (_cost(arms, found) if any(found.values()) else "nothing is finished")
+    return arm_table(arms, found) + "\n\n" + (_cost(arms, found) if any(found.values()) else "no run is finished")
 
 
 def _difference(mean: float, half: float, metric: str) -> str:

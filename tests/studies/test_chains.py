@@ -38,7 +38,7 @@ def learn(arm: Arm, data: Data) -> tuple[torch.nn.Module, list[dict[str, torch.T
     return model, states
 
 
-def test_a_chain_goes_on_with_what_it_has_and_freezes_what_it_says(drawn: Data) -> None:
+def test_chain_continues_from_its_weights_and_freezes_parts(drawn: Data) -> None:
     """VLMo's stages: images, then texts with vision experts and attention frozen, then pairs with everything."""
     frozen = ("attention", "vision_expert", "image_embedding")
     stages = (
@@ -90,7 +90,7 @@ def test_codes_of_a_dictionary_follow(drawn: Data) -> None:
 
 
 def test_pictures_are_of_their_scenes(drawn: Data) -> None:
-    """The middle of a large plain object has the object's colour."""
+    """The center of a large plain object has the object's color."""
     pictures, _ = drawn.web
     pixels = pictures.pixels_I3HW  # type: ignore[union-attr]
     assert pixels.dtype == torch.uint8 and pixels.shape == (SIZES["web"], 3, 48, 48)
@@ -98,8 +98,8 @@ def test_pictures_are_of_their_scenes(drawn: Data) -> None:
     seen = 0
     for image, scene in zip(pixels, drawn.web_scenes, strict=True):
         for item in scene.objects:
-            if item.colour in channels and (item.size, item.texture, item.visible) == ("large", "solid", 1):
-                assert image[:, int(item.y * 48), int(item.x * 48)].argmax() == channels[item.colour]
+            if item.color in channels and (item.size, item.texture, item.visible) == ("large", "solid", 1):
+                assert image[:, int(item.y * 48), int(item.x * 48)].argmax() == channels[item.color]
                 seen += 1
     assert seen > 3
     assert torch.equal(Data(drawn.setting).web[0].pixels_I3HW, pixels)  # type: ignore[union-attr]
@@ -110,14 +110,14 @@ def test_the_likelihood_of_a_match_is_that_of_all_true_images(drawn: Data) -> No
     model, split = adapter.build("vlmo", {}, drawn).eval(), drawn.test
     with torch.no_grad():
         scores = adapter.similarity(model, split.images, split.captions)
-    told = 0.0
+    expected = 0.0
     for n, row in enumerate(scores.softmax(1)):
-        told -= float(sum(p for p, true in zip(row, split.true_NI[n], strict=True) if true).log())
-    assert measure.retrieval(model, split)["match_nll"] == pytest.approx(told / len(scores), rel=1e-5)
+        expected -= float(sum(p for p, true in zip(row, split.true_NI[n], strict=True) if true).log())
+    assert measure.retrieval(model, split)["match_nll"] == pytest.approx(expected / len(scores), rel=1e-5)
 
 
 def test_a_model_without_vectors_is_asked_among_few(drawn: Data) -> None:
-    """Untrained, it can't tell: about as likely as chance, and the right one is never among the wrong."""
+    """An untrained model is at chance, and the right image is never among the wrong ones."""
     torch.manual_seed(0)
     model, split = adapter.build("soho", {}, drawn).eval(), drawn.test
     with torch.no_grad():

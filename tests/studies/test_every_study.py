@@ -39,15 +39,15 @@ def test_every_contrasts_arms_are_there(name: str) -> None:
 def test_every_arm_runs_and_is_another_one(name: str) -> None:
     """By a few updates of each, and twice the same; what was found then makes a page."""
     study, metrics = STUDIES[name]
-    setting = dataclasses.replace(study.setting, **SMALL, eyes=min(2, study.setting.eyes))
+    setting = dataclasses.replace(study.setting, **SMALL, vision_warmup=min(2, study.setting.vision_warmup))
     data = Data(setting)
     found = {arm.name: {1: run_arm(tiny(arm), 1, data)} for arm in study.arms}
     for arm in study.arms:
         test = found[arm.name][1]["test"]
         assert test.keys() == ({"r1"} if arm.family == "tden" else metrics)
         assert all(torch.tensor(list(test.values())).isfinite())
-    told = [found[arm.name][1]["test"] for arm in study.arms if arm.family != "tden"]
-    first = [next(iter(test.values())) for test in told]
+    expected = [found[arm.name][1]["test"] for arm in study.arms if arm.family != "tden"]
+    first = [next(iter(test.values())) for test in expected]
     assert len(set(first)) == len(first), "two arms are the same"
     last = study.arms[-1]
     assert run_arm(tiny(last), 1, data)["test"] == found[last.name][1]["test"]

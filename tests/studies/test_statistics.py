@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pretraining_study.contrasts import CANNOT_TELL, HOLDS, OPPOSITE, Contrast, Plan, judge, read_plan
+from pretraining_study.contrasts import INCONCLUSIVE, REVERSED, SUPPORTED, Contrast, Plan, judge, read_plan
 from pretraining_study.statistics import detectable, paired, power, seeds_needed
 from pretraining_study.write_up import against
 
-from vlp_models.metrics.compare import holm
+from vlp_models.metrics.bootstrap import holm
 
 
 def test_paired_gives_the_textbooks_numbers() -> None:
@@ -74,27 +74,27 @@ def test_verdicts_say_what_the_differences_say() -> None:
         ),
     )
     findings = judge(plan, values)
-    assert [f.verdict for f in findings] == [HOLDS, OPPOSITE, CANNOT_TELL, HOLDS, HOLDS]
+    assert [f.verdict for f in findings] == [SUPPORTED, REVERSED, INCONCLUSIVE, SUPPORTED, SUPPORTED]
     assert [f.size for f in findings] == ["matters", "matters", "too small to matter", "matters", "matters"]
 
 
 def test_correction_is_over_all_contrasts() -> None:
-    """What alone would be found at 0.03 can't be told among three."""
+    """A difference that alone would be found at 0.03 is inconclusive among three."""
     values = {
         "a": {1: {"nll": 0.0}, 2: {"nll": 0.0}, 3: {"nll": 0.0}, 4: {"nll": 0.0}},
         "b": {1: {"nll": 1.0}, 2: {"nll": 2.0}, 3: {"nll": 1.0}, 4: {"nll": 3.2}},
     }
     alone = judge(Plan(alpha=0.05, seeds=4, contrasts=(contrast("a", "b"),)), values)
-    assert 0.02 < alone[0].adjusted_p < 0.05 and alone[0].verdict == HOLDS
+    assert 0.02 < alone[0].adjusted_p < 0.05 and alone[0].verdict == SUPPORTED
     three = Plan(alpha=0.05, seeds=4, contrasts=(contrast("a", "b"), contrast("a", "b"), contrast("a", "b")))
-    assert {f.verdict for f in judge(three, values)} == {CANNOT_TELL}
+    assert {f.verdict for f in judge(three, values)} == {INCONCLUSIVE}
 
 
 def test_a_plan_that_cannot_be_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
     row = 'question = "?"\nfirst = "a"\nsecond = "b"\nmetric = "nll"\nexpected = "a"\nsmallest = 1\ndeviation = 1\n'
     head = "alpha = 0.05\nseeds = 3\n"
     file = tmp_path / "plan.toml"
-    for text, told in (
+    for text, expected in (
         (head, "no \\[\\[contrast"),
         (head + "[[contrast]]\n" + row, "paper"),
         (head + "[[contrast]]\n" + row.replace('"b"', '"x"') + 'paper = ""\n', "no arm 'x'"),
@@ -102,15 +102,15 @@ def test_a_plan_that_cannot_be_is_refused(tmp_path) -> None:  # type: ignore[no-
         (head + "[[contrast]]\n" + row.replace("smallest = 1", "smallest = 0") + 'paper = ""\n', "smallest"),
     ):
         file.write_text(text)
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=expected):
             read_plan(file, ["a", "b"])
 
 
 @pytest.mark.parametrize(
-    ("ciders", "told"),
+    ("ciders", "expected"),
     [((3.0, 4.0, 5.0), ""), ((-3.0, -4.0, -5.0), "CIDEr -4.0"), ((-9.0, 0.0, 5.0), ""), ((), "")],
 )
-def test_a_likelihood_that_what_is_said_speaks_against_is_not_left_alone(ciders: tuple[float, ...], told: str) -> None:
+def test_generated_output_that_contradicts_the_likelihood_is_reported(ciders: tuple[float, ...], expected: str) -> None:
     """Less of an NLL is better, more of CIDEr: the first arm has less of both in the second case."""
     contrast = Contrast(
         question="?", first="a", second="b", metric="nll", expected="a", smallest=0.1, deviation=0.1, paper=""
@@ -123,5 +123,5 @@ def test_a_likelihood_that_what_is_said_speaks_against_is_not_left_alone(ciders:
         values["a"][seed]["cider"], values["b"][seed]["cider"] = 50 + more, 50.0
     found = {arm: {seed: {"test": test} for seed, test in rows.items()} for arm, rows in values.items()}
     (finding,) = judge(Plan(alpha=0.05, seeds=3, contrasts=(contrast,)), values)
-    assert finding.verdict == HOLDS
-    assert (told in against(finding, found)) if told else against(finding, found) == ""
+    assert finding.verdict == SUPPORTED
+    assert (expected in against(finding, found)) if expected else against(finding, found) == ""

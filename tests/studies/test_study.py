@@ -1,4 +1,4 @@
-"""A study end to end at a tiny size: the real models and losses, results that go on, a document that says what is."""
+"""A study end to end at a tiny size: real models and losses, resumed results, a written page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from pretraining_study.setting import Setting
 from pretraining_study.study import Study, main, time_left, work
 from tden import ARMS, COST_A, STUDY
 
-from vlp_models.synthetic.scenes.alt_texts import Noise, without_boilerplate
-from vlp_models.synthetic.scenes.checker import check
-from vlp_models.synthetic.scenes.language import words_of
+from vlp_models.synthetic.scenes.captions import Noise, without_boilerplate
+from vlp_models.synthetic.scenes.language import check, split_words
 
 TINY = Setting(web=40, train=4, val=3, test=6, questions=3, hidden=16, heads=2, batch=8, feature_dim=12)
 PLAN = """
@@ -77,14 +76,14 @@ def test_the_same_seed_gives_the_same_figures_and_another_one_others(data: Data)
     assert first == again != other
 
 
-def test_the_data_are_what_the_setting_says(data: Data) -> None:
+def test_data_follow_the_setting(data: Data) -> None:
     images, texts = data.web
     assert len(images) == len(texts) == TINY.web
     assert images.mask_IR.sum(1).min() >= 2
     assert torch.allclose(images.class_probs_IRC.sum(2), images.mask_IR.float(), atol=1e-5)
     one, two = data.train(1), data.train(2)
     assert {s.image_id for s in one.scenes}.isdisjoint(s.image_id for s in two.scenes)
-    assert [len(told) for told in one.references] == [5] * TINY.train and len(one.questions) == TINY.train * 3
+    assert [len(expected) for expected in one.references] == [5] * TINY.train and len(one.questions) == TINY.train * 3
     for split in (one, data.val, data.test):
         for text, owner in zip(split.captions.words, split.captions.owner_N.tolist(), strict=True):
             assert check(text, split.scenes[owner].to_dict()).true, text
@@ -108,15 +107,15 @@ def test_any_true_image_counts_as_found(data: Data) -> None:
 def test_cider_is_coco_captions(data: Data) -> None:
     from pycocoevalcap.cider.cider import Cider
 
-    told = [texts[0].split(" is ")[0] for texts in data.val.references]
-    tokens = [" ".join(words_of(text)) for text in told]
-    references = {i: [" ".join(words_of(text)) for text in texts] for i, texts in enumerate(data.val.references)}
+    expected = [texts[0].split(" is ")[0] for texts in data.val.references]
+    tokens = [" ".join(split_words(text)) for text in expected]
+    references = {i: [" ".join(split_words(text)) for text in texts] for i, texts in enumerate(data.val.references)}
     value, _ = Cider().compute_score(references, {i: [text] for i, text in enumerate(tokens)})
-    assert value > 0 and measure.cider(told, data.val.references) == pytest.approx(100 * value)
+    assert value > 0 and measure.cider(expected, data.val.references) == pytest.approx(100 * value)
 
 
 def test_nll_is_of_every_reference_token(data: Data) -> None:
-    """As told by the model's logits for one text at a time."""
+    """Compute the likelihood from the model's logits, one text at a time."""
     torch.manual_seed(0)
     model = adapter.build("tden", {}, data).eval()
     split = data.val
@@ -162,8 +161,8 @@ def study(tmp_path: Path) -> Study:
 
 def test_a_study_from_nothing_to_its_document(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     main(study, [])
-    told = capsys.readouterr().out
-    assert "[4/4] single, seed 2: NLL a token" in told and "0 minutes left" in told
+    expected = capsys.readouterr().out
+    assert "[4/4] single, seed 2: NLL a token" in expected and "0 minutes left" in expected
     text = study.document.read_text()
     assert text.startswith("# A toy\n\n1 contrast was written down before the runs. Over 2 seeds")
     assert "| none at its best (`none`) | 2 |" in text and "best on val of 1, 3 updates" in text

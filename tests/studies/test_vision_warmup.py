@@ -10,12 +10,14 @@ import torch
 from pretraining_study import adapter
 from pretraining_study.arms import Arm, FineTuning, Pretraining
 from pretraining_study.data import SYMBOLS, Data
-from pretraining_study.eyes import _loss, cells, eyes
 from pretraining_study.run import _pretrained, run_arm
 from pretraining_study.setting import Setting
+from pretraining_study.vision_warmup import _loss, cells, vision_warmup
 from torch import nn
 
-SETTING = Setting(side=48, eyes=40, web=24, train=4, val=3, test=6, questions=2, hidden=16, heads=2, batch=8, lr=1e-2)
+SETTING = Setting(
+    side=48, vision_warmup=40, web=24, train=4, val=3, test=6, questions=2, hidden=16, heads=2, batch=8, lr=1e-2
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def test_what_lies_on_a_cell_is_what_is_drawn_there_in_front(data: Data) -> None
         for column in range(6):
             x, y = (column + 0.5) * scene.side / 6, (row + 0.5) * scene.side / 6
             on_it = [o for o in scene.objects if o.box[0] <= x < o.box[2] and o.box[1] <= y < o.box[3]]
-            wanted = {on_it[-1].shape, on_it[-1].colour, on_it[-1].size, on_it[-1].texture} if on_it else set()
+            wanted = {on_it[-1].shape, on_it[-1].color, on_it[-1].size, on_it[-1].texture} if on_it else set()
             assert {SYMBOLS[i] for i in found[row, column].nonzero().flatten()} == wanted
     assert found.any() and not found.any(-1).all()
 
@@ -39,16 +41,18 @@ def test_what_lies_on_a_cell_is_what_is_drawn_there_in_front(data: Data) -> None
 @pytest.mark.parametrize(
     ("family", "parts"), [("soho", {"backbone", "neck", "visual_norm"}), ("vlmo", {"image_embedding"})]
 )
-def test_they_tell_more_than_fresh_ones_and_are_the_same_for_all(family: str, parts: set[str], data: Data) -> None:
-    seeing = eyes(family, data)
+def test_warm_up_beats_fresh_weights_and_is_shared_by_all_arms(family: str, parts: set[str], data: Data) -> None:
+    seeing = vision_warmup(family, data)
     assert {name.partition(".")[0] for name in seeing} == parts
-    assert eyes(family, data) is seeing and not eyes(family, Data(dataclasses.replace(SETTING, eyes=0)))
+    assert vision_warmup(family, data) is seeing and not vision_warmup(
+        family, Data(dataclasses.replace(SETTING, vision_warmup=0))
+    )
     true_ICS, rows = cells(data.web_scenes, 6), torch.arange(24)
     fresh = adapter.build(family, {}, data)
     torch.manual_seed(1)
-    told = []
+    expected = []
     for model in (fresh, seen(family, data)):
-        head = nn.Linear(SETTING.hidden, len(SYMBOLS))  # learns alone, on what either set of eyes sees
+        head = nn.Linear(SETTING.hidden, len(SYMBOLS))  # trained alone, on frozen features
         optimizer = torch.optim.Adam(head.parameters(), lr=3e-2)
         model.train().requires_grad_(False)
         for _ in range(60):
@@ -56,13 +60,13 @@ def test_they_tell_more_than_fresh_ones_and_are_the_same_for_all(family: str, pa
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        told.append(float(loss.detach()))
-    assert told[1] < 0.8 * told[0]
+        expected.append(float(loss.detach()))
+    assert expected[1] < 0.8 * expected[0]
 
 
 def seen(family: str, data: Data) -> nn.Module:
     model = adapter.build(family, {}, data)
-    adapter.begin_with(model, eyes(family, data))
+    adapter.begin_with(model, vision_warmup(family, data))
     return model
 
 
@@ -71,14 +75,18 @@ def test_arms_of_any_seed_begin_with_them(data: Data) -> None:
     one = Arm(name="a", label="a", **arms)
     other = Arm(name="b", label="b", config={"dictionary_size": 0}, **arms)
     for arm, seed in ((one, 1), (one, 2), (other, 1)):
-        begun = _pretrained(arm, seed, data, data.train(seed)).state_dict()
-        assert all(torch.equal(begun[name], value) for name, value in eyes("soho", data).items())
-    learnt = dataclasses.replace(one, pretraining=(Pretraining(objectives=("mlm", "mvm", "itm"), updates=1),))
-    moved = _pretrained(learnt, 1, data, data.train(1)).state_dict()
-    assert not torch.equal(moved["neck.conv.weight"], eyes("soho", data)["neck.conv.weight"]), "they go on learning"
+        start = _pretrained(arm, seed, data, data.train(seed)).state_dict()
+        assert all(torch.equal(start[name], value) for name, value in vision_warmup("soho", data).items())
+    pretraining = dataclasses.replace(one, pretraining=(Pretraining(objectives=("mlm", "mvm", "itm"), updates=1),))
+    moved = _pretrained(pretraining, 1, data, data.train(1)).state_dict()
+    assert not torch.equal(moved["neck.conv.weight"], vision_warmup("soho", data)["neck.conv.weight"]), (
+        "not frozen here"
+    )
     frozen = Pretraining(objectives=("mlm", "mvm", "itm"), updates=1, frozen=("cnn", "cnn_stem"))
     kept = _pretrained(dataclasses.replace(one, pretraining=(frozen,)), 1, data, data.train(1)).state_dict()
-    assert all(torch.equal(kept[name], value) for name, value in eyes("soho", data).items() if "backbone" in name)
+    assert all(
+        torch.equal(kept[name], value) for name, value in vision_warmup("soho", data).items() if "backbone" in name
+    )
     assert run_arm(one, 1, data)["test"] != run_arm(one, 2, data)["test"]
-    with pytest.raises(KeyError, match="no colour in this model"):
-        adapter.begin_with(seen("soho", data), {"colour": torch.zeros(1)})
+    with pytest.raises(KeyError, match="no color in this model"):
+        adapter.begin_with(seen("soho", data), {"color": torch.zeros(1)})

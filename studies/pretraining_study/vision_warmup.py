@@ -1,8 +1,8 @@
-"""Eyes to begin with: before everything else, the image's side of a model learns to tell what lies in each cell.
+"""Vision warm-up: before anything else, a model's vision encoder is trained to classify each cell of the image.
 
-The papers' models of pixels begin with weights that a million labelled images taught, and this is what stands for
-them: the web's pictures without their texts, and what is drawn in them as labels. It is learnt once, from one seed, and
-every arm and seed begins with the same eyes.
+The papers' pixel models start from weights trained on a million labeled images. This replaces them: the web images
+without their texts, with the drawn objects as labels. It runs once, with one seed; every arm and seed starts from the
+same weights.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from torch import Tensor, nn
 from pretraining_study import adapter
 from pretraining_study.data import SYMBOLS, Data, symbols
 from pretraining_study.learn import orders, updates_of
-from vlp_models.synthetic.scenes.world import Scene
+from vlp_models.synthetic.scenes.scene import Scene
 
 _SEED = 77
-_learnt: dict[tuple[str, str], dict[str, Tensor]] = {}  # of this process
+_cache: dict[tuple[str, str], dict[str, Tensor]] = {}  # (family, setting) -> weights, within this process
 
 
-def eyes(family: str, data: Data) -> dict[str, Tensor]:
-    """The weights of the image's side, by name; empty where the setting asks for none."""
+def vision_warmup(family: str, data: Data) -> dict[str, Tensor]:
+    """Return the weights of the vision encoder by name; empty without a warm-up."""
     setting = data.setting
-    if not setting.eyes:
+    if not setting.vision_warmup:
         return {}
     key = (family, setting.fingerprint())
-    if key not in _learnt:
+    if key not in _cache:
         torch.manual_seed(_SEED)
         model = adapter.build(family, {}, data)
         head = nn.Linear(setting.hidden, len(SYMBOLS))
-        rows = orders(setting.web, setting.batch, setting.eyes, torch.Generator().manual_seed(_SEED))
+        rows = orders(setting.web, setting.batch, setting.vision_warmup, torch.Generator().manual_seed(_SEED))
         step = partial(_loss, model, head, data, cells(data.web_scenes, setting.side // setting.patch))
-        for _ in updates_of(nn.ModuleList([model, head]), step, rows, lr=setting.lr, updates=setting.eyes):
+        for _ in updates_of(nn.ModuleList([model, head]), step, rows, lr=setting.lr, updates=setting.vision_warmup):
             pass
-        _learnt[key] = adapter.image_side(family, model)
-    return _learnt[key]
+        _cache[key] = adapter.image_side(family, model)
+    return _cache[key]
 
 
 def _loss(model: nn.Module, head: nn.Linear, data: Data, true_ICS: Tensor, rows: Tensor, update: int) -> Tensor:
@@ -47,11 +47,11 @@ def _loss(model: nn.Module, head: nn.Linear, data: Data, true_ICS: Tensor, rows:
 
 
 def cells(scenes: Sequence[Scene], side: int) -> Tensor:
-    """bool [I, side * side, S]: which shape, colour, size and texture lies on the middle of each cell, if any does."""
+    """Return the symbols of the object at the center of each cell, bool [I, side * side, S]; all False without one."""
     found = torch.zeros(len(scenes), side, side, len(SYMBOLS), dtype=torch.bool)
     for scene, of_scene in zip(scenes, found, strict=True):
         middle = (torch.arange(side) + 0.5) * scene.side / side
-        for item in scene.objects:  # those behind first, so that what lies in front stays
+        for item in scene.objects:  # back to front, so that objects in front overwrite those behind
             x1, y1, x2, y2 = item.box
             here = ((middle >= y1) & (middle < y2))[:, None] & ((middle >= x1) & (middle < x2))
             of_scene[here] = torch.tensor(symbols(item)) > 0
