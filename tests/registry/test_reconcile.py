@@ -17,6 +17,7 @@ from vlp_models.errors import DataError
 from vlp_models.registry.promotion import promote as promotion
 from vlp_models.registry.promotion.gate import Verdict
 from vlp_models.registry.promotion.ledger import Ledger, LedgerError
+from vlp_models.registry.promotion.reconcile import LEDGER_TAG
 
 HERE = Path(__file__).parent
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
@@ -82,7 +83,7 @@ def test_next_call_completes_what_a_kill_interrupted(new: Any) -> None:
         previous = {"previous": 1} if champion == 2 else {}
         assert registry.aliases() == {"champion": champion, "challenger": 3} | previous
         tags = registry.client.get_registered_model(registry.model).tags
-        assert state.champion == champion and tags[promotion.LEDGER_TAG] == state.head
+        assert state.champion == champion and tags[LEDGER_TAG] == state.head
 
 
 @pytest.mark.parametrize("method", ["set_registered_model_alias", "set_registered_model_tag"])
@@ -210,7 +211,7 @@ def test_alias_moved_by_hand_is_refused_until_accepted_or_set_back(new: Any) -> 
     registry.client.delete_registered_model_alias(registry.model, "champion")
     with pytest.raises(LedgerError, match="by MLflow none"):
         registry.promote()
-    registry.client.delete_registered_model_tag(registry.model, promotion.LEDGER_TAG)  # the way out that it names
+    registry.client.delete_registered_model_tag(registry.model, LEDGER_TAG)  # the way out that it names
     assert registry.promote(2).action == "promoted" and registry.aliases()["previous"] == 1
 
 

@@ -25,14 +25,8 @@ from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT_EVALUATION, log_evaluation, log_lineage
 from vlp_models.registry.promotion.judge import GateServices
 from vlp_models.registry.promotion.ledger import Ledger
-from vlp_models.registry.promotion.promote import (
-    Decision,
-    GateRequest,
-    PromotionContext,
-    promote,
-    rollback,
-    withdraw,
-)
+from vlp_models.registry.promotion.promote import Decision, GateRequest, promote, rollback, withdraw
+from vlp_models.registry.promotion.reconcile import PromotionContext
 from vlp_models.registry.versions import CHALLENGER, VARIANT_HASH, run_alias
 
 TRACKING = TrackingParams(

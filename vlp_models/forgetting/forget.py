@@ -16,8 +16,8 @@ from vlp_models.params import Params
 from vlp_models.pipeline.promote import open_ledger
 from vlp_models.registry.client import mlflow_errors
 from vlp_models.registry.promotion.ledger import Ledger
-from vlp_models.registry.promotion.promote import PromotionContext
 from vlp_models.registry.promotion.promote import withdraw as withdraw_versions
+from vlp_models.registry.promotion.reconcile import PromotionContext
 from vlp_models.registry.versions import CHAMPION
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
     from vlp_models.registry.promotion.ledger import Ledger
-    from vlp_models.registry.promotion.promote import Decision, PromotionContext
+    from vlp_models.registry.promotion.promote import Decision
+    from vlp_models.registry.promotion.reconcile import PromotionContext
 
 REFUSED = 3  # exit code
 
@@ -123,7 +124,7 @@ def check_task(task: str) -> None:
 
 def _make_context(params: Params, workspace: Workspace, task: str, user: str) -> PromotionContext:
     from vlp_models.registry.client import connect
-    from vlp_models.registry.promotion.promote import PromotionContext
+    from vlp_models.registry.promotion.reconcile import PromotionContext
     from vlp_models.registry.versions import model_name
 
     return PromotionContext(
