@@ -102,15 +102,15 @@ def _pairs_jsonl(folder: Path) -> Prepared:
     return _pairs(folder, "pairs.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _drop(folder: Path) -> Prepared:
-    """A drop's listing as `vlp ingest` reads it, and the pictures that it names."""
+def _submission(folder: Path) -> Prepared:
+    """Prepare a submission's listing as `vlp ingest` reads it, and the images it names."""
     from vlp_models.data.images import ImageError, read_file_inside
-    from vlp_models.ingest.drops import Drop
     from vlp_models.ingest.reading import Staging
+    from vlp_models.ingest.submissions import Submission
     from vlp_models.params import load_params
 
     validate = load_params(ROOT / "params.yaml").validate
-    listing = folder / "drop" / "pairs.csv"
+    listing = folder / "submission" / "pairs.csv"
     listing.parent.mkdir()
     Image.new("RGB", (20, 20)).save(listing.parent / "0.png")
     (listing.parent / "link.png").symlink_to(folder.parents[2] / "outside" / "secret.txt")
@@ -119,7 +119,7 @@ def _drop(folder: Path) -> Prepared:
     def read() -> None:
         staging = Staging(folder / "staging.db")
         try:
-            staging.read(Drop("drop", listing.parent, listing), validate)
+            staging.read(Submission("submission", listing.parent, listing), validate)
             for (path,) in staging.connection.execute("SELECT path FROM images LIMIT 50").fetchall():
                 try:
                     read_file_inside(listing.parent, path)
@@ -157,9 +157,9 @@ TARGETS = (
     ),
     Target("pairs-jsonl", "lines", _pairs_jsonl, {"long-id": b'{"image": ' + b"9" * 5000 + b"}\n", "deep": DEEP}),
     Target(
-        "drop",
+        "submission",
         "text",
-        _drop,
+        _submission,
         {
             "paths": _LISTED,
         },
