@@ -200,7 +200,7 @@ def test_a_split_may_lose_one_image_in_a_hundred(tmp_path: Path, monkeypatch: py
 
 def test_features_of_two_detectors_do_not_mix(workspace: Workspace) -> None:
     run(params_with(features=LENIENT), workspace)
-    with pytest.raises(DataError, match="different detectors can't be mixed"):
+    with pytest.raises(DataError, match="different detectors cannot be mixed"):
         FeatureStore(workspace.features, "0123456789abcdef")
     with pytest.raises(DataError, match="no features for image drawn/99"):
         FeatureStore(workspace.features).get("drawn/99")

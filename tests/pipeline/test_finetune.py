@@ -138,7 +138,7 @@ def test_what_is_missing_or_unknown_is_named(workspace: Workspace) -> None:
         finetune.run(params_of(workspace), workspace, "vcrr")
     with pytest.raises(ParamsError, match="no dataset `coco`"):
         finetune.run(params_of(workspace, vqa={"sources": {"coco": 1}}), workspace, "vqa")
-    with pytest.raises(ParamsError, match=r"`finetune\.vqa\.options\.beams`: the task vqa has no such option"):
+    with pytest.raises(ParamsError, match=r"`finetune\.vqa\.options\.beams`: unknown option of the task vqa"):
         finetune.run(params_of(workspace, vqa={"options": {"beams": 2}}), workspace, "vqa")
     with pytest.raises(DataError, match="dvc repro finetune@vqa"):
         finetune.run(params_of(workspace, nlvr={"start": "finetune/vqa"}), workspace, "nlvr")

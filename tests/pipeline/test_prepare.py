@@ -132,7 +132,7 @@ def test_missing_dataset_says_where_to_get_it(tmp_path: Path) -> None:
     params = dataclasses.replace(params_for(**sources), generate={"scenes": world})
     for key, way_out in {
         "pairs": "set data.pairs.root",
-        "scenes": "`vlp stage generate scenes` makes it",
+        "scenes": "run `vlp stage generate scenes`",
         "nlvr": "clone https://github.com/lil-lab/nlvr and set data.nlvr.root",
     }.items():
         with pytest.raises(DataError) as caught:
@@ -169,7 +169,7 @@ def test_parallel_result_equals_sequential_with_refused_rows(
     assert rules == [*["image_inside"] * 3, "image_present", "image_decodes", "image_inside"]
     monkeypatch.setattr(hashes, "FEW", 2)
     monkeypatch.setattr(hashes, "CHUNK", 1)
-    monkeypatch.setattr(prepare, "cpus", lambda most: 2)
+    monkeypatch.setattr(prepare, "cpu_count", lambda most: 2)
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
     assert hash_path(workspace.interim("pairs")) == alone
     listing.write_text("image,caption\n../a.jpg,a caption\n/b.jpg,a caption")

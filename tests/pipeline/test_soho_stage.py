@@ -216,7 +216,7 @@ def test_vision_warmup_needs_random_weights_and_pixels(tmp_path: Path) -> None:
     params, _ = with_eyes(tmp_path, {"vision_warmup": {"steps": 1}, "family": "tden", "config": TINY})
     with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup`: a tden reads no pixels"):
         check_runs(params)
-    with pytest.raises(ParamsError, match=r"takes `channels: \[24, 48, 96\]`"):
+    with pytest.raises(ParamsError, match=r"option `channels: \[24, 48, 96\]`"):
         build_model("soho", CONFIG | {"backbone": "small", "backbone_stage": 0}, DataFacts(vocab_size=9, mask_id=4))
 
 

@@ -114,7 +114,7 @@ def test_other_weights_are_other_regions(workspace: Workspace, capsys: pytest.Ca
     run(timm_params(), workspace)
     assert "reused" not in capsys.readouterr().err
     assert read(workspace.features / "manifest.json")["detector_id"] != before
-    with pytest.raises(DataError, match="different detectors can't be mixed"):
+    with pytest.raises(DataError, match="different detectors cannot be mixed"):
         FeatureStore(workspace.features, before)
 
 

@@ -338,7 +338,8 @@ def test_near_duplicates_of_test_images_leave_train_or_are_counted(tmp_path: Pat
         *((name, other) for name in ("d/images-cropped", "e/1") for other in (framed, tested_id)),
     }
     assert pairs == expected
-    assert json.loads((workspace.reports / "validation.json").read_text())["across_splits"]["near_duplicates"] == len(expected)
+    report = json.loads((workspace.reports / "validation.json").read_text())
+    assert report["across_splits"]["near_duplicates"] == len(expected)
 
 
 def test_duplicate_sentences_are_counted_and_kept(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from token_toys import WEIGHTS, Tokens
 from toy_dataset import CLASSES, FEATURE_DIM, Toy, untimed
 
+from vlp_models.common.log import configure_logging
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import VLPError
 
@@ -64,6 +65,7 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    configure_logging()
     try:
         main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except VLPError as error:

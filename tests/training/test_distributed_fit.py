@@ -147,7 +147,7 @@ def test_a_stop_signal_stops_all_processes_at_the_same_update(world: Path, whole
     work = f"stopped-{to}-{launcher is None}"
     code, said = run(world, work, launcher, signal={"step": 6, "number": number, "to": to}, **EVERYTHING)
     assert code == (75 if launcher is None else 1), said  # torchrun has an exit code of its own
-    assert "is saved, the same command goes on from there" in said
+    assert "is saved, the same command resumes from there" in said
     points = sorted(path.name for path in (world / work).glob("*.ckpt"))
     ends_the_same(world, work, whole, int(points[-1][5:13]), launcher)
 

@@ -108,27 +108,27 @@ def test_gradients_of_the_joint_loss(scheme: str) -> None:
 @pytest.mark.parametrize("structure", ["decoupled", "two_stream", "single_stream"])
 @pytest.mark.parametrize("scheme", ["a", "b", "c"])
 def test_second_pass_is_causal(scheme: str, structure: str) -> None:
-    """What the decoder of either pass says of a word is bitwise the same whatever follows that word."""
+    """The decoder's logits of a word are bitwise equal in both passes, whatever follows the word."""
     model, batch = tiny.build_tiny(structure=structure), tiny.random_batch()
-    said: list[torch.Tensor] = []
-    tell = model.tell
+    logits: list[torch.Tensor] = []
+    generation_pass = model.generation_pass
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        told = tell(*args, **kwargs)
-        said.append(told.logits_MV[:5].detach())  # of the first sentence, the words 1 to 5
-        return told
+        generated = generation_pass(*args, **kwargs)
+        logits.append(generated.logits_MV[:5].detach())  # words 1 to 5 of the first sentence
+        return generated
 
-    model.tell = recorded
+    model.generation_pass = recorded
     ids = batch.text.ids_BT.clone()
     ids[0, 6:8] = (ids[0, 6:8] + 1) % 30
     other = replace(batch, text=replace(batch.text, ids_BT=ids))
-    # argmax, A: the decoder's own words. In B and C the encoder, which sees the whole sentence, chooses the words: with
-    # none replaced, only the decoder's own path could leak.
+    # Scheme A with argmax: the decoder's own words. In B and C the encoder, which reads the whole sentence, predicts the
+    # words: with none replaced, only the decoder's own path could leak.
     ramp = RampParams() if scheme == "a" else RampParams(start=0.0, end=0.0)
     for b in (batch, other):
         two_pass(model, scheme, sample="argmax", ramp=ramp)(b, update=0, generator=generator(3))
-    assert len(said) == (2 if scheme == "c" else 4)
-    for before, after in zip(said[: len(said) // 2], said[len(said) // 2 :], strict=True):
+    assert len(logits) == (2 if scheme == "c" else 4)
+    for before, after in zip(logits[: len(logits) // 2], logits[len(logits) // 2 :], strict=True):
         assert torch.equal(before, after)
 
 

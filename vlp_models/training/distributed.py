@@ -54,18 +54,12 @@ def make_trainer(
         )
     on_cpu = params.accelerator == "cpu" or (params.accelerator == "auto" and not torch.cuda.is_available())
     _check_strategy(params, optimizer, model, processes, on_cpu)
-    strategy: Strategy | str = "auto"
-    if params.strategy == "fsdp":
-        strategy = FSDPStrategy(auto_wrap_policy=set(BLOCKS), state_dict_type="full", use_orig_params=True)
-    elif params.strategy == "ddp" or processes > 1:
-        # A task leaves parts of the model unused (ISM's poolers, for example), which plain DDP treats as an error.
-        strategy = DDPStrategy(find_unused_parameters=True)
     try:
         return Trainer(
             accelerator=params.accelerator,
             devices=params.devices,
             num_nodes=params.num_nodes,
-            strategy=strategy,
+            strategy=_make_strategy(params, processes),
             sync_batchnorm=processes > 1 and not on_cpu,
             precision=precision,
             max_epochs=-1,  # `fit` sets the number of updates
@@ -104,6 +98,15 @@ def _check_strategy(
             f"params.yaml: the model has batch normalization ({norms[0]}), which several processes can't synchronize "
             "on a CPU; set `trainer.devices: 1`, or switch batch normalization off in `models.<name>.config`"
         )
+
+
+def _make_strategy(params: TrainerParams, processes: int) -> Strategy | str:
+    if params.strategy == "fsdp":
+        return FSDPStrategy(auto_wrap_policy=set(BLOCKS), state_dict_type="full", use_orig_params=True)
+    if params.strategy == "ddp" or processes > 1:
+        # A task leaves parts of the model unused (ISM's poolers, for example), which plain DDP treats as an error.
+        return DDPStrategy(find_unused_parameters=True)
+    return "auto"
 
 
 def clip_norm(wrapped: Any, module: nn.Module, limit: float) -> Tensor:

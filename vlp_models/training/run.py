@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import sys
 import warnings
@@ -20,7 +19,14 @@ from torch import nn
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import is_main_process
 from vlp_models.data.shards.loader import ResumableLoader
-from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError, Preempted, ProcessLostError
+from vlp_models.errors import (
+    CheckpointError,
+    NonFiniteLossError,
+    ParamsError,
+    Preempted,
+    ProcessLostError,
+    is_disk_full,
+)
 from vlp_models.params import OptimizerParams, SnapshotParams, TrainerParams
 from vlp_models.params.runs import TrainingParams
 from vlp_models.training.averaging import Snapshots, WeightAverage
@@ -245,7 +251,7 @@ def _explain(
         trained: whether training has started, so that the checkpoint was loaded.
     """
     if isinstance(error, OSError):
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if not is_disk_full(error):
             return None
         return CheckpointError(
             f"{work}: {error}. Saved checkpoints are intact: make room on the disk, then run again to resume"

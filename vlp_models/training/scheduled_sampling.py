@@ -32,7 +32,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import EmbedsPairs, PredictsMaskedWords
 from vlp_models.objectives.loss import WeightedLosses
-from vlp_models.objectives.masked_modeling import replace_words, sample_words, select_replaced, share_at
+from vlp_models.objectives.masked_modeling import ramp_share, replace_words, sample_words, select_replaced
 from vlp_models.objectives.ranks import draw_uniform
 from vlp_models.params import RampParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.recipe import PretrainingLoss, Recipe, make_recipe
@@ -91,7 +91,7 @@ class TwoPassLoss:
             batch, objectives=dict.fromkeys(objectives), generator=generator, mask_probability=self.mask_probability
         )
         # bool [B, T]: the masked words that the second pass reads as predicted; the ramp sets their share.
-        share = share_at(update, start=self.ramp.start, end=self.ramp.end, steps=self.ramp.steps)
+        share = ramp_share(update, start=self.ramp.start, end=self.ramp.end, steps=self.ramp.steps)
         replaced_BT = select_replaced(corruption.words_BT, share, generator)
         coin = bool(draw_uniform((), generator, torch.device("cpu")) < 0.5) if self.scheme == "c" else True
         paths = {path: names for path, names in self.model.word_paths.items() if set(names) & set(objectives)}
