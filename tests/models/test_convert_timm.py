@@ -188,8 +188,8 @@ def test_invalid_sources_are_refused_early(tmp_path: Path) -> None:
     params = replace(write_workspace(tmp_path), pretrain={}, finetune={})
     for family, weights, message in (
         ("tden", "timm:resnet18", "not of a tden, which reads no pixels"),
-        ("vlmo", "timm", "name timm's model"),
-        ("vlmo", "torchvision", "name timm's model"),
+        ("vlmo", "timm", "name the timm model"),
+        ("vlmo", "torchvision", "name the timm model"),
     ):
         model = ModelParams(family=family, image_init=weights)
         with pytest.raises(ParamsError, match=message):
