@@ -11,12 +11,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.boxed import write_boxed
+from vlp_models.data.joins import write_boxed
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.checkpoint import write_checkpoint
-from vlp_models.models.info import CheckpointInfo
+from vlp_models.models.checkpoint import CheckpointInfo, write_checkpoint
 from vlp_models.params import Params, load_params, to_plain
 from vlp_models.tasks import task_class
 
@@ -32,15 +31,15 @@ def make_workspace(root: Path) -> Workspace:
     images, objects = [], []
     for number, split in enumerate(SPLITS):
         image = Image.new("RGB", (64, 64), (200, 200, 200))
-        for left, colour in ((2, "red"), (34, "blue")):
+        for left, color in ((2, "red"), (34, "blue")):
             side = int(rng.integers(16, 25))
             x, y = left + int(rng.integers(0, 4)), int(rng.integers(2, 60 - side))
-            ImageDraw.Draw(image).rectangle((x, y, x + side, y + side), fill=colour)
+            ImageDraw.Draw(image).rectangle((x, y, x + side, y + side), fill=color)
             objects.append(
                 {
                     "object_id": f"drawn/{len(objects)}",
                     "image_id": f"drawn/{number}",
-                    "category": f"{colour} square",
+                    "category": f"{color} square",
                     **dict(zip(("x1", "y1", "x2", "y2"), (x, y, x + side + 1, y + side + 1), strict=True)),
                     "provenance": "drawn",
                 }

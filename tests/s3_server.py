@@ -1,4 +1,4 @@
-"""A local S3 server (moto's) on loopback, with a bucket, for whoever streams from one or pushes to one."""
+"""A local S3 server (moto) on loopback with a bucket, for tests that stream from it or push to it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Server:
         iam: Any = boto3.client("iam", endpoint_url=self.address, **OWNER)
         name, bucket = f"reader-{time.monotonic_ns()}", f"arn:aws:s3:::{BUCKET}"
         iam.create_user(UserName=name)
-        told = {"Allow": f"{bucket}/*", "Deny": f"{bucket}/{keys}"}
-        policy = [{"Effect": effect, "Action": "s3:*", "Resource": resource} for effect, resource in told.items()]
+        grants = {"Allow": f"{bucket}/*", "Deny": f"{bucket}/{keys}"}
+        policy = [{"Effect": effect, "Action": "s3:*", "Resource": resource} for effect, resource in grants.items()]
         document = json.dumps({"Version": "2012-10-17", "Statement": policy})
         iam.put_user_policy(UserName=name, PolicyName="reads", PolicyDocument=document)
         key = iam.create_access_key(UserName=name)["AccessKey"]

@@ -1,4 +1,4 @@
-"""A tiny world of coloured shapes as shards, a tiny model, and one call that trains it. For tests of several rooms."""
+"""A toy dataset of colored shapes as shards, a tiny model, and one call that trains it."""
 
 from __future__ import annotations
 
@@ -194,43 +194,46 @@ def write_shards(directory: Path, train: int = 44, val: int = 8) -> Path:
 
 
 def write_tokenizer(directory: Path) -> Path:
-    """What the tokenizer stage would write."""
-    words = [*COLORS, *CLASSES[1:], "a", "the", "is", "what", "colour", "?"]
+    """Write what the tokenizer stage writes."""
+    words = [*COLORS, *CLASSES[1:], "a", "the", "is", "what", "colour", "?"]  # plain-ok
     Tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], lowercase=True).save(directory)
     (directory / "answers.json").write_text(json.dumps(COLORS))
     return directory
 
 
 def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
-    """One coloured shape, with a caption, a question and a statement that need a look at it."""
-    shape, colour, said = int(rng.integers(1, 4)), int(rng.integers(3)), int(rng.integers(3))
+    """Return one colored shape, with a caption, a question and a statement that require the image."""
+    shape, color, claimed = int(rng.integers(1, 4)), int(rng.integers(3)), int(rng.integers(3))
     name = CLASSES[shape]
     question = {
         "question_id": f"{image_id}/q",
-        "text": f"what colour is the {name} ?",
-        "answers": [COLORS[colour]] * 10,
-        "question_type": "what colour is",
+        "text": f"what colour is the {name} ?",  # plain-ok
+        "answers": [COLORS[color]] * 10,
+        "question_type": "what colour is",  # plain-ok
         "answer_type": "other",
     }
     statement = {
         "statement_id": f"{image_id}/s",
-        "text": f"the {name} is {COLORS[said]}",
-        "label": said == colour,
+        "text": f"the {name} is {COLORS[claimed]}",
+        "label": claimed == color,
         "group": image_id,
     }
-    sure = {"text": f"the {name} is {COLORS[said]}", "gold_label": "entailment" if said == colour else "contradiction"}
+    sure = {
+        "text": f"the {name} is {COLORS[claimed]}",
+        "gold_label": "entailment" if claimed == color else "contradiction",
+    }
     open_ = {"text": f"what is a {name}", "gold_label": "neutral"}
     hypotheses = [
         {"hypothesis_id": f"{image_id}/h{i}", "annotator_labels": [row["gold_label"]] * 2 + ["neutral"], **row}
         for i, row in enumerate((sure, open_))
     ]
-    colours = [COLORS[i] if i < 3 else "a" for i in (colour, *(i for i in range(4) if i != colour))]
+    colors = [COLORS[i] if i < 3 else "a" for i in (color, *(i for i in range(4) if i != color))]
     shapes = [CLASSES[i] if i else "a" for i in (shape, *(i for i in range(4) if i != shape))]
-    order = [int(i) for i in np.random.default_rng(len(image_id) + 7 * shape + colour).permutation(4)]
+    order = [int(i) for i in np.random.default_rng(len(image_id) + 7 * shape + color).permutation(4)]
     choice = {
         "choice_id": f"{image_id}/v",
-        "text": "what colour ?",
-        "answers": [f"the {colours[i]}" for i in order],
+        "text": "what colour ?",  # plain-ok
+        "answers": [f"the {colors[i]}" for i in order],
         "answer_label": order.index(0),
         "rationales": [f"is {shapes[i]}" for i in order],
         "rationale_label": order.index(0),
@@ -241,9 +244,9 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
         source="toy",
         width=10,
         height=10,
-        regions=_regions(rng, shape, colour),
+        regions=_regions(rng, shape, color),
         rows={
-            "captions": [{"caption_id": f"{image_id}/c", "text": f"a {COLORS[colour]} {name}"}],
+            "captions": [{"caption_id": f"{image_id}/c", "text": f"a {COLORS[color]} {name}"}],
             "questions": [question],
             "statements": [statement],
             "choices": [choice],
@@ -253,22 +256,22 @@ def _image(image_id: str, rng: np.random.Generator) -> ImageRecord:
 
 
 def _compared(record: ImageRecord, other: ImageRecord) -> dict[str, Any]:
-    """A statement that needs a look at both images: the words are always the same."""
-    colour, another = (image.rows["captions"][0]["text"].split()[1] for image in (record, other))
+    """Return a statement that requires both images: the text is always the same."""
+    color, another = (image.rows["captions"][0]["text"].split()[1] for image in (record, other))
     return {
         "pair_id": f"{record.image_id}/p",
         "other_image_ids": [other.image_id],
-        "text": "the colour is the colour",
-        "label": colour == another,
+        "text": "the colour is the colour",  # plain-ok
+        "label": color == another,
         "group": record.image_id,
     }
 
 
-def _regions(rng: np.random.Generator, shape: int, colour: int) -> RegionArrays:
-    """Two regions whose features say shape and colour."""
+def _regions(rng: np.random.Generator, shape: int, color: int) -> RegionArrays:
+    """Return two regions whose features encode shape and color."""
     features = rng.normal(0, 0.05, (2, FEATURE_DIM)).astype(np.float16)
     features[:, shape - 1] += 1
-    features[:, 3 + colour] += 1
+    features[:, 3 + color] += 1
     probabilities = np.full((2, len(CLASSES)), 0.02, dtype=np.float16)
     probabilities[:, shape] = 0.94
     boxes = np.sort(rng.uniform(0, 1, (2, 2, 2)), axis=1).reshape(2, 4).astype(np.float32)
@@ -277,9 +280,9 @@ def _regions(rng: np.random.Generator, shape: int, colour: int) -> RegionArrays:
 
 
 def write_workspace(root: Path, **changes: Any) -> Params:
-    """A workspace as it is before `pretrain`, with a params.yaml that fits it.
+    """Write a workspace as it is before `pretrain`, with a matching params.yaml.
 
-    changes: section -> what is laid over it (`pretrain={"tden": {"max_epochs": 8}}`).
+    changes: section -> overrides (`pretrain={"tden": {"max_epochs": 8}}`).
     """
     import yaml
 

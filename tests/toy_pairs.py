@@ -1,4 +1,4 @@
-"""Retrieval on the toy world by a model that only fuses."""
+"""Retrieval on the toy dataset by a model that only fuses."""
 
 from __future__ import annotations
 

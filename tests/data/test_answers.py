@@ -11,11 +11,11 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_vqa.json").r
 
 
 @pytest.mark.parametrize(("text", "expected"), GOLDEN["normalisation_probe"])
-def test_normalisation_is_the_official_one(text: str, expected: str) -> None:
+def test_normalization_matches_the_official_code(text: str, expected: str) -> None:
     assert normalize_answer(text) == expected
 
 
-def test_the_official_slips_are_kept() -> None:
+def test_official_bugs_are_kept() -> None:
     assert normalize_answer("." * 40) == "." * 8  # only 32 periods go
     assert normalize_answer("it's somebody'd") == "it's somebodyd"
     assert normalize_answer("yalld've couldntve couldn'tve") == "yalld've couldntve couldn't've"

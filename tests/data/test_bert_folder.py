@@ -46,7 +46,7 @@ def test_either_file_gives_the_tokenizer_and_both_must_agree(tmp_path: Path) -> 
         read_tokenizer(tmp_path, lowercase=True)
 
 
-def test_what_the_folder_says_of_case_and_accents_holds(tmp_path: Path) -> None:
+def test_case_and_accent_settings_of_the_folder_are_used(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, lowercase=False)
     with pytest.raises(DataError, match=r"has lowercase false; set `tokenizer\.lowercase`"):
         read_tokenizer(tmp_path, lowercase=True)
@@ -75,14 +75,16 @@ def test_what_the_folder_says_of_case_and_accents_holds(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_tokenizers_that_cut_in_another_way_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_tokenizers_with_other_splitting_rules_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     whole = write_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, **change}), encoding="utf-8")
     with pytest.raises(DataError, match=message):
         read_tokenizer(tmp_path, lowercase=True)
 
 
-def test_a_folder_without_a_tokenizer_and_damaged_files_are_named(tmp_path: Path) -> None:
+def test_missing_tokenizer_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"contains neither vocab\.txt nor Hugging Face's tokenizer\.json"):
         read_tokenizer(tmp_path, lowercase=True)
     (tmp_path / "tokenizer.json").write_text("{")
@@ -94,7 +96,7 @@ def test_a_folder_without_a_tokenizer_and_damaged_files_are_named(tmp_path: Path
         read_tokenizer(tmp_path, lowercase=True)
 
 
-def test_trimmed_to_texts_it_cuts_them_as_before() -> None:
+def test_trimmed_tokenizer_splits_its_texts_as_before() -> None:
     whole = Tokenizer(VOCABULARY, lowercase=True)
     texts = ["two cubes", "it is a cube"]
     trimmed = whole.trimmed(texts)
@@ -119,7 +121,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("caption", SCRIPTS)
-def test_a_caption_of_any_script_comes_back(caption: str) -> None:
+def test_captions_of_any_script_survive_decoding(caption: str) -> None:
     tokenizer = Tokenizer.train([caption] * 3, 300, 1, False)
     assert tokenizer.decode(tokenizer.encode(caption, 128)) == " ".join(tokenizer.split(caption))
     kept = Tokenizer.train([caption] * 3, 300, 1, True, strip_accents=False)
@@ -127,7 +129,7 @@ def test_a_caption_of_any_script_comes_back(caption: str) -> None:
     assert not measure_coverage(kept, [caption]).unknown and not measure_coverage(kept, [caption]).changed
 
 
-def test_lowercase_keeps_hangul_whole_and_what_it_would_lose_elsewhere_is_counted() -> None:
+def test_lowercase_keeps_hangul_and_other_changed_words_are_counted() -> None:
     tokenizer = Tokenizer.train(SCRIPTS, 500, 1, True)
     assert tokenizer.decode(tokenizer.encode("개가 달린다", 64)) == "개가 달린다"
     found = measure_coverage(tokenizer, SCRIPTS)

@@ -17,8 +17,8 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.contents import (
     CONTENTS,
     Kind,
-    find_changed_data,
     evaluation_file,
+    find_changed_data,
     trained_on_file,
     trained_on_inputs,
 )
@@ -29,7 +29,7 @@ Record = Callable[..., ImageRecord]
 
 @pytest.fixture
 def hashed(build_shards: Callable[..., Path], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """hashed(kind, train=..., val=..., ...): data/contents of these shards, file -> what it says."""
+    """hashed(kind, train=..., val=..., ...): data/contents of these shards, file -> contents."""
 
     def made(kind: Kind = "regions", **splits: Any) -> dict[str, Any]:
         shards = build_shards(**splits)
@@ -47,10 +47,10 @@ CAPTIONS = trained_on_file("regions", "captions", ())
 QUESTIONS = trained_on_file("regions", "questions", ())
 
 
-def test_neither_packing_nor_what_is_not_read_changes_it(hashed: Callable[..., dict[str, Any]], record: Record) -> None:
+def test_hashes_do_not_depend_on_packing_or_unread_data(hashed: Callable[..., dict[str, Any]], record: Record) -> None:
     plain = hashed(train=[record(i) for i in range(5)], val=[record(9)])
     with_pixels = hashed(train=[record(i, pixels=True) for i in range(5)], val=[record(9)], pixels=True)
-    assert with_pixels == plain, "images beside regions"
+    assert with_pixels == plain, "images next to regions"
     # a dataset in front of it, which moves every shard's border, and has questions alone
     others = [record(i, source="a") for i in range(2)]
     others = [dataclasses.replace(other, rows={"questions": other.rows["questions"]}) for other in others]
@@ -64,7 +64,7 @@ def test_neither_packing_nor_what_is_not_read_changes_it(hashed: Callable[..., d
 
 
 @pytest.mark.parametrize("change", ["text", "regions", "order", "fewer", "another split"])
-def test_what_is_read_changes_it(hashed: Callable[..., dict[str, Any]], record: Record, change: str) -> None:
+def test_hashes_change_with_the_data_read(hashed: Callable[..., dict[str, Any]], record: Record, change: str) -> None:
     records, val = [record(i) for i in range(4)], [record(9)]
     before = hashed(train=records, val=val)
     if change == "text":
@@ -91,7 +91,7 @@ def test_a_kind_reads_its_own_part_of_an_image(hashed: Callable[..., dict[str, A
         assert (before == after) is same
 
 
-def test_rows_of_several_images_go_by_all_images(hashed: Callable[..., dict[str, Any]], record: Record) -> None:
+def test_hashes_of_image_pairs_cover_both_images(hashed: Callable[..., dict[str, Any]], record: Record) -> None:
     def pairs(third: ImageRecord) -> Any:
         rows = {"pair_id": "p", "text": "both?", "label": True, "group": "g"}
         row = rows | {"other_image_ids": [third.image_id]}

@@ -52,7 +52,7 @@ def test_regions_and_pixels_are_the_images_own(shards: Path, record: Record) -> 
     assert ShardDataset(shards, "train", "images", regions=False)[0].regions is None
 
 
-def test_sources_choose_and_repeat(shards: Path) -> None:
+def test_sources_select_and_repeat_datasets(shards: Path) -> None:
     assert len(ShardDataset(shards, "train", "captions")) == len(ShardDataset(shards, "train", "captions", {})) == 14
     both = ShardDataset(shards, "train", "captions", {"scenes": 1, "nlvr": 3})
     ids = [sample.sample_id for sample in both]
@@ -92,7 +92,7 @@ def test_missing_parts_are_named(shards: Path, build_shards: Build, record: Reco
         ShardDataset(shards / "nowhere", "train", "captions")
 
 
-def test_survives_the_way_to_a_spawned_worker(shards: Path) -> None:
+def test_dataset_works_in_a_spawned_worker(shards: Path) -> None:
     dataset = ShardDataset(shards, "train", "captions")
     copy = pickle.loads(pickle.dumps(dataset))  # our own object, in this process
     assert copy[3].sample_id == dataset[3].sample_id

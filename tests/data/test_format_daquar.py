@@ -56,7 +56,7 @@ def test_questions_photos_and_answers(tmp_path: Path) -> None:
     assert not any(digit in row["text"] for row in tables["questions"] for digit in "0123456789")
 
 
-def test_a_file_a_split_gives_the_same_questions(tmp_path: Path) -> None:
+def test_one_file_per_split_gives_the_same_questions(tmp_path: Path) -> None:
     write(tmp_path / "d")
     whole = load(tmp_path)
     (tmp_path / "d" / "all_qa_pairs.txt").unlink()
@@ -78,7 +78,7 @@ def test_a_file_a_split_gives_the_same_questions(tmp_path: Path) -> None:
     assert divided.skipped["questions about unlisted photos"] == 1
 
 
-def test_a_missing_line_costs_its_own_pair(tmp_path: Path) -> None:
+def test_missing_line_costs_only_its_own_pair(tmp_path: Path) -> None:
     lines = [line for pair in PAIRS for line in pair]
     write(tmp_path / "d", [])
     for missing, lost in ((3, "a question without an answer"), (4, "a question names its photo")):
@@ -89,7 +89,7 @@ def test_a_missing_line_costs_its_own_pair(tmp_path: Path) -> None:
         assert row["reason"].startswith(lost)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     with pytest.raises(DataError, match=r"contains neither all_qa_pairs\.txt nor qa\.894"):
         load(tmp_path)

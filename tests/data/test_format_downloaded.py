@@ -15,7 +15,7 @@ from vlp_models.params import SourceParams
 
 LINES = [
     "a small boat drifts past the harbour wall\thttp://example.org/img/boat-03.jpg",
-    'person says " hello to actor\thttp://example.org/2.jpg',  # a lone quote
+    'person says " hello to actor\thttp://example.org/2.jpg',  # a lone quote  # plain-ok
     "no address at all",
     "two\ttabs\thttp://example.org/4.jpg",
     "a dead link\thttp://example.org/gone.jpg",
@@ -33,7 +33,7 @@ def load(tmp_path: Path, format: str, **params: Any) -> Tables:
     return read_source("d", SourceParams(format=format, root="d", **params), tmp_path)
 
 
-def test_conceptual_captions_go_by_their_rows(tmp_path: Path) -> None:
+def test_conceptual_captions_are_identified_by_row(tmp_path: Path) -> None:
     root = tmp_path / "d"
     touch(root / "images" / "train", "00000/000000000.jpg", "00000/000000001.webp", "5.png")
     touch(root / "images" / "val", "0.jpg")
@@ -46,7 +46,7 @@ def test_conceptual_captions_go_by_their_rows(tmp_path: Path) -> None:
         ("d/train-5", "train", "5.png"),
         ("d/val-0", "val", "0.jpg"),
     ]
-    assert tables["captions"][1]["text"] == 'person says " hello to actor'
+    assert tables["captions"][1]["text"] == 'person says " hello to actor'  # plain-ok
     assert tables["captions"][2] == {
         "caption_id": "d/train-5",
         "image_id": "d/train-5",
@@ -85,7 +85,7 @@ def test_sbu_is_one_object_of_parallel_lists(tmp_path: Path) -> None:
         load(tmp_path, "sbu")
 
 
-def test_without_any_picture_the_place_they_belong_to_is_named(tmp_path: Path) -> None:
+def test_error_without_any_image_names_the_expected_folder(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     with pytest.raises(DataError, match=r"contains none of Train_GCC-training\.tsv"):
         load(tmp_path, "conceptual_captions")

@@ -19,7 +19,7 @@ NEVER = "999_zz.jpg"  # that no list has
 
 
 def captions(photo: str) -> list[str]:
-    return [f'A dog number {n} , it says " woof " at {photo[:3]} .' for n in range(5)]
+    return [f'A dog number {n} , it says " woof " at {photo[:3]} .' for n in range(5)]  # plain-ok
 
 
 def write_lists(folder: Path) -> None:
@@ -66,11 +66,17 @@ def test_both_layouts_of_flickr8k_are_the_same_dataset(tmp_path: Path) -> None:
             ("f/300_ef", "val", (folder, "300_ef.jpg")),
             ("f/400_01", "test", (folder, "400_01.jpg")),
         }
-    said = [[(row["caption_id"], row["image_id"], row["text"]) for row in t["captions"]] for t in (sent, copied)]
-    assert said[0] == said[1] and said[0][6] == ("f/200_cd#1", "f/200_cd", captions("200")[1])
+    captions_of_both = [
+        [(row["caption_id"], row["image_id"], row["text"]) for row in t["captions"]] for t in (sent, copied)
+    ]
+    assert captions_of_both[0] == captions_of_both[1] and captions_of_both[0][6] == (
+        "f/200_cd#1",
+        "f/200_cd",
+        captions("200")[1],
+    )
 
 
-def test_dev_can_be_the_test_and_a_part_of_train_be_held_out(tmp_path: Path) -> None:
+def test_dev_can_be_test_with_val_held_out_of_train(tmp_path: Path) -> None:
     as_copied(tmp_path / "f")
     photos = [f"{1000 + n}_x.jpg" for n in range(400)]
     (tmp_path / "f" / "Flickr_8k.trainImages.txt").write_text("\n".join(photos))
@@ -85,7 +91,7 @@ def test_dev_can_be_the_test_and_a_part_of_train_be_held_out(tmp_path: Path) -> 
     assert tables.skipped["listed photos without a caption"] == 1, "300_ef"
 
 
-def test_broken_lines_and_lists_are_set_aside(tmp_path: Path) -> None:
+def test_broken_lines_and_lists_are_quarantined(tmp_path: Path) -> None:
     as_sent(tmp_path / "f")
     text = tmp_path / "f" / "Flickr8k_text" / "Flickr8k.token.txt"
     extra = ["no tab", "100_ab.jpg#x\tno number", "100_other.jpg#0\tanother file", "../400_01.jpg#7\tup and away"]
@@ -134,7 +140,7 @@ def test_flickr30k_with_entities_splits_and_with_karpathys(tmp_path: Path) -> No
     assert [row["provenance"] for row in again["quarantine"]] == ["results.csv:17"]
 
 
-def test_file_names_that_are_not_utf8_are_set_aside(tmp_path: Path) -> None:
+def test_file_names_that_are_not_utf8_are_quarantined(tmp_path: Path) -> None:
     as_sent(tmp_path / "f")
     folder = tmp_path / "f" / "Flickr8k_text"
     for file, line in (
@@ -158,7 +164,7 @@ def test_a_quote_within_a_caption_is_a_character(tmp_path: Path) -> None:
     assert not tables["quarantine"]
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="comes on request"):
         load(tmp_path)
     (tmp_path / "f").mkdir()

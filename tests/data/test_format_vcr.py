@@ -54,7 +54,7 @@ def load(tmp_path: Path, **params: Any) -> Tables:
     return read_source("vcr", SourceParams(format="vcr", root="vcr", images="vcr1images", **params), tmp_path)
 
 
-def test_tags_are_written_out_and_boxes_follow(tmp_path: Path) -> None:
+def test_tags_become_names_and_boxes_follow(tmp_path: Path) -> None:
     write(tmp_path / "vcr", "train", [line(), line("train-1", question=["Who", "is", [3], "?"])])
     tables = load(tmp_path)
     assert not tables["quarantine"]
@@ -67,7 +67,7 @@ def test_tags_are_written_out_and_boxes_follow(tmp_path: Path) -> None:
     assert first["answers"] == ["Alex is thirsty .", "No .", "It rains .", "dog 's barking ."]
     assert first["rationales"][3] == "Blake waits ."
     assert (first["answer_label"], first["rationale_label"], first["provenance"]) == (0, 3, "train.jsonl:1")
-    # what question and answers speak of, then the rest: the second person only a rationale speaks of
+    # objects of question and answers first, then the rest: only a rationale mentions the second person
     assert first["boxes"] == [box[:4] for box in BOXES]
     assert second["text"] == "Who is Blake ?"
     assert second["boxes"] == [BOXES[i][:4] for i in (0, 1, 3, 2)]
@@ -96,7 +96,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_bad_lines_are_set_aside_with_their_line_and_a_reason(tmp_path: Path) -> None:
+def test_bad_lines_are_quarantined_with_line_and_reason(tmp_path: Path) -> None:
     bad_lines = [line(f"train-{i}") | changes for i, (changes, _) in enumerate(BAD.values(), start=1)]
     write(tmp_path / "vcr", "train", [line(), *bad_lines, "{broken", line("train-99")])
     tables = load(tmp_path)
@@ -119,7 +119,7 @@ def test_bad_lines_are_set_aside_with_their_line_and_a_reason(tmp_path: Path) ->
         ({"boxes": [1] * 4}, "box_readable"),
     ],
 )
-def test_metadata_that_does_not_fit_costs_every_line_of_the_image(
+def test_inconsistent_metadata_costs_every_line_of_the_image(
     tmp_path: Path, metadata: dict[str, Any], rule: str
 ) -> None:
     write(tmp_path / "vcr", "train", [line(), line("train-1")], metadata)
@@ -131,7 +131,7 @@ def test_metadata_that_does_not_fit_costs_every_line_of_the_image(
     ]
 
 
-def test_many_persons_share_names_and_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_many_persons_share_names_and_missing_files_are_named(tmp_path: Path) -> None:
     from vlp_models.data.formats.vcr import NAMES, name_objects
 
     assert len(set(NAMES)) == len(NAMES) == 13

@@ -1,4 +1,4 @@
-"""Visual Genome: both releases' keys, folders by address, objects, and what COCO tests on is not learnt from."""
+"""Visual Genome: keys of both releases, folders from addresses, objects, and excluded COCO images."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_phrases_become_captions(tmp_path: Path, root: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["dataset_coco.json", "ids.txt"])
-def test_what_karpathy_tests_on_is_left_out_and_counted(tmp_path: Path, root: Path, file: str) -> None:
+def test_karpathy_test_images_are_skipped_and_counted(tmp_path: Path, root: Path, file: str) -> None:
     (root / "ids.txt").write_text("43\n44\n")
     tables = load(tmp_path, exclude=[file])
     assert [row["image_id"] for row in tables["images"]] == ["vg/7", "vg/8"]
@@ -92,7 +92,7 @@ def test_objects_with_their_attributes(tmp_path: Path, root: Path) -> None:
     assert "vg/2" in {row["row_id"] for row in tables["quarantine"]}, "an object without a name"
 
 
-def test_numbers_that_nothing_holds_cost_their_record(tmp_path: Path, root: Path) -> None:
+def test_out_of_range_numbers_cost_their_record(tmp_path: Path, root: Path) -> None:
     huge = 10**400
     (root / "image_data.json").write_text(
         json.dumps([*IMAGES, {**image(11), "width": huge}, {**image(12), "height": 2**31}])
@@ -104,7 +104,7 @@ def test_numbers_that_nothing_holds_cost_their_record(tmp_path: Path, root: Path
     assert {row["row_id"] for row in tables["quarantine"]} == {"vg/11", "vg/12", "vg/903", "vg/1"}
 
 
-def test_what_is_wrong_is_named(tmp_path: Path, root: Path) -> None:
+def test_errors_name_the_file(tmp_path: Path, root: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.json: no such file"):
         load(tmp_path, exclude=["nowhere.json"])
     (root / "ids.txt").write_text("43\nforty\n")

@@ -1,8 +1,10 @@
-"""What a model says it reads is what its batches hold."""
+"""Batches have what a model declares to read; captions per image; what shards must store."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,14 +12,25 @@ import pytest
 import torch
 from PIL import Image
 
+from vlp_models.cli.presets import apply_overlay
 from vlp_models.data.batch import Pixels, Regions, collate_regions, get_regions
-from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, find_non_finite, prepare_images
-from vlp_models.data.pixels import PixelInput
+from vlp_models.data.inputs import (
+    InputReader,
+    ModelInputs,
+    RegionInput,
+    RequiredContent,
+    blanked,
+    choose_captions,
+    find_non_finite,
+    prepare_images,
+    required_content,
+)
+from vlp_models.data.pixels import PixelInput, fit
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.write import ImageRecord
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
 
 REGIONS = ModelInputs(image=RegionInput())
 PIXELS = ModelInputs(image=PixelInput(height=6, width=6))
@@ -60,7 +73,7 @@ def test_pixels(shards: Path, tokenizer: Tokenizer) -> None:
     assert samples[0].regions is None
     batch = reader.collate(samples)
     assert isinstance(batch.image, Pixels) and batch.image.pixels_B3HW.shape == (8, 3, 6, 6)
-    assert batch.image.pixels_B3HW[:, 0].flatten(1).std(1).max() == 0  # each picture has one colour, its number
+    assert batch.image.pixels_B3HW[:, 0].flatten(1).std(1).max() == 0  # each image has one color, its number
     assert batch.image.pixels_B3HW[0, 0, 0, 0] < batch.image.pixels_B3HW[2, 0, 0, 0]
     with pytest.raises(DataError, match="without its region features"):
         InputReader(REGIONS, tokenizer, max_text_len=9, max_regions=2).collate(samples)
@@ -68,7 +81,7 @@ def test_pixels(shards: Path, tokenizer: Tokenizer) -> None:
         reader.collate([dataclasses.replace(samples[0], pixels=None)])
 
 
-def test_texts_alone_in_whole_words(shards: Path, tokenizer: Tokenizer) -> None:
+def test_text_only_model_gets_whole_words(shards: Path, tokenizer: Tokenizer) -> None:
     reader, samples = read(TEXTS, shards, tokenizer)
     assert reader.flags == {"regions": False, "pixels": False}
     batch = reader.collate(samples)
@@ -82,7 +95,7 @@ def test_texts_alone_in_whole_words(shards: Path, tokenizer: Tokenizer) -> None:
     assert text.word_BT is not None and text.word_BT.tolist() == [[-1, 0, 1, 2, -1]]
 
 
-def test_images_alone(shards: Path) -> None:
+def test_image_only_model_gets_no_text(shards: Path) -> None:
     reader = InputReader(dataclasses.replace(PIXELS, text=False), None, max_text_len=9, max_regions=0)
     dataset = ShardDataset(shards, "train", "images", **reader.flags)
     batch = reader.collate([dataset[0]])
@@ -92,7 +105,7 @@ def test_images_alone(shards: Path) -> None:
 
 
 @pytest.mark.parametrize("inputs", [REGIONS, PIXELS])
-def test_nothing_to_see(shards: Path, tokenizer: Tokenizer, inputs: ModelInputs) -> None:
+def test_blanked_batch_has_no_image_content(shards: Path, tokenizer: Tokenizer, inputs: ModelInputs) -> None:
     reader, samples = read(inputs, shards, tokenizer)
     batch = reader.collate(samples)
     blank = blanked(batch)
@@ -100,7 +113,7 @@ def test_nothing_to_see(shards: Path, tokenizer: Tokenizer, inputs: ModelInputs)
     assert not seen.any() and torch.equal(blank.text.ids_BT, batch.text.ids_BT)
 
 
-def test_what_is_not_finite_is_named(shards: Path, tokenizer: Tokenizer) -> None:
+def test_samples_with_non_finite_values_are_named(shards: Path, tokenizer: Tokenizer) -> None:
     for inputs in (REGIONS, PIXELS):
         reader, samples = read(inputs, shards, tokenizer)
         batch = reader.collate(samples)
@@ -112,7 +125,7 @@ def test_what_is_not_finite_is_named(shards: Path, tokenizer: Tokenizer) -> None
     assert find_non_finite(reader.collate(samples)) == [] == find_non_finite(reader.collate(samples).empty())
 
 
-def test_a_picture_from_outside_becomes_what_the_model_reads(
+def test_external_image_becomes_the_models_input(
     shards: Path, tokenizer: Tokenizer, regions: Callable[[int, int], RegionArrays]
 ) -> None:
     class Fixed:
@@ -131,3 +144,82 @@ def test_a_picture_from_outside_becomes_what_the_model_reads(
     assert prepare_images(TEXTS, pictures, None) == [{}, {}]
     with pytest.raises(ValueError, match="extractor"):
         prepare_images(REGIONS, pictures, None)
+
+
+def test_captions_are_drawn_without_replacement() -> None:
+    captions = ("a", "b", "c")
+    assert choose_captions(captions, 2, None) == ["a", "b"] and choose_captions(captions, 5, None) == [
+        "a",
+        "b",
+        "c",
+        "a",
+        "b",
+    ]
+    assert choose_captions(captions, 2, 7) == choose_captions(captions, 2, 7)
+    drawn = [choose_captions(captions, 2, seed) for seed in range(300)]
+    assert all(len(set(pair)) == 2 for pair in drawn)
+    count = Counter(caption for pair in drawn for caption in pair)
+    assert all(160 < count[caption] < 240 for caption in captions)
+    assert all(sorted(Counter(choose_captions(captions, 4, seed)).values()) == [1, 1, 2] for seed in range(20))
+
+
+@pytest.mark.parametrize(
+    ("size", "limits", "shown"),
+    [
+        ((1200, 1000), {"longer": 1000, "shorter": 600}, (720, 600)),  # by the shorter side
+        ((1000, 1200), {"longer": 1000, "shorter": 600}, (600, 720)),
+        ((2000, 500), {"longer": 1000, "shorter": 600}, (1000, 250)),  # by the longer one
+        ((100, 50), {}, (1024, 512)),
+        ((100, 50), {"shorter": 600}, (1024, 512)),
+    ],
+)
+def test_padded_image_respects_side_limits(size, limits, shown) -> None:
+    wanted = PixelInput(height=1024, width=1024, resize="pad", **limits)
+    pixels, mask = fit(Image.new("RGB", size, "white"), wanted, None)
+    assert (mask.any(0).sum(), mask.any(1).sum()) == shown and mask.sum() == shown[0] * shown[1]
+    assert pixels[mask].all() and not pixels[~mask].any()
+
+
+ROOT = Path(__file__).parents[2]
+REGION_MODEL = ModelInputs(image=RegionInput())
+
+
+def pixel_model(patch: int) -> ModelInputs:
+    return ModelInputs(image=PixelInput(height=64, width=64, patch=patch))
+
+
+def test_models_decide_what_shards_store() -> None:
+    assert required_content([REGION_MODEL]) == RequiredContent(regions=True, pixels=False)
+    assert required_content([REGION_MODEL, pixel_model(8)]) == RequiredContent(regions=True, pixels=True)
+    assert required_content([ModelInputs(image=None)], True) == RequiredContent(
+        regions=False, pixels=True, texts=True
+    )
+    with pytest.raises(ParamsError, match=r"shards\.pixels: false"):
+        required_content([pixel_model(8)], False)
+
+
+def test_images_must_not_be_smaller_than_a_patch() -> None:
+    assert required_content([REGION_MODEL, pixel_model(32), pixel_model(16)], min_side=32).pixels
+    with pytest.raises(ParamsError, match=r"patches of 32 pixels, and `validate\.min_image_side: 16`"):
+        required_content([REGION_MODEL, pixel_model(32), pixel_model(16)], min_side=16)
+
+
+def test_images_must_not_exceed_the_shards_pixel_limit() -> None:
+    assert required_content([REGION_MODEL], max_pixels=200_000_000).regions, "a detector reads the files"
+    for inputs, packed in (([pixel_model(8)], "auto"), ([REGION_MODEL], True)):
+        with pytest.raises(ParamsError, match=r"`validate\.max_image_pixels: 200000000` accepts larger .* 50000000"):
+            required_content(inputs, packed, max_pixels=200_000_000)
+
+
+def test_impossible_preset_is_refused_before_params_yaml_changes(tmp_path: Path) -> None:
+    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml"))
+    for preset in ("flickr8k", "flickr8k-vlmo"):
+        apply_overlay(path, ROOT / "presets" / f"{preset}.yaml", [])
+    before = path.read_bytes()
+    for wrong, message in {
+        "validate.min_image_side=16": "patches of 32",
+        "shards.pixels=false": "reads pixels",
+    }.items():
+        with pytest.raises(ParamsError, match=message):
+            apply_overlay(path, None, [wrong])
+    assert path.read_bytes() == before

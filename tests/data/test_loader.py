@@ -84,7 +84,7 @@ def test_batches_from_the_middle_are_the_rest(arguments: dict[str, int], start: 
     assert list(order.batches(2, start)) == list(order.batches(2))[start:]
 
 
-def test_a_rank_without_a_sample_gets_a_batch_without_rows(make: Callable[..., ResumableLoader]) -> None:
+def test_rank_without_samples_gets_an_empty_batch(make: Callable[..., ResumableLoader]) -> None:
     """22 samples in batches of 5 leave 2 for the last one; of 4 ranks two go without."""
     batches = [list(make(rank=rank, world_size=4, num_workers=rank % 2))[-1] for rank in range(4)]
     assert [len(batch) for batch in batches] == [0, 1, 0, 1]
@@ -145,7 +145,7 @@ def test_resumed_after_any_batch_the_order_is_the_same(make: Callable[..., Resum
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=5), st.integers(1, 7), st.booleans())
-def test_interrupted_again_and_again(cuts: list[int], batch_size: int, shuffle: bool) -> None:
+def test_repeated_interruptions_keep_the_order(cuts: list[int], batch_size: int, shuffle: bool) -> None:
     """Killed after cuts[0] batches, then after cuts[1] more, ...: the joined orders are the uninterrupted one."""
 
     def make() -> ResumableLoader:
@@ -172,7 +172,7 @@ def test_interrupted_again_and_again(cuts: list[int], batch_size: int, shuffle: 
     assert found == wanted
 
 
-def test_asking_for_an_iterator_changes_nothing(make: Callable[..., ResumableLoader]) -> None:
+def test_creating_an_iterator_changes_nothing(make: Callable[..., ResumableLoader]) -> None:
     loader, reference = make(), make()
     iter(loader)
     iter(loader)
@@ -182,7 +182,7 @@ def test_asking_for_an_iterator_changes_nothing(make: Callable[..., ResumableLoa
     assert ids(loader) == ids(reference)
 
 
-def test_a_broken_off_pass_starts_anew(make: Callable[..., ResumableLoader]) -> None:
+def test_interrupted_iteration_starts_the_next_epoch(make: Callable[..., ResumableLoader]) -> None:
     """A sanity check that looks at one batch must not cost the next pass that batch."""
     loader = make(shuffle=False)
     next(iter(loader))
@@ -198,7 +198,7 @@ def test_an_epoch_leaves_the_global_generator_alone(make: Callable[..., Resumabl
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_state_of_other_data_is_refused(make: Callable[..., ResumableLoader]) -> None:
+def test_state_of_different_data_is_refused(make: Callable[..., ResumableLoader]) -> None:
     with pytest.raises(CheckpointError, match=r"5 batches per epoch, this one has 11"):
         make(batch_size=2).load_state_dict(make().state_dict())
 
@@ -209,7 +209,7 @@ def test_too_little_data_is_refused(make: Callable[..., ResumableLoader]) -> Non
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_lightning_saves_and_continues_the_order(
+def test_lightning_saves_and_resumes_the_order(
     make: Callable[..., ResumableLoader], num_workers: int, tmp_path: Path
 ) -> None:
     """Stopped after each of a few steps, before, at and after the end of an epoch, through real checkpoints."""

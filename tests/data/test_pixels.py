@@ -1,4 +1,4 @@
-"""Pixels: fitted as asked, judged before decoding, augmented the same whoever makes the batch."""
+"""Pixels: resizing, checks before decoding, and augmentation that does not depend on the process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def test_squashed_and_normalised() -> None:
+def test_squash_resizes_and_normalizes() -> None:
     image = picture(40, 30)
     wanted = PixelInput(height=30, width=40, mean=(0.5, 0.25, 0.0), std=(0.5, 0.5, 2.0))
     made = collate_pixels([image], wanted, [None])
@@ -49,7 +49,7 @@ def test_squashed_and_normalised() -> None:
     assert fit(image, PixelInput(height=10, width=10), None)[0].shape == (10, 10, 3)
 
 
-def test_the_middle_is_cropped() -> None:
+def test_crop_takes_the_center() -> None:
     wide = Image.new("RGB", (90, 30), (255, 0, 0))
     wide.paste((0, 255, 0), (30, 0, 60, 30))
     pixels, mask = fit(wide, PixelInput(height=30, width=30, resize="crop"), None)
@@ -58,7 +58,7 @@ def test_the_middle_is_cropped() -> None:
     assert pixels.shape == (16, 24, 3)
 
 
-def test_what_is_padded_is_masked_and_zero() -> None:
+def test_padding_is_masked_and_zero() -> None:
     images = [picture(40, 20), picture(20, 40, 1), picture(50, 50, 2)]
     made = collate_pixels(images, PixelInput(height=16, width=16, resize="pad"), [None] * 3)
     mask = made.mask_BHW
@@ -72,7 +72,7 @@ def test_what_is_padded_is_masked_and_zero() -> None:
     assert blank.mask_BHW is not None and blank.mask_BHW.all() and not blank.pixels_B3HW.any()
 
 
-def test_rand_augment_is_a_function_of_its_draw_and_keeps_the_size() -> None:
+def test_rand_augment_is_a_function_of_the_seed_and_keeps_the_size() -> None:
     image = picture(24, 16)
     wanted = PixelInput(height=16, width=24, augment=("rand_augment",), **PLAIN)
     seen = [collate_pixels([image], wanted, [draw]).pixels_B3HW for draw in range(40)]
@@ -84,8 +84,8 @@ def test_rand_augment_is_a_function_of_its_draw_and_keeps_the_size() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_no_operation_of_rand_augment_changes_what_colour_a_thing_has(name: str) -> None:
-    """Where a picture of red and black is changed, no green or blue appears but the grey from outside."""
+def test_no_rand_augment_operation_changes_object_colors(name: str) -> None:
+    """In a red and black image no green or blue appears, except for the gray fill."""
     red = Image.new("RGB", (32, 32))
     red.paste((200, 0, 0), (8, 8, 24, 24))
     for strength in (-1.0, 1.0):
@@ -94,7 +94,7 @@ def test_no_operation_of_rand_augment_changes_what_colour_a_thing_has(name: str)
         assert (pixels[..., 1] == pixels[..., 2]).all() and (pixels[..., 0] > pixels[..., 1]).any()
 
 
-def test_a_flip_mirrors_what_is_shown() -> None:
+def test_flip_mirrors_the_image() -> None:
     image = picture(32, 16)
     wanted = PixelInput(height=16, width=32, augment=("flip",))
     plain = fit(image, wanted, None)[0]
@@ -106,7 +106,7 @@ def test_a_flip_mirrors_what_is_shown() -> None:
     assert all(np.array_equal(fit(image, none, draw)[0], plain) for draw in range(20))
 
 
-def test_crops_stay_inside_and_keep_their_share() -> None:
+def test_random_crops_stay_inside_and_keep_their_area() -> None:
     for draw in range(300):
         left, top, right, bottom = random_box(60, 37, (0.5, 0.8), np.random.default_rng(draw))
         assert 0 <= left < right <= 60 and 0 <= top < bottom <= 37
@@ -114,15 +114,15 @@ def test_crops_stay_inside_and_keep_their_share() -> None:
     assert random_box(100, 4, (1.0, 1.0), np.random.default_rng(0)) == (47, 0, 52, 4)  # no such crop fits: the middle
 
 
-def test_a_file_is_what_it_was() -> None:
+def test_encode_and_decode_are_lossless() -> None:
     image = picture(31, 17)
     assert np.array_equal(decode(encode(image), "x"), image)
-    grey = Image.new("LA", (4, 4), (100, 3))
-    assert np.array_equal(decode(encode(grey), "x"), np.full((4, 4, 3), 100))
+    gray = Image.new("LA", (4, 4), (100, 3))
+    assert np.array_equal(decode(encode(gray), "x"), np.full((4, 4, 3), 100))
 
 
 def bomb() -> bytes:
-    """A PNG whose header says 40,000 x 40,000 pixels; it is 70 bytes long."""
+    """A PNG of 70 bytes whose header declares 40,000 x 40,000 pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -140,12 +140,12 @@ def bomb() -> bytes:
         (bomb(), "pixels"),
     ],
 )
-def test_what_is_no_picture_is_refused(data: bytes, text: str) -> None:
+def test_invalid_image_files_are_refused(data: bytes, text: str) -> None:
     with pytest.raises(DataError, match=rf"a/1: .*{text}"):
         decode(data, "a/1")
 
 
-def test_an_input_that_cannot_be_is_refused() -> None:
+def test_invalid_pixel_input_is_refused() -> None:
     with pytest.raises(ValueError, match="0x8"):
         PixelInput(height=8, width=0)
     with pytest.raises(ValueError, match="crop_scale"):
@@ -189,7 +189,7 @@ def two_epochs(loader: ResumableLoader) -> list[Batch]:
     return [*loader, *loader]
 
 
-def test_each_epoch_another_crop_and_each_run_the_same(dataset: ShardDataset) -> None:
+def test_crops_change_with_the_epoch_and_not_with_the_run(dataset: ShardDataset) -> None:
     once = seen(two_epochs(loader(dataset)))
     assert once == seen(two_epochs(loader(dataset)))
     first, second = dict(once[:22]), dict(once[22:])
@@ -203,7 +203,7 @@ def test_each_epoch_another_crop_and_each_run_the_same(dataset: ShardDataset) ->
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_killed_after_any_batch_it_goes_on_with_the_same_pixels(dataset: ShardDataset, num_workers: int) -> None:
+def test_resume_after_any_batch_gives_the_same_pixels(dataset: ShardDataset, num_workers: int) -> None:
     reference, whole, states = loader(dataset), [], []
     for _ in range(2):
         for batch in reference:
@@ -218,7 +218,7 @@ def test_killed_after_any_batch_it_goes_on_with_the_same_pixels(dataset: ShardDa
         assert seen(found) == seen(whole[done + 1 :]), done
 
 
-def test_ranks_and_workers_see_what_one_process_sees(dataset: ShardDataset) -> None:
+def test_ranks_and_workers_get_the_same_pixels_as_one_process(dataset: ShardDataset) -> None:
     alone = seen(two_epochs(loader(dataset)))
     ranks = [two_epochs(loader(dataset, rank=rank, world_size=3, num_workers=rank)) for rank in range(3)]
     together = seen([batch for step in zip(*ranks, strict=True) for batch in step if len(batch)])

@@ -60,7 +60,7 @@ def values(batch: Batch) -> torch.Tensor:
     return batch.image.features_BRF if isinstance(batch.image, Regions) else batch.image.pixels_B3HW
 
 
-def test_a_sample_has_its_own_image_and_those_behind_it(shards: Path, tokenizer: Tokenizer) -> None:
+def test_sample_has_all_its_images(shards: Path, tokenizer: Tokenizer) -> None:
     alone = {s.image_id: s for s in ShardDataset(shards, "train", "images", pixels=True)}
     dataset = ShardDataset(shards, "train", "image_pairs", regions=True, pixels=True)
     samples = dataset.__getitems__([3, 0, 1, 2])
@@ -77,9 +77,7 @@ def test_a_sample_has_its_own_image_and_those_behind_it(shards: Path, tokenizer:
 
 
 @pytest.mark.parametrize("inputs", [REGIONS, PIXELS])
-def test_images_stand_behind_each_other_with_their_owners(
-    shards: Path, tokenizer: Tokenizer, inputs: ModelInputs
-) -> None:
+def test_images_are_concatenated_with_owners(shards: Path, tokenizer: Tokenizer, inputs: ModelInputs) -> None:
     reader, samples = read(inputs, shards, tokenizer)
     batch = reader.collate(samples)
     assert len(batch) == 4 and len(batch.text) == 4
@@ -104,7 +102,7 @@ def test_images_stand_behind_each_other_with_their_owners(
 
 
 @pytest.mark.parametrize("inputs", [REGIONS, PIXELS])
-def test_a_batch_is_picked_from_emptied_blanked_and_judged(
+def test_batch_with_several_images_can_be_selected_emptied_and_blanked(
     shards: Path, tokenizer: Tokenizer, inputs: ModelInputs
 ) -> None:
     reader, samples = read(inputs, shards, tokenizer)
@@ -124,7 +122,7 @@ def test_a_batch_is_picked_from_emptied_blanked_and_judged(
     assert find_non_finite(batch) == ["p1", "p5"]
 
 
-def test_a_known_objects_boxes_are_the_first_images(shards: Path, tokenizer: Tokenizer) -> None:
+def test_known_objects_belong_to_the_first_image(shards: Path, tokenizer: Tokenizer) -> None:
     reader, samples = read(REGIONS, shards, tokenizer)
     boxed = [sample.with_values(boxes=((0.0, 0.0, 0.5, 0.5),)) for sample in samples[:1]]
     image = reader.image(boxed, known_objects=True)
@@ -133,7 +131,7 @@ def test_a_known_objects_boxes_are_the_first_images(shards: Path, tokenizer: Tok
     assert [torch.equal(box, first) for box in image.boxes_BR4[:, 0]] == [True, False, False]
 
 
-def test_each_image_is_cropped_for_itself_and_again_the_same(shards: Path, tokenizer: Tokenizer) -> None:
+def test_each_image_has_its_own_reproducible_crop(shards: Path, tokenizer: Tokenizer) -> None:
     """A draw of (seed, epoch, sample, which image): the same after a restart, another one for each image."""
     reader, _ = read(CROPPED, shards, tokenizer)
     dataset = ShardDataset(shards, "train", "image_pairs", **reader.flags)
@@ -163,7 +161,7 @@ def test_each_image_is_cropped_for_itself_and_again_the_same(shards: Path, token
     assert not torch.equal(expected[0], expected[1]) and not torch.equal(expected[1], expected[2])
 
 
-def test_what_is_missing_is_named(shards: Path, tokenizer: Tokenizer, build_shards: Callable[..., Path]) -> None:
+def test_missing_parts_are_named(shards: Path, tokenizer: Tokenizer, build_shards: Callable[..., Path]) -> None:
     reader, samples = read(REGIONS, shards, tokenizer)
     lost = dataclasses.replace(
         samples[0], others=tuple(dataclasses.replace(o, regions=None) for o in samples[0].others)
@@ -174,7 +172,7 @@ def test_what_is_missing_is_named(shards: Path, tokenizer: Tokenizer, build_shar
         InputReader(PIXELS, tokenizer, max_text_len=9, max_regions=4).collate([samples[0]])
 
 
-def test_a_row_that_names_an_image_of_no_shard_is_an_error(
+def test_row_with_an_unknown_image_is_an_error(
     build_shards: Callable[..., Path], record: Callable[..., ImageRecord]
 ) -> None:
     pair = {"pair_id": "p", "other_image_ids": ["scenes/9"], "text": "a", "label": True, "group": "g"}
@@ -184,7 +182,7 @@ def test_a_row_that_names_an_image_of_no_shard_is_an_error(
         ShardDataset(directory, "train", "image_pairs")
 
 
-def test_a_view_of_several_images_has_their_column_and_no_other_view_has() -> None:
+def test_only_views_with_several_images_have_their_column() -> None:
     assert [view.name for view in VIEWS.values() if view.images == "several"] == ["image_pairs"]
     with pytest.raises(ValueError, match="the view x: `images: several`"):
         View(name="x", id_column="x_id", images="several", columns=())

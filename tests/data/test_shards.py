@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import read_shard
 
+from vlp_models.data.shards import index
 from vlp_models.data.shards.archive import check_tar, read_member
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.write import ImageRecord, member_key
 from vlp_models.errors import DataError
 
@@ -32,7 +35,7 @@ def write_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes], format: int =
     return path
 
 
-def test_reads_back_what_was_written(build_shards: Build, record: Record) -> None:
+def test_shards_round_trip(build_shards: Build, record: Record) -> None:
     records = [record(i, pixels=True) for i in range(7)]
     directory = build_shards(train=records)
     assert sorted(p.name for p in directory.glob("*.tar")) == ["train-00000.tar", "train-00001.tar", "train-00002.tar"]
@@ -55,7 +58,7 @@ def test_the_same_input_gives_the_same_bytes(build_shards: Build, record: Record
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
 
-def test_webdataset_reads_them_with_its_security_on(build_shards: Build, record: Record) -> None:
+def test_webdataset_reads_shards_in_secure_mode(build_shards: Build, record: Record) -> None:
     directory = build_shards(train=[record(i, pixels=True) for i in range(4)])
     script = (
         "import sys, json, webdataset as wds\n"
@@ -70,7 +73,7 @@ def test_webdataset_reads_them_with_its_security_on(build_shards: Build, record:
     assert result.stdout.splitlines() == [f"{member_key(i)}|{i}|True|PNG" for i in ids]
 
 
-def test_the_index_tells_where_members_are(build_shards: Build, record: Record) -> None:
+def test_index_has_member_offsets(build_shards: Build, record: Record) -> None:
     directory = build_shards(train=[record(i) for i in range(7)])
     index = pq.read_table(directory / "index-train.parquet").to_pylist()
     members = {n: {m.name: m for m in check_tar(directory / f"train-{n:05d}.tar")} for n in range(3)}
@@ -119,7 +122,7 @@ def info(name: str, type: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.Ta
         (info("a" * 150 + ".json"), "only plain files|no path"),  # a GNU long-name header
     ],
 )
-def test_what_a_shard_must_not_hold_is_refused(member: tarfile.TarInfo, reason: str, tmp_path: Path) -> None:
+def test_forbidden_members_are_refused(member: tarfile.TarInfo, reason: str, tmp_path: Path) -> None:
     good = (info("good.json"), b"{}")
     path = write_tar(tmp_path / "train-00000.tar", good, (member, b"x"), format=tarfile.GNU_FORMAT)
     with pytest.raises(DataError, match=reason):
@@ -143,14 +146,14 @@ def test_a_huge_member_is_refused_by_its_header(tmp_path: Path) -> None:
         check_tar(tmp_path / "a.tar")
 
 
-def test_a_name_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_name_is_refused(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", (info("a.json"), b"{}"), (info("a.json"), b"{}"))
     with pytest.raises(DataError, match="duplicate member"):
         check_tar(path)
 
 
 @pytest.mark.parametrize("keep", [0, 100, 700, 1024])
-def test_a_cut_off_archive_is_refused(keep: int, build_shards: Build, record: Record) -> None:
+def test_truncated_archive_is_refused(keep: int, build_shards: Build, record: Record) -> None:
     path = build_shards(train=[record(1)]) / "train-00000.tar"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match=r"train-00000.tar: (no tar header|truncated).*again"):
@@ -206,3 +209,42 @@ def test_a_wrong_index_is_noticed(build_shards: Build, record: Record) -> None:
     ):
         with pytest.raises(DataError, match="build the shards again"):
             read_member(path, name, offset, size)
+
+
+@pytest.fixture
+def shards(build_shards: Callable[..., Path], record: Callable[..., ImageRecord]) -> Path:
+    records = [record(i, source="nlvr" if i % 3 == 0 else "scenes") for i in range(11)]
+    return build_shards(train=sorted(records, key=lambda r: r.image_id))
+
+
+def everything(shards: Path) -> list[object]:
+    """Everything a dataset returns, in another order than stored."""
+    captions = ShardDataset(shards, "train", "captions")
+    images = ShardDataset(shards, "train", "images", {"nlvr": 2}, captioned=True)
+    order = [(7 * i) % len(captions) for i in range(len(captions))]
+    samples = [(s.sample_id, s.text, s.regions.features.tobytes()) for s in captions.__getitems__(order) if s.regions]
+    return [samples, captions.image_ids(), images.image_ids(), images.references(), len(images)]
+
+
+def test_a_mapped_index_gives_the_same_rows(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = everything(shards)
+    monkeypatch.setattr(index, "PIECE", 4)
+    assert everything(shards) == held
+    monkeypatch.setattr(index, "MAPPED", 1)
+    assert everything(shards) == held
+    mapped = shards.with_name(".shards-mapped")
+    files = sorted(mapped.iterdir())
+    assert [file.name.split("-")[2] for file in files] == ["captions", "images"]
+    times = [file.stat().st_mtime_ns for file in files]
+    assert everything(shards) == held
+    assert [file.stat().st_mtime_ns for file in sorted(mapped.iterdir())] == times, "written once"
+    os.utime(shards / "index-train.parquet", ns=(1, 1))
+    assert everything(shards) == held
+    assert len(list(mapped.iterdir())) == 2 and sorted(mapped.iterdir()) != files, "another index, another file"
+
+
+def test_index_stays_in_memory_if_the_folder_is_not_writable(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = everything(shards)
+    monkeypatch.setattr(index, "MAPPED", 1)
+    shards.with_name(".shards-mapped").write_text("a file in the folder's place")
+    assert everything(shards) == held

@@ -68,7 +68,7 @@ def endless(loader: Any) -> Iterator[list[Sample]]:
     return chain.from_iterable(repeat(loader))
 
 
-def told(samples: list[Sample]) -> list[tuple[Any, ...]]:
+def as_tuples(samples: list[Sample]) -> list[tuple[Any, ...]]:
     """All that makes a sample, in a form that can be compared."""
     return [
         (s.sample_id, s.image_id, s.text, s.seed, s.pixels, s.regions.features.tobytes(), s.regions.boxes.tobytes())
@@ -77,14 +77,16 @@ def told(samples: list[Sample]) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_samples_are_those_of_the_map_style_reader(shards: Path, remote: StreamParams) -> None:
+def test_streamed_samples_equal_local_ones(shards: Path, remote: StreamParams) -> None:
     plain = ShardDataset(shards, "train", "captions", pixels=True)
     for stream in (remote, replace(remote, address=str(shards))):
         dataset = ShardDataset(shards, "train", "captions", pixels=True, stream=stream)
-        assert told(dataset.__getitems__(range(len(dataset)))) == told(plain.__getitems__(range(len(plain))))
+        assert as_tuples(dataset.__getitems__(range(len(dataset)))) == as_tuples(plain.__getitems__(range(len(plain))))
         assert dataset.blocks is not None and dataset.blocks.requests == 5, "one a shard of three images"
         alone = ShardDataset(shards, "train", "captions", pixels=True, stream=stream, by_block=False)
-        assert told(alone.__getitems__([9, 2, 2, 27])) == [told(plain.__getitems__([i]))[0] for i in (9, 2, 2, 27)]
+        assert as_tuples(alone.__getitems__([9, 2, 2, 27])) == [
+            as_tuples(plain.__getitems__([i]))[0] for i in (9, 2, 2, 27)
+        ]
         # of two captions an image and a dataset twice in an epoch
         twice = ShardDataset(shards, "train", "images", {"scenes": 2}, regions=False, pixels=True, stream=stream)
         assert Counter(s.image_id for s in twice.__getitems__(range(len(twice)))) == Counter(
@@ -92,28 +94,26 @@ def test_samples_are_those_of_the_map_style_reader(shards: Path, remote: StreamP
         )
 
 
-def test_each_pair_once_an_epoch_however_many_workers_and_ranks(shards: Path, remote: StreamParams) -> None:
+def test_each_pair_once_per_epoch_for_any_number_of_workers_and_ranks(shards: Path, remote: StreamParams) -> None:
     loader = loader_of(shards, remote)
-    epochs = [[told(batch) for batch in loader] for _ in range(2)]
+    epochs = [[as_tuples(batch) for batch in loader] for _ in range(2)]
     for epoch in epochs:
         ids = [sample[0] for batch in epoch for sample in batch]
         assert len(ids) == len(set(ids)) == 2 * IMAGES
     assert epochs[0] != epochs[1]
     for workers in (1, 2):
-        assert [told(batch) for batch in loader_of(shards, remote, workers=workers)] == epochs[0], workers
+        assert [as_tuples(batch) for batch in loader_of(shards, remote, workers=workers)] == epochs[0], workers
     for workers in (0, 1, 2):
         halves = [loader_of(shards, remote, workers=workers, rank=rank, ranks=2) for rank in range(2)]
-        joined = [told([*one, *two]) for one, two in zip(*halves, strict=True)]
+        joined = [as_tuples([*one, *two]) for one, two in zip(*halves, strict=True)]
         assert joined == epochs[0], workers
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_resumed_after_a_batch_it_goes_on_with_the_next(
-    workers: int, ranks: int, shards: Path, remote: StreamParams
-) -> None:
+def test_resume_continues_with_the_next_batch(workers: int, ranks: int, shards: Path, remote: StreamParams) -> None:
     """Against two epochs of seven batches, of one process without workers."""
-    whole = [told(batch) for batch in islice(endless(loader_of(shards, remote)), 14)]
+    whole = [as_tuples(batch) for batch in islice(endless(loader_of(shards, remote)), 14)]
     for done in (3, 7, 10) if not workers else (3,):
         broken_off, *resumed = (
             loader_of(shards, remote, workers=workers, rank=rank, ranks=ranks) for rank in (ranks - 1, *range(ranks))
@@ -122,17 +122,17 @@ def test_resumed_after_a_batch_it_goes_on_with_the_next(
         for loader in resumed:
             loader.load_state_dict(broken_off.state_dict())
         shares = zip(*map(endless, resumed), strict=True)
-        rest = [told([*chain.from_iterable(of_batch)]) for of_batch in islice(shares, 14 - done)]
+        rest = [as_tuples([*chain.from_iterable(of_batch)]) for of_batch in islice(shares, 14 - done)]
         assert rest == whole[done:], done
 
 
-def test_a_server_that_is_away_is_waited_for(server: Server, shards: Path, remote: StreamParams) -> None:
+def test_unresponsive_server_is_retried(server: Server, shards: Path, remote: StreamParams) -> None:
     """It is away for a few seconds here, and may be for `timeout_seconds`: five minutes by default."""
-    wanted = [told(batch) for batch in loader_of(shards, remote)]
+    wanted = [as_tuples(batch) for batch in loader_of(shards, remote)]
     loader = loader_of(shards, replace(remote, buffer_mb=1, timeout_seconds=60))
     found, back = [], threading.Timer(3.0, server.start)
     for number, batch in enumerate(loader):
-        found.append(told(batch))
+        found.append(as_tuples(batch))
         if number == 0:
             assert loader.dataset.dataset.blocks is not None
             loader.dataset.dataset.blocks._held.clear()  # what was read before must be asked for again
@@ -152,7 +152,7 @@ def test_a_server_that_is_away_is_waited_for(server: Server, shards: Path, remot
         server.start()
 
 
-def test_a_shard_cut_short_is_read_again_and_then_named(server: Server, shards: Path, remote: StreamParams) -> None:
+def test_truncated_shard_is_retried_and_then_named(server: Server, shards: Path, remote: StreamParams) -> None:
     key = f"{remote.address.removeprefix(f's3://{BUCKET}/')}/train-00001.tar"
     whole = (shards / "train-00001.tar").read_bytes()
     plain = ShardDataset(shards, "train", "captions")[7]
@@ -162,7 +162,7 @@ def test_a_shard_cut_short_is_read_again_and_then_named(server: Server, shards: 
         dataset[7]
     heal = threading.Timer(0.3, server.client.put_object, kwargs={"Bucket": BUCKET, "Key": key, "Body": whole})
     heal.start()
-    assert told([dataset[7]]) == told([plain])
+    assert as_tuples([dataset[7]]) == as_tuples([plain])
     server.client.put_object(Bucket=BUCKET, Key=key, Body=bytes(len(whole)))
     dataset = ShardDataset(shards, "train", "captions", stream=remote)
     with pytest.raises(DataError, match=r"train-00001\.tar: .*upload this shard again"):
@@ -170,32 +170,32 @@ def test_a_shard_cut_short_is_read_again_and_then_named(server: Server, shards: 
 
 
 @pytest.mark.parametrize("times", [1, 6], ids=["once", "often"])
-def test_a_read_that_breaks_off_is_asked_for_again(
+def test_interrupted_read_is_retried(
     server: Server, shards: Path, remote: StreamParams, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """S3's client asks five times by itself, and then the store does."""
-    wanted = [told(batch) for batch in loader_of(shards, remote)]
+    wanted = [as_tuples(batch) for batch in loader_of(shards, remote)]
     loader = loader_of(shards, remote)
     with server.dropping("train-00001.tar", after=1000, times=times) as asked:
-        assert [told(batch) for batch in loader] == wanted
+        assert [as_tuples(batch) for batch in loader] == wanted
     assert len(asked) == times + 1
     assert ("the store does not respond" in capsys.readouterr().err) == (times > 5)
 
 
 @pytest.mark.parametrize("address", ["S3://bucket/shards", "foo://bucket/shards", "s3://", "s3://A_Bucket!/shards"])
-def test_an_address_that_can_not_be_is_not_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_address_is_not_retried(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
     with pytest.raises(VLPError, match=re.escape(address)):
         Store(address, timeout_seconds=60).read("manifest.json")
 
 
-def test_a_bucket_of_another_region_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_in_another_region_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As s3fs hands S3's answer on; the local server has no regions."""
     from botocore.exceptions import ClientError
     from s3fs.errors import translate_boto_error
 
-    told = {"Error": {"Code": "PermanentRedirect", "Message": "must be addressed using the specified endpoint"}}
-    error = translate_boto_error(ClientError(told, "GetObject"))
+    response = {"Error": {"Code": "PermanentRedirect", "Message": "must be addressed using the specified endpoint"}}
+    error = translate_boto_error(ClientError(response, "GetObject"))
     store = Store("s3://bucket/shards", timeout_seconds=60)
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
     monkeypatch.setattr("s3fs.S3FileSystem.cat_file", lambda *_, **__: (_ for _ in ()).throw(error))
@@ -203,7 +203,7 @@ def test_a_bucket_of_another_region_is_not_waited_for(monkeypatch: pytest.Monkey
         store.read("manifest.json")
 
 
-def test_what_is_denied_missing_or_another_is_named(
+def test_denied_missing_and_different_shards_are_named(
     server: Server, shards: Path, remote: StreamParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from moto import settings

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from vlp_models.data.tables import open_parquet, read_batches
+from vlp_models.data import joins as outofcore
+from vlp_models.data.tables import BATCH_ROWS, open_parquet, read_batches
 
 GROUPS, ROWS, WIDTH = 60, 16, 1 << 16  # 1 MB of noise a group
 
 
-def test_what_has_passed_is_let_go(tmp_path: Path) -> None:
+def test_read_batches_are_released(tmp_path: Path) -> None:
     """Arrow's own reader holds on to it, which a million pictures' prints (3 GB) would show in a worker."""
     noise = np.random.default_rng(0)
     path = tmp_path / "table.parquet"
@@ -33,3 +36,32 @@ def test_what_has_passed_is_let_go(tmp_path: Path) -> None:
     for table in read_batches([path], ROWS):
         last, most = table["row"][-1].as_py(), max(most, pa.total_allocated_bytes() - before)
     assert last == GROUPS * ROWS - 1 and most < 8 << 20
+
+
+MANY_ROWS = 300_000
+SCHEMA = pa.schema([("row", pa.int64()), ("text", pa.string())])
+
+
+def shuffled() -> Iterator[pa.Table]:
+    order = np.random.default_rng(0).permutation(MANY_ROWS)
+    for start in range(0, MANY_ROWS, BATCH_ROWS):
+        rows = order[start : start + BATCH_ROWS]
+        yield pa.table({"row": rows, "text": [f"{row:060d}" for row in rows]}, schema=SCHEMA)
+
+
+def test_interleaved_sorts_need_no_more_memory_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several open sorts hold the rows not yet returned, and four of these do not fit into 32 MB."""
+    monkeypatch.setattr(outofcore, "MEMORY", "32MB")
+    with outofcore.Database.within(tmp_path) as database:
+        database.load("rows", shuffled(), SCHEMA)
+        up, down = "SELECT * FROM rows ORDER BY row", "SELECT * FROM rows ORDER BY row DESC"
+        rising, falling, *more = (database.stream(query) for query in (up, down, up, down))
+        first = [next(stream) for stream in (rising, falling, *more)]
+        found = {
+            "rising": np.concatenate([first[0]["row"].to_numpy(), *(piece["row"].to_numpy() for piece in rising)]),
+            "falling": np.concatenate([first[1]["row"].to_numpy(), *(piece["row"].to_numpy() for piece in falling)]),
+        }
+        assert (found["rising"] == np.arange(MANY_ROWS)).all()
+        assert (found["falling"] == np.arange(MANY_ROWS)[::-1]).all()
+        assert database.value("SELECT count(*) FROM duckdb_tables()") == 3, "`rows`, and two answers not yet read"
+    assert not any(tmp_path.iterdir())

@@ -24,7 +24,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(CORPUS, 200, 2, True)
 
 
-def test_encode_frames_and_cuts(tokenizer: Tokenizer) -> None:
+def test_encode_adds_special_tokens_and_truncates(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("two zebras stand", 32)
     assert ids[0] == tokenizer.cls_id and ids[-1] == tokenizer.sep_id
     assert tokenizer.encode("two zebras stand near the river", 4) == [*ids[:3], tokenizer.sep_id]
@@ -59,7 +59,7 @@ def test_batch_is_padded_and_masked(tokenizer: Tokenizer) -> None:
     assert text.ids_BT[1, -1] == tokenizer.sep_id
 
 
-def test_segments_end_in_sep_and_the_longest_is_cut(tokenizer: Tokenizer) -> None:
+def test_segments_end_in_sep_and_the_longest_is_truncated(tokenizer: Tokenizer) -> None:
     a, b = (tokenizer.encode(text, 64)[1:-1] for text in ("two zebras stand near the river", "a man"))
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     texts = [("two zebras stand near the river", "a man"), ("a man", "", "a man")]
@@ -76,7 +76,7 @@ def test_segments_end_in_sep_and_the_longest_is_cut(tokenizer: Tokenizer) -> Non
         tokenizer.encode_segments([("a", "b")], 2)
 
 
-def test_saved_and_loaded_are_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_save_and_load_round_trip(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "a")
     loaded = Tokenizer.load(tmp_path / "a")
     loaded.save(tmp_path / "b")
@@ -136,7 +136,7 @@ def test_bad_vocabularies_are_refused(content: bytes, message: str, tmp_path: Pa
         Tokenizer.from_vocab(tmp_path / "vocab.txt", lowercase=True)
 
 
-def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_missing_and_invalid_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}', encoding="utf-8")
@@ -144,7 +144,7 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_a_text_that_was_cut_does_not_end_there(tokenizer: Tokenizer) -> None:
+def test_truncated_text_has_no_learned_end(tokenizer: Tokenizer) -> None:
     """Its [SEP] closes what a model reads. Generation must not learn that the text ended at that word."""
     sentence = "two zebras stand near the river"
     length = len(tokenizer.encode(sentence, 64))
@@ -153,14 +153,14 @@ def test_a_text_that_was_cut_does_not_end_there(tokenizer: Tokenizer) -> None:
     assert cut.cut_B is not None and cut.cut_B.tolist() == [True, False]
     assert int(cut.ids_BT[0, 5]) == tokenizer.sep_id
     for text, ends in ((whole, 2), (cut, 1)):
-        learnt = text.next_tokens(text.has_next_BT).tolist()
-        assert learnt.count(tokenizer.sep_id) == ends
+        targets = text.next_tokens(text.has_next_BT).tolist()
+        assert targets.count(tokenizer.sep_id) == ends
     assert cut.has_next_BT.sum(1).tolist() == [4, int(cut.mask_BT[1].sum()) - 1]
     segments = tokenizer.encode_segments([(sentence, "a man"), ("a man", sentence)], 8)
     assert segments.cut_B is not None and segments.cut_B.tolist() == [False, True]
 
 
-def test_whole_words_are_marked_where_they_are_asked_for(tokenizer: Tokenizer) -> None:
+def test_whole_words_are_marked_on_request(tokenizer: Tokenizer) -> None:
     text = tokenizer.encode_batch(["two zebras, near", "a"], 64, whole_words=True)
     assert tokenizer.encode_batch(["a"], 64).word_BT is None
     assert text.word_BT is not None

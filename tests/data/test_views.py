@@ -20,7 +20,7 @@ from vlp_models.params import SourceParams
 Record = Callable[..., ImageRecord]
 
 
-def test_the_index_has_one_type_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_has_one_type_per_column_name(monkeypatch: pytest.MonkeyPatch) -> None:
     clash = View(name="clash", id_column="clash_id", columns=(Column(name="label", type=pa.string()),))
     monkeypatch.setitem(VIEWS, "clash", clash)
     with pytest.raises(ValueError, match="column `label` of the view clash"):
@@ -40,7 +40,7 @@ def test_the_vocabulary_reads_every_text_of_a_view() -> None:
     assert VIEWS["choices"].texts(table) == ["q", "w", "x", "y"]
 
 
-def test_texts_without_an_image_stand_in_the_index_alone(build_shards: Any, record: Record) -> None:
+def test_texts_without_an_image_are_only_in_the_index(build_shards: Any, record: Record) -> None:
     directory: Path = build_shards(train=[record(1), record(2)])
     writer = ShardWriter(directory, "train", 1)
     writer.add(record(3))
@@ -61,7 +61,7 @@ def test_an_unknown_view_is_named(build_shards: Any, record: Record) -> None:
         ShardDataset(build_shards(train=[record(1)]), "train", "pairs")
 
 
-def test_text_files_are_read_a_line_at_a_time(tmp_path: Path) -> None:
+def test_text_files_are_read_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"Two  cups.\n\n\xff broken\r\nThree cups.\n")
     source = SourceParams(format="texts", root=".", texts={"train": ["a.txt"]})
     tables = read_source("b", source, tmp_path)
@@ -71,6 +71,6 @@ def test_text_files_are_read_a_line_at_a_time(tmp_path: Path) -> None:
     ]
     assert [(row["rule"], row["provenance"]) for row in tables["quarantine"]] == [("text_utf8", "a.txt:3")]
     assert not tables["images"]
-    for wrong, said in (({}, "names no file"), ({"dev": ["a.txt"]}, "expected one of train, val, test")):
-        with pytest.raises(DataError, match=said):
+    for wrong, message in (({}, "names no file"), ({"dev": ["a.txt"]}, "expected one of train, val, test")):
+        with pytest.raises(DataError, match=message):
             read_source("b", SourceParams(format="texts", root=".", texts=wrong), tmp_path)

@@ -1,4 +1,4 @@
-"""The web world: each stated share is found again in the files, and the readers of both formats take them."""
+"""The generators `web` and `sentences`: noise has the requested rates, and both formats are readable."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import csv
 import dataclasses
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vlp_models.data.formats import coco, pairs
+from vlp_models.data.formats.pairs import read_texts
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.captions import NOUNS, without_boilerplate
-from vlp_models.synthetic.scenes.dataset import write
+from vlp_models.synthetic.scenes.dataset import write, write_sentences
 from vlp_models.synthetic.scenes.language import VOCABULARY, check, split_words
 
 WEB = GeneratorParams(generator="web", seed=5, train=600, val=5, test=5, side=64)
@@ -58,22 +60,22 @@ def measured(directory: Path) -> dict[str, tuple[float, int]]:
     }
 
 
-def test_the_files_have_the_stated_shares_of_noise(web: Path) -> None:
+def test_noise_has_the_requested_rates(web: Path) -> None:
     for name, (share, count) in measured(web).items():
         stated = getattr(WEB, name)
         assert abs(share - stated) < 3.5 * math.sqrt(stated * (1 - stated) / count), (name, share, stated)
 
 
 @pytest.mark.parametrize("alone", SHARES)
-def test_a_share_of_zero_is_none_and_of_one_is_all(tmp_path: Path, find_unique: str) -> None:
+def test_rates_of_zero_and_one_mean_none_and_all(tmp_path: Path, alone: str) -> None:
     shares: dict[str, Any] = dict.fromkeys(SHARES, 0.0)
     write(
-        dataclasses.replace(WEB, train=40, **{**shares, find_unique: 0.5 if find_unique == "dropped_words" else 1.0}),
+        dataclasses.replace(WEB, train=40, **{**shares, alone: 0.5 if alone == "dropped_words" else 1.0}),
         tmp_path,
     )
     found = {name: share for name, (share, _) in measured(tmp_path).items()}
-    assert found.pop(find_unique) > 0.3
-    assert find_unique == "dropped_words" or measured(tmp_path)[find_unique][0] == 1
+    assert found.pop(alone) > 0.3
+    assert alone == "dropped_words" or measured(tmp_path)[alone][0] == 1
     assert set(found.values()) == {0.0}
 
 
@@ -94,14 +96,14 @@ def test_both_formats_read_the_same_pairs(web: Path) -> None:
     assert as_coco["objects"] and not (web / "v2_OpenEnded_mscoco_scenes_questions.json").exists()
 
 
-def test_a_longer_web_begins_with_a_shorter_ones_alt_texts(web: Path, tmp_path: Path) -> None:
+def test_longer_dataset_starts_with_the_shorter_ones_alt_texts(web: Path, tmp_path: Path) -> None:
     write(dataclasses.replace(WEB, train=30), tmp_path)
     short, long = ((d / "alt_texts.jsonl").read_text().splitlines() for d in (tmp_path, web))
     assert short[:30] == long[:30]
 
 
 @pytest.mark.parametrize("change", [{"mismatched": 1.5}, {"boilerplate": -0.1}, {"vcr_per_image": 2}])
-def test_a_web_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_invalid_web_params_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ParamsError, match=next(iter(change))):
         write(dataclasses.replace(WEB, **change), tmp_path)
 
@@ -109,7 +111,24 @@ def test_a_web_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any])
 def test_captions_without_misspellings_are_all_true(tmp_path: Path) -> None:
     write(GeneratorParams(generator="objects", seed=2, train=60, val=0, test=0, side=64, misspelled=0.0), tmp_path)
     scenes = {s["image_id"]: s for s in map(json.loads, (tmp_path / "scenes.jsonl").read_text().splitlines())}
-    told = json.loads((tmp_path / "annotations" / "captions_scenes.json").read_text())["annotations"]
-    for row in told:
+    annotations = json.loads((tmp_path / "annotations" / "captions_scenes.json").read_text())["annotations"]
+    for row in annotations:
         assert set(split_words(row["caption"])) <= VOCABULARY
         assert check(row["caption"], scenes[str(row["image_id"])]).true
+
+
+PARAMS = GeneratorParams(generator="sentences", seed=3, train=4, val=1, test=0)
+
+
+def test_sentences_has_five_per_scene_and_is_readable(tmp_path: Path) -> None:
+    counts = write_sentences(PARAMS, tmp_path / "one")
+    assert counts == {"train": 20, "val": 5, "test": 0, "texts": 25}
+    write_sentences(PARAMS, tmp_path / "two")
+    write_sentences(replace(PARAMS, seed=4), tmp_path / "other")
+    one, two, other = ((tmp_path / name / "train.txt").read_bytes() for name in ("one", "two", "other"))
+    assert one == two != other
+    source = SourceParams(format="texts", root="one", texts={"train": ["train.txt"], "val": ["val.txt"]})
+    rows = read_texts("corpus", source, tmp_path)["texts"]
+    assert len(rows) == 25 and all(len(row["text"].split()) > 2 for row in rows)
+    with pytest.raises(ParamsError, match="misspelled"):
+        write_sentences(replace(PARAMS, misspelled=2.0), tmp_path / "wrong")

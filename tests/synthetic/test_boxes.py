@@ -86,7 +86,7 @@ def test_scatter_sentences_mean_what_nlvr_means_by_them() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=SEEDS)
-def test_scenes_keep_to_their_boxes(seed: int) -> None:
+def test_items_stay_inside_their_boxes(seed: int) -> None:
     rng = random.Random(seed)
     scene = boxes_scene.sample(rng, rng.choice(("tower", "scatter")))
     for made in (scene, boxes_scene.edit(rng, scene), boxes_scene.rearrange(rng, scene)):
@@ -110,7 +110,7 @@ def test_truth_does_not_depend_on_the_order_of_the_boxes(seed: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, statements=st.integers(1, 6))
-def test_a_sentence_is_as_often_true_as_false(seed: int, statements: int) -> None:
+def test_sentences_are_true_as_often_as_false(seed: int, statements: int) -> None:
     group = make_group(random.Random(seed), statements)
     assert len(group) == 4
     balance: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def test_a_sentence_is_as_often_true_as_false(seed: int, statements: int) -> Non
 
 @settings(max_examples=50, deadline=None)
 @given(seed=SEEDS)
-def test_scribbling_leaves_a_sentence_readable(seed: int) -> None:
+def test_typos_leave_a_sentence_readable(seed: int) -> None:
     text = "there are at least two black blocks as the base of a tower"
     written = add_typos(random.Random(seed), text)
     assert abs(len(written) - len(text)) <= 3
@@ -154,7 +154,7 @@ def test_the_same_params_give_the_same_bytes(tmp_path: Path) -> None:
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
 
 
-def test_what_is_written_is_read_back_by_the_reader_of_nlvr(tmp_path: Path) -> None:
+def test_nlvr_reader_reads_the_files(tmp_path: Path) -> None:
     counts = boxes.write(SMALL, tmp_path / "boxes")
     tables = nlvr.read("boxes", SourceParams(format="nlvr", root="boxes"), tmp_path)
     assert not tables["quarantine"]
@@ -176,7 +176,7 @@ def test_what_is_written_is_read_back_by_the_reader_of_nlvr(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("key", "value"), [("permutations", 7), ("statements", 0)])
-def test_impossible_params_are_refused(tmp_path: Path, key: str, value: int) -> None:
+def test_invalid_params_are_refused(tmp_path: Path, key: str, value: int) -> None:
     params = GeneratorParams(**{**vars(SMALL), key: value})
     with pytest.raises(DataError, match=key):
         boxes.write(params, tmp_path)
@@ -190,9 +190,9 @@ def test_runs_and_middles_of_towers() -> None:
     assert boxes_phrases.level_is(tower("black", "blue", "yellow"), 9, "blue")
 
 
-def test_descriptions_list_what_the_image_shows_in_its_order_of_boxes() -> None:
+def test_descriptions_follow_the_order_of_boxes() -> None:
     scene = Scene("tower", (tower("black", "yellow"), tower("blue", "yellow", "yellow"), tower("black")))
-    said = set(write_descriptions(random.Random(1), scene, (2, 0, 1), 2000))
+    texts = set(write_descriptions(random.Random(1), scene, (2, 0, 1), 2000))
     assert {
         "the left tower has one block black",
         "the middle tower has two blocks black at the base and yellow at the top",
@@ -202,20 +202,20 @@ def test_descriptions_list_what_the_image_shows_in_its_order_of_boxes() -> None:
         "there are three yellow blocks two black blocks and one blue block",
         "in the middle tower there is a yellow block on a black block",
         "two towers have a yellow block",
-    } <= said
-    assert not {t for t in said if t.startswith("the left tower") and "black" not in t}
+    } <= texts
+    assert not {t for t in texts if t.startswith("the left tower") and "black" not in t}
     item = (Item("circle", "yellow", 20, 80, 40), Item("square", "black", 10, 50, 90))
-    said = set(write_descriptions(random.Random(2), Scene("scatter", (item, item[:1], item[1:])), (0, 1, 2), 4000))
+    texts = set(write_descriptions(random.Random(2), Scene("scatter", (item, item[:1], item[1:])), (0, 1, 2), 4000))
     assert {
         "the left box has one yellow circle and one black square",
         "the boxes have one no and one black squares",
         "in the left box one black square is touching the base",
         "in the middle box nothing is touching the base",
         "there are two circles and two squares",
-    } <= said
+    } <= texts
 
 
-def test_the_simple_world_keeps_to_two_items_a_box() -> None:
+def test_simple_dataset_has_at_most_two_items_per_box() -> None:
     for seed in range(150):
         for example in make_group(random.Random(seed), 4, simple=True):
             assert example.scene.kind == "tower" or max(map(len, example.scene.boxes)) <= 2

@@ -79,9 +79,9 @@ def test_verdicts_by_hand(caption: str, true: bool | None, claims: int) -> None:
     assert (verdict.true, verdict.claims) == (true, claims)
 
 
-def test_a_caption_that_says_more_is_more_informative() -> None:
-    said = ["a star", "a red star", "a large striped red star", "a large striped red star and two blue circles"]
-    shares = [check(caption, BY_HAND).informative for caption in said]
+def test_longer_caption_is_more_informative() -> None:
+    captions = ["a star", "a red star", "a large striped red star", "a large striped red star and two blue circles"]
+    shares = [check(caption, BY_HAND).informative for caption in captions]
     assert shares == sorted(set(shares)) and shares[-1] <= 1
     assert check("a green star", BY_HAND).informative == 0
 
@@ -97,7 +97,7 @@ def test_every_reference_is_true_of_its_own_scene(seed: int) -> None:
         assert verdict.true and verdict.claims > 0 and 0 < verdict.informative <= 1, caption
 
 
-def test_references_are_seldom_true_of_another_scene() -> None:
+def test_references_are_rarely_true_of_another_scene() -> None:
     scenes = [scene_of(seed) for seed in range(150)]
     verdicts = [
         check(caption, scenes[seed - 1].to_dict()).true
@@ -118,7 +118,7 @@ def test_misspellings_occur_only_with_the_careless_annotator_and_can_be_read() -
 
 
 @given(word=st.sampled_from(sorted(VOCABULARY)), seed=st.integers(0, 1000))
-def test_a_misspelt_word_is_read_as_the_word_it_was(word: str, seed: int) -> None:
+def test_misspelled_word_is_corrected(word: str, seed: int) -> None:
     assert correct_spelling(misspell(word, np.random.default_rng(seed))) == word
 
 

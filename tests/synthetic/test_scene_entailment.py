@@ -22,12 +22,12 @@ def scene(number: int) -> tuple[Scene, np.random.Generator]:
     return sample_scene(rng, image_id=str(number), split="train", side=64), rng
 
 
-def test_the_written_files_are_read_as_snli_ve(tmp_path: Path) -> None:
+def test_snli_ve_reader_reads_the_files(tmp_path: Path) -> None:
     params = GeneratorParams(generator="objects", seed=3, train=6, val=2, test=3, side=64, hypotheses_per_image=4)
     plain = GeneratorParams(generator="objects", seed=3, train=6, val=2, test=3, side=64)
-    for name, world in (("with", params), ("without", plain)):
+    for name, variant in (("with", params), ("without", plain)):
         (tmp_path / name).mkdir()
-        counts = write(world, tmp_path / name)
+        counts = write(variant, tmp_path / name)
         assert counts.get("hypotheses", 0) == (44 if name == "with" else 0)
     for file in (tmp_path / "without").rglob("*.*"):
         assert (
@@ -44,8 +44,8 @@ def test_the_written_files_are_read_as_snli_ve(tmp_path: Path) -> None:
         assert sum(labels.values()) == 5 and labels.most_common(1)[0][0] == row["gold_label"]
 
 
-def test_what_is_said_of_objects_follows_from_the_scene() -> None:
-    """Checked without the claims that made the sentences: counted anew from the scene."""
+def test_labels_follow_from_the_scene() -> None:
+    """Checked independently of the code that made the sentences: counted from the scene."""
     checked: Counter[str] = Counter()
     for number in range(60):
         graph, rng = scene(number)
@@ -68,7 +68,7 @@ def test_what_is_said_of_objects_follows_from_the_scene() -> None:
     assert min(checked["entailment"], checked["contradiction"]) > 20
 
 
-def test_words_alone_do_not_tell_entailed_from_contradicted() -> None:
+def test_text_alone_does_not_separate_entailment_from_contradiction() -> None:
     balance: Balance = {}
     counts: dict[str, Counter[str]] = {}
     for number in range(250):

@@ -22,7 +22,7 @@ SOURCE = SourceParams(format="nlvr2", root="a/nlvr2", validation_directories=[VA
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pairs")
     for name, sentences in (("a", 5), ("b", 5), ("plain", 0)):
         (root / name).mkdir()
@@ -31,38 +31,38 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tables(world: Path) -> Tables:
-    return read_source("n", SOURCE, world)
+def tables(dataset: Path) -> Tables:
+    return read_source("n", SOURCE, dataset)
 
 
-def test_the_written_files_are_read_as_nlvr2(world: Path, tables: Tables) -> None:
+def test_nlvr2_reader_reads_the_files(dataset: Path, tables: Tables) -> None:
     assert not tables["quarantine"]
     images = tables["images"]
     # of 46, 8 and 9 scenes 11, 2 and 2 sets of four, each with eight files
     assert Counter(row["split"] for row in images) == {"train": 88, "val": 16, "test": 16}
     assert all(Path(row["path"]).is_file() for row in images)
-    assert len(list((world / "a" / "nlvr2" / "images").rglob("*.png"))) == len(images)
-    first = json.loads((world / "a" / "nlvr2" / "data" / "train.json").read_text().splitlines()[0])
+    assert len(list((dataset / "a" / "nlvr2" / "images").rglob("*.png"))) == len(images)
+    first = json.loads((dataset / "a" / "nlvr2" / "data" / "train.json").read_text().splitlines()[0])
     genuine = {"identifier", "sentence", "label", "left_url", "right_url", "writer", "validation", "synset", "query"}
     assert first.keys() == genuine | {"directory"}
     assert first["label"] in ("True", "False")
 
 
-def test_the_same_params_give_the_same_bytes_and_leave_other_files_alone(world: Path) -> None:
-    files = {path.relative_to(world / "a") for path in (world / "a").rglob("*") if path.is_file()}
+def test_the_same_params_give_the_same_bytes_and_leave_other_files_alone(dataset: Path) -> None:
+    files = {path.relative_to(dataset / "a") for path in (dataset / "a").rglob("*") if path.is_file()}
     for file in files:
-        assert (world / "a" / file).read_bytes() == (world / "b" / file).read_bytes()
+        assert (dataset / "a" / file).read_bytes() == (dataset / "b" / file).read_bytes()
         if file.parts[0] != "nlvr2":
-            assert (world / "a" / file).read_bytes() == (world / "plain" / file).read_bytes()
-    assert not (world / "plain" / "nlvr2").exists()
+            assert (dataset / "a" / file).read_bytes() == (dataset / "plain" / file).read_bytes()
+    assert not (dataset / "plain" / "nlvr2").exists()
 
 
-def test_labels_follow_from_the_scenes(world: Path) -> None:
-    """Checked without what made the sentences: read anew, and counted anew from the scene graphs."""
-    lines = (world / "a" / "scenes.jsonl").read_text().splitlines()
+def test_labels_follow_from_the_scenes(dataset: Path) -> None:
+    """Checked independently of the code that made the sentences: parsed, and counted from the scene graphs."""
+    lines = (dataset / "a" / "scenes.jsonl").read_text().splitlines()
     scenes = {f"COCO_scenes_{int(s.image_id):012d}.png": s for s in (Scene.from_dict(json.loads(x)) for x in lines)}
     checked: Counter[str] = Counter()
-    for file in sorted((world / "a" / "nlvr2" / "data").glob("*.json")):
+    for file in sorted((dataset / "a" / "nlvr2" / "data").glob("*.json")):
         for line in file.read_text().splitlines():
             record = json.loads(line)
             words = record["sentence"].rstrip(".").lower().split()
@@ -92,7 +92,7 @@ def count(scene: Scene, words: list[str]) -> int:
     )
 
 
-def test_neither_words_nor_one_picture_give_anything_away(tables: Tables) -> None:
+def test_neither_text_nor_one_image_predicts_the_label(tables: Tables) -> None:
     pictures = {row["image_id"]: Path(row["path"]).read_bytes() for row in tables["images"]}
     of_sentence: dict[str, list[bool]] = defaultdict(list)
     of_picture: dict[tuple[str, str, bytes], list[bool]] = defaultdict(list)
@@ -109,11 +109,11 @@ def test_neither_words_nor_one_picture_give_anything_away(tables: Tables) -> Non
     assert all(len(texts) == 1 for texts in of_text.values())
 
 
-def test_first_lessons_are_in_train_alone_and_their_words_tell_nothing(world: Path, tmp_path: Path) -> None:
+def test_simple_sentences_are_only_in_train_and_balanced(dataset: Path, tmp_path: Path) -> None:
     write(GeneratorParams(generator="objects", pair_sentences=5, simple_pair_sentences=4, **SIZES), tmp_path)  # type: ignore[arg-type]
     plain, taught = (
         {file.name: file.read_text().splitlines() for file in (root / "nlvr2" / "data").glob("*.json")}
-        for root in (world / "a", tmp_path)
+        for root in (dataset / "a", tmp_path)
     )
     assert taught["test1.json"] == plain["test1.json"]
     besides = [json.loads(line) for line in taught["train.json"] if line not in set(plain["train.json"])]
@@ -139,6 +139,6 @@ def test_first_lessons_are_in_train_alone_and_their_words_tell_nothing(world: Pa
     assert all(sorted(labels) == ["False", "False", "True", "True"] for labels in of_sentence.values())
 
 
-def test_the_web_world_has_none(tmp_path: Path) -> None:
+def test_web_dataset_has_no_pairs(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="`pair_sentences`"):
         write(GeneratorParams(generator="web", pair_sentences=2, **SIZES), tmp_path)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.scene import COLORS, Scene, is_at, sample_scene
 from vlp_models.synthetic.scenes.vcr import make_questions
 
-WORLD = GeneratorParams(
+PARAMS = GeneratorParams(
     generator="objects", seed=3, train=8, val=2, test=3, questions_per_image=2, side=64, vcr_per_image=3
 )
 
@@ -25,11 +25,11 @@ WORLD = GeneratorParams(
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("vcr") / "scenes"
-    assert write(WORLD, directory)["choices"] > 13
+    assert write(PARAMS, directory)["choices"] > 13
     return directory
 
 
-def test_the_reader_of_genuine_vcr_takes_it(made: Path) -> None:
+def test_vcr_reader_reads_the_files(made: Path) -> None:
     tables = read_source("vcr", SourceParams(format="vcr", root="scenes"), made.parent)
     assert not tables["quarantine"]
     lines = {split: (made / f"{split}.jsonl").read_text().splitlines() for split in ("train", "val", "test")}
@@ -61,8 +61,8 @@ def _side(item: object, word: str) -> bool:
     return {"top": y < 0.5, "bottom": y > 0.5, "left": x < 0.5, "right": x > 0.5}[word]
 
 
-def test_text_alone_decides_nothing() -> None:
-    """The best text-only rule learnt from one half of 6,000 questions scores chance on the other half."""
+def test_text_alone_is_at_chance() -> None:
+    """The best text-only rule trained on one half of 6,000 questions scores chance on the other half."""
     right: dict[str, list[float]] = defaultdict(list)
     asked = []
     for number in range(3000):
@@ -91,10 +91,10 @@ def _words(tokens: list[object]) -> str:
     return " ".join(t if isinstance(t, str) else "X" for t in tokens)
 
 
-def test_it_is_off_by_default_and_leaves_everything_else_alone(made: Path, tmp_path: Path) -> None:
-    counts = write(dataclasses.replace(WORLD, vcr_per_image=0), tmp_path / "without")
+def test_vcr_is_off_by_default_and_changes_no_other_file(made: Path, tmp_path: Path) -> None:
+    counts = write(dataclasses.replace(PARAMS, vcr_per_image=0), tmp_path / "without")
     assert "choices" not in counts and not list((tmp_path / "without").glob("*.jsonl"))[1:]
-    write(WORLD, tmp_path / "again")
+    write(PARAMS, tmp_path / "again")
     assert hash_path(tmp_path / "again") == hash_path(made)
     for file in (tmp_path / "without").rglob("*.*"):
         assert (made / file.relative_to(tmp_path / "without")).read_bytes() == file.read_bytes()

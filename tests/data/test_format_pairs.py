@@ -72,24 +72,25 @@ def test_bad_lines_cost_only_themselves(tmp_path: Path) -> None:
     assert tables["quarantine"][4]["reason"] == "the image is test here and train in pairs.csv:2"
 
 
-def test_between_tabs_a_quote_may_stand_anywhere(tmp_path: Path) -> None:
+def test_tsv_may_have_quotes_anywhere(tmp_path: Path) -> None:
     written = (
-        b'image\tcaption\na.jpg\t"hello" said the man\nb.jpg\tan "open quote\nc.jpg\t"quoted, whole"\nd.jpg\t"open\n'
+        b'image\tcaption\na.jpg\t"hello" said the man\n'  # plain-ok
+        b'b.jpg\tan "open quote\nc.jpg\t"quoted, whole"\nd.jpg\t"open\n'
     )
     tables = read(tmp_path, written, "pairs.tsv")
-    said = ['"hello" said the man', 'an "open quote', "quoted, whole", '"open']
-    assert [row["text"] for row in tables["captions"]] == said and not tables["quarantine"]
+    texts = ['"hello" said the man', 'an "open quote', "quoted, whole", '"open']  # plain-ok
+    assert [row["text"] for row in tables["captions"]] == texts and not tables["quarantine"]
 
 
-def test_between_tabs_an_open_quote_swallows_no_other_line(tmp_path: Path) -> None:
-    written = b'image\tcaption\na.jpg\t"Sit\nb.jpg\the says, stop."\nc.jpg\t"over\ntwo lines"\n'
+def test_open_quote_in_tsv_does_not_swallow_other_lines(tmp_path: Path) -> None:
+    written = b'image\tcaption\na.jpg\t"Sit\nb.jpg\the says, stop."\nc.jpg\t"over\ntwo lines"\n'  # plain-ok
     tables = read(tmp_path, written, "pairs.tsv")
-    said = {row["image_id"]: row["text"] for row in tables["captions"]}
-    assert said == {"p/a.jpg": '"Sit', "p/b.jpg": 'he says, stop."', "p/c.jpg": "over two lines"}
+    texts = {row["image_id"]: row["text"] for row in tables["captions"]}
+    assert texts == {"p/a.jpg": '"Sit', "p/b.jpg": 'he says, stop."', "p/c.jpg": "over two lines"}  # plain-ok
     assert not tables["quarantine"]
 
 
-def test_two_ways_to_write_a_path_are_one_image(tmp_path: Path) -> None:
+def test_two_spellings_of_a_path_are_one_image(tmp_path: Path) -> None:
     tables = read(tmp_path, b"image,caption\nx/a.jpg,one of them\n./x/a.jpg,two of them\nx//b/../a.jpg,three of them\n")
     assert [row["image_id"] for row in tables["images"]] == ["p/x/a.jpg"]
     assert {row["image_id"] for row in tables["captions"]} == {"p/x/a.jpg"}
@@ -101,7 +102,7 @@ def test_huge_field_is_one_bad_line(tmp_path: Path) -> None:
     assert "field larger than field limit" in tables["quarantine"][0]["reason"]
 
 
-def test_open_quotes_cost_time_in_proportion_to_the_file(tmp_path: Path) -> None:
+def test_open_quotes_cost_linear_time(tmp_path: Path) -> None:
     """Each line opens a quote that swallows all that follow. Read to the end from each, 64 KB took 5 s, 32 KB 1.2 s."""
     line, count = 'a",x,"c\n', 32_000
     start = time.process_time()
@@ -174,7 +175,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 @settings(deadline=None)  # a database a time
 @given(st.lists(texts, min_size=1, max_size=8))
-def test_csv_gives_back_what_was_written(captions: list[str]) -> None:
+def test_csv_round_trip(captions: list[str]) -> None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, quoting=csv.QUOTE_ALL)
     writer.writerows([["image", "caption"], *(["a.jpg", caption] for caption in captions)])
@@ -191,7 +192,7 @@ def test_split_by_hash_fills_every_split(names: list[str]) -> None:
     assert split_by_hash(names) == split_by_hash(names[::-1])
 
 
-def test_split_by_hash_is_80_10_10_and_stays_when_images_come() -> None:
+def test_split_by_hash_is_80_10_10_and_stable_when_images_are_added() -> None:
     names = [f"{n}.jpg" for n in range(5_000)]
     splits = split_by_hash(names)
     counts = Counter(splits.values())

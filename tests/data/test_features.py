@@ -31,12 +31,12 @@ def directory(tmp_path: Path) -> Path:
     write_chunk(tmp_path, 0, made[:5])
     write_chunk(tmp_path, 1, made[5:])
     assert write_index(tmp_path) == {"images": 8, "regions": 7, "chunks": 2}
-    told = {"detector_id": "d", "feature_dim": 2, "classes": ["a", "b", "c"]}
-    (tmp_path / "manifest.json").write_text(json.dumps(told))
+    manifest = {"detector_id": "d", "feature_dim": 2, "classes": ["a", "b", "c"]}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     return tmp_path
 
 
-def test_every_image_is_found_whatever_the_order(directory: Path) -> None:
+def test_every_image_is_found_in_any_order(directory: Path) -> None:
     store = FeatureStore(directory)
     assert len(store) == len(IDS)
     for number, image_id in enumerate(IDS):
@@ -47,7 +47,7 @@ def test_every_image_is_found_whatever_the_order(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["", "a", "a/1", "a/100", "b/3", "zzz", "\udcff"])
-def test_one_that_is_not_there_is_told(directory: Path, other: str) -> None:
+def test_missing_image_is_named(directory: Path, other: str) -> None:
     store = FeatureStore(directory)
     assert other not in store
     with pytest.raises(DataError, match="no features for image"):

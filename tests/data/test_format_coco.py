@@ -109,7 +109,7 @@ def rules(tables: Any) -> list[tuple[str, str, str]]:
     return [(row["table"], row["rule"], row["provenance"]) for row in tables["quarantine"]]
 
 
-def test_all_files_together(root: Path) -> None:
+def test_all_files_are_joined(root: Path) -> None:
     tables = read_source("d", source(), root)
     assert not tables["quarantine"]
     splits = {row["image_id"]: row["split"] for row in tables["images"]}
@@ -138,7 +138,7 @@ def test_attributes_are_words_or_nothing(root: Path) -> None:
 
 
 def test_split_by_file_and_folder_by_name(root: Path) -> None:
-    """The tiny-COCO layout: captions_train2017.json beside train2017/."""
+    """The tiny-COCO layout: captions_train2017.json next to train2017/."""
     (root / "captions.json").rename(root / "captions_train2017.json")
     (root / "train2017").mkdir()
     for name in NAMES.values():
@@ -177,7 +177,7 @@ def test_same_id_for_two_files_reaches_validation(root: Path) -> None:
     assert [row["image_id"] for row in tables["images"]].count("d/9") == 2, "validation's rule id_unique"
 
 
-def test_limit_takes_dependants_along(root: Path) -> None:
+def test_limit_drops_rows_of_dropped_images(root: Path) -> None:
     tables = read_source("d", source(limit=1), root)
     assert [row["image_id"] for row in tables["images"]] == ["d/9", "d/73"], "the first of each split"
     for rows in (tables["captions"], tables["objects"], tables["questions"]):
@@ -185,7 +185,7 @@ def test_limit_takes_dependants_along(root: Path) -> None:
     assert not tables["quarantine"]
 
 
-def test_bad_records_are_set_aside_one_by_one(root: Path) -> None:
+def test_bad_records_are_quarantined_one_by_one(root: Path) -> None:
     def spoil(content: Any) -> None:
         content["annotations"][0] = {"image_id": 9, "id": 900}
         content["annotations"][1]["caption"] = ["a", "list"]

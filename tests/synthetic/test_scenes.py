@@ -28,7 +28,7 @@ def scene_of(seed: int, side: int = 128) -> Scene:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=SEEDS)
-def test_every_object_can_be_seen_and_lies_inside_the_picture(seed: int) -> None:
+def test_every_object_is_visible_and_inside_the_image(seed: int) -> None:
     scene = scene_of(seed)
     assert MIN_OBJECTS <= len(scene.objects) <= MAX_OBJECTS
     for item in scene.objects:
@@ -49,7 +49,7 @@ def test_relations_are_the_opposites_of_each_other(seed: int) -> None:
                 assert not (is_related(a, relation, b) and is_related(a, OPPOSITE[relation], b))
 
 
-def test_the_picture_shows_the_top_objects_color_where_its_box_is() -> None:
+def test_image_shows_the_top_objects_color_in_its_box() -> None:
     """Drawing and ground truth agree: red objects are red pixels inside their boxes, and hardly anywhere else."""
     for seed in range(60):
         scene = scene_of(seed)

@@ -30,7 +30,7 @@ def sample(
     *,
     longer: int = 0,
     words: int = 0,
-    foreign: float = 0.0,
+    unknown: float = 0.0,
     scale: float = 1.0,
     wide: float = 1.0,
 ) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def sample(
     captions = []
     for _ in range(count):
         chosen = np.minimum(rng.geometric(0.02, size=rng.integers(5, 14) + longer), 250) - 1 + words
-        captions.append(" ".join("unheard" if rng.random() < foreign else WORDS[number] for number in chosen))
+        captions.append(" ".join("unheard" if rng.random() < unknown else WORDS[number] for number in chosen))
     widths = rng.choice([320, 480, 640], count) * scale * wide
     heights = rng.choice([240, 480], count) * scale
     return describe(captions, zip(widths, heights, strict=True), TOKENIZER, most_words=None)
@@ -61,7 +61,7 @@ def test_another_sample_of_the_same_data_does_not_drift(count: int) -> None:
     [
         ({"longer": 4}, "length_psi"),
         ({"words": 40}, "vocabulary_js"),
-        ({"foreign": 0.1}, "unknown_words"),
+        ({"unknown": 0.1}, "unknown_words"),
         ({"scale": 2.0}, "resolution_psi"),
         ({"wide": 1.5}, "aspect_psi"),
     ],
@@ -82,7 +82,7 @@ def test_measures_have_their_known_values() -> None:
     assert rate_increase(np.array([10, 90]), np.array([3, 7])) == pytest.approx(0.2)
 
 
-def test_the_two_sample_test_is_calibrated_and_sees_shifts() -> None:
+def test_two_sample_test_is_calibrated_and_detects_shifts() -> None:
     rng = np.random.default_rng(3)
     p_values = [mmd(rng.normal(size=(80, 8)), rng.normal(size=(50, 8)), rng)[1] for _ in range(60)]
     assert np.mean(np.array(p_values) < 0.1) < 0.25, "under no change the p-value is uniform"

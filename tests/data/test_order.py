@@ -1,4 +1,4 @@
-"""Texts about one image beside each other: an order of everything, in which a model meets an image once for several."""
+"""Grouped order, where texts about one image are adjacent, and block order for streaming."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_dataset import Toy, write_shards, write_tokenizer
 from toy_tasks import any_generator, double, make
 
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
-from vlp_models.data.shards.order import EpochOrder, GroupedOrder, choose_order, first_positions
+from vlp_models.data.shards.order import (
+    LANES,
+    TURNS,
+    BlockOrder,
+    EpochOrder,
+    GroupedOrder,
+    choose_order,
+    first_positions,
+)
+from vlp_models.data.shards.stream import Layout
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.forgetting.replay import Updates, find_first_exposure
@@ -29,12 +38,12 @@ names = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40)
 
 
 @given(names, st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
-def test_every_text_once_in_as_few_runs_as_can_be(names: list[str], together: int, seed: int, epoch: int) -> None:
+def test_every_text_occurs_once_in_the_fewest_runs(names: list[str], together: int, seed: int, epoch: int) -> None:
     order = GroupedOrder(
         length=len(names), batch_size=4, seed=seed, images=first_positions(names), texts_per_image=together
     ).permutation(epoch)
     assert sorted(order.tolist()) == list(range(len(names)))
-    # two runs of one image may come to stand beside each other, so a look at where runs can begin is not enough
+    # two runs of one image may be adjacent, so checking where runs can begin is not enough
     runs = [len(list(run)) for _, run in groupby(names[i] for i in order)]
     wanted = sum(-(-names.count(name) // together) for name in set(names))
     assert len(runs) <= wanted
@@ -42,7 +51,7 @@ def test_every_text_once_in_as_few_runs_as_can_be(names: list[str], together: in
         assert max(runs) <= together
 
 
-def test_orders_differ_by_seed_and_epoch_and_one_image_has_one_draw() -> None:
+def test_orders_differ_by_seed_and_epoch_and_texts_share_their_images_seed() -> None:
     images = np.repeat(np.arange(0, 60, 6), 6)
 
     def order(seed: int) -> GroupedOrder:
@@ -56,7 +65,7 @@ def test_orders_differ_by_seed_and_epoch_and_one_image_has_one_draw() -> None:
     assert len({draws[0, index] for index in range(6)}) == 1
 
 
-def test_a_loader_gives_one_image_for_several_questions_and_goes_on_where_it_was(toy: Toy) -> None:
+def test_loader_shares_images_and_resumes(toy: Toy) -> None:
     task = make(toy, "vqa")
     dataset = doubled(toy)
 
@@ -81,8 +90,8 @@ def test_a_loader_gives_one_image_for_several_questions_and_goes_on_where_it_was
     assert not any(batch.shares_images for batch in alone), "each text has a draw, and so an image, of its own"
 
 
-def test_what_is_computed_of_a_shared_image_is_what_each_text_would_get(toy: Toy) -> None:
-    """Loss, gradient and predictions; a value that is no number names every text that has it."""
+def test_shared_images_give_the_same_results_as_separate_ones(toy: Toy) -> None:
+    """Compare loss, gradient and predictions; a value that is not finite names every text with it."""
     task = make(toy, "vqa").double()
     dataset = doubled(toy)
     samples = [dataset[i] for i in (0, len(dataset) // 2, 1, len(dataset) // 2 + 1, 2)]
@@ -112,7 +121,7 @@ def test_what_is_computed_of_a_shared_image_is_what_each_text_would_get(toy: Toy
     assert last.sample_ids == (samples[0].sample_id,) and last.text.owner_N.tolist() == [0]
 
 
-def test_when_a_picture_was_first_seen_is_known_of_this_order_too(toy: Toy) -> None:
+def test_first_exposure_is_known_in_grouped_order(toy: Toy) -> None:
     dataset = doubled(toy)
     order = choose_order(dataset, None, 2)(length=len(dataset), batch_size=4, seed=7)
     names = dataset.image_ids()
@@ -123,14 +132,14 @@ def test_when_a_picture_was_first_seen_is_known_of_this_order_too(toy: Toy) -> N
         assert replayed is not None and replayed.update == first + 1
 
 
-def test_streamed_blocks_and_this_order_exclude_each_other(toy: Toy) -> None:
+def test_grouping_and_streaming_exclude_each_other(toy: Toy) -> None:
     dataset = ShardDataset(toy.shards, "train", "questions")
     dataset.layout = object()  # type: ignore[assignment]
     with pytest.raises(ParamsError, match=r"texts_per_image: 1.* leave `trainer.stream.address` empty"):
         choose_order(dataset, StreamParams(address="s3://bucket"), 2)
 
 
-def test_a_trainings_loader_has_this_order(toy: Toy) -> None:
+def test_training_loader_uses_grouped_order(toy: Toy) -> None:
     task = make(toy, "vqa")
     arguments: dict[str, Any] = {
         "sources": {"toy": 2},
@@ -145,7 +154,7 @@ def test_a_trainings_loader_has_this_order(toy: Toy) -> None:
     assert any(batch.shares_images and len(batch.image) < len(batch) for batch in train)
 
 
-def test_a_shared_image_that_is_no_number_is_told_of_all_its_texts(toy: Toy) -> None:
+def test_non_finite_shared_image_names_all_its_texts(toy: Toy) -> None:
     task, dataset = make(toy, "vqa"), doubled(toy)
     samples = [dataset[i] for i in (0, len(dataset) // 2, 1)]
     batch = task.collate(samples)
@@ -156,19 +165,112 @@ def test_a_shared_image_that_is_no_number_is_told_of_all_its_texts(toy: Toy) -> 
     assert _non_finite_inputs(batch) == [sample.sample_id for sample in samples]
 
 
-def test_pictures_without_a_name_are_each_their_own(toy: Toy) -> None:
+def test_images_without_id_are_not_merged(toy: Toy) -> None:
     nameless = [replace(doubled(toy)[i], image_id="") for i in (0, 1)]
     assert len(make(toy, "vqa").collate(nameless).image) == 2
 
 
 def doubled(toy: Toy) -> ShardDataset:
-    """Each question of the toy world twice, so that each image has several."""
+    """Each question of the toy dataset twice, so that each image has several."""
     return ShardDataset(toy.shards, "train", "questions", {"toy": 2})
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    folder: Path = tmp_path_factory.mktemp("world")
+    folder: Path = tmp_path_factory.mktemp("grouped")
     write_shards(folder / "shards")
     write_tokenizer(folder / "tokenizer")
     return Toy(folder / "shards", Tokenizer.load(folder / "tokenizer"))
+
+
+def layout(counts: list[int], block_bytes: int = 100, shuffled: int | None = None) -> Layout:
+    """Blocks of so many samples, three a shard; shuffled: the samples are not in the order of the shards."""
+    places = [
+        (block // 3, block % 3 * block_bytes + at % block_bytes, block % 3 * block_bytes + at % block_bytes + 10)
+        for block, count in enumerate(counts)
+        for at in range(count)
+    ]
+    table = np.array(places, np.int64).reshape(-1, 3)
+    if shuffled is not None:
+        table = np.random.default_rng(shuffled).permutation(table)
+    return Layout.of(lambda: iter(np.array_split(table, 3)), block_bytes)
+
+
+def order(found: Layout, **changes: Any) -> BlockOrder:
+    arguments = {"length": int(found.counts.sum()), "batch_size": 5, "seed": 1, "window": 2} | changes
+    return BlockOrder(layout=found, **arguments)
+
+
+orders = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, 20),
+        "seed": st.integers(0, 3),
+        "window": st.integers(1, 4),
+        "shuffle": st.booleans(),
+        "drop_last": st.booleans(),
+    }
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), orders, st.integers(0, 2), st.integers(1, 4))
+def test_every_sample_once_and_ranks_share_each_batch(
+    counts: list[int], arguments: dict[str, Any], epoch: int, world_size: int
+) -> None:
+    found = layout(counts)
+    alone = list(order(found, **arguments).batches(epoch))
+    ranks = [list(order(found, **arguments, rank=r, world_size=world_size).batches(epoch)) for r in range(world_size)]
+    assert [[i for share in shares for i in share] for shares in zip(*ranks, strict=True)] == alone
+    seen = [index for batch in alone for index in batch]
+    left_out = sum(counts) % arguments["batch_size"] if arguments["drop_last"] else 0
+    assert len(set(seen)) == len(seen) == sum(counts) - left_out
+    assert all(0 <= index < sum(counts) for index in seen)
+    sizes = list(map(len, alone))
+    assert sizes[:-1] == [arguments["batch_size"]] * (len(sizes) - 1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), orders, st.integers(0, 40))
+def test_block_order_resumes_at_any_batch(counts: list[int], arguments: dict[str, Any], start: int) -> None:
+    found = order(layout(counts), **arguments)
+    assert list(found.batches(1, start)) == list(found.batches(1))[start:]
+
+
+def test_block_orders_differ_by_epoch_and_seed() -> None:
+    found = layout([20] * 30)
+    epochs = [order(found, seed=seed).permutation(epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_unsorted_samples_are_found_in_their_blocks() -> None:
+    """Of a layout that is not sorted (`sources`), the same blocks hold the same places."""
+    counts = [7, 3, 9, 1]
+    places = {shuffled: layout(counts, shuffled=shuffled) for shuffled in (None, 4)}
+    assert [found.counts.tolist() for found in places.values()] == [counts, counts]
+    assert places[None].order is None and sorted(places[4].order.tolist()) == list(range(20))
+    for name in ("keys", "begins", "ends"):
+        np.testing.assert_array_equal(getattr(places[None], name), getattr(places[4], name))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_each_block_is_read_about_once(ranks: int, workers: int) -> None:
+    """Over all processes and workers, where each holds the blocks of its lanes' windows and no more."""
+    found = layout([50] * 400)
+    window, reads = 2, 0
+    of_sample = np.repeat(np.arange(400), 50)
+    for rank in range(ranks):
+        shares = list(order(found, batch_size=64, window=window, rank=rank, world_size=ranks).batches(0))
+        for worker in range(workers):
+            held: list[int] = []
+            for share in shares[worker::workers]:
+                for block in np.unique(of_sample[share]).tolist():
+                    if block in held:
+                        held.remove(block)
+                    else:
+                        reads += 1
+                    held.append(block)
+                del held[: -2 * (window + 1) * LANES * TURNS // (ranks * workers)]
+    assert 400 <= reads <= 400 + 2 * LANES * TURNS, "once, and a second time where a lane begins within a block"
+    mixed = np.diff(order(found, batch_size=64, window=window).permutation(0)[:64])
+    assert (np.abs(mixed) > 1).mean() > 0.9, "adjacent samples are not in the same batch"

@@ -36,7 +36,7 @@ def test_a_batch_of_empty_images_has_one_row(regions: Callable[[int, int], Regio
     assert batch.mask_BR.tolist() == [[True], [True]] and not batch.features_BRF.any()
 
 
-def test_objects_come_first_with_the_features_of_the_region_that_overlaps_them(
+def test_prepended_objects_have_features_of_the_most_overlapping_region(
     regions: Callable[[int, int], RegionArrays],
 ) -> None:
     image = regions(1, 2)
@@ -55,7 +55,7 @@ def test_objects_come_first_with_the_features_of_the_region_that_overlaps_them(
     assert len(nothing) == 1 and not nothing.features.any()
 
 
-def test_text() -> None:
+def test_texts_are_encoded_and_padded() -> None:
     tokenizer = Tokenizer.train(["a b c d"] * 2, 50, 1, True)
     text = tokenizer.encode_batch(["a b c d", "a"], 5)
     assert text.mask_BT.sum(1).tolist() == [5, 3]

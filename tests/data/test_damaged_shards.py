@@ -43,7 +43,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("name", "value", "words"), HOSTILE, ids=[f"{name}-{value}" for name, value, _ in HOSTILE])
-def test_regions_that_can_not_be_are_neither_read_nor_written(
+def test_invalid_regions_are_neither_read_nor_written(
     name: str, value: float, words: str, regions: Regions, build_shards: Build, record: Record
 ) -> None:
     bad = changed(regions(1, 2), name, value)
@@ -90,9 +90,7 @@ def rewrite(index: Path, **cells: Any) -> None:
     ],
     ids=lambda value: str(next(iter(value.items()))) if isinstance(value, dict) else "",
 )
-def test_an_index_that_can_not_be_true_is_refused(
-    cells: dict[str, Any], words: str, build_shards: Build, record: Record
-) -> None:
+def test_inconsistent_index_is_refused(cells: dict[str, Any], words: str, build_shards: Build, record: Record) -> None:
     directory = build_shards(train=[record(1), record(2)])
     index = directory / "index-train.parquet"
     rewrite(index, **cells)
@@ -101,7 +99,7 @@ def test_an_index_that_can_not_be_true_is_refused(
 
 
 @pytest.mark.parametrize("damage", ["cut off", "overwritten", "empty", "no parquet"])
-def test_a_damaged_index_is_an_error_in_words(damage: str, build_shards: Build, record: Record) -> None:
+def test_damaged_index_is_a_data_error(damage: str, build_shards: Build, record: Record) -> None:
     directory = build_shards(train=[record(1), record(2)])
     index = directory / "index-train.parquet"
     data = index.read_bytes()
@@ -132,9 +130,7 @@ def test_a_damaged_index_is_an_error_in_words(damage: str, build_shards: Build, 
     ],
     ids=str,
 )
-def test_a_manifest_that_can_not_be_true_is_refused(
-    change: dict[str, Any], build_shards: Build, record: Record
-) -> None:
+def test_invalid_manifest_is_refused(change: dict[str, Any], build_shards: Build, record: Record) -> None:
     directory = build_shards(train=[record(1)])
     file = directory / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
@@ -142,7 +138,7 @@ def test_a_manifest_that_can_not_be_true_is_refused(
         ShardDataset(directory, "train", "captions")
 
 
-def test_an_id_of_five_thousand_digits_is_an_error_in_words(tmp_path: Path) -> None:
+def test_id_of_five_thousand_digits_is_a_data_error(tmp_path: Path) -> None:
     """Python refuses to make such a number, by an error that is no JSON error."""
     from vlp_models.data.formats.base import Tables
     from vlp_models.data.formats.files import read_json, read_lines
