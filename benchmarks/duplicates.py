@@ -1,9 +1,9 @@
-"""Copies found, and strangers mistaken for copies: `python benchmarks/duplicates.py ROOT...`.
+"""Measure the recall and false positives of near-duplicate detection: `python benchmarks/duplicates.py ROOT...`.
 
-ROOT is any folder of photos. The first photos (in the order of a hash of their names) are tested on; each is changed in
-each way, and every changed copy is held against all those tested on, as a training picture would be. The others are
-held against them unchanged. A copy counts as found if its own original is named; any other name is a false one.
-`--beside 3000` holds that many of the others as well, as a larger test set would: a crowd hides keypoints.
+ROOT is any folder of photos. The first photos (in the order of a hash of their names) are the test set; each is changed
+in each way, and every changed copy is searched in the test set, as a training image would be. The other photos are
+searched unchanged. A copy counts as found if its own original is returned; any other match is a false positive.
+`--crowd 3000` adds that many of the others to the test set, since a larger test set hides keypoints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint_image
 from vlp_models.curation.duplicates.search import NearDuplicateIndex, NearRules
-from vlp_models.data.images import as_seen
+from vlp_models.data.images import to_upright_rgb
 
 Change = Callable[[Image.Image, random.Random], Image.Image]
 BATCH = 256
@@ -44,14 +44,14 @@ def scaled(image: Image.Image, by: float) -> Image.Image:
 
 
 def cropped(image: Image.Image, share: float, rng: random.Random) -> Image.Image:
-    """`share` of the width and as much of the height are gone, somewhere."""
+    """Remove `share` of the width and of the height, at a random position."""
     width, height = round(image.width * (1 - share)), round(image.height * (1 - share))
     x, y = rng.randint(0, image.width - width), rng.randint(0, image.height - height)
     return image.crop((x, y, x + width, y + height))
 
 
 def written_on(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Two lines of large text on a bar, about a sixth of the picture."""
+    """Draw two lines of large text on a bar, about a sixth of the image."""
     image, height = image.copy(), image.height
     draw, bar = ImageDraw.Draw(image), height // 6
     top = rng.choice((0, height // 2 - bar // 2, height - bar))
@@ -61,7 +61,7 @@ def written_on(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def shifted(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Brightness, contrast and saturation by up to 30%, hue by up to 15 degrees."""
+    """Change brightness, contrast and saturation by up to 30%, hue by up to 15 degrees."""
     for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
         image = enhance(image).enhance(rng.uniform(0.7, 1.3))
     hue, saturation, value = image.convert("HSV").split()
@@ -69,8 +69,9 @@ def shifted(image: Image.Image, rng: random.Random) -> Image.Image:
     return Image.merge("HSV", (hue.point(lambda h: (h + by) % 256), saturation, value)).convert("RGB")
 
 
+# The names seed the changes: keep them, or published figures cannot be reproduced.
 CHANGES: dict[str, Change] = {
-    "saved anew, JPEG quality 50": lambda image, rng: saved(image, 50),
+    "saved anew, JPEG quality 50": lambda image, rng: saved(image, 50),  # plain-ok
     "scaled to a half": lambda image, rng: scaled(image, 0.5),
     "scaled by 1.5": lambda image, rng: scaled(image, 1.5),
     "bordered, 10% on each side": lambda image, rng: ImageOps.expand(
@@ -82,17 +83,19 @@ CHANGES: dict[str, Change] = {
     "cropped by 5%": lambda image, rng: cropped(image, 0.05, rng),
     "cropped by 10%": lambda image, rng: cropped(image, 0.10, rng),
     "cropped by 20%": lambda image, rng: cropped(image, 0.20, rng),
-    "colours shifted": shifted,
-    "grey": lambda image, rng: ImageOps.grayscale(image).convert("RGB"),
+    "colours shifted": shifted,  # plain-ok
+    "grey": lambda image, rng: ImageOps.grayscale(image).convert("RGB"),  # plain-ok
     "text laid over": written_on,
-    "mirrored, cropped by 10%, saved anew": lambda image, rng: saved(ImageOps.mirror(cropped(image, 0.1, rng)), 70),
+    "mirrored, cropped by 10%, saved anew": lambda image, rng: saved(  # plain-ok
+        ImageOps.mirror(cropped(image, 0.1, rng)), 70
+    ),
 }
 
 
-def print_of(task: tuple[Path, str, bool]) -> Fingerprint:
+def fingerprint_file(task: tuple[Path, str, bool]) -> Fingerprint:
     path, change, held = task
     with Image.open(path) as file:
-        image = as_seen(file)
+        image = to_upright_rgb(file)
     if change:
         image = CHANGES[change](image, random.Random(f"{path.name} {change}"))
     return fingerprint_image(image, keypoints=True, mirror=held)
@@ -105,17 +108,17 @@ def batches(fingerprints: Iterable[Fingerprint]) -> Iterable[list[Fingerprint]]:
 
 
 def measure(held: NearDuplicateIndex, fingerprints: Iterable[Fingerprint], own: bool) -> dict[str, Any]:
-    """Of copies (`own`: copy number n is of held picture n) or of strangers."""
-    asked = found = 0
+    """Search fingerprints. own: copy number n is of indexed image n; else none has a copy."""
+    queries = found = 0
     false: list[tuple[int, int]] = []
     for batch in batches(fingerprints):
         for match in held.search(batch):
-            if own and match.indexed == asked + match.query:
+            if own and match.indexed == queries + match.query:
                 found += 1
             else:
-                false.append((asked + match.query, match.indexed))
-        asked += len(batch)
-    return {"asked": asked, "found": found, "false": false}
+                false.append((queries + match.query, match.indexed))
+        queries += len(batch)
+    return {"asked": queries, "found": found, "false": false}
 
 
 def main() -> None:
@@ -123,8 +126,8 @@ def main() -> None:
     parser.add_argument("roots", type=Path, nargs="+")
     parser.add_argument("--changed", type=int, default=1000)
     parser.add_argument("--others", type=int, default=6000)
-    parser.add_argument("--beside", type=int, default=0, help="others that are tested on, too, and not asked about")
-    parser.add_argument("--skip", type=int, default=0, help="photos to leave out: those that limits were chosen on")
+    parser.add_argument("--crowd", type=int, default=0, help="others that are added to the test set and not searched")
+    parser.add_argument("--skip", type=int, default=0, help="photos to skip: those that the limits were tuned on")
     parser.add_argument("--bits", type=int, default=8)
     parser.add_argument("--no-keypoints", action="store_true")
     parser.add_argument("--processes", type=int, default=2)
@@ -136,35 +139,35 @@ def main() -> None:
     )
     changed = photos[options.skip : options.skip + options.changed]
     rest = photos[: options.skip] + photos[options.skip + options.changed :]
-    beside, others = rest[: options.beside], rest[options.beside :][: options.others]
+    crowd, others = rest[: options.crowd], rest[options.crowd :][: options.others]
     rules = NearRules(max_hash_distance=options.bits, keypoints=not options.no_keypoints)
-    print(f"{len(changed)} photos changed, {len(beside)} beside them, {len(others)} others", file=sys.stderr)
+    print(f"{len(changed)} photos changed, {len(crowd)} more in the test set, {len(others)} others", file=sys.stderr)
     with ProcessPoolExecutor(options.processes) as pool:
         clock = time.perf_counter()
-        tested = list(pool.map(print_of, [(path, "", True) for path in [*changed, *beside]], chunksize=16))
+        tested = list(pool.map(fingerprint_file, [(path, "", True) for path in [*changed, *crowd]], chunksize=16))
         held = NearDuplicateIndex(tested, rules)
         rows: dict[str, Any] = {}
         for change in CHANGES:
             tasks = [(path, change, False) for path in changed]
-            rows[change] = measure(held, pool.map(print_of, tasks, chunksize=16), own=True)
-            say(change, rows[change])
+            rows[change] = measure(held, pool.map(fingerprint_file, tasks, chunksize=16), own=True)
+            print_row(change, rows[change])
         tasks = [(path, "", False) for path in others]
         start = time.perf_counter()
-        strangers = list(pool.map(print_of, tasks, chunksize=16))
+        strangers = list(pool.map(fingerprint_file, tasks, chunksize=16))
         made = time.perf_counter() - start
         start = time.perf_counter()
         rows[OTHERS] = measure(held, strangers, own=False)
         rows[OTHERS] |= {"print_seconds": round(made, 1), "search_seconds": round(time.perf_counter() - start, 1)}
-        say(OTHERS, rows[OTHERS])
+        print_row(OTHERS, rows[OTHERS])
     for change, row in rows.items():
-        asked = others if change == OTHERS else changed
-        row["false"] = [[asked[n].name, [*changed, *beside][h].name] for n, h in row["false"]]
+        queries = others if change == OTHERS else changed
+        row["false"] = [[queries[n].name, [*changed, *crowd][h].name] for n, h in row["false"]]
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{time.perf_counter() - clock:.0f} s", file=sys.stderr)
 
 
-def say(change: str, row: dict[str, Any]) -> None:
+def print_row(change: str, row: dict[str, Any]) -> None:
     print(f"{change:40} {row['found']:6} of {row['asked']:6}, false {len(row['false'])}", flush=True)
 
 

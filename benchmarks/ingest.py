@@ -1,9 +1,9 @@
-"""Seconds and peak memory of `vlp ingest` on a drop of 100,000 pairs: `python benchmarks/ingest.py [--pairs N]`.
+"""Time and peak memory of `vlp ingest` on a batch of 100,000 pairs: `python benchmarks/ingest.py [--pairs N]`.
 
-Makes, in a temporary folder, a project with an evaluation set and a drop of small JPEGs and PNGs of random shapes. It
-knows how many pairs are new, repeated (same bytes, same pixels in another format, scaled and recompressed), leaked
-from the evaluation set, and bad; the counts that `vlp ingest` reports are checked against it. Then a drop of 3,000 into
-datasets that hold `--held` pairs beforehand, to see what memory depends on.
+Makes a project with an evaluation set in a temporary folder, and a batch of small JPEGs and PNGs. The number of pairs
+that are new, repeated (same bytes, same pixels in another format, scaled and recompressed), leaked from the evaluation
+set, and bad is known; the counts that `vlp ingest` reports are checked against it. Then a batch of 3,000 into datasets
+that already have `--held` pairs, to see what memory depends on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARES = {"same_bytes": 0.01, "same_pixels": 0.01, "scaled": 0.02, "leaked": 0.0
 
 
 def picture(seed: int) -> Image.Image:
-    """A smooth random picture of 128 x 96: eight by six random colours, interpolated, and a little noise."""
+    """Return a smooth random image of 128 x 96: eight by six random colors, interpolated, with a little noise."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize((128, 96), Image.Resampling.BICUBIC)
     noise = rng.integers(-6, 7, (96, 128, 1))
@@ -45,7 +45,7 @@ def encode(image: Image.Image, form: str, **options: int) -> bytes:
 
 
 def kind(number: int, pairs: int) -> str:
-    """What pair `number` is: the first of each hundred places are spoilt, by SHARES."""
+    """Return the kind of pair `number`: the first of each hundred are bad, by SHARES."""
     place = (number % 100) / 100
     for name, share in SHARES.items():
         if place < share - 1e-9:
@@ -55,7 +55,7 @@ def kind(number: int, pairs: int) -> str:
 
 
 def write_some(task: tuple[str, int, int, int]) -> list[str]:
-    """Pictures and lines `first` to `last` of the drop."""
+    """Write images and lines `first` to `last` of the batch."""
     folder, first, last, pairs = task
     lines = []
     for number in range(first, last):
@@ -64,7 +64,7 @@ def write_some(task: tuple[str, int, int, int]) -> list[str]:
         form, suffix, options = (
             ("PNG", "png", {"compress_level": 1}) if number % 4 == 0 else ("JPEG", "jpg", {"quality": 85})
         )
-        original = number + 50 if number % 100 < 50 and number + 50 < pairs else number - 50  # a new one's number
+        original = number + 50 if number % 100 < 50 and number + 50 < pairs else number - 50  # number of a new pair
         if what == "same_bytes":
             data, suffix = source(original)
         elif what == "same_pixels":
@@ -88,7 +88,7 @@ def write_some(task: tuple[str, int, int, int]) -> list[str]:
 
 
 def source(number: int) -> tuple[bytes, str]:
-    """A new picture as it stands in the drop."""
+    """Return a new image as it is in the batch."""
     if number % 4 == 0:
         return encode(picture(number), "PNG", compress_level=1), "png"
     return encode(picture(number), "JPEG", quality=85), "jpg"
@@ -122,7 +122,7 @@ def make_project(root: Path, pairs: int) -> None:
 
 
 def hold(root: Path, pairs: int) -> None:
-    """A batch of `pairs` pairs in the dataset, as far as the index reads it: lines and hashes, no pictures."""
+    """Write a batch of `pairs` pairs into the dataset, as far as the index reads it: lines and hashes, no images."""
     folder = root / "data" / "accepted" / "held"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(7)
@@ -144,7 +144,7 @@ def truth(pairs: int) -> dict[str, int]:
 
 
 def ingest(root: Path) -> dict[str, float]:
-    """Seconds of one `vlp ingest`, and the peak memory of its processes in MB."""
+    """Return the seconds of one `vlp ingest`, and the peak memory of its processes in MB."""
     code = (
         "import resource, json, sys; from vlp_models.cli.main import main\n"
         "sys.argv = ['vlp', 'ingest']\n"

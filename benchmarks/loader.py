@@ -1,7 +1,7 @@
-"""Samples a second from shards to padded batches, in one process: `python benchmarks/loader.py`.
+"""Samples per second from shards to padded batches, in one process: `python benchmarks/loader.py`.
 
-Writes its own shards (16 regions of 256 dimensions an image, five captions) to a temporary directory. CPU seconds are
-what one core needs; wall-clock seconds depend on what else the machine does.
+Writes its own shards (16 regions of 256 dimensions per image, five captions) to a temporary directory. CPU seconds are
+what one core needs; wall-clock seconds depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
             wall, cpu = time.perf_counter(), time.process_time()
             count = sum(len(batch) for batch in loader)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            print(f"{label}: {count:,} samples, {count / cpu:,.0f} a CPU second, {count / wall:,.0f} a wall second")
+            print(f"{label}: {count:,} samples, {count / cpu:,.0f}/s CPU, {count / wall:,.0f}/s wall clock")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""What prepare, validate, shards and the loader need for many pairs: `python benchmarks/scale.py [--pairs N ...]`.
+"""Time and memory of stages and loader for many pairs: `python benchmarks/scale.py [--pairs N ...]`.
 
-Makes, in a temporary folder, that many generated pictures of 16 x 16 pixels with a caption each, as a dataset of format
-`pairs`, in which every 200th pair is bad in one of several ways, and up to 5,000 pictures each are val and test. Each
-stage runs in a process of its own. Its seconds, and the most memory that the process held, are written down beside
-those of the same process before it began to work, and the most that one of its workers held; the counts are checked.
-`peak_mb` has pages of mapped files in it, which the system drops when others need the memory; `own_mb` has not, and is
-looked at 20 times a second.
-The fit is a straight line through the sizes, read off at 10^8 pairs: a guess that assumes that nothing but the number
-of rows changes (the disk must hold what is spilled, and the machine's file cache be as useful).
+Generates that many images of 16 x 16 pixels with a caption each in a temporary folder, as a dataset of format `pairs`.
+Every 200th pair is bad in one of several ways, and up to 5,000 images each are val and test. Each stage runs in a
+process of its own. Recorded are its seconds, the memory of the process before it starts to work, its peak, and the peak
+of its workers; the counts of bad pairs are checked. `peak_mb` includes pages of mapped files, which the system drops if
+others need the memory; `own_mb` excludes them and is sampled 20 times a second.
 
-Each picture of val and test is held against all others (`validate.near_duplicates`), which takes as long as the one
-times the other; `--without-copies` leaves it out, and with it the keypoints that prepare takes for it.
+A straight line is fitted through the sizes and extrapolated to 10^8 pairs: an estimate that assumes that nothing but
+the number of rows changes (the disk must hold spilled data, and the file cache must be as effective).
 
-`--local` is where the pictures lie; 10^6 of them are 4 GB of small files. Run it on a machine that does nothing else.
+Each image of val and test is compared with all others (`validate.near_duplicates`), which takes time proportional to
+the product of both numbers; `--no-near-duplicates` skips it, and the keypoints that prepare extracts for it.
+
+`--local` is the folder for the images; 10^6 of them are 4 GB of small files. Use an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "scale-cpu.json"
 STAGES = ("prepare", "validate", "shards", "loader", "streamed")
 FAR = 10**8
-COLOURS, THINGS = ("red", "blue", "green", "grey"), ("cat", "dog", "house", "tree", "box", "cup", "car", "boat")
+COLORS = ("red", "blue", "green", "gray")
+THINGS = ("cat", "dog", "house", "tree", "box", "cup", "car", "boat")
 
 STAGE = """
 import dataclasses, json, os, resource, sys, threading, time
@@ -88,7 +89,7 @@ print("RESULT", json.dumps({"seconds": round(seconds, 1), "before_mb": round(bef
 
 
 def picture(number: int) -> bytes:
-    """A PNG of 16 x 16 pixels of noise, another one for each number: no two are taken for copies."""
+    """Return a PNG of 16 x 16 pixels of noise, different for each number: no two are near-duplicates."""
     noise = np.random.default_rng(number).bytes(16 * 48)
     rows = b"".join(b"\0" + noise[48 * row : 48 * (row + 1)] for row in range(16))  # 0: no filter; 48 bytes: 16 pixels
     header = struct.pack(">IIBBBBB", 16, 16, 8, 2, 0, 0, 0)
@@ -99,9 +100,9 @@ def picture(number: int) -> bytes:
 
 
 def caption(number: int) -> str:
-    colour, other = (COLOURS[number // k % len(COLOURS)] for k in (1, 4))
+    color, other = (COLORS[number // k % len(COLORS)] for k in (1, 4))
     thing, behind = (THINGS[number // k % len(THINGS)] for k in (16, 128))
-    return f"a {colour} {thing} stands in front of a {other} {behind} at place {number}"
+    return f"a {color} {thing} stands in front of a {other} {behind} at place {number}"
 
 
 def split_of(number: int, every: int) -> str:
@@ -109,8 +110,7 @@ def split_of(number: int, every: int) -> str:
 
 
 def write_some(task: tuple[str, int, int, int]) -> list[str]:
-    """Pictures and lines `first` to `last`, of which one in `every` is val, one test. Of 1,000 pairs five are bad, each
-    in a way of its own."""
+    """Write images and lines `first` to `last`; one in `every` is val, one test, and 5 of 1,000 pairs are bad."""
     folder, first, last, every = task
     lines = []
     for number in range(first, last):
@@ -124,7 +124,7 @@ def write_some(task: tuple[str, int, int, int]) -> list[str]:
         elif what == 207:
             text = "1 + 1"
         elif what == 407:
-            name, text = f"images/{(number - 1) // 1000:05d}/{number - 1}.png", caption(number - 1).upper()  # once more
+            name, text = f"images/{(number - 1) // 1000:05d}/{number - 1}.png", caption(number - 1).upper()  # repeated
             split = split_of(number - 1, every)
         elif what == 607:
             name = f"images/lost/{number}.png"
@@ -136,12 +136,12 @@ def write_some(task: tuple[str, int, int, int]) -> list[str]:
     return lines
 
 
-def make_project(root: Path, pairs: int, copies: bool) -> None:
+def make_project(root: Path, pairs: int, near_duplicates: bool) -> None:
     import yaml
 
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["data"] = {"many": {"format": "pairs", "root": "data/raw/many", "pairs": "pairs.jsonl"}}
-    if not copies:
+    if not near_duplicates:
         params["validate"]["near_duplicates"] |= {"max_hash_distance": -1, "keypoints": False}
     params["shards"] |= {"pixels": True, "images_per_shard": 5000}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
@@ -166,7 +166,7 @@ def measure(root: Path, stage: str, batches: int) -> dict[str, float]:
 
 
 def check(root: Path, pairs: int) -> None:
-    """Each kind of bad pair was found as often as it was made."""
+    """Check that each kind of bad pair was found as often as it was made."""
     report = json.loads((root / "reports" / "validation.json").read_text())
     failed = {(rule["table"], rule["rule"]): rule["failed"] for rule in report["rules"]}
     for where, table, rule in (
@@ -181,7 +181,7 @@ def check(root: Path, pairs: int) -> None:
 
 
 def fit(runs: list[dict[str, float]]) -> dict[str, float]:
-    """Least squares through (pairs, value), each run weighted alike relative to its size."""
+    """Fit least squares through (pairs, value), with equal relative weights."""
     sizes = np.array([run["pairs"] for run in runs], float)
     found: dict[str, float] = {}
     for name in ("seconds", "peak_mb", "own_mb"):
@@ -192,10 +192,10 @@ def fit(runs: list[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def write(out: Path, runs: dict[str, list[dict[str, float]]], *, looks_for_copies: bool) -> None:
+def write(out: Path, runs: dict[str, list[dict[str, float]]], *, near_duplicates: bool) -> None:
     result = {
         "machine": {"cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version()},
-        "looks_for_copies": looks_for_copies,
+        "near_duplicates": near_duplicates,
         "stages": {stage: {"runs": found, "fit": fit(found)} for stage, found in runs.items() if found},
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -205,10 +205,10 @@ def write(out: Path, runs: dict[str, list[dict[str, float]]], *, looks_for_copie
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--batches", type=int, default=200, help="batches of 256 that the loaders hand out")
+    parser.add_argument("--batches", type=int, default=200, help="batches of 256 to load")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    parser.add_argument("--without-copies", action="store_true", help="do not look for changed copies")
-    parser.add_argument("--local", type=Path, default=None, help="a folder for the pictures")
+    parser.add_argument("--no-near-duplicates", action="store_true", help="skip the search for near-duplicates")
+    parser.add_argument("--local", type=Path, default=None, help="folder for the images")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     runs: dict[str, list[dict[str, float]]] = {stage: [] for stage in options.stages}
@@ -216,7 +216,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.local) as name:
             root = Path(name)
             start = time.perf_counter()
-            make_project(root, pairs, not options.without_copies)
+            make_project(root, pairs, not options.no_near_duplicates)
             print(f"{pairs:,} pairs, made in {time.perf_counter() - start:.0f} s", flush=True)
             for stage in options.stages:
                 found = {"pairs": pairs, **measure(root, stage, options.batches)}
@@ -225,7 +225,7 @@ def main() -> None:
                 print(stage, json.dumps(found), flush=True)
                 if stage == "validate":
                     check(root, pairs)
-                write(options.out, runs, looks_for_copies=not options.without_copies)  # the next may take hours
+                write(options.out, runs, near_duplicates=not options.no_near_duplicates)  # the next may take hours
 
 
 if __name__ == "__main__":

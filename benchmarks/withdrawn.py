@@ -1,7 +1,7 @@
-"""A withdrawn picture, known again by its hashes alone: `python benchmarks/withdrawn.py PICTURES.tar [COUNT]`.
+"""Recognition of withdrawn images by hashes alone: `python benchmarks/withdrawn.py IMAGES.tar [COUNT]`.
 
-Each picture is changed in each way, and asked for among the hashes of all; and every other picture is asked for, which
-is none of them (vlp_models/curation/duplicates/withdrawn.py). Prints the shares within some distances in bits.
+Each image is changed in each way and searched among the hashes of all images; and every image is searched among those
+of all others (vlp_models/curation/duplicates/withdrawn.py). Prints the share of images within some distances in bits.
 """
 
 from __future__ import annotations
@@ -42,44 +42,44 @@ def saved(image: Image.Image, quality: int) -> Image.Image:
 
 
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
-    "saved anew, JPEG quality 50": lambda image: saved(image, 50),
+    "re-encoded, JPEG quality 50": lambda image: saved(image, 50),
     "scaled to a half": lambda image: image.resize((image.width // 2, image.height // 2)),
     "scaled by 1.5": lambda image: image.resize((image.width * 3 // 2, image.height * 3 // 2)),
     "bordered, 10% on each side": lambda image: saved(ImageOps.expand(image, image.width // 10, "white"), 90),
     "mirrored": ImageOps.mirror,
-    "turned by 90 degrees": lambda image: image.transpose(Image.Transpose.ROTATE_90),
-    "made grey": lambda image: image.convert("L").convert("RGB"),
+    "rotated by 90 degrees": lambda image: image.transpose(Image.Transpose.ROTATE_90),
+    "grayscale": lambda image: image.convert("L").convert("RGB"),
 }
 
 
-def print_of(image: Image.Image) -> Fingerprint:
+def fingerprint(image: Image.Image) -> Fingerprint:
     return fingerprint_image(image, keypoints=False, mirror=False)
 
 
 def main(tar: str, count: int = 1000) -> None:
     held, changed = [], {name: [] for name in CHANGES}  # type: ignore[var-annotated]
     for image in pictures(tar, count):
-        own = print_of(image)
+        own = fingerprint(image)
         turned = [perceptual_hash_of_gray(to_gray(own.turned(turn))) for turn in range(ORIENTATIONS)]
-        if None in turned:  # of one colour
+        if None in turned:  # of one color
             continue
         held.append(turned)
         for name, change in CHANGES.items():
-            value = print_of(change(image)).perceptual
+            value = fingerprint(change(image)).perceptual
             changed[name].append(~turned[0] & (1 << 64) - 1 if value is None else value)
     hashes_N8 = np.array(held, np.uint64)
     print(f"{len(held)} pictures")
     for name, values in changed.items():
         apart_N = np.bitwise_count(hashes_N8 ^ np.array(values, np.uint64)[:, None]).min(axis=1)
         print(f"{name:30}" + "".join(f"  {bits} bits {100 * (apart_N <= bits).mean():5.1f}%" for bits in BITS))
-    strangers = dict.fromkeys(BITS, 0)
+    others = dict.fromkeys(BITS, 0)
     for number, own_8 in enumerate(hashes_N8):
         apart_N = np.bitwise_count(hashes_N8[:, :1] ^ own_8).min(axis=1)
         apart_N[number] = 64
         for bits in BITS:
-            strangers[bits] += int((apart_N <= bits).sum())
+            others[bits] += int((apart_N <= bits).sum())
     pairs = len(held) * (len(held) - 1)
-    print(f"strangers, of {pairs:,} pairs     " + "".join(f"  {bits} bits {n}" for bits, n in strangers.items()))
+    print(f"{pairs:,} pairs of others         " + "".join(f"  {bits} bits {n}" for bits, n in others.items()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""torchvision's COCO detectors with random weights, where torchvision keeps those that it has downloaded."""
+"""torchvision's COCO detectors with random weights, in torchvision's download cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOBILE = "mobilenet_v3_large_320_fpn"  # the smallest
 
 
 def fresh(backbone: str) -> FasterRCNN:
-    """torchvision's, with random weights, whose batch norms know what comes to them, so that boxes differ."""
+    """Return torchvision's model with random weights, whose batch norms have seen the data scale, so that boxes differ."""
     torch.manual_seed(0)
     model = get_model(f"fasterrcnn_{backbone}", weights=None, weights_backbone=None)
     for module in model.backbone.modules():
@@ -27,11 +27,11 @@ def fresh(backbone: str) -> FasterRCNN:
 
 
 def keep_coco_detector(monkeypatch: pytest.MonkeyPatch, home: Path, backbone: str) -> tuple[Path, Any]:
-    """Returns the file in torchvision's cache below `home`, and torchvision's entry of the weights."""
+    """Return the file in torchvision's cache below `home`, and torchvision's entry of the weights."""
     monkeypatch.setenv("TORCH_HOME", str(home))
     entry = get_model_weights(f"fasterrcnn_{backbone}")["DEFAULT"]
     file = home / "hub" / "checkpoints" / Path(entry.url).name  # torchvision's name for it
     file.parent.mkdir(parents=True)
-    state = fresh(backbone).state_dict()  # published are those of frozen batch norms, which count nothing
+    state = fresh(backbone).state_dict()  # published weights are of frozen batch norms, which have no counter
     torch.save({name: tensor for name, tensor in state.items() if "num_batches_tracked" not in name}, file)
     return file, entry

@@ -1,4 +1,4 @@
-"""Pictures with as much in them as a photo has: light, coarse and fine texture, and things with edges."""
+"""Images with as much detail as a photo: light, coarse and fine texture, and objects with edges."""
 
 from __future__ import annotations
 
