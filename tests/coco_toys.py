@@ -15,7 +15,7 @@ MOBILE = "mobilenet_v3_large_320_fpn"  # the smallest
 
 
 def fresh(backbone: str) -> FasterRCNN:
-    """Return torchvision's model with random weights, whose batch norms have seen the data scale, so that boxes differ."""
+    """Return a model with random weights and calibrated batch norms, so that boxes differ."""
     torch.manual_seed(0)
     model = get_model(f"fasterrcnn_{backbone}", weights=None, weights_backbone=None)
     for module in model.backbone.modules():
