@@ -1,15 +1,13 @@
-"""The README's pictures: Prefect's flow run, MLflow's comparison, Data Docs, the report and `vlp demo`'s page, in
-headless Chromium.
+"""Take the screenshots of the docs: Prefect, MLflow, Data Docs, the report and the demo page, in headless Chromium.
 
     make pictures           (= python docs/pictures/take.py, in a project where `make demo` has run)
 
-Starts a Prefect and an MLflow server and the page on loopback ports of its own, runs the retrain flow once, takes the
-pictures and ends the servers. The page needs a champion (`vlp promote`) and Gradio; without Gradio its picture is left
-as it is. So is the one of the visual dictionary where the report shows none (presets/soho.yaml makes one).
-`--photo FILE` takes the page's picture of a photograph alone, where the champion has learnt from photographs. Needs
-Chromium (Debian's package; `--chromium` names another) and playwright, which `make pictures` installs. Data Docs load
-their styles from public hosts: `--mirror FOLDER`, with files at HOST/PATH, stands in for them where there is no
-network.
+Starts a Prefect server, an MLflow server and the demo page on free loopback ports, runs the retrain flow once, takes
+the screenshots and stops the servers. The page needs a champion (`vlp promote`) and Gradio; without Gradio its
+screenshot stays as it is. So does that of the visual dictionary if the report has none (presets/soho.yaml makes one).
+`--photo FILE` takes only the page's screenshot of a photograph, with a champion trained on photographs. Needs Chromium
+(Debian's package; `--chromium` names another) and playwright, which `make pictures` installs. Data Docs load their
+styles from public hosts; without a network, `--mirror FOLDER` serves them from files at HOST/PATH.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from urllib.parse import urlsplit
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SIZE = {"width": 1280, "height": 860}
-READY = 90.0  # seconds a server may take
+READY = 90.0  # seconds within which a server must respond
 
 
 def free_port() -> int:
@@ -45,10 +43,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def server(command: list[str], health: str, environment: dict[str, str], log: Path) -> Iterator[None]:
-    """Runs a server for the length of the block.
+    """Run a server during the block.
 
     Raises:
-        TimeoutError: it does not answer within `READY` seconds.
+        TimeoutError: it does not respond within `READY` seconds.
     """
     with log.open("w") as sink:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sink, stderr=sink, start_new_session=True)
@@ -58,7 +56,7 @@ def server(command: list[str], health: str, environment: dict[str, str], log: Pa
             with contextlib.suppress(OSError), urllib.request.urlopen(health, timeout=2):
                 break
             if process.poll() is not None or time.monotonic() > deadline:
-                raise TimeoutError(f"{command[0]} does not answer; its log: {log.read_text()[-2000:]}")
+                raise TimeoutError(f"{command[0]} does not respond; its log: {log.read_text()[-2000:]}")
             time.sleep(0.5)
         yield
     finally:
@@ -70,13 +68,14 @@ def server(command: list[str], health: str, environment: dict[str, str], log: Pa
 
 
 def call(url: str, body: dict[str, Any]) -> Any:
+    """Post JSON and return the parsed response."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
 
 
 class Camera:
-    """Headless Chromium; `mirror` answers for public hosts."""
+    """Headless Chromium. `mirror`: folder that serves requests to public hosts."""
 
     def __init__(self, browser: Any, mirror: Path | None) -> None:
         self._browser = browser
@@ -94,15 +93,17 @@ class Camera:
         act: Callable[[Any], None] | None = None,
         whole: bool = False,
     ) -> None:
-        """
+        """Open a page and write its screenshot to NAME.png.
+
         Args:
-            act: what else to do on the page before the picture is taken. whole: also what lies below the window.
-            clicks: selectors to press first, where they are there.
-            fill: selector -> what to type there.
-            settle: seconds for the page to draw.
+            clicks: selectors to click first, if they exist.
+            fill: selector -> text to type there.
+            settle: seconds to let the page render.
+            act: called with the page before the screenshot is taken.
+            whole: include the part below the window.
         """
         page = self._browser.new_page(viewport=SIZE, color_scheme="light")
-        page.route(lambda address: not address.startswith(("http://127.0.0.1", "file:", "data:")), self._answer)
+        page.route(lambda address: not address.startswith(("http://127.0.0.1", "file:", "data:")), self._serve)
         page.goto(url, wait_until="load")
         page.wait_for_timeout(1000 * settle)
         for selector in clicks:
@@ -121,7 +122,7 @@ class Camera:
         page.close()
         print(f"docs/pictures/{name}.png  {(HERE / f'{name}.png').stat().st_size // 1024} KB", flush=True)
 
-    def _answer(self, route: Any) -> None:
+    def _serve(self, route: Any) -> None:
         if self._mirror is None:
             route.continue_()
             return
@@ -134,17 +135,18 @@ class Camera:
 
 
 def prefect_pages(camera: Camera, home: Path) -> None:
+    """Run the retrain flow against a Prefect server and take its page."""
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
     environment = {
         **os.environ,
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_UI_API_URL": api,  # where the page in the browser looks
+        "PREFECT_SERVER_UI_API_URL": api,  # for the page in the browser
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with server(command, f"{api}/health", environment, home / "prefect.log"):
-        run = "from flows.retrain import retrain; retrain()"  # as a worker would, with its server
+        run = "from flows.retrain import retrain; retrain()"  # as a worker does, with its server
         subprocess.run(
             [sys.executable, "-c", run],
             cwd=ROOT,
@@ -158,6 +160,7 @@ def prefect_pages(camera: Camera, home: Path) -> None:
 
 
 def mlflow_page(camera: Camera, home: Path) -> None:
+    """Take MLflow's comparison of the runs, from a copy of the database."""
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     store = home / "mlflow.db"
@@ -179,17 +182,17 @@ def mlflow_page(camera: Camera, home: Path) -> None:
 
 
 def dictionary(camera: Camera) -> None:
-    """What each code gathers, of a report in whose project a SOHO was pretrained."""
+    """Take the report's visual dictionary, if a SOHO was pretrained in this project."""
     report = ROOT / "reports" / "index.html"
     if "Patches per code of the visual dictionary" not in report.read_text(encoding="utf-8"):
-        print("docs/pictures/dictionary.png  left as it is: the report shows no dictionary", file=sys.stderr)
+        print("docs/pictures/dictionary.png  unchanged: the report has no dictionary", file=sys.stderr)
         return
     camera.take(report.as_uri(), "dictionary", scroll_to="h2:has-text('visual dictionary')", settle=1)
     _shrink(HERE / "dictionary.png", 256)
 
 
 def demo_page(camera: Camera, home: Path) -> None:
-    """A scene of the test split, captioned, asked about, and others searched for."""
+    """Take the page with a scene of the test split: its caption, an answer, a search."""
     from vlp_models.data.tables import read_table
 
     images = read_table("images", ROOT / "data" / "validated").to_pylist()
@@ -198,14 +201,14 @@ def demo_page(camera: Camera, home: Path) -> None:
 
 
 def photo_page(camera: Camera, home: Path, photo: Path) -> None:
-    """A photograph, captioned by a champion that has learnt from photographs."""
-    _page(camera, home, "page-photo", photo, "", "", colours=256)
+    """Take the page with a photograph, captioned by a champion trained on photographs."""
+    _page(camera, home, "page-photo", photo, "", "", colors=256)
 
 
-def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wanted: str, colours: int = 128) -> None:
-    """question, wanted: empty where no champion answers or searches."""
+def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wanted: str, colors: int = 128) -> None:
+    """Take the page with `photo`. question, wanted: empty if no champion answers or searches."""
     if importlib.util.find_spec("gradio") is None:
-        print(f"docs/pictures/{name}.png  left as it is: gradio is not installed", file=sys.stderr)
+        print(f"docs/pictures/{name}.png  unchanged: gradio is not installed", file=sys.stderr)
         return
     port = free_port()
     base = f"http://127.0.0.1:{port}"
@@ -227,16 +230,16 @@ def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wan
     command = [sys.executable, "-m", "vlp_models.cli.main", "demo", "--port", str(port)]
     with server(command, base, dict(os.environ), home / "page.log"):
         camera.take(base, name, settle=2, act=use, whole=True)
-    _shrink(HERE / f"{name}.png", colours)
+    _shrink(HERE / f"{name}.png", colors)
 
 
-def _shrink(picture: Path, colours: int = 128) -> None:
-    """To so few colours; a page of text and drawings gets by with 128."""
+def _shrink(picture: Path, colors: int = 128) -> None:
+    """Reduce a screenshot to this many colors; 128 are enough for text and drawings."""
     from PIL import Image
 
-    how = Image.Quantize.MAXCOVERAGE if colours < 256 else Image.Quantize.MEDIANCUT  # the former posterises noise
+    how = Image.Quantize.MAXCOVERAGE if colors < 256 else Image.Quantize.MEDIANCUT  # the former posterizes noise
     with Image.open(picture) as image:
-        small = image.convert("RGB").quantize(colours, how)
+        small = image.convert("RGB").quantize(colors, how)
     small.save(picture, optimize=True)
     print(f"docs/pictures/{picture.name}  {picture.stat().st_size // 1024} KB after shrinking", flush=True)
 
@@ -248,11 +251,11 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=("prefect", "mlflow", "data-docs", "report", "dictionary", "page"), default=None
     )
-    parser.add_argument("--photo", type=Path, default=None, help="take page-photo.png alone, of this photograph")
+    parser.add_argument("--photo", type=Path, default=None, help="take only page-photo.png, with this photograph")
     arguments = parser.parse_args()
     for needed in ("reports/index.html", "reports/data_docs/index.html", "mlflow.db"):
         if not (ROOT / needed).exists():
-            sys.exit(f"no {needed}: run `make demo` first")
+            sys.exit(f"{needed}: not found; run `make demo` first")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
