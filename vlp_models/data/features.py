@@ -179,7 +179,7 @@ def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
         array = getattr(regions, name)
         if len(array) != len(regions) or array.shape[1:] != getattr(first, name).shape[1:]:
             raise DataError(
-                f"image {image_id}: {name} has shape {list(array.shape)} next to features {list(regions.features.shape)}"
+                f"image {image_id}: {name} has shape {list(array.shape)}, features {list(regions.features.shape)},"
                 f" and {list(getattr(first, name).shape)} for the chunk's first image"
             )
         if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(dtype).max:

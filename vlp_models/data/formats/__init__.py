@@ -1,4 +1,4 @@
-"""Readers of public dataset formats, by the name params.yaml gives them."""
+"""Readers of public dataset formats, by their name in params.yaml."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ FORMATS = {
 
 
 def read_source(name: str, params: SourceParams, base: Path) -> Tables:
-    """Reads one dataset; `base` is the directory that `params.root` is relative to.
+    """Read one dataset.
+
+    Args:
+        base: the directory that `params.root` is relative to.
 
     Raises:
-        ParamsError: there is no such format.
+        ParamsError: an unknown format.
         DataError: its directory or one of its files is missing or not in the format.
     """
     check_known(params.format, FORMATS, f"data.{name}.format")

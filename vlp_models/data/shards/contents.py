@@ -115,8 +115,11 @@ def write_contents(
             read = (name, "images") if columns.images == "several" else (name,)
             trained_on = {source: _summarize(found, kind, read, source, SPLITS[:2]) for source in sources}
             tested = {source: _summarize(found, kind, read, source, SPLITS[2:]) for source in sources}
-            for file, summaries in ((trained_on_file(kind, name, ()), trained_on), (evaluation_file(kind, name), tested)):
-                write_json(directory / file, {source: summary for source, summary in summaries.items() if summary})
+            for path, summaries in (
+                (trained_on_file(kind, name, ()), trained_on),
+                (evaluation_file(kind, name), tested),
+            ):
+                write_json(directory / path, {source: summary for source, summary in summaries.items() if summary})
             for source, summary in trained_on.items():
                 write_json(directory / trained_on_file(kind, name, [source]), summary)
 

@@ -7,8 +7,8 @@ original has all six); `number`, the sentence's number within its group; `more`,
 (the original has one per image); and `descriptions`, for each order, sentences that list the content of that image.
 
 As in NLVR, a group has four scenes: two of them differ from the other two by a rearrangement of the same items or by
-one small edit. Every sentence is used with as many scenes it is true of as scenes it is false of, so a sentence alone never
-reveals its label.
+one small edit. Every sentence is used with as many scenes it is true of as scenes it is false of, so a sentence alone
+never reveals its label.
 
 Descriptions are true by construction and dense. A statement of NLVR is one fact and its label one bit: a model trained
 from scratch stays at chance on it for a long time. A description names many facts, each of which must be read off the

@@ -36,7 +36,7 @@ def write_captions(scene: Scene, rng: np.random.Generator, misspelled: float = C
 
     misspelled: share of the careless annotator's captions that contain misspellings.
     """
-    habits = (count, relate, point, place)
+    habits = (describe_counts, describe_relation, describe_salient, describe_places)
     texts = [habit(scene, rng) for habit in habits]
     careless = habits[rng.integers(len(habits))](scene, rng)
     if rng.random() < misspelled:
@@ -44,7 +44,7 @@ def write_captions(scene: Scene, rng: np.random.Generator, misspelled: float = C
     return [text[0].upper() + text[1:] + "." for text in texts] + [careless]
 
 
-def count(scene: Scene, rng: np.random.Generator) -> str:
+def describe_counts(scene: Scene, rng: np.random.Generator) -> str:
     """`three circles and a red star`: how many there are of each kind, or in total."""
     by_kind = Counter(Description(shape=o.shape, color=o.color) for o in scene.objects)
     by_shape = Counter(Description(shape=o.shape) for o in scene.objects)
@@ -62,7 +62,7 @@ def count(scene: Scene, rng: np.random.Generator) -> str:
     return _add_frame(listed, "one" if first_is_one else "many", rng)
 
 
-def relate(scene: Scene, rng: np.random.Generator) -> str:
+def describe_relation(scene: Scene, rng: np.random.Generator) -> str:
     """`a small red circle is left of a striped blue square`: a pair with a clear direction."""
     objects = scene.objects
     pairs = [
@@ -73,7 +73,7 @@ def relate(scene: Scene, rng: np.random.Generator) -> str:
         if a is not b and is_related(a, relation, b) and _is_main_direction(a, relation, b) and a.category != b.category
     ]
     if not pairs:
-        return point(scene, rng)
+        return describe_salient(scene, rng)
     a, relation, b = pairs[rng.integers(len(pairs))]
     first, second = (_noun_phrase(o, scene, rng, detail=0.3) for o in (a, b))
     where = _pick("R", relation, rng, plain=0.7)
@@ -83,7 +83,7 @@ def relate(scene: Scene, rng: np.random.Generator) -> str:
     return f"{first} {verb} {where} {second}".replace("  ", " ")
 
 
-def point(scene: Scene, rng: np.random.Generator) -> str:
+def describe_salient(scene: Scene, rng: np.random.Generator) -> str:
     """`a large red circle in the middle`: the most salient object, which is the largest and most central one."""
     item = _by_salience(scene)[0]
     phrase = _noun_phrase(item, scene, rng, detail=0.6)
@@ -100,7 +100,7 @@ def point(scene: Scene, rng: np.random.Generator) -> str:
     return _add_frame(f"{phrase} {where}{ending}", "one", rng, closing=0.0)
 
 
-def place(scene: Scene, rng: np.random.Generator) -> str:
+def describe_places(scene: Scene, rng: np.random.Generator) -> str:
     """`a red circle at the top, a blue star in the middle and a black square on the left`; sometimes the colors."""
     if rng.random() < 0.2:
         return describe_colors(scene, rng)
