@@ -122,8 +122,8 @@ def test_second_pass_is_causal(scheme: str, structure: str) -> None:
     ids = batch.text.ids_BT.clone()
     ids[0, 6:8] = (ids[0, 6:8] + 1) % 30
     other = replace(batch, text=replace(batch.text, ids_BT=ids))
-    # Scheme A with argmax: the decoder's own words. In B and C the encoder, which reads the whole sentence, predicts the
-    # words: with none replaced, only the decoder's own path could leak.
+    # Scheme A with argmax: the decoder reads its own words. In B and C the encoder, which reads the whole sentence,
+    # predicts the words: with none replaced, only the decoder path could leak.
     ramp = RampParams() if scheme == "a" else RampParams(start=0.0, end=0.0)
     for b in (batch, other):
         two_pass(model, scheme, sample="argmax", ramp=ramp)(b, update=0, generator=generator(3))

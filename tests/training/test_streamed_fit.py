@@ -139,7 +139,7 @@ def test_truncated_shard_stops_the_run_and_resumes_once_fixed(
     with pytest.raises(InterruptedError):
         toy.fit(work, stream=remote, tracker=KilledAt(work, 2))
     server.client.put_object(Bucket=BUCKET, Key=key, Body=whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"train-00001\.tar: cut short: .* 3 times; upload this shard again"):
+    with pytest.raises(DataError, match=r"train-00001\.tar: truncated: .* 3 times; upload this shard again"):
         toy.fit(work, stream=remote)
     server.client.put_object(Bucket=BUCKET, Key=key, Body=whole)
     model, done = toy.fit(work, stream=remote)
