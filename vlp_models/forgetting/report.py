@@ -11,17 +11,15 @@ from vlp_models.forgetting.forget import ForgetReport
 from vlp_models.params import Params
 from vlp_models.registry.versions import PREVIOUS
 
-LABELS = {"exposed": "exposed", "inherited": "inherited", "unknown": "unknown", "clean": "clean"}
-
 
 def report_lines(report: ForgetReport, params: Params, workspace: Workspace) -> Iterator[str]:
     """Yield the report as lines for the terminal."""
-    yield f"pictures    {len(report.found)} in the datasets, of {len(report.queries)} asked for"
+    yield f"images      {len(report.queries)} queried, {len(report.found)} found in the datasets"
     for one in report.found:
         yield f"  {one.image.image_id}  {one.image.split}  {one.image.path}  ({one.how}; of {one.of})"
-    for queries in report.queries:
-        if all(one.of != queries.name for one in report.found):
-            yield f"  {queries.name}: in no dataset; it will be refused from now on"
+    for query in report.queries:
+        if all(one.of != query.name for one in report.found):
+            yield f"  {query.name}: in no dataset; it will be refused from now on"
     yield "checkpoints"
     for exposure in report.checkpoints:
         yield _line(exposure)
@@ -39,7 +37,7 @@ def report_lines(report: ForgetReport, params: Params, workspace: Workspace) -> 
 
 
 def _line(exposure: Exposure) -> str:
-    return f"  {LABELS[exposure.state]:10}  {exposure.name}: {exposure.how}"
+    return f"  {exposure.state:10}  {exposure.name}: {exposure.how}"
 
 
 def _champion_lines(report: ForgetReport) -> Iterator[str]:
