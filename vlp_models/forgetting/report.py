@@ -49,7 +49,7 @@ def _champion_lines(report: ForgetReport) -> Iterator[str]:
             yield f"            `vlp rollback {one.task}`: version {before.version}, the previous champion, was not"
         else:
             yield "            `--withdraw-versions` removes its aliases; then retrain and promote a clean version:"
-        yield f"            `vlp run`, `vlp promote {one.task}`"
+            yield f"            `vlp run`, `vlp promote {one.task}`"
 
 
 def _retrain_lines(report: ForgetReport, params: Params) -> Iterator[str]:
