@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from drawn_workspace import make_workspace, params_with
 
-from vlp_models.common.executors import LocalMapper, in_flight
+from vlp_models.common.executors import LocalMapper, bounded_results
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.data import features as storage
@@ -60,6 +60,7 @@ class Interrupted:
             yield function(item)
 
 
+@pytest.mark.slow
 def test_output_of_two_processes_equals_that_of_one(workspace: Workspace) -> None:
     params = settings()
     features.run(params, workspace, mapper=LocalMapper(1))
@@ -73,6 +74,7 @@ def test_output_of_two_processes_equals_that_of_one(workspace: Workspace) -> Non
     assert not list((workspace.root / ".work" / "shards").iterdir())  # nothing left behind
 
 
+@pytest.mark.slow
 def test_interrupted_shards_are_resumed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     params = settings()
     features.run(params, workspace)
@@ -107,7 +109,7 @@ def test_only_a_few_chunks_are_pending() -> None:
         most = max(most, pending)
         return Future(item)
 
-    assert list(in_flight(submit, range(10), 3)) == list(range(10))
+    assert list(bounded_results(submit, range(10), 3)) == list(range(10))
     assert most == 3
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.validation.columns import derive
-from vlp_models.curation.validation.crossing import CrossFacts
+from vlp_models.curation.validation.columns import add_derived_columns
+from vlp_models.curation.validation.cross_row_facts import CrossFacts
 from vlp_models.curation.validation.rules import passes, rules_for
 from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.tables import ID_COLUMN, SPLITS, read_table
@@ -26,7 +26,7 @@ Found = list[tuple[str, str | None, str, str, str]]
 
 
 def plain_others(table: str, rows: list[Row], images: dict[str, Row], quarantined: set[str]) -> CrossFacts:
-    """Compute with dictionaries over all rows what crossing.py computes with joins."""
+    """Compute with dictionaries over all rows what cross_row_facts.py computes with joins."""
     facts = CrossFacts(images=images, quarantined=quarantined)
     first: dict[Any, Row] = {}
     kept: dict[str, tuple[int, Row]] = {}
@@ -64,7 +64,7 @@ def plain_verdicts(workspace: Workspace, sources: list[str], params: ValidatePar
         rows = [r for source in sources for r in read_table(table, workspace.interim(source)).to_pylist()]
         aside = [r for source in sources for r in read_table("quarantine", workspace.interim(source)).to_pylist()]
         bad = [(r["table"], r["row_id"], r["rule"], r["reason"], r["provenance"]) for r in aside if r["table"] == table]
-        derived = derive(table, rows, plain_others(table, rows, images, quarantined))
+        derived = add_derived_columns(table, rows, plain_others(table, rows, images, quarantined))
         for entry in derived:
             entry["broken"] = [rule for rule in rules_for(table, params) if not passes(rule.check, entry[rule.column])]
             bad += [
@@ -107,6 +107,7 @@ def bad_data(workspace: Workspace, seed: int) -> list[str]:
     return ["d", "e"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "seed"), [(17, 1), (65_536, 2)])
 def test_verdicts_do_not_depend_on_batches(
     size: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +117,7 @@ def test_verdicts_do_not_depend_on_batches(
     params = params_for(0.999, *sources)
     wanted, left = plain_verdicts(workspace, sources, params.validate)
     monkeypatch.setattr(validate, "ROWS", size)
-    monkeypatch.setattr("vlp_models.curation.validation.suites.PAGES", 1)
+    monkeypatch.setattr("vlp_models.curation.validation.suites.MAX_EXTRA_PAGES", 1)
     validate.run(params, workspace)
     found = [
         (bad["table"], bad["row_id"], bad["rule"], bad["reason"], bad["provenance"])
@@ -133,4 +134,6 @@ def test_verdicts_do_not_depend_on_batches(
         assert read_table(table, workspace.validated).to_pylist() == rows, table
     if size == 17:
         pages = list((workspace.reports / "data_docs" / "validations" / "captions").rglob("*.html"))
-        assert len(pages) == 2, "one of the first batch, one of the first PAGES later batches with a broken rule"
+        assert len(pages) == 2, (
+            "one of the first batch, one of the first MAX_EXTRA_PAGES later batches with a broken rule"
+        )

@@ -84,6 +84,7 @@ def test_unrelated_and_recolored_images_do_not_match(indexed: list[Fingerprint])
     assert near.search(fingerprints([*unrelated, recolored, Image.new("RGB", (80, 60), "red")], held_out=False)) == []
 
 
+@pytest.mark.slow
 def test_synthetic_scenes_do_not_match_each_other(tmp_path: Path) -> None:
     """Scenes share shapes, colors and patterns, which must not mislead rules made for photographs."""
     write_scenes(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from vlp_models.curation.validation.rules import OneOf, Rule
-from vlp_models.curation.validation.suites import Suites
+from vlp_models.curation.validation.suites import SuiteRunner
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "&lt;b onclick=1&gt;"]
 
 
+@pytest.mark.slow
 def test_markup_in_values_is_neutralized(tmp_path: Path) -> None:
-    suites = Suites(tmp_path)
+    suites = SuiteRunner(tmp_path)
     rule = Rule("images", "split_known", "split", OneOf(("train", "test")), "")
     rows = [{"row": number, "split": split} for number, split in enumerate(["train", *HOSTILE])]
     assert suites.check("images", rows, [rule]) == [[1, 2, 3]]

@@ -45,6 +45,7 @@ def sample(
     return describe(captions, zip(widths, heights, strict=True), TOKENIZER, most_words=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [60, 3000])
 def test_another_sample_of_the_same_data_does_not_drift(count: int) -> None:
     flagged = []

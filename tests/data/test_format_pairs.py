@@ -173,6 +173,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # a database a time
 @given(st.lists(texts, min_size=1, max_size=8))
 def test_csv_round_trip(captions: list[str]) -> None:

@@ -100,6 +100,7 @@ def test_order_depends_on_seed_and_epoch() -> None:
     assert of(1, 5, shuffle=False) == [list(range(i, min(i + 8, 50))) for i in range(0, 50, 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("world_size", [1, 5])
 def test_each_pair_exactly_once_per_epoch(
@@ -125,6 +126,7 @@ def test_workers_change_nothing(make: Callable[..., ResumableLoader]) -> None:
             assert torch.equal(a.text.ids_BT, b.text.ids_BT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_resumed_after_any_batch_the_order_is_the_same(make: Callable[..., ResumableLoader], num_workers: int) -> None:
     reference, whole, states = make(), [], []
@@ -208,6 +210,7 @@ def test_too_little_data_is_refused(make: Callable[..., ResumableLoader]) -> Non
         make(batch_size=23, drop_last=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_lightning_saves_and_resumes_the_order(
     make: Callable[..., ResumableLoader], num_workers: int, tmp_path: Path

@@ -202,6 +202,7 @@ def test_crops_change_with_the_epoch_and_not_with_the_run(dataset: ShardDataset)
     assert dict(plain) == dict(seen(list(loader(dataset, sample_seeds=False, seed=5))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resume_after_any_batch_gives_the_same_pixels(dataset: ShardDataset, num_workers: int) -> None:
     reference, whole, states = loader(dataset), [], []

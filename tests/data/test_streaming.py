@@ -94,6 +94,7 @@ def test_streamed_samples_equal_local_ones(shards: Path, remote: StreamParams) -
         )
 
 
+@pytest.mark.slow
 def test_each_pair_once_per_epoch_for_any_number_of_workers_and_ranks(shards: Path, remote: StreamParams) -> None:
     loader = loader_of(shards, remote)
     epochs = [[as_tuples(batch) for batch in loader] for _ in range(2)]
@@ -109,6 +110,7 @@ def test_each_pair_once_per_epoch_for_any_number_of_workers_and_ranks(shards: Pa
         assert joined == epochs[0], workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_resume_continues_with_the_next_batch(workers: int, ranks: int, shards: Path, remote: StreamParams) -> None:
@@ -126,6 +128,7 @@ def test_resume_continues_with_the_next_batch(workers: int, ranks: int, shards: 
         assert rest == whole[done:], done
 
 
+@pytest.mark.slow
 def test_unresponsive_server_is_retried(server: Server, shards: Path, remote: StreamParams) -> None:
     """It is away for a few seconds here, and may be for `timeout_seconds`: five minutes by default."""
     wanted = [as_tuples(batch) for batch in loader_of(shards, remote)]
@@ -152,6 +155,7 @@ def test_unresponsive_server_is_retried(server: Server, shards: Path, remote: St
         server.start()
 
 
+@pytest.mark.slow
 def test_truncated_shard_is_retried_and_then_named(server: Server, shards: Path, remote: StreamParams) -> None:
     key = f"{remote.address.removeprefix(f's3://{BUCKET}/')}/train-00001.tar"
     whole = (shards / "train-00001.tar").read_bytes()
@@ -169,6 +173,7 @@ def test_truncated_shard_is_retried_and_then_named(server: Server, shards: Path,
         dataset[7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 6], ids=["once", "often"])
 def test_interrupted_read_is_retried(
     server: Server, shards: Path, remote: StreamParams, times: int, capsys: pytest.CaptureFixture[str]

@@ -49,6 +49,7 @@ def shuffled() -> Iterator[pa.Table]:
         yield pa.table({"row": rows, "text": [f"{row:060d}" for row in rows]}, schema=SCHEMA)
 
 
+@pytest.mark.slow
 def test_interleaved_sorts_need_no_more_memory_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several open sorts hold the rows not yet returned, and four of these do not fit into 32 MB."""
     monkeypatch.setattr(outofcore, "MEMORY", "32MB")

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from flows.process import (
+    AnotherFlowRunning,
+    PathLocked,
     Preempted,
     StageFailed,
     TimedOut,
     Unreachable,
-    WorkspaceBusy,
-    WorkspaceHeld,
     hold_workspace,
     is_stale,
     repro,
@@ -44,8 +44,8 @@ HOLDER = f"""
 import sys
 from pathlib import Path
 from flows.process import hold_workspace, run_supervised
-with hold_workspace(Path("."), "one", 0, print) as hold:
-    run_supervised(Path("."), [sys.executable, "-c", {SLOW!r}], print, hold=hold)
+with hold_workspace(Path("."), "one", 0, print) as lock_fd:
+    run_supervised(Path("."), [sys.executable, "-c", {SLOW!r}], print, lock_fd=lock_fd)
 """
 SUPERVISE = [sys.executable, "-m", "vlp_models.common.supervise"]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -114,8 +114,8 @@ def test_trainer_that_ignores_the_interrupt_is_killed_after_the_grace_period(tmp
     [
         ("import sys; sys.exit(75)", Preempted),
         ("import sys; sys.exit('ERROR: failed to run: vlp stage pretrain, exited with 75')", Preempted),
-        ("import sys; sys.exit('ERROR: pretrain is busy, it is being blocked by (PID 7)')", WorkspaceBusy),
-        ("import sys; sys.exit('vlp: another `vlp run` (pid 7) is using this workspace; wait')", WorkspaceBusy),
+        ("import sys; sys.exit('ERROR: pretrain is busy, it is being blocked by (PID 7)')", PathLocked),
+        ("import sys; sys.exit('vlp: another `vlp run` (pid 7) is using this workspace; wait')", PathLocked),
         ("import sys; sys.exit('MLflow at http://mlflow: Max retries exceeded with url')", Unreachable),
         ("import sys; sys.exit('ERROR: failed to run: vlp stage register, exited with 69')", Unreachable),
         ("import sys; sys.exit('disk on fire')", StageFailed),
@@ -126,7 +126,7 @@ def test_failures_are_classified_and_carry_the_last_lines(tmp_path: Path, code: 
         run_supervised(tmp_path, python(code), ignore)
     assert caught.type is kind
     if kind is StageFailed:
-        assert str(caught.value).endswith("ended with 1:\ndisk on fire")
+        assert str(caught.value).endswith("exited with code 1:\ndisk on fire")
 
 
 def test_accepted_exit_code_is_an_answer(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_second_flow_gets_the_name_of_the_first_and_the_lock_is_free_afterwards(
     holder = rf"another flow retrain \(weekly\) \(pid {os.getpid()}\) is using this workspace"
     with (
         hold_workspace(tmp_path, "retrain (weekly)", 0, ignore),
-        pytest.raises(WorkspaceHeld, match=holder),
+        pytest.raises(AnotherFlowRunning, match=holder),
         hold_workspace(tmp_path, "two", 0, ignore),
     ):
         pass
@@ -155,6 +155,7 @@ def test_second_flow_gets_the_name_of_the_first_and_the_lock_is_free_afterwards(
         pass
 
 
+@pytest.mark.slow
 def test_killed_holder_keeps_others_out_until_its_trainer_has_saved(tmp_path: Path) -> None:
     process = subprocess.Popen(python(HOLDER), cwd=tmp_path, env=ENV)
     wait_for(tmp_path / "started")
@@ -182,7 +183,7 @@ def test_repro_runs_stale_stages_once(project: Path) -> None:
 def test_failing_stage_is_reported_with_its_output(project: Path) -> None:
     text = (project / "dvc.yaml").read_text()
     (project / "dvc.yaml").write_text(text.replace("open('shards','w')", "sys.exit('disk on fire')"))
-    with pytest.raises(StageFailed, match="dvc repro shards ended with"):
+    with pytest.raises(StageFailed, match="dvc repro shards exited with code"):
         repro(project, ["shards"], ignore)
     assert not (project / "shards").exists()
 

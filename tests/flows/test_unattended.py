@@ -50,9 +50,7 @@ def states(outcomes: dict[str, Outcome]) -> list[str]:
 
 
 @pytest.mark.pipeline
-def test_all_parts_run_once_without_a_server_and_a_refusal_is_an_answer(
-    project: Path, listener: Any
-) -> None:
+def test_all_parts_run_once_without_a_server_and_a_refusal_is_an_answer(project: Path, listener: Any) -> None:
     set_flow(project, webhook=listener.url)
     (project / "answer-promote-vqa").write_text("3 refused: gain 0.2 is below 0.5")
     env = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_HOME": str(project / "prefect")}
@@ -158,6 +156,7 @@ def test_params_file_without_the_section_is_valid(project: Path) -> None:
     assert load_params(project / "params.yaml").flow == FlowParams()
 
 
+@pytest.mark.slow
 def test_stage_runs_without_a_gpu_slot_if_there_is_no_server(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path)}
     env |= {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_CLIENT_MAX_RETRIES": "0"}

@@ -25,6 +25,7 @@ def fuzzer() -> Iterator[Fuzzer]:
         yield Fuzzer(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_hostile_gets_through(name: str, fuzzer: Fuzzer) -> None:
     target = TARGETS[name]

@@ -55,6 +55,7 @@ def test_training_stats_are_small_complete_and_repeatable(trained: Workspace) ->
     assert hash_path(path) == before
 
 
+@pytest.mark.slow
 def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace) -> None:
     nothing = drift.run(params_of(trained), trained)
     assert (nothing["drifted"], nothing["measures"]) == (False, []), "all batches were trained on"

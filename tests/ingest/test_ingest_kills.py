@@ -67,6 +67,7 @@ def ingest_until(point: str, workspace: Workspace) -> None:
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"{point} was not reached"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", POINTS)
 def test_second_run_completes_a_killed_one(tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ def golden_scores() -> dict[str, dict[str, Score]]:
     return {name: by_name(scores) for name, scores in score_caption_sets(sets).items()}
 
 
+@pytest.mark.slow
 @needs_java
 def test_scores_equal_the_official_ones(golden_scores: dict[str, dict[str, Score]]) -> None:
     scores = golden_scores["model"]
@@ -60,6 +61,7 @@ def test_scores_equal_the_official_ones(golden_scores: dict[str, dict[str, Score
     assert "not computed" in scores["SPICE"].note
 
 
+@pytest.mark.slow
 @needs_java
 def test_statistic_of_all_items_equals_the_score(golden_scores: dict[str, dict[str, Score]]) -> None:
     """The interval resamples the metric itself: BLEU and METEOR are corpus scores, not means."""
@@ -72,6 +74,7 @@ def test_statistic_of_all_items_equals_the_score(golden_scores: dict[str, dict[s
         assert low <= score.value <= high, name
 
 
+@pytest.mark.slow
 @needs_java
 def test_meteor_of_single_segments_equals_the_official_one(golden_scores: dict[str, dict[str, Score]]) -> None:
     evidence = golden_scores["model"]["METEOR"].evidence

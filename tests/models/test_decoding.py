@@ -174,6 +174,7 @@ def test_samples_follow_the_distribution():
     assert again == drawn
 
 
+@pytest.mark.slow
 def test_given_draws_follow_the_distribution_independently_of_the_batch():
     model = TableModel(3)
     settings = {"max_len": 2, "bos_id": BOS, "eos_id": EOS, "num_samples": 20000}

@@ -178,6 +178,7 @@ def test_cnn_gets_gradients_through_the_dictionary_and_codes_get_none() -> None:
     assert not torch.equal(before, model.dictionary.codes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "steps", "share"), [(("mlm", "mvm"), 80, {"mlm": 0.8, "mvm": 0.8}), (("itm",), 60, {"itm": 0.6})]
 )

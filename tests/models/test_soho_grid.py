@@ -61,6 +61,7 @@ def test_square_mask_reproduces_the_public_bug() -> None:
     assert columns(buggy, lying, (9, 16)) == [16, 16] and columns(fixed, lying, (9, 16)) == [13, 16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "grid", "seen"),
     [

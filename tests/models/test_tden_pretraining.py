@@ -27,6 +27,7 @@ def one_pass(model, batch, ids, words, regions=None, features=None, after=None):
     return model.masked_pass(batch, corruption, model.encode_corrupted(batch, corruption), objectives, after=after)
 
 
+@pytest.mark.slow
 def test_four_losses_fall_on_one_batch(tiny, make_batch):
     model = tiny(hidden=64, heads=4, intermediate=128, init_std=0.05).float().train()
     batch = make_batch(8)

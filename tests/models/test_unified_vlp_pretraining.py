@@ -185,6 +185,7 @@ def test_every_weight_learns(make_batch):
         assert idle == {"fusion.weight", "fusion.bias"}
 
 
+@pytest.mark.slow
 def test_both_losses_fall_on_one_batch(make_batch):
     batch = make_batch(8)
     sizes = {"hidden": 64, "heads": 4, "intermediate": 128, "init_std": 0.05, "max_masked": 0}

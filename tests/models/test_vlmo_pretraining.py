@@ -307,6 +307,7 @@ def test_temperature_beyond_its_limit_still_has_a_gradient() -> None:
     assert gradient.item() == pytest.approx(120)
 
 
+@pytest.mark.slow
 def test_losses_fall_on_one_batch() -> None:
     model = build_tiny(hidden=32, intermediate=64, init_std=0.1, layer_scale=1.0).float().train()
     batch = random_batch(8, image_ids="abcdefgh")
@@ -324,6 +325,7 @@ def test_losses_fall_on_one_batch() -> None:
         assert last < 0.7 * first, name
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Contrast with the gradient of the gathered batch, matching with negatives of the other process."""
     script = Path(__file__).parents[1] / "vlmo_ranks.py"

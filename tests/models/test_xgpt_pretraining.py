@@ -42,6 +42,7 @@ def single(batch: Batch) -> Batch:
     return dataclasses.replace(batch, image=type(batch.image)(**image))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["paper", "one stack", "merged"])
 def test_four_losses_fall_on_one_batch(make_batch: Any, name: str) -> None:
     model = tiny_xgpt(**{**VARIANTS[name], "hidden": 64, "heads": 4, "intermediate": 128, "init_std": 0.1})
@@ -229,6 +230,7 @@ def test_weight_of_an_objective_changes_its_updates(make_batch: Any) -> None:
     assert (ends[0] - ends[1]).abs().max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", ["alternate", "sample"])
 def test_resumed_training_is_bitwise_equal(toy: Toy, tmp_path: Path, mix: str) -> None:
     """With dropout, sampled or alternating objectives, in the middle of a cycle."""

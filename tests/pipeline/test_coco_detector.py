@@ -21,9 +21,8 @@ from vlp_models.serving.page.version_card import describe_regions
 from vlp_models.serving.predictor import Predictor
 
 
-def test_coco_detector_by_name_extracts_regions_and_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_coco_detector_by_name_extracts_regions_and_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, _ = keep_coco_detector(monkeypatch, tmp_path / "torch", MOBILE)
     workspace = make_workspace(tmp_path)
     objects = read_table("objects", workspace.validated).to_pylist()
@@ -61,7 +60,8 @@ def test_coco_detector_by_name_extracts_regions_and_is_served(
         features=to_plain(params.features),
     )
     shutil.rmtree(workspace.detector)
-    assert describe_regions(bundle) == ["Its regions come from torchvision's detector, which was trained on COCO's boxes."]
+    (description,) = describe_regions(bundle)
+    assert description == "Its regions come from torchvision's detector, which was trained on COCO's boxes."
     predictor, picture = Predictor(bundle), tmp_path / "images" / "0.png"
     assert why_not_served(bundle) == "" and predictor.extractor is not None
     served = predictor.extractor.extract([open_image(picture)])[0]

@@ -118,6 +118,7 @@ def test_serving_code_is_not_a_dependency_of_an_evaluation() -> None:
     assert not [name for name in hash_sources(["vlp_models.pipeline.stages.evaluate"]) if name.startswith("serving/")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["prepare", "pretrain", "finetune", "evaluate", "register", "report"])
 def test_every_module_that_a_stage_loads_is_declared(stage: str) -> None:
     """Including those that a call in an empty workspace loads."""

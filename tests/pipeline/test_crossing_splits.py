@@ -19,6 +19,8 @@ from vlp_models.errors import DataError
 from vlp_models.params import Params, SourceParams, load_params
 from vlp_models.pipeline.stages import prepare, validate
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FLICKR8K = {"100_ab": "train", "200_cd": "train", "300_ef": "train", "400_01": "dev", "500_23": "test"}
 SNLI_VE = {
@@ -26,7 +28,7 @@ SNLI_VE = {
     "200": "train",
     "400": "train",
     "500": "dev",
-}  # 100 is learnt from there, 400 and 500 are here
+}  # 100 is trained from there, 400 and 500 are here
 SIZE = (300, 225)  # of SNLI-VE's
 LISTS = {
     split: [f"../flickr8k/Flickr_8k.{name}Images.txt"]
@@ -93,9 +95,9 @@ def test_overlapping_splits_are_found_by_image_content(workspace: Workspace) -> 
         "flickr8k/500_23": "test",
         "snli_ve/100": "test",
         "snli_ve/200": "train",
-    }, "the copy that is tested on stays, the one that would be learnt from or chosen by goes"
+    }, "the copy that is tested on stays, the one that would be trained from or chosen by goes"
     captioned = read_table("captions", workspace.validated)["image_id"].to_pylist()
-    assert "flickr8k/100_ab" not in captioned, "and so does what was said of it"
+    assert "flickr8k/100_ab" not in captioned, "and so does what was written of it"
 
 
 def test_shared_split_lists_prevent_the_overlap(workspace: Workspace) -> None:

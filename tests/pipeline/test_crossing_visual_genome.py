@@ -1,6 +1,6 @@
-"""Visual Genome learns from photos that COCO tests on, saved anew and in another size.
+"""Visual Genome learns from photos that COCO tests on, saved again and in another size.
 
-The door finds them by the pictures alone; `exclude` knows them by COCO's ids, before the door.
+The door finds them by the pictures alone; `exclude` has them by COCO's ids, before the door.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def workspace(tmp_path: Path) -> Workspace:
     listed, images, regions = [], [], []
     for number, split in COCO.items():
         photo(number).save(coco / "images" / f"{number}.jpg", quality=90)
-        said = [{"sentid": number, "raw": f"A photo of {number} things."}]
-        listed.append({"filename": f"{number}.jpg", "cocoid": number, "split": split, "sentences": said})
+        sentences = [{"sentid": number, "raw": f"A photo of {number} things."}]
+        listed.append({"filename": f"{number}.jpg", "cocoid": number, "split": split, "sentences": sentences})
     for number, known in GENOME.items():
         photo(known or number).resize(SIZE).save(genome / "VG_100K" / f"{number}.jpg", quality=60)
         url = f"https://cs.stanford.edu/VG_100K/{number}.jpg"
@@ -66,6 +66,7 @@ def run(workspace: Workspace, max_bad_fraction: float, exclude: list[str]) -> di
     return found
 
 
+@pytest.mark.slow
 def test_coco_test_photos_are_excluded_from_training(workspace: Workspace) -> None:
     with pytest.raises(DataError, match=r"near_disjoint: 2") as caught:
         run(workspace, 0.01, exclude=[])

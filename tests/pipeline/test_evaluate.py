@@ -28,6 +28,8 @@ from vlp_models.params import FinetuneParams, GeneratorParams, Params, load_para
 from vlp_models.pipeline.stages import evaluate, generate, prepare, shards
 from vlp_models.tasks import task_class
 
+pytestmark = pytest.mark.slow
+
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
 CLASSES = ["background", "circle", "square"]
 SIZES = {
@@ -44,12 +46,12 @@ SIZES = {
 @pytest.fixture(scope="module")
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
-    world = GeneratorParams(generator="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, side=64)
+    scenes = GeneratorParams(generator="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, side=64)
     tasks = ("captioning", "vqa", "nlvr", "retrieval", "entailment")
     runs = {task: dataclasses.replace(loaded.finetune["tden-vqa"], task=task) for task in tasks}
     return dataclasses.replace(
         loaded,
-        generate={"scenes": world},
+        generate={"scenes": scenes},
         finetune=runs,
         evaluate=dataclasses.replace(
             loaded.evaluate, splits=["test"], batch_size=4, bootstrap=50, blind_baseline=["vqa", "nlvr"]
@@ -313,7 +315,7 @@ def test_equal_work_gives_equal_files(workspace: Workspace, params: Params) -> N
 
 
 def test_blind_training_is_evaluated_blind(workspace: Workspace, params: Params) -> None:
-    """The text-only control sees nothing here either: all images of one question get one answer."""
+    """The text-only control reads nothing here either: all images of one question get one answer."""
     tokenizer = Tokenizer.load(workspace.checkpoint("finetune/vqa"))
     write_model(workspace.checkpoint("finetune/text-only"), "vqa", tokenizer, blank_images=True)
     run: FinetuneParams = dataclasses.replace(params.finetune["vqa"], blank_images=True)

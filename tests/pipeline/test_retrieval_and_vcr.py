@@ -34,6 +34,8 @@ from vlp_models.pipeline.stages import (
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import EvalContext
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

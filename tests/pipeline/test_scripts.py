@@ -60,6 +60,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_every_row_is_used_or_counted(workspace: Workspace, lowercase: bool) -> None:
     params = load_params(ROOT / "params.yaml")
@@ -77,16 +78,16 @@ def test_every_row_is_used_or_counted(workspace: Workspace, lowercase: bool) -> 
 
     good = [(f"pairs/{name}.png", text) for name, texts in GOOD.items() for text in texts]
     dataset = ShardDataset(workspace.shards, "train", "captions", regions=False)
-    learnt = {sample.sample_id: (sample.image_id, sample.text) for sample in dataset}
+    trained_on = {sample.sample_id: (sample.image_id, sample.text) for sample in dataset}
     quarantine = read_table("quarantine", workspace.validated).to_pylist()
-    assert learnt == {f"pairs/{line}": pair for line, pair in enumerate(good, 2)}
+    assert trained_on == {f"pairs/{line}": pair for line, pair in enumerate(good, 2)}
     first = 2 + len(good)
     assert {row["row_id"]: row["rule"] for row in quarantine} == {
         **{f"pairs/{line}": rule for line, (_, _, rule) in enumerate(BAD, first)},
         f"pairs/{first + len(BAD)}": "text_utf8",
     }
     report = json.loads((workspace.reports / "validation.json").read_text())
-    assert report["tables"]["captions"]["rows"] == len(learnt) + len(quarantine)
+    assert report["tables"]["captions"]["rows"] == len(trained_on) + len(quarantine)
 
     words = Tokenizer.load(workspace.tokenizer)
     for _, text in good:

@@ -52,16 +52,16 @@ OPTIMIZER = {"lr": 1e-3, "groups": {"cnn": SGD, "cnn_stem": SGD}}
 
 
 def write_pixels(directory: Path) -> Path:
-    """Images of one coloured square with two captions each."""
+    """Images of one colored square with two captions each."""
     directory.mkdir(parents=True)
     rng, counts = np.random.default_rng(3), {}
     for split, images in (("train", 24), ("val", 4), ("test", 4)):
         writer = ShardWriter(directory, split, images_per_shard=16)
         for number in range(images):
-            colour, image_id = sorted(COLORS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
+            color, image_id = sorted(COLORS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
             picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
-            picture.paste(COLORS[colour], (2, 2, 12, 12))
-            captions = [f"a {colour} square", f"the square is {colour}", f"the {colour} square ?"]
+            picture.paste(COLORS[color], (2, 2, 12, 12))
+            captions = [f"a {color} square", f"the square is {color}", f"the {color} square ?"]
             rows = [{"caption_id": f"{image_id}/{i}", "text": text} for i, text in enumerate(captions)]
             writer.add(
                 ImageRecord(
@@ -120,6 +120,7 @@ def train(root: Path, work: Path, *, accumulate: int = 1, tracker: Any = None) -
     return model, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_resume_after_kill_is_bitwise_equal(toys: Path, tmp_path: Path, accumulate: int) -> None:
     """Crops, captions, masks, other images' texts, hidden codes, dropout, dictionary: drawn or moved the same."""
@@ -135,6 +136,7 @@ def test_resume_after_kill_is_bitwise_equal(toys: Path, tmp_path: Path, accumula
         assert untimed(after.rows) == untimed(result.rows)
 
 
+@pytest.mark.slow
 def test_stage_keeps_a_frozen_cnn_and_writes_code_figures(tmp_path: Path) -> None:
     write_pixels(tmp_path / "data" / "shards")
     write_tokenizer(tmp_path / "data" / "tokenizer")
@@ -167,7 +169,7 @@ def test_stage_keeps_a_frozen_cnn_and_writes_code_figures(tmp_path: Path) -> Non
     assert {"mlm", "mvm", "itm", "codes_alive", "val_loss"} <= set(header)
 
 
-def with_eyes(root: Path, model: dict[str, Any]) -> tuple[Any, Workspace]:
+def with_boxes(root: Path, model: dict[str, Any]) -> tuple[Any, Workspace]:
     raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     raw["models"] |= {"soho": {"family": "soho", "config": CONFIG, **model}}
     raw["trainer"] = to_plain(TRAINER)
@@ -181,18 +183,18 @@ def test_vision_warmup_runs_first_and_records_its_images(tmp_path: Path) -> None
     write_pixels(tmp_path / "data" / "shards")
     write_tokenizer(tmp_path / "data" / "tokenizer")
     small = {"backbone": "small", "backbone_options": {"channels": [4, 8, 8]}, "backbone_stage": 0, "pool": 2}
-    begun = {}
-    for name, steps, flip in (("blind", 0, True), ("eyes", 1, True), ("again", 1, True), ("upright", 1, False)):
-        eyes = {"steps": steps, "batch_size": 4, "flip": flip}
-        params, workspace = with_eyes(tmp_path, {"config": CONFIG | small, "vision_warmup": eyes})
+    starts = {}
+    for name, steps, flip in (("blind", 0, True), ("warmup", 1, True), ("again", 1, True), ("upright", 1, False)):
+        warmup = {"steps": steps, "batch_size": 4, "flip": flip}
+        params, workspace = with_boxes(tmp_path, {"config": CONFIG | small, "vision_warmup": warmup})
         initial.run(params, workspace, "soho")
         place = workspace.checkpoint("initial/soho")
-        begun[name] = load_file(place / "model.safetensors"), (place / "config.json").read_bytes()
-    (blind, _), (eyes_weights, config), (same, told), (upright, _) = begun.values()
-    assert any(not torch.equal(eyes_weights[name], upright[name]) for name in upright), "nothing was mirrored"
-    moved = {name for name in blind if not torch.equal(blind[name], eyes_weights[name])}
+        starts[name] = load_file(place / "model.safetensors"), (place / "config.json").read_bytes()
+    (blind, _), (warmed_up, config), (same, record), (upright, _) = starts.values()
+    assert any(not torch.equal(warmed_up[name], upright[name]) for name in upright), "nothing was mirrored"
+    moved = {name for name in blind if not torch.equal(blind[name], warmed_up[name])}
     assert moved and all(name.startswith(("model.backbone.", "model.neck.")) for name in moved)
-    assert config == told and all(torch.equal(eyes_weights[name], same[name]) for name in same)
+    assert config == record and all(torch.equal(warmed_up[name], same[name]) for name in same)
     kept = json.loads(config)["provenance"]["vision_warmup"]
     assert kept["words"] == ["blue", "red", "square"] and kept["images"] == 6
 
@@ -210,10 +212,10 @@ def test_vision_warmup_runs_first_and_records_its_images(tmp_path: Path) -> None
 
 
 def test_vision_warmup_needs_random_weights_and_pixels(tmp_path: Path) -> None:
-    params, _ = with_eyes(tmp_path, {"vision_warmup": {"steps": 1}, "init": "somewhere"})
+    params, _ = with_boxes(tmp_path, {"vision_warmup": {"steps": 1}, "init": "somewhere"})
     with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup` is for a randomly"):
         check_runs(params)
-    params, _ = with_eyes(tmp_path, {"vision_warmup": {"steps": 1}, "family": "tden", "config": TINY})
+    params, _ = with_boxes(tmp_path, {"vision_warmup": {"steps": 1}, "family": "tden", "config": TINY})
     with pytest.raises(ParamsError, match=r"`models.soho.vision_warmup`: a tden reads no pixels"):
         check_runs(params)
     with pytest.raises(ParamsError, match=r"option `channels: \[24, 48, 96\]`"):

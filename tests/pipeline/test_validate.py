@@ -107,7 +107,7 @@ BROKEN: dict[str, dict[str, dict[str, Any]]] = {
         "id_unique": {"question_id": "d/questions-good"},
         **IMAGE,
         **TEXTS,
-        "answer_type_known": {"answer_type": "colour"},
+        "answer_type_known": {"answer_type": "color"},
         "ten_answers": {"answers": ["cup"] * 9},
     },
     "statements": {
@@ -195,7 +195,7 @@ def write_interim(workspace: Workspace, rows: Rows, source: str = "d", truth: st
 
 
 def write_prints(workspace: Workspace, pictures: dict[str, Image.Image], rows: Rows, source: str = "d") -> None:
-    """As `prepare` leaves them beside the tables."""
+    """As `prepare` leaves them next to the tables."""
     splits = {row["image_id"]: row["split"] for row in rows["images"]}
     with FingerprintWriter(workspace.interim(source)) as fingerprints:
         for image_id, picture in pictures.items():
@@ -221,6 +221,7 @@ def test_every_rule_has_a_row_that_breaks_it() -> None:
         assert names == set(BROKEN[table])
 
 
+@pytest.mark.slow
 def test_each_broken_row_is_quarantined_by_exactly_its_rule(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     rows = good_rows()
@@ -253,6 +254,7 @@ def unreadable(table: str, row_id: str, rule: str) -> dict[str, Any]:
     return {"table": table, "row_id": row_id, "rule": rule, "reason": "why", "provenance": f"{table}.json:1"}
 
 
+@pytest.mark.slow
 def test_datasets_are_stacked_and_rows_of_bad_images_follow(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     rows = good_rows()
@@ -282,6 +284,7 @@ def test_datasets_are_stacked_and_rows_of_bad_images_follow(tmp_path: Path) -> N
     assert hash_path(workspace.validated) == first
 
 
+@pytest.mark.slow
 def test_a_row_of_two_images_follows_both(tmp_path: Path) -> None:
     """A pair across splits is leakage; one of whose images could not be read, or leaks itself, is gone with it."""
     workspace = Workspace(tmp_path)
@@ -293,8 +296,8 @@ def test_a_row_of_two_images_follows_both(tmp_path: Path) -> None:
     write_interim(workspace, rows)
     validate.run(params_for(0.8), workspace)
     found = {bad["provenance"]: bad for bad in read_table("quarantine", workspace.validated).to_pylist()}
-    said = {name: (found[f"image_pairs-{name}"]["rule"], found[f"image_pairs-{name}"]["reason"]) for name in others}
-    assert said == {
+    reasons = {name: (found[f"image_pairs-{name}"]["rule"], found[f"image_pairs-{name}"]["reason"]) for name in others}
+    assert reasons == {
         "across": (
             "images_of_one_split",
             "d/good is in train, d/images-d/tested in test: one row must not mix splits",
@@ -306,6 +309,7 @@ def test_a_row_of_two_images_follows_both(tmp_path: Path) -> None:
     assert (left["pair_id"], left["other_image_ids"]) == ("d/image_pairs-good", ["d/good"])
 
 
+@pytest.mark.slow
 def test_near_duplicates_of_test_images_leave_train_or_are_counted(tmp_path: Path) -> None:
     """Also across datasets, and between val and test; a picture that is only alike stays."""
     workspace, rows = Workspace(tmp_path), good_rows()
@@ -342,6 +346,7 @@ def test_near_duplicates_of_test_images_leave_train_or_are_counted(tmp_path: Pat
     assert report["across_splits"]["near_duplicates"] == len(expected)
 
 
+@pytest.mark.slow
 def test_duplicate_sentences_are_counted_and_kept(tmp_path: Path) -> None:
     workspace, rows = Workspace(tmp_path), good_rows(images=2)
     texts = {"d/good": "A red ball lies on the grass.", "d/images-d/tested": "a RED ball lies on the grass"}
@@ -358,6 +363,7 @@ def test_duplicate_sentences_are_counted_and_kept(tmp_path: Path) -> None:
     assert read_table("captions", workspace.validated).num_rows == 4
 
 
+@pytest.mark.slow
 def test_too_many_bad_rows_stop_and_keep_old_outputs(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.validated.mkdir(parents=True)

@@ -15,6 +15,7 @@ from toy_dataset import write_tokenizer
 from vlmo_update_ranks import COMMON
 
 
+@pytest.mark.slow
 def test_two_processes_and_three_micro_batches_match_one_batch(tmp_path: Path) -> None:
     """25 pairs at once, or 6 and 6, 6 and 6, 1 and none."""
     write_shards(tmp_path / "shards", train=25)

@@ -58,11 +58,10 @@ def test_each_of_three_runs_starts_from_the_previous_one(tmp_path: Path) -> None
         pretrain.run(params, workspace, "wrong")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accumulate", "contrast_over"), [(1, "batch"), (2, "update")])
-def test_resume_after_kill_is_bitwise_equal(
-    toys: Path, tmp_path: Path, accumulate: int, contrast_over: str
-) -> None:
-    """Crops, dropped paths and words, masks and negatives are drawn anew, and the same."""
+def test_resume_after_kill_is_bitwise_equal(toys: Path, tmp_path: Path, accumulate: int, contrast_over: str) -> None:
+    """Crops, dropped paths and words, masks and negatives are drawn again, and the same."""
     settings = {
         "batch_size": 8 // accumulate,
         "accumulate": accumulate,

@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 from small_project import SIZES, make_data, make_model
 
-from vlp_models.cli.history import print_lineage, resolve_version
+from vlp_models.cli.versions import print_lineage, resolve_version
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.checkpoint import read_config
 from vlp_models.params import GateParams, GeneratorParams, ModelParams, Params, load_params, to_plain
-from vlp_models.pipeline.promote import promote_task
+from vlp_models.pipeline.promotion_commands import promote_task
 from vlp_models.pipeline.reevaluate import evaluate_alias
 from vlp_models.pipeline.stages import evaluate, features, register, shards
 from vlp_models.registry.client import connect
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from toy_registry import answers, toy_items
 
 from vlp_models.errors import DataError
 from vlp_models.params import PromotionParams
-from vlp_models.pipeline.promote import explain
+from vlp_models.pipeline.promotion_commands import explain
 from vlp_models.registry.promotion.gate import LOW_BUDGET, Spending, spend_budget
 
 WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
@@ -21,6 +21,7 @@ def percent(values: list[float]) -> float:
     return round(100 * float(np.mean(values)), 4)
 
 
+@pytest.mark.slow
 def test_the_best_of_all_runs_becomes_the_one_champion(new: Any) -> None:
     registry = new()
     registry.add(GOOD, made_by=("regions", "tden"))
@@ -106,15 +107,16 @@ def test_each_decision_spends_error_budget_and_a_repeated_question_spends_it_onc
 
     assert (spent(2, test).uses, spent(3, test).uses, spent(3, "fresh").uses) == (2, 3, 1)
     assert spent(2, test, runs=(3, 1)).uses == 3, "the same versions, now with three seeds"
-    assert spent(3, "fresh", choices=4).error == pytest.approx(0.02 / 4), "the best of four on this very test"
+    assert spent(3, "fresh", num_candidates=4).alpha == pytest.approx(0.02 / 4), "the best of four on this very test"
     total = 0.0
     for version in range(3, 60):
-        total += spent(version, test).error
-        assert (spent(version, test).left < LOW_BUDGET) == (version > 13)
+        total += spent(version, test).alpha
+        assert (spent(version, test).remaining < LOW_BUDGET) == (version > 13)
         entries.append({**entries[-1], "version": version})
     assert total < 0.2
 
 
+@pytest.mark.slow
 def test_seeds_of_a_variant_are_judged_together(new: Any) -> None:
     """One lucky seed of three does not make a variant better, and seeds of one variant never replace each other."""
     registry = new(seed_std=5.0)

@@ -25,6 +25,7 @@ def make_params(artifacts: str = "artifacts") -> TrackingParams:
     return TrackingParams(uri="sqlite:///mlflow.db", artifacts=artifacts, experiment="toy", model_prefix="t", metric={})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["s3://bucket/folder", "gs://bucket", "mlflow-artifacts:/vlp", ""])
 def test_artifacts_at_an_address_or_below_the_root(tmp_path: Path, address: str) -> None:
     root = tmp_path / "with space"
@@ -34,6 +35,7 @@ def test_artifacts_at_an_address_or_below_the_root(tmp_path: Path, address: str)
     assert location == (address or (root / "art efacts" / "mlflow").as_uri())
 
 
+@pytest.mark.slow
 def test_two_processes_that_connect_first_at_once_both_succeed(tmp_path: Path) -> None:
     """MLflow creates the tables of a new database on first use."""
     code = """

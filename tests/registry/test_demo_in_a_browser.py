@@ -102,6 +102,7 @@ def _check_boxes(tab: Any, overlay: Overlay | None, photo: Path, screen: Path) -
     assert with_boxes < without / 2, (with_boxes, without)
 
 
+@pytest.mark.slow
 @pytest.mark.photographs
 def test_page_in_a_browser(
     here: Workspace, params: Params, photo: Path, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

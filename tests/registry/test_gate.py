@@ -129,6 +129,7 @@ def test_detectable_gain_is_stable_for_two_runs_vs_one() -> None:
     assert max(detectable) < 1.3 * min(detectable)
 
 
+@pytest.mark.slow
 def test_other_seeds_make_the_gate_more_or_less_certain() -> None:
     """Five points between two runs. If three more seeds per side agree, it is the variant; if they disagree, it was the
     seed."""

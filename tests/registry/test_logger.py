@@ -80,6 +80,7 @@ def test_preempted_training_is_one_run_with_every_step_once(tmp_path: Path) -> N
     assert [(m.step, m.value) for m in history] == [(step, 1 / step) for step in range(1, 5)]
 
 
+@pytest.mark.slow
 def test_kill_between_the_answer_and_the_state_file_sends_no_step_twice(tmp_path: Path) -> None:
     log = tmp_path / LOG
     first = make_run(tmp_path)
@@ -96,6 +97,7 @@ def test_kill_between_the_answer_and_the_state_file_sends_no_step_twice(tmp_path
     assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_server_that_does_not_answer_costs_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -18,6 +18,7 @@ from vlp_models.registry.versions import VersionRecord, register
 from vlp_models.tasks.caption_search import CAPTIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holds", [True, False])
 def test_image_is_found_in_a_version_that_holds_its_captions(
     holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from vlp_models.errors import CheckpointError
 from vlp_models.models import FAMILIES
 from vlp_models.params import GateParams, GeneratorParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.lineage import git_commit
-from vlp_models.pipeline.promote import promote_task, rollback_task
+from vlp_models.pipeline.promotion_commands import promote_task, rollback_task
 from vlp_models.pipeline.stages import evaluate, register
 from vlp_models.registry.client import connect
 from vlp_models.registry.logger import KEY_TAG
@@ -101,6 +101,7 @@ def picture(workspace: Workspace) -> str:
     return str(next(iter(sorted((workspace.root / "data/raw/scenes/images").glob("*.png")))))
 
 
+@pytest.mark.slow
 def test_every_run_but_the_control_is_registered_and_one_becomes_champion(params: Params, workspace: Workspace) -> None:
     register.run(params, workspace)
     client = connect(params.tracking, workspace.root)
@@ -152,6 +153,7 @@ def test_every_run_but_the_control_is_registered_and_one_becomes_champion(params
     assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
 
 
+@pytest.mark.slow
 def test_versions_lost_by_the_registry_are_found_and_registered_again(
     params: Params, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +187,7 @@ def test_model_that_cannot_be_served_is_refused_before_mlflow_is_touched(params:
     assert not list((workspace.root / ".work").glob("bundles-*"))
 
 
+@pytest.mark.slow
 def test_model_of_imported_regions_is_registered_as_not_served(params: Params, workspace: Workspace) -> None:
     imported = dataclasses.replace(params, features=dataclasses.replace(params.features, source="npz", path="x"))
     register.run(imported, workspace)
@@ -193,6 +196,7 @@ def test_model_of_imported_regions_is_registered_as_not_served(params: Params, w
     assert version.tags["served"].startswith("no: its regions come from `npz`")
 
 
+@pytest.mark.slow
 def test_champion_that_reads_pixels_is_evaluated_again_if_no_current_model_does(
     params: Params, workspace: Workspace
 ) -> None:
@@ -225,6 +229,7 @@ def values(scores: Path) -> dict[tuple[str, str], Any]:
     return {(record["dataset"], record["metric"]): record["value"] for record in read_json(scores)}
 
 
+@pytest.mark.slow
 def test_version_has_a_signature_scores_and_a_lineage_that_verifies(
     params: Params, workspace: Workspace, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
 
 
+@pytest.mark.slow
 def test_better_wins_and_worse_and_equal_are_refused_with_their_numbers(new: Any) -> None:
     registry = new()
     assert registry.add(GOOD) == 1
@@ -75,6 +76,7 @@ def test_first_champion_must_meet_floors_and_validation(new: Any) -> None:
     assert any(r.startswith("unvalidated") for r in registry.promote(force_first=True).reasons)
 
 
+@pytest.mark.slow
 def test_version_that_cannot_be_measured_is_refused(new: Any) -> None:
     registry = new()
     with pytest.raises(DataError, match="no challenger"):
@@ -99,6 +101,7 @@ def test_version_that_cannot_be_measured_is_refused(new: Any) -> None:
     assert "champion" not in registry.aliases()
 
 
+@pytest.mark.slow
 def test_champion_is_evaluated_again_once_on_other_test_data(new: Any) -> None:
     registry = new()
     registry.add(GOOD)
@@ -145,6 +148,7 @@ def test_rollback_goes_back_to_the_first_champion_and_rolled_back_versions_need_
     assert registry.ledger.state(registry.model).champion == 3
 
 
+@pytest.mark.slow
 def test_withdrawn_champion_is_replaced_by_the_previous_one(new: Any) -> None:
     registry = new(seed_std=0.0)
     for share in (0.3, 0.6):
@@ -175,6 +179,7 @@ def store_errors() -> list[Exception]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [

@@ -45,6 +45,7 @@ def promoted(new: Any, *values: list[float]) -> ToyRegistry:
     return registry
 
 
+@pytest.mark.slow
 def test_one_of_two_concurrent_promotions_wins(new: Any) -> None:
     registry = promoted(new, GOOD)
     registry.add(BETTER)
@@ -62,6 +63,7 @@ def test_one_of_two_concurrent_promotions_wins(new: Any) -> None:
     assert registry.aliases()["champion"] == registry.ledger.state(registry.model).champion
 
 
+@pytest.mark.slow
 def test_next_call_completes_what_a_kill_interrupted(new: Any) -> None:
     """Before the ledger's line, nothing has happened. After it, aliases and tag follow."""
     killed = {}
@@ -86,6 +88,7 @@ def test_next_call_completes_what_a_kill_interrupted(new: Any) -> None:
         assert state.champion == champion and tags[LEDGER_TAG] == state.head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["set_registered_model_alias", "set_registered_model_tag"])
 def test_interrupted_rollback_is_completed_and_not_repeated(
     new: Any, monkeypatch: pytest.MonkeyPatch, method: str
@@ -106,6 +109,7 @@ def test_interrupted_rollback_is_completed_and_not_repeated(
     assert registry.rollback().version == 1
 
 
+@pytest.mark.slow
 def test_kill_during_a_withdrawal_brings_no_champion_back(new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = promoted(new, GOOD, BETTER)
     registry.add(BEST)
@@ -146,6 +150,7 @@ def test_lost_registry_gets_its_champion_back_under_another_number(new: Any, cap
         registry.rollback()
 
 
+@pytest.mark.slow
 def test_rollback_before_the_registry_was_lost_is_not_repeated(new: Any) -> None:
     registry = new()
     for values, weights in ((GOOD, "a"), (BETTER, "b")):
@@ -162,6 +167,7 @@ def test_rollback_before_the_registry_was_lost_is_not_repeated(new: Any) -> None
     assert "was rolled back" in registry.promote().reasons[0], "by its content, not by its number"
 
 
+@pytest.mark.slow
 def test_deleted_champion_is_reported_and_rollback_is_the_way_out(new: Any) -> None:
     registry = promoted(new, GOOD, BETTER, BEST)
     assert registry.rollback().version == 2

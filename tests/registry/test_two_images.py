@@ -21,11 +21,13 @@ from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
 from vlp_models.params import GateParams, GeneratorParams, Params, SourceParams, parse_params, read_yaml
-from vlp_models.pipeline.promote import promote_task
+from vlp_models.pipeline.promotion_commands import promote_task
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
 from vlp_models.pipeline.stages import evaluate, features, generate, prepare, register, shards, validate
 from vlp_models.registry.client import connect
 from vlp_models.registry.versions import download_bundle, find_run_versions
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"regions": "tden", "pixels": "toy"}  # run -> model

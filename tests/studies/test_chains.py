@@ -58,6 +58,7 @@ def test_chain_continues_from_its_weights_and_freezes_parts(drawn: Data) -> None
     assert all(p.requires_grad for p in model.parameters()) and not model.training
 
 
+@pytest.mark.slow
 def test_turns_learn_from_one_batch_each_in_its_turn(regions: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four objectives, eight updates: two batches; in domain they are the target's own captions."""
     read: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
@@ -89,6 +90,7 @@ def test_codes_of_a_dictionary_follow(drawn: Data) -> None:
     assert not torch.equal(before, after["dictionary.codes"])
 
 
+@pytest.mark.slow
 def test_pictures_are_of_their_scenes(drawn: Data) -> None:
     """The center of a large plain object has the object's color."""
     pictures, _ = drawn.web
@@ -129,6 +131,7 @@ def test_a_model_without_vectors_is_asked_among_few(drawn: Data) -> None:
     assert measure.retrieval(learner.model, split)["match_nll"] < before
 
 
+@pytest.mark.slow
 def test_captions_are_written_of_training_images_alone(regions: Data) -> None:
     captioner = Arm(name="c", label="c", family="xgpt", fine_tuning=FineTuning(budgets=(60,)))
     split = regions.train(1)

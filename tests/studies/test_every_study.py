@@ -35,6 +35,7 @@ def test_every_contrasts_arms_are_there(name: str) -> None:
     assert all(reached > 0.8 for _, _, reached in plan.power_table())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_arm_runs_and_is_another_one(name: str) -> None:
     """By a few updates of each, and twice the same; what was found then makes a page."""

@@ -61,6 +61,7 @@ def test_tdens_study_is_whole() -> None:
     assert updates["two-pass-c"] < updates["single"] == updates["encoder-alone"] == updates["two-pass-a-long"]
 
 
+@pytest.mark.slow
 def test_every_arm_of_tdens_study_runs_and_is_another_one(data: Data) -> None:
     figures = {}
     for arm in ARMS:
@@ -159,6 +160,7 @@ def study(tmp_path: Path) -> Study:
     )
 
 
+@pytest.mark.slow
 def test_a_study_from_nothing_to_its_document(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     main(study, [])
     expected = capsys.readouterr().out

@@ -15,6 +15,8 @@ from pretraining_study.setting import Setting
 from pretraining_study.vision_warmup import _loss, cells, vision_warmup
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 SETTING = Setting(
     side=48, vision_warmup=40, web=24, train=4, val=3, test=6, questions=2, hidden=16, heads=2, batch=8, lr=1e-2
 )

@@ -60,12 +60,14 @@ def measured(directory: Path) -> dict[str, tuple[float, int]]:
     }
 
 
+@pytest.mark.slow
 def test_noise_has_the_requested_rates(web: Path) -> None:
     for name, (share, count) in measured(web).items():
         stated = getattr(WEB, name)
         assert abs(share - stated) < 3.5 * math.sqrt(stated * (1 - stated) / count), (name, share, stated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", SHARES)
 def test_rates_of_zero_and_one_mean_none_and_all(tmp_path: Path, alone: str) -> None:
     shares: dict[str, Any] = dict.fromkeys(SHARES, 0.0)
@@ -79,6 +81,7 @@ def test_rates_of_zero_and_one_mean_none_and_all(tmp_path: Path, alone: str) -> 
     assert set(found.values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_both_formats_read_the_same_pairs(web: Path) -> None:
     in_coco = SourceParams(
         format="coco",
@@ -96,6 +99,7 @@ def test_both_formats_read_the_same_pairs(web: Path) -> None:
     assert as_coco["objects"] and not (web / "v2_OpenEnded_mscoco_scenes_questions.json").exists()
 
 
+@pytest.mark.slow
 def test_longer_dataset_starts_with_the_shorter_ones_alt_texts(web: Path, tmp_path: Path) -> None:
     write(dataclasses.replace(WEB, train=30), tmp_path)
     short, long = ((d / "alt_texts.jsonl").read_text().splitlines() for d in (tmp_path, web))
@@ -108,6 +112,7 @@ def test_invalid_web_params_are_refused(tmp_path: Path, change: dict[str, Any]) 
         write(dataclasses.replace(WEB, **change), tmp_path)
 
 
+@pytest.mark.slow
 def test_captions_without_misspellings_are_all_true(tmp_path: Path) -> None:
     write(GeneratorParams(generator="objects", seed=2, train=60, val=0, test=0, side=64, misspelled=0.0), tmp_path)
     scenes = {s["image_id"]: s for s in map(json.loads, (tmp_path / "scenes.jsonl").read_text().splitlines())}

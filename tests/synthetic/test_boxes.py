@@ -43,6 +43,7 @@ def sentences(scene: Scene, wanted: set[str]) -> dict[str, bool]:
     return found
 
 
+@pytest.mark.slow
 def test_tower_sentences_mean_what_nlvr_means_by_them() -> None:
     scene = Scene("tower", (tower("black", "yellow"), tower("blue", "yellow", "yellow"), tower("black")))
     truth = {
@@ -61,6 +62,7 @@ def test_tower_sentences_mean_what_nlvr_means_by_them() -> None:
     assert sentences(scene, set(truth)) == truth
 
 
+@pytest.mark.slow
 def test_scatter_sentences_mean_what_nlvr_means_by_them() -> None:
     scene = Scene(
         "scatter",

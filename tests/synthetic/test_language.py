@@ -86,6 +86,7 @@ def test_longer_caption_is_more_informative() -> None:
     assert check("a green star", BY_HAND).informative == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_reference_is_true_of_its_own_scene(seed: int) -> None:

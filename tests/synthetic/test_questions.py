@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import numpy as np
+import pytest
 
 from vlp_models.synthetic.scenes.questions import (
     ANNOTATORS,
@@ -36,6 +37,7 @@ def official_accuracy(prediction: str, answers: list[str]) -> float:
     return float(np.mean([min(1, m / 3) for m in matches]))
 
 
+@pytest.mark.slow
 def test_text_only_model_scores_below_45() -> None:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for question in ask(0, 500):

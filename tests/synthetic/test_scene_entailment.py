@@ -68,6 +68,7 @@ def test_labels_follow_from_the_scene() -> None:
     assert min(checked["entailment"], checked["contradiction"]) > 20
 
 
+@pytest.mark.slow
 def test_text_alone_does_not_separate_entailment_from_contradiction() -> None:
     balance: Balance = {}
     counts: dict[str, Counter[str]] = {}

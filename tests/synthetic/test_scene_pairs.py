@@ -17,6 +17,8 @@ from vlp_models.synthetic.scenes.image_pairs import VALIDATION
 from vlp_models.synthetic.scenes.language import NUMBERS
 from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, TEXTURES, Scene
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"seed": 3, "train": 46, "val": 8, "test": 9, "side": 64, "questions_per_image": 1}
 SOURCE = SourceParams(format="nlvr2", root="a/nlvr2", validation_directories=[VALIDATION])
 

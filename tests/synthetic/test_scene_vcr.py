@@ -61,6 +61,7 @@ def _side(item: object, word: str) -> bool:
     return {"top": y < 0.5, "bottom": y > 0.5, "left": x < 0.5, "right": x > 0.5}[word]
 
 
+@pytest.mark.slow
 def test_text_alone_is_at_chance() -> None:
     """The best text-only rule trained on one half of 6,000 questions scores chance on the other half."""
     right: dict[str, list[float]] = defaultdict(list)

@@ -50,6 +50,7 @@ print("headlines:", [score["metric"] for score in scores if is_headline(score)])
 """
 
 
+@pytest.mark.slow
 def test_task_of_one_file_and_one_line_runs_through_the_pipeline(tmp_path: Path) -> None:
     """Copy the package, make the two changes a developer would make, and run the real stages."""
     package = Path(vlp_models.__file__).parent

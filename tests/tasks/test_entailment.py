@@ -25,6 +25,7 @@ def samples_of(toy: Toy, split: str) -> list[Sample]:
     return [dataset[i] for i in range(len(dataset))]
 
 
+@pytest.mark.slow
 def test_learns_the_three_labels(toy: Toy) -> None:
     task_model = make(toy, "entailment")
     assert learn(task_model, toy, 300, lr=2e-3) < 0.15

@@ -25,6 +25,7 @@ def samples_of(toy: Toy, split: str) -> list[Sample]:
     return [dataset[i] for i in range(len(dataset))]
 
 
+@pytest.mark.slow
 def test_learns_true_and_false_from_both_images(toy: Toy) -> None:
     """The words are always the same, and neither image alone determines the label."""
     task_model = make(toy, "nlvr2")

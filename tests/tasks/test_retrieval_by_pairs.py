@@ -112,6 +112,7 @@ def _place(toy: Toy) -> Any:
     return EvalContext(source="toy", validated=toy.shards)
 
 
+@pytest.mark.slow
 def test_learns_to_match(toy: Toy) -> None:
     task_model = by_pairs(toy, pair_negatives=5)
     before = np.mean([row["captions"][0]["rank"] for row in ranked(task_model, samples_of(toy, "val"))])

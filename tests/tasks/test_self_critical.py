@@ -122,6 +122,7 @@ def test_logits_are_computed_only_where_a_word_follows(toy: Toy, tmp_path: Path)
     assert rows[-1] == round(float(loss.parts["sample_length"].mean) * 12)
 
 
+@pytest.mark.slow
 def test_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
     task = captioner(toy)
     teach(task, toy, 12)

@@ -49,6 +49,7 @@ def test_vqa_without_images_does_not_learn(toy: Toy) -> None:
     assert not batch.image.boxes_BR4.any()
 
 
+@pytest.mark.slow
 def test_nlvr_learns_to_judge_statements(toy: Toy) -> None:
     nlvr = make(toy, "nlvr")
     assert learn(nlvr, toy, 200, lr=2e-3) < 0.1

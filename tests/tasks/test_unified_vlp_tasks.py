@@ -22,6 +22,7 @@ def truth(toy: Toy, split: str) -> dict[str, str]:
     return {dataset[i].image_id: dataset[i].text for i in range(len(dataset))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", ["all", "masked"])
 def test_learns_to_caption(toy: Toy, targets: str) -> None:
     """From every word at once, and from masked words as in the paper; greedy and beam search are both right."""
@@ -58,6 +59,7 @@ def test_learns_to_answer(toy: Toy) -> None:
     assert sum(row["answer"] == wanted[row["question_id"]] for row in rows) >= 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["nlvr", "nlvr2", "vcr", "entailment"])
 def test_learns_tasks_of_the_fused_feature(toy: Toy, task: str) -> None:
     own = unified(toy)
@@ -80,6 +82,7 @@ def test_masked_targets_need_a_masked_language_model(toy: Toy) -> None:
         make(unified(toy), "captioning", options={"mask_probability": 0.0})
 
 
+@pytest.mark.slow
 def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> None:
     """The loss also equals that of the samples, each with its own image."""
     own = unified(toy)

@@ -22,6 +22,7 @@ def samples_of(toy: Toy, split: str, count: int = 1000) -> list[Sample]:
     return [dataset[i] for i in range(min(count, len(dataset)))]
 
 
+@pytest.mark.slow
 def test_learns_both_subtasks(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20)
     learn(task_model, toy, 200, lr=2e-3)

@@ -24,16 +24,16 @@ STEPS = 16
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("world")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("root")
     write_shards(folder / "shards", train=43, val=7)
     write_tokenizer(folder / "tokenizer")
     return folder
 
 
-def apart(work: Path, world: Path, weights: dict[str, torch.Tensor], **settings: Any) -> tuple[float, Any]:
+def apart(work: Path, root: Path, weights: dict[str, torch.Tensor], **settings: Any) -> tuple[float, Any]:
     """How far from what one process ends with, as a part of the way that its weights went; and its result."""
-    toy = Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
+    toy = Toy(root / "shards", Tokenizer.load(root / "tokenizer"))
     start = toy.model(**STILL).state_dict()
     model, alone = toy.fit(work, toy.model(**STILL), **settings)
     end = model.state_dict()
@@ -42,36 +42,37 @@ def apart(work: Path, world: Path, weights: dict[str, torch.Tensor], **settings:
     return float(distance / moved), alone
 
 
-def test_two_processes_match_one_process(world: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_two_processes_match_one_process(root: Path, tmp_path: Path) -> None:
     """All objectives, clipping, EMA, an epoch's uneven end, validation; Lightning starts the second process."""
     # AdamW divides by what is nearly nothing, and makes much of float32's order of adding up, unless eps is larger.
     settings = {**EVERYTHING, "optimizer": {"clip_norm": 0.5, "eps": 1e-4}}
-    code, said = run(world, "two", config=STILL, **settings)
-    assert code == 0, said
-    weights, _, rows = result(world, "two")
-    distance, alone = apart(tmp_path, world, weights, **settings)
+    code, stderr = run(root, "two", config=STILL, **settings)
+    assert code == 0, stderr
+    weights, _, rows = result(root, "two")
+    distance, alone = apart(tmp_path, root, weights, **settings)
     assert distance < 1e-5
     assert alone.steps == STEPS == rows[-1]["step"]
     for row, wanted in zip(rows, untimed(alone.rows), strict=True):
         assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-    assert len(list((world / "two").glob("*.ckpt"))) == 2
-    assert (world / "two" / "log.jsonl").read_text().count("\n") == STEPS  # written once, not twice
+    assert len(list((root / "two").glob("*.ckpt"))) == 2
+    assert (root / "two" / "log.jsonl").read_text().count("\n") == STEPS  # written once, not twice
 
 
 @pytest.mark.long
-def test_two_processes_match_one_process_with_muon(world: Path, tmp_path: Path) -> None:
+def test_two_processes_match_one_process_with_muon(root: Path, tmp_path: Path) -> None:
     """Its orthogonalization, in bfloat16, makes more of float32's order of adding up; the ranks agree bitwise."""
     settings = {**EVERYTHING, "optimizer": {"muon_lr": 3e-3, "eps": 1e-4}}
-    code, said = run(world, "muon", config=STILL, **settings)
-    assert code == 0, said
-    assert apart(tmp_path, world, result(world, "muon")[0], **settings)[0] < 0.05
+    code, stderr = run(root, "muon", config=STILL, **settings)
+    assert code == 0, stderr
+    assert apart(tmp_path, root, result(root, "muon")[0], **settings)[0] < 0.05
 
 
-def test_batch_size_must_be_divisible_by_the_number_of_processes(world: Path) -> None:
+def test_batch_size_must_be_divisible_by_the_number_of_processes(root: Path) -> None:
     from vlp_models.training.data import LoaderFactory
 
     loaders = LoaderFactory(
-        world / "shards", "captions", sources={}, collate=lambda s: s, batch_size=10, num_workers=0, seed=1
+        root / "shards", "captions", sources={}, collate=lambda s: s, batch_size=10, num_workers=0, seed=1
     )
     with pytest.raises(ParamsError, match=r"batch_size: 10.* 4 of them .* evenly; use 8"):
         loaders(0, 4)
@@ -86,18 +87,18 @@ def test_batch_size_must_be_divisible_by_the_number_of_processes(world: Path) ->
     ],
 )
 def test_incompatible_trainer_settings_are_refused(
-    world: Path, tmp_path: Path, settings: dict[str, Any], text: str
+    root: Path, tmp_path: Path, settings: dict[str, Any], text: str
 ) -> None:
-    toy = Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
+    toy = Toy(root / "shards", Tokenizer.load(root / "tokenizer"))
     settings = dict(settings)
     with pytest.raises(ParamsError, match=text):
         toy.fit(tmp_path, toy.model(**settings.pop("config", {})), **settings)
 
 
-def test_number_of_processes_must_match_torchrun(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_processes_must_match_torchrun(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    toy = Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
+    toy = Toy(root / "shards", Tokenizer.load(root / "tokenizer"))
     with pytest.raises(ParamsError, match=r"is 2 processes, but torchrun started 8"):
         toy.fit(tmp_path, devices=2)
 
@@ -122,17 +123,17 @@ def test_fsdp_wraps_blocks_and_refuses_muon(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="module")
-def whole(world: Path) -> tuple[dict[str, torch.Tensor], int, list[dict[str, Any]]]:
+def whole(root: Path) -> tuple[dict[str, torch.Tensor], int, list[dict[str, Any]]]:
     """A run of two processes that nothing disturbs, with dropout."""
-    code, said = run(world, "whole", **EVERYTHING)
-    assert code == 0, said
-    return result(world, "whole")
+    code, stderr = run(root, "whole", **EVERYTHING)
+    assert code == 0, stderr
+    return result(root, "whole")
 
 
-def ends_the_same(world: Path, work: str, whole: Any, step: int, launcher: list[str] | None = None) -> None:
-    code, said = run(world, work, launcher, **EVERYTHING)
-    assert code == 0, said
-    weights, resumed_from, rows = result(world, work)
+def ends_the_same(root: Path, work: str, whole: Any, step: int, launcher: list[str] | None = None) -> None:
+    code, stderr = run(root, work, launcher, **EVERYTHING)
+    assert code == 0, stderr
+    weights, resumed_from, rows = result(root, work)
     assert resumed_from == step
     assert rows == whole[2]
     assert all(torch.equal(weights[name], weight) for name, weight in whole[0].items())
@@ -142,14 +143,14 @@ def ends_the_same(world: Path, work: str, whole: Any, step: int, launcher: list[
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["lightning", "torchrun"])
 @pytest.mark.parametrize("to", [[0], [1], "group"], ids=["first", "second", "group"])
-def test_a_stop_signal_stops_all_processes_at_the_same_update(world: Path, whole: Any, to: Any, launcher: Any) -> None:
+def test_a_stop_signal_stops_all_processes_at_the_same_update(root: Path, whole: Any, to: Any, launcher: Any) -> None:
     number = signal.SIGINT if to == [1] else signal.SIGTERM
     work = f"stopped-{to}-{launcher is None}"
-    code, said = run(world, work, launcher, signal={"step": 6, "number": number, "to": to}, **EVERYTHING)
-    assert code == (75 if launcher is None else 1), said  # torchrun has an exit code of its own
-    assert "is saved, the same command resumes from there" in said
-    points = sorted(path.name for path in (world / work).glob("*.ckpt"))
-    ends_the_same(world, work, whole, int(points[-1][5:13]), launcher)
+    code, stderr = run(root, work, launcher, signal={"step": 6, "number": number, "to": to}, **EVERYTHING)
+    assert code == (75 if launcher is None else 1), stderr  # torchrun has an exit code of its own
+    assert "is saved, the same command resumes from there" in stderr
+    points = sorted(path.name for path in (root / work).glob("*.ckpt"))
+    ends_the_same(root, work, whole, int(points[-1][5:13]), launcher)
 
 
 @pytest.mark.long
@@ -157,9 +158,9 @@ def test_a_stop_signal_stops_all_processes_at_the_same_update(world: Path, whole
 @pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["lightning", "torchrun"])
 @pytest.mark.parametrize("to", [[0], [1], [1, 0]], ids=["first", "second", "both"])
 def test_kill_of_one_process_ends_the_others_and_resume_is_equal(
-    world: Path, whole: Any, to: Any, launcher: Any
+    root: Path, whole: Any, to: Any, launcher: Any
 ) -> None:
     work = f"killed-{to}-{launcher is None}"
-    code, said = run(world, work, launcher, signal={"step": 6, "number": signal.SIGKILL, "to": to}, **EVERYTHING)
-    assert code not in (0, 75) or "has ended" in said
-    ends_the_same(world, work, whole, 6, launcher)
+    code, stderr = run(root, work, launcher, signal={"step": 6, "number": signal.SIGKILL, "to": to}, **EVERYTHING)
+    assert code not in (0, 75) or "has ended" in stderr
+    ends_the_same(root, work, whole, 6, launcher)

@@ -16,6 +16,8 @@ from two_pass_toys import ALL, generator, recipe_of
 
 from vlp_models.training.recipe import make_recipe
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 
 
@@ -43,8 +45,8 @@ def test_losses_over_processes_match_one_process(learned: Path, name: str) -> No
     anything = any(bool(gradient.any()) for gradient in wanted.values())
     assert anything or name == "retrieval_1"  # a batch of one has no negatives
     for rank in range(RANKS):
-        said = json.loads((learned / f"parts-{rank}.json").read_text())[name]
-        assert said == pytest.approx(parts, rel=1e-5, abs=1e-7)
+        found = json.loads((learned / f"parts-{rank}.json").read_text())[name]
+        assert found == pytest.approx(parts, rel=1e-5, abs=1e-7)
         found = load_file(learned / f"{name}-{rank}.safetensors")
         for parameter, gradient in wanted.items():
             difference = (found[parameter] - gradient).abs().max().item()

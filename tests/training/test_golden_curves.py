@@ -1,4 +1,4 @@
-"""A training of the tiny world gives the curve that it gave before losses became sums and counts.
+"""A training on the tiny dataset gives its recorded curve, bit by bit.
 
 One micro-batch an update, all objectives summed, no dropout (whose numbers depend on how a model lays out its tokens):
 nothing that was changed on purpose shows there.
@@ -15,6 +15,7 @@ from toy_dataset import Toy, untimed
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_training_curves.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer", "close"),
     # Muon's iteration was in bfloat16 and is in float32 here.

@@ -1,4 +1,4 @@
-"""Parts of a model with optimisers, rates and times of their own."""
+"""Parts of a model with optimizers, rates and times of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model() -> nn.ModuleDict:
 
 
 def rates(module: nn.Module, params: OptimizerParams) -> dict[str, tuple[str, float, float]]:
-    """Parameter -> (optimiser, rate, decay)."""
+    """Parameter -> (optimizer, rate, decay)."""
     names = {id(p): name for name, p in module.named_parameters()}
     optimizer = build_optimizer(module, params)
     parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
@@ -119,7 +119,7 @@ def test_inverse_sqrt_schedule_with_floor() -> None:
 
 
 class Normed(Tokens):
-    """With batch normalisation among its regions, and dropout."""
+    """With batch normalization among its regions, and dropout."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -133,6 +133,7 @@ def normed(toy: Toy) -> Normed:
     return Normed(toy.tokenizer.vocab_size, FEATURE_DIM, len(CLASSES))
 
 
+@pytest.mark.slow
 def test_frozen_parts_are_bitwise_unchanged_until_they_thaw_even_after_resume(toy: Toy, tmp_path: Path) -> None:
     groups = {"regions": {"frozen_epochs": 2}, "words": {"frozen": True}, "trunk": {"kind": "sgd", "lr": 0.1}}
     optimizer = build(OptimizerParams, {"lr": 0.01, "weight_decay": 0.5, "groups": groups}, where="o")

@@ -32,6 +32,7 @@ def difference(one: torch.nn.Module, other: dict[str, torch.Tensor]) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [WEIGHTS, {"mlm": 1.0}], ids=["several", "one"])
 @pytest.mark.parametrize("counts_ahead", [False, True])
 def test_micro_batches_match_one_batch(toy: Toy, tmp_path: Path, weights: dict[str, float], counts_ahead: bool) -> None:
@@ -44,10 +45,10 @@ def test_micro_batches_match_one_batch(toy: Toy, tmp_path: Path, weights: dict[s
         assert row == pytest.approx(expected, rel=1e-10)
         assert set(validated) == {name for name in expected if name.startswith("val_")}
     # 2 epochs of windows of 4, 4 and 3 micro-batches, and validation's 2 (or 1) batches an epoch
-    learnt, looked_ahead = 22, 0 if counts_ahead or len(weights) == 1 else 16
-    assert parted.passes == learnt + looked_ahead + 2 * 2
+    trained, looked_ahead = 22, 0 if counts_ahead or len(weights) == 1 else 16
+    assert parted.passes == trained + looked_ahead + 2 * 2
     assert found.samples == wanted.samples == 88
-    assert int(parted.batches) - 2 * 2 == learnt, "looking ahead leaves the buffers alone"
+    assert int(parted.batches) - 2 * 2 == trained, "looking ahead leaves the buffers alone"
 
 
 def test_look_ahead_draws_the_same_random_numbers(toy: Toy, tmp_path: Path) -> None:
@@ -67,6 +68,7 @@ def test_look_ahead_draws_the_same_random_numbers(toy: Toy, tmp_path: Path) -> N
     assert all(len(set(drawn)) == 1 for drawn in seen.values())
 
 
+@pytest.mark.slow
 def test_interrupted_window_resumes_equal(toy: Toy, tmp_path: Path) -> None:
     settings = {"batch_size": 4, "accumulate": 4, "checkpoint_every_steps": 1}
     whole, result = learn(toy, tmp_path / "whole", **settings)
@@ -81,11 +83,12 @@ def test_interrupted_window_resumes_equal(toy: Toy, tmp_path: Path) -> None:
         assert untimed(after.rows) == untimed(result.rows)
 
 
+@pytest.mark.slow
 def test_two_processes_with_micro_batches_match_one_batch(tmp_path: Path) -> None:
     """A batch of 4 is 2 rows on each; the last update has three micro-batches."""
     toy = make_toy(tmp_path)
-    code, said = run(tmp_path, "two", tokens=True, batch_size=4, accumulate=4, **PLAIN)
-    assert code == 0, said
+    code, stderr = run(tmp_path, "two", tokens=True, batch_size=4, accumulate=4, **PLAIN)
+    assert code == 0, stderr
     whole, result = learn(toy, tmp_path / "one", batch_size=16)
     for rank in (0, 1):
         assert difference(whole, load_file(tmp_path / "two" / f"weights-{rank}.safetensors")) < 1e-12
@@ -94,6 +97,7 @@ def test_two_processes_with_micro_batches_match_one_batch(tmp_path: Path) -> Non
         assert row == pytest.approx(wanted, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_alternating_objectives_reuse_one_batch(toy: Toy, tmp_path: Path) -> None:
     """And goes on in the midst of a cycle."""
     seen: list[tuple[str, ...]] = []

@@ -25,6 +25,7 @@ from vlp_models.training.resume import clear_resume_points
 STEPS = 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accumulate", "ema", "mix", "workers", "muon"),
     [(1, 0.0, "sum", 0, 0.0), (4, 0.9, "alternate", 0, 0.0), (1, 0.0, "sample", 2, 3e-3)],
@@ -54,6 +55,7 @@ def test_resume_after_kill_is_bitwise_equal(
         assert untimed(after.rows) == untimed(result.rows), f"killed after {step}"
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_falls_back_to_the_previous_one(
     toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,13 +69,14 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     resumed, result = toy.fit(work)
-    said = capsys.readouterr().err
-    assert "step-00000008.ckpt: damaged" in said
+    logged = capsys.readouterr().err
+    assert "step-00000008.ckpt: damaged" in logged
     assert result.resumed_from == 6
     assert same_weights(whole, resumed)
     assert [row["step"] for row in result.rows] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_earlier_checkpoints_intact(toy: Toy, tmp_path: Path) -> None:
     whole, _ = toy.fit(tmp_path / "whole")
     work = tmp_path / "full"
@@ -109,6 +112,7 @@ class SpoiledLoss:
         return Loss(sum=total, count=1, parts={})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_non_finite_loss_stops_before_the_update(toy: Toy, tmp_path: Path, kind: str) -> None:
     model = toy.model()
@@ -199,6 +203,7 @@ def test_ema_copies_buffers_without_averaging(toy: Toy, tmp_path: Path) -> None:
     assert float((1 - average.weight).detach().abs()) < 0.5 * float((1 - last.weight).detach().abs())
 
 
+@pytest.mark.slow
 def test_ema_is_the_result(toy: Toy, tmp_path: Path) -> None:
     last, _ = toy.fit(tmp_path / "last", max_epochs=1)
     average, _ = toy.fit(tmp_path / "average", max_epochs=1, ema_decay=0.999)
@@ -210,6 +215,7 @@ def test_ema_is_the_result(toy: Toy, tmp_path: Path) -> None:
     assert not same_weights(start, average)
 
 
+@pytest.mark.slow
 def test_validation_is_equal_in_each_epoch(toy: Toy, tmp_path: Path) -> None:
     """Masks are drawn for it, too, but the same ones each time: what differs between epochs is the model."""
     _, result = toy.fit(tmp_path / "still", max_epochs=3, optimizer={"lr": 0.0})
@@ -218,6 +224,7 @@ def test_validation_is_equal_in_each_epoch(toy: Toy, tmp_path: Path) -> None:
     assert values == [values[0]] * 3
 
 
+@pytest.mark.slow
 def test_log_records_the_share_of_time_waiting_for_data(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +279,7 @@ def kept_steps(result: Any, count: int, metric: str = "val_loss", sign: int = 1)
     return [row["step"] for row in sorted(rows, key=lambda row: sign * row[metric])[:count]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", [True, False])
 def test_result_is_the_average_of_the_best_snapshots(toy: Toy, tmp_path: Path, average: bool) -> None:
     model = toy.model()
@@ -294,6 +302,7 @@ def test_nan_validation_ranks_last(tmp_path: Path) -> None:
         assert snapshots._ranked() == wanted
 
 
+@pytest.mark.slow
 def test_snapshots_after_resume_are_equal(toy: Toy, tmp_path: Path) -> None:
     settings = {**SETTINGS, "snapshots": SnapshotParams(keep=2), "checkpoint_every_steps": 4}
     whole, result = toy.fit(tmp_path / "whole", **settings)

@@ -55,7 +55,7 @@ class Scripted(nn.Module):
         read = {path: (ids or {}).get(path, corruption.ids_BT).tolist() for path in self.word_paths}
         assert all(samples is None for samples in objectives.values())
         self.calls.append((set(objectives), read))
-        # at position p the decoder says what follows p: for a masked word at p, look at p - 1
+        # at position p the decoder predicts what follows p: for a masked word at p, look at p - 1
         after_BTV = torch.full((2, 5, 40), -50.0)
         for p in range(5):
             after_BTV[:, p, 10 + p + 1] = 50.0
@@ -74,7 +74,7 @@ def sentences() -> Batch:
 
 S = [[2, MASK, 32, MASK, 3], [2, 34, MASK, 3, 0]]
 S_E = [[2, 20, 32, 21, 3], [2, 34, 22, 3, 0]]
-S_D = [[2, 11, 32, 13, 3], [2, 34, 12, 3, 0]]  # at p what the decoder said at p - 1
+S_D = [[2, 11, 32, 13, 3], [2, 34, 12, 3, 0]]  # at p what the decoder predicted at p - 1
 
 
 @pytest.mark.parametrize("sample", ["multinomial", "argmax"])
@@ -119,6 +119,7 @@ def test_scheme_a_supports_a_single_path() -> None:
     assert model.calls[1][1] == {"encoder": S, "decoder": S_D}
 
 
+@pytest.mark.slow
 def test_ramp_sets_the_share_of_replaced_words() -> None:
     ramp = RampParams(start=0.0, end=1.0, steps=100)
     replaced = {}

@@ -82,13 +82,14 @@ def test_second_pass_matches_a_slow_reference(scheme: str) -> None:
         assert parts[f"{name}_pass2"].mean.item() == pytest.approx(np.mean(values), rel=1e-9), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["a", "b", "c"])
 def test_gradients_of_the_joint_loss(scheme: str) -> None:
     """Central differences in float64; the sampled ids are constants, so the same words are drawn at each point."""
     config = {"object_layers": 1, "sentence_layers": 1, "encoder_layers": 1, "decoder_layers": 1, "hidden": 8}
     model, batch = tiny.build_tiny(**config), tiny.random_batch(3)
-    learnt = two_pass(model, scheme)
-    learnt(batch, update=0, generator=generator(1)).mean.backward()
+    loss = two_pass(model, scheme)
+    loss(batch, update=0, generator=generator(1)).mean.backward()
     step, picked = 1e-5, np.random.default_rng(0)
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
@@ -99,7 +100,7 @@ def test_gradients_of_the_joint_loss(scheme: str) -> None:
         values = []
         for sign in (1, -1):
             flat[place] += sign * step
-            values.append(learnt(batch, update=0, generator=generator(1)).mean.item())
+            values.append(loss(batch, update=0, generator=generator(1)).mean.item())
             flat[place] -= sign * step
         numeric = (values[0] - values[1]) / (2 * step)
         assert gradient[place].item() == pytest.approx(numeric, rel=1e-4, abs=1e-6), name
@@ -267,6 +268,7 @@ def test_loss_depends_on_the_generator_only() -> None:
     assert torch.equal(totals[0], totals[1]) and not torch.equal(totals[0], totals[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "accumulate"), [("a", 1), ("c", 2)])
 def test_resume_after_kill_is_bitwise_equal(toy: Toy, tmp_path: Path, scheme: str, accumulate: int) -> None:
     """Dropout, masking, sampling, C's coin and the ramp: all of them functions of the update."""

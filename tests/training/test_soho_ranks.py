@@ -29,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["paper", "released"])
 def test_processes_match_one_process_and_share_a_dictionary(folder: Path, update: str) -> None:
     wanted = learn(update)

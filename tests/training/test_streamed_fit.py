@@ -21,6 +21,8 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 from vlp_models.pipeline.stages import pretrain
 
+pytestmark = pytest.mark.slow
+
 WAITS = {"timeout_seconds": 90, "retry_seconds": 0.05}
 
 
@@ -32,9 +34,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """44 pairs in three shards."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("root")
     write_shards(folder / "shards")
     write_tokenizer(folder / "tokenizer")
     return folder
@@ -42,29 +44,29 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def remote(
-    server: Server, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    server: Server, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> dict[str, Any]:
     """`trainer.stream` for shards on the server, a copy of a test's own."""
     credentials(monkeypatch, server, tmp_path)
-    return {"address": server.upload(world / "shards", f"fit/{request.node.name}"), **WAITS}
+    return {"address": server.upload(root / "shards", f"fit/{request.node.name}"), **WAITS}
 
 
-def toy_of(world: Path) -> Toy:
-    return Toy(world / "shards", Tokenizer.load(world / "tokenizer"))
+def toy_of(root: Path) -> Toy:
+    return Toy(root / "shards", Tokenizer.load(root / "tokenizer"))
 
 
 @pytest.fixture(scope="module")
-def from_folder(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
-    folder = {"address": str(world / "shards"), **WAITS}
-    model, done = toy_of(world).fit(tmp_path_factory.mktemp("work"), stream=folder)
+def from_folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+    folder = {"address": str(root / "shards"), **WAITS}
+    model, done = toy_of(root).fit(tmp_path_factory.mktemp("work"), stream=folder)
     return model, untimed(done.rows)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_streaming_from_a_server_equals_a_folder(
-    world: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path, workers: int
+    root: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path, workers: int
 ) -> None:
-    model, done = toy_of(world).fit(tmp_path / "work", stream=remote, num_workers=workers)
+    model, done = toy_of(root).fit(tmp_path / "work", stream=remote, num_workers=workers)
     assert same_weights(model, from_folder[0]) and untimed(done.rows) == from_folder[1]
 
 
@@ -74,24 +76,24 @@ def test_streaming_from_a_server_equals_a_folder(
     ids=["one-with-a-worker", "two"],
 )
 def test_streamed_run_resumes_after_kill_within_an_epoch(
-    world: Path, remote: dict[str, Any], from_folder: Any, ranks: int, workers: int
+    root: Path, remote: dict[str, Any], from_folder: Any, ranks: int, workers: int
 ) -> None:
     """The fourth of an epoch's six updates is saved, and then all processes are killed at once, workers too."""
     work = f"killed-{ranks}"
     settings = {"devices": ranks, "num_workers": workers, "stream": remote, "batch_size": 8}
     kill = {"step": 4, "number": signal.SIGKILL, "to": "group"}
-    code, said = run(world, work, signal=kill, **settings)
-    assert code != 0 and not (world / work / "rows.json").exists(), said
-    code, said = run(world, work, **settings)
-    assert code == 0, said
-    weights, resumed_from, rows = result(world, work, ranks)
+    code, stderr = run(root, work, signal=kill, **settings)
+    assert code != 0 and not (root / work / "rows.json").exists(), stderr
+    code, stderr = run(root, work, **settings)
+    assert code == 0, stderr
+    weights, resumed_from, rows = result(root, work, ranks)
     assert resumed_from == 4
     if ranks == 1:
         wanted = dict(from_folder[0].state_dict()), from_folder[1]
     else:
-        code, said = run(world, "whole", **{**settings, "stream": {**remote, "address": str(world / "shards")}})
-        assert code == 0, said
-        wanted = result(world, "whole")[0], json.loads((world / "whole" / "rows.json").read_text())[1]
+        code, stderr = run(root, "whole", **{**settings, "stream": {**remote, "address": str(root / "shards")}})
+        assert code == 0, stderr
+        wanted = result(root, "whole")[0], json.loads((root / "whole" / "rows.json").read_text())[1]
     assert rows == wanted[1]
     assert all(torch.equal(weights[name], weight) for name, weight in wanted[0].items())
 
@@ -113,7 +115,7 @@ class Away:
 @pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
 def test_training_waits_for_an_unavailable_server(
     server: Server,
-    world: Path,
+    root: Path,
     remote: dict[str, Any],
     from_folder: Any,
     tmp_path: Path,
@@ -121,7 +123,7 @@ def test_training_waits_for_an_unavailable_server(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     away, started = Away(server, seconds), time.monotonic()
-    model, done = toy_of(world).fit(tmp_path / "work", stream=remote, tracker=away)
+    model, done = toy_of(root).fit(tmp_path / "work", stream=remote, tracker=away)
     assert time.monotonic() - started > seconds
     assert away.back is not None
     away.back.join()
@@ -130,12 +132,12 @@ def test_training_waits_for_an_unavailable_server(
 
 
 def test_truncated_shard_stops_the_run_and_resumes_once_fixed(
-    server: Server, world: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path
+    server: Server, root: Path, remote: dict[str, Any], from_folder: Any, tmp_path: Path
 ) -> None:
     """An epoch never has fewer pairs in silence."""
-    toy, work = toy_of(world), tmp_path / "work"
+    toy, work = toy_of(root), tmp_path / "work"
     key = f"{remote['address'].removeprefix(f's3://{BUCKET}/')}/train-00001.tar"
-    whole = (world / "shards" / "train-00001.tar").read_bytes()
+    whole = (root / "shards" / "train-00001.tar").read_bytes()
     with pytest.raises(InterruptedError):
         toy.fit(work, stream=remote, tracker=KilledAt(work, 2))
     server.client.put_object(Bucket=BUCKET, Key=key, Body=whole[: len(whole) // 2])

@@ -38,6 +38,7 @@ def test_bf16_where_native_needs_hardware_support(monkeypatch: pytest.MonkeyPatc
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", [True, False])
 def test_resumed_run_keeps_its_precision_on_another_machine(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], native: bool
@@ -55,8 +56,8 @@ def test_resumed_run_keeps_its_precision_on_another_machine(
     assert result.resumed_from == 4 and result.precision == began
     assert f"toy: precision {began}, as the run started with; this machine: {other}" in capsys.readouterr().err
     assert same_weights(whole, resumed)
-    anew, _ = toy.fit(tmp_path / "anew", **settings)
-    assert not same_weights(whole, anew), "the precision shows in the weights"
+    fresh, _ = toy.fit(tmp_path / "fresh", **settings)
+    assert not same_weights(whole, fresh), "the precision shows in the weights"
 
 
 REGIONS, PIXELS = ModelInputs(image=RegionInput()), ModelInputs(image=PixelInput(height=8, width=8))

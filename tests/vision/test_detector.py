@@ -101,6 +101,7 @@ def test_damaged_and_missing_detectors_are_refused(tmp_path: Path) -> None:
         load_detector(tmp_path)
 
 
+@pytest.mark.slow
 def test_coco_weights_file_gets_coco_names(tmp_path: Path) -> None:
     """A published .pth with 91 COCO classes and no batch norm counters."""
     model = build_detector(PUBLISHED["resnet50_fpn"], 91)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -21,6 +22,7 @@ def extract(trained: Trained, drawings: list[LabeledImage], **options: Any) -> l
     return extractor.extract([Image.open(image.path) for image in drawings])
 
 
+@pytest.mark.slow
 def test_one_region_per_object_with_its_class(drawings: list[LabeledImage], trained: Trained) -> None:
     for image, regions in zip(drawings, extract(trained, drawings), strict=True):
         size = [image.width, image.height] * 2

@@ -33,6 +33,7 @@ def lighten(model: FasterRCNN) -> FasterRCNN:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", PUBLISHED)
 def test_coco_detector_by_name_or_path_equals_torchvisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: DetectorBackbone
@@ -53,6 +54,7 @@ def test_coco_detector_by_name_or_path_equals_torchvisions(
     assert 0 < len(regions) <= 5 and regions.features.shape[1:] == (1024,) and regions.class_probs.shape[1:] == (91,)
 
 
+@pytest.mark.slow
 def test_first_coco_weights_use_batch_norms_without_epsilon(tmp_path: Path) -> None:
     resnet = get_model("resnet50", weights=None, norm_layer=FrozenBatchNorm2d)
     for name, buffer in resnet.named_buffers():
@@ -91,6 +93,7 @@ def test_timm_weights_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(torch.equal(found[name], tensor) for name, tensor in network().state_dict().items())
 
 
+@pytest.mark.slow
 def test_image_config_comes_from_the_named_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not from the default weights of the bare model name, which have ImageNet's mean and 224 pixels."""
     model, name = "mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k"

@@ -54,6 +54,7 @@ def test_mean_over_cells_equals_the_networks_output(tmp_path: Path, model: str) 
     torch.testing.assert_close(features.mean(0), hidden, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["test_vit2", "test_convnext", "test_maxvit", "mobilenetv3_small_050"])
 def test_single_cell_gives_the_networks_logits(tmp_path: Path, model: str) -> None:
     """For tokens and for maps, with and without norms and layers before the classifier."""
@@ -109,6 +110,7 @@ def test_another_level_besides_the_last_map(tmp_path: Path) -> None:
     torch.testing.assert_close(fine[-1, 32:], coarse[-1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "levels"),
     [(SMALL, [3, 1]), ("test_resnet", [1, 2]), ("test_convnext", [1, 3]), ("test_vit", [4, 1])],
@@ -176,6 +178,7 @@ def test_saved_backbone_has_an_id_and_damage_is_detected(tmp_path: Path) -> None
         load_backbone(second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -196,6 +199,7 @@ def test_invalid_config_is_refused(tmp_path: Path, changes: dict, text: str) -> 
         load_backbone(tmp_path)
 
 
+@pytest.mark.slow
 def test_number_of_classes_comes_from_the_weights(tmp_path: Path) -> None:
     weights = write_weights(tmp_path / "seven.safetensors", num_classes=7)
     seven = make_backbone(TimmParams(model=SMALL, weights=weights), tmp_path)
@@ -221,6 +225,7 @@ class Malicious:
         return print, ("executed",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
@@ -300,6 +305,7 @@ def test_missing_package_names_its_lock_file(monkeypatch: pytest.MonkeyPatch) ->
     assert re.fullmatch(rf".*not installed; install it with {install}", str(error.value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 1), (300, 2)])
 def test_tiny_image_is_refused(tmp_path: Path, size: tuple[int, int]) -> None:
     with pytest.raises(DataError, match=f"an image of {size[0]} x {size[1]} pixels is too small"):

@@ -119,6 +119,7 @@ def warmed_up(drawn: Drawn, steps: int) -> tuple[Toy, TrainingResult, float | No
     return toy, *warm_up_vision(encoder, train, val, len(words), options, **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_only_the_image_side_is_trained_and_learns(drawn: Drawn) -> None:
     (early, before, low), (late, after, high) = warmed_up(drawn, 2), warmed_up(drawn, 80)
     assert after.losses["words"] < 0.5 * before.losses["words"]
