@@ -22,11 +22,11 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.params import Params, load_params, to_plain
 from vlp_models.pipeline.stages import detector
-from vlp_models.serving.bundle import SEARCH, smoke_test, why_not_served, write_bundle
+from vlp_models.serving.bundle import SEARCH, why_not_served, write_bundle
 from vlp_models.serving.page.handlers import Page, PhotoModel
 from vlp_models.serving.page.photos import BOX_COLOR, IMPORTANT_COLOR, open_photo, scale_for_page
 from vlp_models.serving.page.version_card import make_version_card
-from vlp_models.serving.predictor import Predictor
+from vlp_models.serving.predictor import Predictor, smoke_test
 
 ROOT = Path(__file__).parent.parent
 STAGES = (

@@ -19,8 +19,8 @@ from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.params import OptimizerParams, to_plain
-from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
-from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, self_critical_loss
+from vlp_models.tasks.captioning import Captioning
+from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, SelfCriticalParams, self_critical_loss
 
 
 def captioner(toy: Toy, dropout: float = 0.0, structure: str = "decoupled", **info: Any) -> Captioning:

@@ -40,13 +40,12 @@ from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import Hypothesis
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.models.xgpt.model import XGPT
+from vlp_models.objectives.distributed import gather_rows, previous_rows, take_rows
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masked_modeling import select_tokens
 from vlp_models.objectives.moving_average import UpdateAccumulator
-from vlp_models.objectives.ranks import gather_rows, previous_rows, take_rows
 from vlp_models.params import ScheduledSamplingParams
-from vlp_models.tasks.captioning import SelfCriticalParams
-from vlp_models.tasks.self_critical import SelfCriticalLoss, self_critical_loss
+from vlp_models.tasks.self_critical import SelfCriticalLoss, SelfCriticalParams, self_critical_loss
 from vlp_models.training.distributed import unwrap_fsdp
 from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
 from vlp_models.training.recipe import make_recipe
@@ -64,7 +63,7 @@ class Case:
 
 
 def cases(folder: Path) -> dict[str, Callable[[], Case]]:
-    """Each is built when it is called. folder: of a toy world (toy_dataset.make_toy)."""
+    """Each is built when it is called. folder: with a toy dataset (toy_dataset.make_toy)."""
     every: dict[str, Callable[[], Case]] = {}
     for name in ALL:
         every[name] = lambda name=name: pretraining([name])
@@ -138,7 +137,7 @@ def fine_tuning(folder: Path, task: str, size: int, **info: Any) -> Case:
 
 def pairs(folder: Path, size: int) -> Case:
     """A caption's own image among two of its process's: one process alone takes each share by itself, with its draws.
-    Of three rows the first process has one, and nothing to tell it from."""
+    Of three rows the first process has one, and nothing to report it from."""
     toy = toy_in(folder)
     model = by_pairs(toy, pair_negatives=2).double()
     dataset = ShardDataset(toy.shards, "train", model.view)
@@ -160,7 +159,7 @@ def pairs(folder: Path, size: int) -> Case:
 def reward(folder: Path, baseline: str, size: int) -> Case:
     toy = toy_in(folder)
     model = make(toy, "captioning")
-    learn_captions(model, toy, 12)  # or nothing it says earns anything
+    learn_captions(model, toy, 12)  # or nothing it reports earns anything
     model.double()
     dataset = ShardDataset(toy.shards, "train", "images")
     params = SelfCriticalParams(samples=3, baseline=baseline)  # type: ignore[arg-type]
@@ -244,7 +243,7 @@ class Learner(nn.Module):
 
 
 def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Gradients of the whole batch, and the parts, as this process sees them."""
+    """Gradients of the whole batch, and the parts, as this process reads them."""
     learner: nn.Module = Learner(case)
     if world_size > 1:
         learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)

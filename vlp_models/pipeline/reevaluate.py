@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,11 +27,15 @@ from vlp_models.common.workspace import SEARCH, Workspace, require_output
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.data.pixels import PixelInput
 from vlp_models.data.tables import ID_COLUMN, read_table
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
-from vlp_models.pipeline.promote import check_task
+from vlp_models.params.schema import suggestion
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, read_bundle_info
+from vlp_models.tasks import TASKS
+
+if TYPE_CHECKING:
+    pass
 
 logger = get_logger(__name__)
 
@@ -227,3 +231,12 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
         shutil.copytree(scored, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SEARCH))
     logger.info("%s@%s is version %s; scores in %s", name, alias, version.version, workspace.relative(target))
     return target
+
+
+def check_task(task: str) -> None:
+    """
+    Raises:
+        ParamsError: there is no such task.
+    """
+    if task not in TASKS:
+        raise ParamsError(f"{task}: no such task{suggestion(task, TASKS)}")

@@ -14,7 +14,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from vlp_models.common.io import hash_file, hash_path, link_or_copy, write_json
 from vlp_models.common.limits import check_numbers
 from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
-from vlp_models.errors import CheckpointError, VLPError
+from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.vision.extractors import FROM_IMAGES
 
@@ -193,38 +192,3 @@ def read_features_config(bundle: Path) -> dict[str, Any]:
             f"{file}: invalid `content` or `max_regions`; download the version from the registry again"
         )
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmokeTest:
-    """problem: why the bundle cannot be served; empty if it can. prediction: its prediction for a test image."""
-
-    problem: str = ""
-    prediction: dict[str, Any] = field(default_factory=dict)
-
-
-def smoke_test(bundle: Path, images: Sequence[Path]) -> SmokeTest:
-    """Predict for one request through the bundle, as a server would.
-
-    Args:
-        images: candidates; the first one on disk is used, also for tasks with several images.
-    """
-    from vlp_models.serving.predictor import Predictor
-    from vlp_models.tasks import task_class
-
-    image = next((path for path in images if path.is_file()), None)
-    if image is None:
-        return SmokeTest(problem="no image of the val or test split is on disk")
-    try:
-        predictor = Predictor(bundle)
-        request = task_class(predictor.task).request
-        texts = ["is there a picture?"] if request is not None and request.text else None
-        count = 1 if request is None else request.images
-        predictions = predictor.predict([image] if count == 1 else [[image] * count], texts)
-    except VLPError as error:
-        return SmokeTest(problem=str(error))
-    except Exception as error:  # anything that breaks here would break in a server
-        return SmokeTest(problem=f"{type(error).__name__}: {error}")
-    if len(predictions) != 1 or not predictions[0]:
-        return SmokeTest(problem="it returned no prediction")
-    return SmokeTest(prediction=predictions[0])

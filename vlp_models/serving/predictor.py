@@ -1,4 +1,4 @@
-"""The predictor: from an image on disk to a caption, an answer or a label, with the model and its region extractor.
+"""Run a registered bundle (model and region extractor) on images: captions, answers, labels.
 
 It loads a bundle (serving/bundle.py), the form in which the registry stores a version.
 """
@@ -6,11 +6,14 @@ It loads a bundle (serving/bundle.py), the form in which the registry stores a v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import CheckpointError
+from vlp_models.common.workspace import SEARCH
+from vlp_models.errors import CheckpointError, VLPError
 from vlp_models.serving.images import open_images
+from vlp_models.vision.extractors import FROM_IMAGES
 
 if TYPE_CHECKING:
     from vlp_models.data.inputs import ModelInputs
@@ -26,7 +29,6 @@ class Predictor:
     """
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
-        from vlp_models.common.workspace import SEARCH
         from vlp_models.data.inputs import RegionInput
         from vlp_models.serving.bundle import check_content
         from vlp_models.tasks.base import load_task_model
@@ -51,7 +53,7 @@ class Predictor:
         """Open the extractor of the bundle's regions, and check that the model was trained with it."""
         from vlp_models.models.checkpoint import describe_classes
         from vlp_models.serving.bundle import DETECTOR, read_features_config
-        from vlp_models.vision.extractors import FROM_IMAGES, open_extractor
+        from vlp_models.vision.extractors import open_extractor
 
         config = read_features_config(bundle)
         if config["source"] not in FROM_IMAGES:
@@ -109,3 +111,38 @@ class Predictor:
         ]
         batch = self.task_model.collate(samples).to(self.device)
         return self.task_model.predict(batch, samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeTest:
+    """problem: why the bundle cannot be served; empty if it can. prediction: its prediction for a test image."""
+
+    problem: str = ""
+    prediction: dict[str, Any] = field(default_factory=dict)
+
+
+def smoke_test(bundle: Path, images: Sequence[Path]) -> SmokeTest:
+    """Predict for one request through the bundle, as a server would.
+
+    Args:
+        images: candidates; the first one on disk is used, also for tasks with several images.
+    """
+    from vlp_models.serving.predictor import Predictor
+    from vlp_models.tasks import task_class
+
+    image = next((path for path in images if path.is_file()), None)
+    if image is None:
+        return SmokeTest(problem="no image of the val or test split is on disk")
+    try:
+        predictor = Predictor(bundle)
+        request = task_class(predictor.task).request
+        texts = ["is there a picture?"] if request is not None and request.text else None
+        count = 1 if request is None else request.images
+        predictions = predictor.predict([image] if count == 1 else [[image] * count], texts)
+    except VLPError as error:
+        return SmokeTest(problem=str(error))
+    except Exception as error:  # anything that breaks here would break in a server
+        return SmokeTest(problem=f"{type(error).__name__}: {error}")
+    if len(predictions) != 1 or not predictions[0]:
+        return SmokeTest(problem="it returned no prediction")
+    return SmokeTest(prediction=predictions[0])

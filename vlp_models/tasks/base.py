@@ -31,7 +31,7 @@ from vlp_models.metrics.score import STATISTICS, Statistic
 from vlp_models.models.checkpoint import (
     CheckpointInfo,
     build_from_config,
-    load_strictly,
+    load_checkpoint_weights,
     read_config,
     read_labels,
     read_weights,
@@ -278,7 +278,7 @@ def load_task_model(directory: Path, device: torch.device | str = "cpu") -> Task
     labels = read_labels(directory) if task.has_labels else []
     model = build_from_config(info, tokenizer, directory)
     task_model = task(model, tokenizer, info, labels=labels)
-    load_strictly(task_model, read_weights(directory), directory)
+    load_checkpoint_weights(task_model, read_weights(directory), directory)
     return task_model.to(device).eval()
 
 

@@ -38,7 +38,7 @@ from vlp_models.metrics.coco_tools import DROPPED
 from vlp_models.metrics.consensus import most_similar
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import Hypothesis, beam_search, greedy
-from vlp_models.models.protocols import Generates, SetsFinishedAside
+from vlp_models.models.protocols import Generates, StoresFinished
 from vlp_models.params import EvaluateParams, build
 
 SETTINGS = "search.json"
@@ -327,4 +327,4 @@ def _without_punctuation(words: Iterable[str]) -> list[str]:
 
 
 def _sets_aside(model: object) -> bool:
-    return isinstance(model, SetsFinishedAside) and model.sets_aside
+    return isinstance(model, StoresFinished) and model.stores_finished

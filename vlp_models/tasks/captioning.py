@@ -42,19 +42,11 @@ from vlp_models.tasks.scoring import (
     read_train_rows,
     with_suffix,
 )
+from vlp_models.tasks.self_critical import SelfCriticalParams
 
 NEIGHBORS = 30  # training images whose captions the nearest-neighbor baseline chooses from
 NEAREST = "nearest-neighbor caption"
 CONSTANT = "constant baseline"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelfCriticalParams:
-    """Self-critical training (tasks/self_critical.py); the run starts from one trained with cross-entropy."""
-
-    samples: int = 5  # captions sampled per image and step
-    baseline: Literal["greedy", "leave_one_out"] = "greedy"  # the second needs two samples or more
-    sampling_dropout: bool = False  # sample with dropout on, as the public code does
 
 
 @dataclass(frozen=True, kw_only=True)

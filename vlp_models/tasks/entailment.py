@@ -100,7 +100,7 @@ class Entailment(TaskModel):
         """Return accuracy, macro F1 and each label's recall over the hypotheses whose label is known.
 
         Baselines: the most common label of train, a classifier of the hypothesis text (`HypothesisOnly`), the mean
-        annotator (whose majority is the label), and the blind model.
+        annotator (the individual annotators' agreement with the gold label), and the blind model.
         """
         context.progress("entailment accuracy")
         known = [(p, sample) for p, sample in zip(predictions, samples, strict=True) if sample["gold_label"]]
@@ -139,7 +139,10 @@ class Entailment(TaskModel):
 
 
 def _annotator_agreement(samples: Sequence[Sample]) -> float | None:
-    """Return the percentage of single annotations that equal the label, over hypotheses with three or more of them."""
+    """Return the individual annotators' agreement with the gold label, in percent.
+
+    Only hypotheses with three or more annotations count.
+    """
     annotated = [
         (label, s["gold_label"]) for s in samples if len(s["annotator_labels"]) > 2 for label in s["annotator_labels"]
     ]

@@ -42,9 +42,9 @@ from vlp_models.metrics.score import Score
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Contrasts, Embeds, ScoresPairs
 from vlp_models.objectives.contrastive import image_text_contrast
+from vlp_models.objectives.distributed import number_over_ranks
 from vlp_models.objectives.loss import Loss, cross_entropy, first_trainable, zero_loss
 from vlp_models.objectives.matching import match_in_batch
-from vlp_models.objectives.ranks import number_over_ranks
 from vlp_models.tasks.base import TaskModel, TaskOptions, implements
 from vlp_models.tasks.scoring import EvalContext, Prediction, TaskScores
 

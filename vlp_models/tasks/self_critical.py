@@ -22,8 +22,9 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -38,14 +39,23 @@ from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import DecodingModel, EncodedImages, Hypothesis, device_of, greedy
 from vlp_models.models.protocols import Generates
+from vlp_models.objectives.distributed import count_over_ranks, rank, world_size
 from vlp_models.objectives.generation import advantages, self_critical
 from vlp_models.objectives.loss import Loss, Part
-from vlp_models.objectives.ranks import count_over_ranks, rank, world_size
-from vlp_models.tasks.captioning import Captioning, SelfCriticalParams
+from vlp_models.tasks.base import TaskModel
 
 FREQUENCIES = "document-frequencies.safetensors"
 
 logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCriticalParams:
+    """Settings of self-critical training; the run starts from one trained with cross-entropy."""
+
+    samples: int = 5  # captions sampled per image and step
+    baseline: Literal["greedy", "leave_one_out"] = "greedy"  # the second needs two samples or more
+    sampling_dropout: bool = False  # sample with dropout on, as the public code does
 
 
 class SelfCriticalLoss:
@@ -56,7 +66,7 @@ class SelfCriticalLoss:
     time; not in the first step).
     """
 
-    def __init__(self, captioning: Captioning, reward: CiderD, params: SelfCriticalParams) -> None:
+    def __init__(self, captioning: TaskModel, reward: CiderD, params: SelfCriticalParams) -> None:
         """
         Raises:
             ParamsError: invalid settings.
@@ -92,7 +102,8 @@ class SelfCriticalLoss:
             self._rewards(batch.image_ids, [[h] for h in greedy_captions_B])[:, 0].to(device) if has_greedy else None
         )
         advantage_N = advantages(reward_BK, self.params.baseline, greedy_B).flatten()
-        is_zero = count_over_ranks(not _is_zero(reward_BK, greedy_B)) == 0
+        rewarded = bool(reward_BK.any()) or (greedy_B is not None and bool(greedy_B.any()))
+        is_zero = count_over_ranks(rewarded) == 0
         self._warn_about_zeros(is_zero)
 
         # One teacher-forced pass over all samples: (N, T), each with the row of its image
@@ -214,7 +225,7 @@ class SelfCriticalLoss:
 
 
 def self_critical_loss(
-    captioning: Captioning, params: SelfCriticalParams, shards: Path, sources: Mapping[str, int], work: Path
+    captioning: TaskModel, params: SelfCriticalParams, shards: Path, sources: Mapping[str, int], work: Path
 ) -> SelfCriticalLoss:
     """Build the loss: references from the shards' index, document frequencies counted once and saved in `work`.
 
@@ -262,7 +273,3 @@ def _dropout(module: nn.Module, *, enabled: bool) -> Iterator[None]:
             part.training = training
         # Autocast caches cast weights; some releases of torch do not distinguish those cast without gradients.
         torch.clear_autocast_cache()
-
-
-def _is_zero(reward_BK: Tensor, greedy_B: Tensor | None) -> bool:
-    return not (reward_BK.any() or (greedy_B is not None and greedy_B.any()))

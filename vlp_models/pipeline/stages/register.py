@@ -27,14 +27,13 @@ from vlp_models.registry.evaluations import ITEMS
 from vlp_models.registry.logger import DataInput, find_training_run, send_unsent
 from vlp_models.serving.bundle import (
     BUNDLE,
-    SmokeTest,
     hash_bundle,
     hash_weights,
     read_checkpoint_info,
-    smoke_test,
     why_not_served,
     write_bundle,
 )
+from vlp_models.serving.predictor import SmokeTest, smoke_test
 from vlp_models.tasks.caption_search import CAPTIONS
 from vlp_models.tasks.scoring import read_item_scores
 

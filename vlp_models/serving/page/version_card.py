@@ -18,7 +18,7 @@ from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
 from vlp_models.tasks.vqa import UNKNOWN
 
-NOT_RECORDED = "what they were trained on is not recorded"
+NOT_RECORDED = "their training data is not recorded"
 VIEW_PREFIXES = {"texts": "the texts of ", "images": "the images of "}  # of pretrainings that do not read pairs
 
 Record = Mapping[str, Any]

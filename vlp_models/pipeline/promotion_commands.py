@@ -1,0 +1,209 @@
+"""Promote, roll back and list decisions with the project's paths. No DVC stage: decisions are not outputs."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.common.io import write_json
+from vlp_models.common.workspace import Workspace
+from vlp_models.evaluation.ranking import comparison_metric, competing_runs
+from vlp_models.params import Params
+from vlp_models.pipeline.reevaluate import check_task
+from vlp_models.registry.client import mlflow_errors
+from vlp_models.registry.promotion.gate import LOW_BUDGET
+
+if TYPE_CHECKING:
+    from vlp_models.registry.promotion.ledger import Ledger
+    from vlp_models.registry.promotion.promote import Decision
+    from vlp_models.registry.promotion.reconcile import PromotionContext
+
+REFUSED = 3  # exit code
+
+
+def promote_task(
+    params: Params,
+    workspace: Workspace,
+    task: str,
+    *,
+    version: int | None = None,
+    force_first: bool = False,
+    by: str = "",
+) -> Decision:
+    """Decide on `version` (default: the best of the task's runs), move the aliases, write reports/promotion/TASK.json.
+
+    Raises:
+        ParamsError: unknown task.
+        DataError: nothing is registered. LedgerError: the ledger was changed, or it and MLflow disagree.
+        TrackingError: MLflow cannot be reached.
+    """
+    from vlp_models.pipeline.reevaluate import reevaluate_bundle
+    from vlp_models.registry.promotion.judge import GateServices
+    from vlp_models.registry.promotion.promote import GateRequest, promote
+    from vlp_models.serving.bundle import hash_bundle
+
+    check_task(task)
+    request = GateRequest(
+        params=params.promotion,
+        services=GateServices(
+            hash_bundle=hash_bundle,
+            reevaluate=lambda bundle, lineage: reevaluate_bundle(params, workspace, bundle, lineage),
+        ),
+        metric=comparison_metric(params, task),
+        dataset=params.tracking.dataset.get(task, ""),
+        runs=competing_runs(params, task),
+        version=version,
+        force_first=force_first,
+    )
+    with mlflow_errors(params):
+        decision = promote(_make_context(params, workspace, task, by), request)
+    write_json(report_path(workspace, task), decision.to_plain())
+    return decision
+
+
+def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = "") -> Decision:
+    """Restore the previous champion and write reports/promotion/TASK.json.
+
+    Raises:
+        DataError: there is no previous champion. Otherwise as `promote_task`.
+    """
+    from vlp_models.registry.promotion.promote import rollback
+    from vlp_models.serving.bundle import hash_bundle
+
+    check_task(task)
+    with mlflow_errors(params):
+        decision = rollback(_make_context(params, workspace, task, by), hash_bundle)
+    write_json(report_path(workspace, task), decision.to_plain())
+    return decision
+
+
+def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[str, Any]]:
+    """Return the task's ledger entries, oldest first, after checking the whole ledger.
+
+    Raises:
+        LedgerError: a line was changed, inserted or removed.
+    """
+    from vlp_models.registry.versions import model_name
+
+    check_task(task)
+    model = model_name(params.tracking, task)
+    entries = open_ledger(params, workspace).entries()
+    return [entry for entry in entries if entry["model"] == model or model in entry.get("versions", {})]
+
+
+def open_ledger(params: Params, workspace: Workspace) -> Ledger:
+    from vlp_models.registry.promotion.ledger import Ledger
+
+    return Ledger(workspace.root / params.promotion.ledger)
+
+
+def report_path(workspace: Workspace, task: str) -> Path:
+    return workspace.reports / "promotion" / f"{task}.json"
+
+
+def current_user() -> str:
+    """Return the user's name; `unknown` if the system has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
+
+
+def _make_context(params: Params, workspace: Workspace, task: str, user: str) -> PromotionContext:
+    from vlp_models.registry.client import connect
+    from vlp_models.registry.promotion.reconcile import PromotionContext
+    from vlp_models.registry.versions import model_name
+
+    return PromotionContext(
+        client=connect(params.tracking, workspace.root),
+        ledger=open_ledger(params, workspace),
+        task=task,
+        model=model_name(params.tracking, task),
+        user=user or current_user(),
+    )
+
+
+def explain(decision: Decision) -> list[str]:
+    """Return the decision as lines for the terminal."""
+    champion = describe_run(decision.champion_run, decision.champion_run_model)
+    before = f" (was {decision.champion}{champion})" if decision.champion not in (None, decision.version) else ""
+    made_by = describe_run(decision.run, decision.run_model)
+    version = f"version {decision.version}{made_by}" if decision.version else "no version"
+    stays = f"version {decision.champion}{champion}" if decision.champion else "vacant"
+    lines = [
+        {
+            "promoted": f"{decision.model}: champion is {version}{before}",
+            "rolled back": f"{decision.model}: rolled back; champion is {version}{before}",
+            "refused": f"{decision.model}: {decision.outcome or 'keep'}: {version} refused; champion stays {stays}",
+            "unchanged": f"{decision.model}: nothing to promote: " + "; ".join(decision.reasons),
+        }[decision.action]
+    ]
+    numbers = decision.numbers
+    if "gain" in numbers:
+        low, high = numbers.get("gain_low"), numbers.get("gain_high")
+        interval = f"{low:+.2f} to {high:+.2f}" if low is not None else "no interval"
+        reevaluated = ", champion evaluated again" if numbers.get("champion_reevaluated") else ""
+        lines.append(
+            f"  {numbers['metric']} {numbers['value']:.2f} vs {numbers['champion_value']:.2f}: gain "
+            f"{numbers['gain']:+.2f} ({interval}) on {numbers['n']:,} items{reevaluated}"
+        )
+        lines += _explain_power(numbers)
+    elif "value" in numbers:
+        lines.append(f"  {numbers['metric']} {numbers['value']:.2f} on {numbers['n']:,} items")
+    lines += _explain_test(numbers)
+    if decision.action != "unchanged":
+        lines += [f"  {'overridden: ' if decision.forced else ''}{reason}" for reason in decision.reasons]
+    # On the selection split, candidates are compared with the chosen version's value there, not on the test.
+    own = next(
+        (c["value"] for c in decision.candidates if c["version"] == decision.version and c["value"] is not None), None
+    )
+    selected_on = numbers.get("selected_on", "")
+    where = f" on {selected_on}{'' if own is None else f' (chosen version: {own:.2f})'}" if selected_on else ""
+    for other in decision.candidates:
+        if other["version"] != decision.version:
+            value = other.get("reason") or f"{other['value']:.2f}{where}"
+            run = describe_run(other["run"], other["run_model"])
+            lines.append(f"  other candidate: version {other['version']}{run}: {value}")
+    return lines
+
+
+def _explain_power(numbers: Mapping[str, Any]) -> list[str]:
+    """Say how small a gain the test could have shown, and what limits it."""
+    if "detectable" not in numbers:
+        return []
+    lines = [
+        f"  minimum detectable gain ({numbers['power']:.0%} power): {numbers['detectable']:.2f}; relevant gain: "
+        f"{numbers['relevant_gain']:g}"
+    ]
+    if numbers["std_seeds"]:
+        lines.append(
+            f"  seeds: {numbers['runs']} vs {numbers['champion_runs']} runs per variant, std of one run "
+            f"{numbers['seed_std']:.2f}; std of the gain: {numbers['std_items']:.2f} from items, "
+            f"{numbers['std_seeds']:.2f} from seeds"
+        )
+    if numbers.get("limited_by") == "seeds":
+        lines.append("  more seeds would help (runs of one `variant`, docs/promotion.md); more items hardly would")
+    return lines
+
+
+def _explain_test(numbers: Mapping[str, Any]) -> list[str]:
+    """Say what the version was selected on, and how often its test has been used."""
+    lines = []
+    if numbers.get("selected_on"):
+        split, test_split = numbers["selected_on"], numbers["test"].partition(":")[0].rpartition("/")[2]
+        biased = (
+            "; the gain is biased upward by that choice, add val to `evaluate.splits`" if split == test_split else ""
+        )
+        lines.append(f"  selected among several on {split}{biased}")
+    if numbers.get("test_uses", 1) > 1:
+        left = f", {numbers['budget_left']:.0%} of its error budget left" if "budget_left" in numbers else ""
+        fresh = "; use a fresh test" if numbers.get("budget_left", 1) < LOW_BUDGET else ""
+        lines.append(f"  decisions on this test, including this one: {numbers['test_uses']}{left}{fresh}")
+    return lines
+
+
+def describe_run(run: str, run_model: str) -> str:
+    """Return ` (run RUN, MODEL)`; empty if the run is not on record."""
+    return f" ({', '.join(filter(None, (f'run {run}', run_model)))})" if run else ""
