@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DVC_NO_ANALYTICS", "1")
@@ -22,6 +23,28 @@ configure_logging()  # as every command does; tests read messages with capsys
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes come first, lest one process be left with them at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("pipeline")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Run files that take minutes first, lest one process is left with them at the end.
+
+    The very first one builds `built_project`; its other users come last, so that no process waits for it.
+    """
+    minutes = {item.path for item in items if item.get_closest_marker("pipeline") or item.get_closest_marker("server")}
+    copies = {item.path for item in items if "built_project" in getattr(item, "fixturenames", ())}
+    builder = next((item.path for item in items if item.path in copies), None)
+
+    def order(item: pytest.Item) -> int:
+        if item.path == builder:
+            return 0
+        return 2 if item.path in copies else 1 if item.path in minutes else 3
+
+    items.sort(key=order)
+
+
+@pytest.fixture(scope="session")
+def built_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a clone of the project after `vlp run` at the tiny size, shared by all test processes: only copy it."""
+    from cloned_project import build_project
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+    return build_project(folder / "built-project")

@@ -6,42 +6,37 @@ import json
 from pathlib import Path
 
 import pytest
-from contributing import do, new_clone
-from test_pipeline import run
+from cloned_project import follow_section, new_clone, run, run_in_process
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = new_clone(tmp_path_factory.mktemp("contributing") / "project")
-    run(folder, "vlp", "use", "presets/tiny.yaml")
+    run_in_process(folder, "vlp", "use", "presets/tiny.yaml")
     return folder
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(600)
 def test_a_task_is_one_file_and_one_line(clone: Path) -> None:
     """Its stages are in dvc.yaml; tests/tasks/test_a_new_task.py runs them."""
-    do(clone, "A new task")
+    follow_section(clone, "A new task")
     text = (clone / "dvc.yaml").read_text()
     assert text.count("task: guess_color") == 2  # finetune, evaluate
     refused = run(clone, "vlp", "use", "--set", "finetune.x={task: guess_colr, start: pretrain/tden}", check=False)
     assert refused.returncode == 2 and "did you mean `guess_color`" in refused.stderr
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(600)
 def test_a_generator_and_a_dataset_are_a_file_and_a_line_each(clone: Path) -> None:
-    do(clone, "A new generator")
-    do(clone, "A new dataset")
+    follow_section(clone, "A new generator")
+    follow_section(clone, "A new dataset")
     manifest = json.loads((clone / "data" / "validated" / "manifest.json").read_text())
     assert manifest["counts"]["images"] == 40 + 10 and manifest["counts"]["captions"] == 200 + 10
     status = json.loads(run(clone, "dvc", "status", "--json", "validate").stdout)
     assert status == {}, "both depend on their code"
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(600)
 def test_unknown_names_are_errors_before_anything_runs(clone: Path) -> None:
     for key, name in (("generate.scenes.generator", "objects"), ("data.scenes.format", "coco")):
-        done = run(clone, "vlp", "use", "--set", f"{key}={name}x", check=False)
+        done = run_in_process(clone, "vlp", "use", "--set", f"{key}={name}x", check=False)
         assert done.returncode == 2 and f"did you mean `{name}`" in done.stderr, done.stderr

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 import yaml
-from contributing import do, new_clone
-from test_pipeline import ROOT, run
+from cloned_project import ROOT, copy_project, follow_section, run, run_in_process
 
 from vlp_models.metrics.score import STATISTICS, read_items
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.timeout(1200)]
 RUNS = {"tden-retrieval": "tden", "toy-retrieval": "toy", "tden-vqa": "tden", "toy-vqa": "toy"}
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a clone after `vlp use`, `vlp run` and `vlp promote vqa`."""
-    folder = new_clone(tmp_path_factory.mktemp("new-model") / "project")
-    run(folder, "vlp", "use", "presets/tiny.yaml", "--set", "finetune.tden-captioning=null")
-    do(folder, "A new model")
+def clone(built_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a project where TDEN is trained, after `vlp use`, `vlp run` and `vlp promote vqa` with the new model."""
+    folder = copy_project(built_project, tmp_path_factory.mktemp("new-model") / "project")
+    run_in_process(folder, "vlp", "use", "--set", "finetune.tden-captioning=null")
+    follow_section(folder, "A new model")
     return folder
 
 

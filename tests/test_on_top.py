@@ -12,27 +12,25 @@ from typing import Any
 
 import pytest
 import yaml
-from contributing import new_clone
-from test_pipeline import run
+from cloned_project import copy_project, run, run_in_process
 
 from vlp_models.common.io import hash_path
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.timeout(1200)]
 WITH_VLMO = ("vlp", "use", "presets/vlmo.yaml", "--set", "models.vlmo.vision_warmup.steps=2")
 TRAINED = ("initial@tden", "pretrain@tden", "finetune@tden-vqa")
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pretrain and fine-tune TDEN, then add VLMo's preset and prepare its data."""
-    folder = new_clone(tmp_path_factory.mktemp("on-top") / "project")
-    run(folder, "vlp", "use", "presets/tiny.yaml", "--set", "finetune.tden-captioning=null")
-    run(folder, "dvc", "repro", "finetune@tden-vqa")
+def clone(built_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Add VLMo's preset to a project where TDEN is trained, and prepare VLMo's data."""
+    folder = copy_project(built_project, tmp_path_factory.mktemp("on-top") / "project")
+    run_in_process(folder, "vlp", "use", "--set", "finetune.tden-captioning=null")
     for name in ("params.yaml", "dvc.yaml", "dvc.lock"):
         (folder / f"before-{name}").write_bytes((folder / name).read_bytes())
     manifest = json.loads((folder / "data" / "shards" / "manifest.json").read_text())
     assert manifest["pixels"] is False and manifest["sources"] == ["scenes"]
-    run(folder, *WITH_VLMO)
+    run_in_process(folder, *WITH_VLMO)
     run(folder, "dvc", "repro", "initial@vlmo")
     return folder
 
@@ -79,7 +77,7 @@ def test_training_on_repacked_shards_is_bitwise_equal(clone: Path) -> None:
     """A forced training reads the shards with pixels and gives the same weights, bit by bit."""
     weights = clone / "checkpoints" / "pretrain" / "tden" / "model.safetensors"
     before = weights.read_bytes()
-    run(clone, *WITH_VLMO)
+    run_in_process(clone, *WITH_VLMO)
     run(clone, "dvc", "repro", "initial@vlmo")
     assert json.loads((clone / "data" / "shards" / "manifest.json").read_text())["pixels"] is True
     done = run(clone, "dvc", "repro", "--force", "--single-item", "--no-run-cache", "pretrain@tden").stdout

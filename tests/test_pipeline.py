@@ -1,6 +1,7 @@
 """End to end: a clone, `vlp run`, results, promotion, predictions, a served model.
 
-The whole pipeline runs once at the smallest size, with the real commands; every test uses its outputs.
+The whole pipeline runs once per test session at the smallest size, with the real commands; every test here uses one
+copy of it.
 """
 
 from __future__ import annotations
@@ -13,51 +14,25 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+from cloned_project import BIN, commit, copy_project, run, run_in_process
 
-ROOT = Path(__file__).parent.parent
-BIN = Path(sys.executable).parent
-
-
-def run(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder`, with the virtual environment activated."""
-    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
-    env |= {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"), "TMPDIR": str(folder.parent), "OMP_NUM_THREADS": "2"}
-    env.pop("MLFLOW_TRACKING_URI", None)
-    done = subprocess.run(list(command), cwd=folder, env=env, capture_output=True, text=True)
-    if check:
-        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the tracked files into a git and DVC project, and run `vlp run` at the tiny size."""
-    folder = tmp_path_factory.mktemp("clone") / "project"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file() and not name.startswith("tests/"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    subprocess.run(["git", "add", "-A"], cwd=folder, check=True)
-    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    subprocess.run(["git", *identity, "commit", "-qm", "clone"], cwd=folder, check=True)
-    run(folder, "vlp", "use", "presets/tiny.yaml")
-    first = run(folder, "vlp", "run")
-    assert "report" in first.stdout and "mlflow ui" in first.stdout
-    return folder
+def clone(built_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_project(built_project, tmp_path_factory.mktemp("clone") / "project")
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
-def test_run_writes_results_report_and_metrics(clone: Path) -> None:
+def test_run_writes_results_report_and_metrics(built_project: Path, clone: Path) -> None:
+    output = (built_project.parent / "run.log").read_text()
+    assert "report" in output and "mlflow ui" in output
     summary = json.loads((clone / "reports" / "summary.json").read_text())
     keys = {"dataset", "split", "model", "task", "metric", "value", "baselines", "seed", "seconds", "peak_memory_mb"}
     assert all(keys | {"git", "data"} <= record.keys() for record in summary)
@@ -74,8 +49,6 @@ def test_run_writes_results_report_and_metrics(clone: Path) -> None:
     assert "CIDEr" in run(clone, "dvc", "metrics", "show", "--json").stdout
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_second_run_does_nothing(clone: Path) -> None:
     before = (clone / "dvc.lock").read_bytes()
     done = run(clone, "vlp", "run")
@@ -84,39 +57,33 @@ def test_second_run_does_nothing(clone: Path) -> None:
     assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_registering_again_makes_no_second_version(clone: Path) -> None:
     versions = json.loads((clone / "reports" / "registered.json").read_text())
-    assert "already registered" in run(clone, "vlp", "stage", "register").stderr
+    assert "already registered" in run_in_process(clone, "vlp", "stage", "register").stderr
     assert json.loads((clone / "reports" / "registered.json").read_text()) == versions
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_promote_then_caption_answer_and_serve(clone: Path) -> None:
     assert "champion is version 1" in run(clone, "vlp", "promote", "captioning").stdout
-    assert "champion is version 1" in run(clone, "vlp", "promote", "vqa").stdout
+    assert "champion is version 1" in run_in_process(clone, "vlp", "promote", "vqa").stdout
     image = next((clone / "data" / "raw" / "scenes" / "images").glob("*.png"))
     assert run(clone, "vlp", "caption", str(image)).stdout.startswith(f"{image}\t")
     answers = run(clone, "vlp", "answer", str(image), "how many circles are there?").stdout.splitlines()
     assert len(answers) >= 2 and "%" in answers[1]
-    missing = run(clone, "vlp", "caption", "nowhere.png", check=False)
-    assert missing.returncode == 2 and "nowhere.png: no such file" in missing.stderr
+    missing = run_in_process(clone, "vlp", "caption", "nowhere.png", check=False)
+    assert missing.returncode == 2 and "nowhere.png: file not found" in missing.stderr
 
     served = serve(clone, "models:/vlp-vqa@champion", image)
     assert isinstance(served[0]["answer"], str) and len(served[0]["top"]) >= 1
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_verify_returns_1_for_a_version_that_differs_from_its_lineage(clone: Path) -> None:
     assert "holds    bundle" in run(clone, "vlp", "verify", "vqa").stdout
     (labels,) = (clone / "mlartifacts").rglob("bundle/checkpoint/labels.json")
     whole = labels.read_bytes()
     labels.write_bytes(whole.replace(b'"', b" ", 2))
     try:
-        changed = run(clone, "vlp", "verify", "vqa", check=False)
+        changed = run_in_process(clone, "vlp", "verify", "vqa", check=False)
     finally:
         labels.write_bytes(whole)
     assert changed.returncode == 1 and "differs  bundle   " in changed.stdout and "labels.json" in changed.stdout
@@ -167,39 +134,31 @@ def serve(clone: Path, model: str, image: Path) -> list[dict[str, object]]:
         process.wait(30)
 
 
-def commit(folder: Path, message: str) -> None:
-    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    subprocess.run(["git", "add", "-A"], cwd=folder, check=True)
-    subprocess.run(["git", *identity, "commit", "-qm", message], cwd=folder, check=True)
-
-
 def stages_run(output: str) -> set[str]:
     return set(re.findall(r"Running stage '([^']+)'", output))
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_going_back_to_earlier_params_trains_nothing(clone: Path) -> None:
     """From A to B to A: the results of A come from DVC's cache."""
     target = "finetune@tden-vqa"
     before = (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes()
-    run(clone, "vlp", "use", "--set", "finetune.tden-vqa.max_steps=1")
+    run_in_process(clone, "vlp", "use", "--set", "finetune.tden-vqa.max_steps=1")
     assert stages_run(run(clone, "dvc", "repro", target).stdout) == {"plan", target}
     assert (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes() != before
-    run(clone, "vlp", "use", "--set", "finetune.tden-vqa.max_steps=null")
+    run_in_process(clone, "vlp", "use", "--set", "finetune.tden-vqa.max_steps=null")
     back = run(clone, "vlp", "run")
     assert stages_run(back.stdout) == set(), "everything is in the cache"
     assert (clone / "checkpoints/finetune/tden-vqa/model.safetensors").read_bytes() == before
     assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_settings_and_code_without_effect_make_nothing_stale(clone: Path) -> None:
     params, other = clone / "params.yaml", clone / "vlp_models/models/tden/config.py"
     text, code = params.read_text(), other.read_text()
     try:
-        run(clone, "vlp", "use", "--set", "trainer.log_every_steps=3", "--set", "trainer.checkpoint_every_steps=7")
+        run_in_process(
+            clone, "vlp", "use", "--set", "trainer.log_every_steps=3", "--set", "trainer.checkpoint_every_steps=7"
+        )
         assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
         (clone / "vlp_models/models/another").mkdir()
         (clone / "vlp_models/models/another/model.py").write_text("x = 1\n")
@@ -216,8 +175,6 @@ def test_settings_and_code_without_effect_make_nothing_stale(clone: Path) -> Non
     assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_push_clone_and_pull_reproduce_results_and_metrics(clone: Path, tmp_path: Path) -> None:
     """Nothing is stale in the clone, and every commit has its metrics."""
     run(clone, "dvc", "remote", "add", "-d", "-f", "store", str(tmp_path / "store"))
@@ -236,8 +193,6 @@ def test_push_clone_and_pull_reproduce_results_and_metrics(clone: Path, tmp_path
     assert (copy / "reports" / "curves" / "pretrain" / "tden.csv").exists()
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_experiment_in_a_temporary_copy_uses_the_projects_registry(clone: Path) -> None:
     commit(clone, "before the experiment")
     versions = json.loads((clone / "reports" / "registered.json").read_text())
@@ -247,11 +202,11 @@ def test_experiment_in_a_temporary_copy_uses_the_projects_registry(clone: Path) 
     shown = json.loads(run(clone, "dvc", "exp", "show", "--json").stdout)
     assert any(entry.get("experiments") for entry in shown)
     assert json.loads((clone / "reports" / "registered.json").read_text()) == versions
-    assert "already registered" in run(clone, "vlp", "stage", "register").stderr, "the registry is still there"
+    assert "already registered" in run_in_process(clone, "vlp", "stage", "register").stderr, (
+        "the registry is still there"
+    )
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_lost_registry_is_restored_by_the_next_run(clone: Path) -> None:
     versions = (clone / "reports" / "registered.json").read_bytes()
     (clone / "mlflow.db").rename(clone / "lost.db")
@@ -266,7 +221,6 @@ def test_lost_registry_is_restored_by_the_next_run(clone: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_queued_experiment_uses_the_projects_registry(clone: Path) -> None:
     commit(clone, "before the queue")
     versions = (clone / "reports" / "registered.json").read_bytes()
@@ -278,8 +232,6 @@ def test_queued_experiment_uses_the_projects_registry(clone: Path) -> None:
     assert (clone / "reports" / "registered.json").read_bytes() == versions
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_invalid_params_stop_the_run_before_any_stage(clone: Path) -> None:
     text = (clone / "params.yaml").read_text()
     try:
@@ -291,8 +243,6 @@ def test_invalid_params_stop_the_run_before_any_stage(clone: Path) -> None:
         (clone / "params.yaml").write_text(text)
 
 
-@pytest.mark.pipeline
-@pytest.mark.timeout(900)
 def test_checkpoint_of_another_detector_is_rejected(clone: Path, tmp_path: Path) -> None:
     from vlp_models.errors import CheckpointError
     from vlp_models.serving.bundle import write_content

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cloned_project import run_in_process
 from forget_project import make_project, vlp
 
 from vlp_models.common.io import hash_path
@@ -19,12 +20,13 @@ PICTURE, COPY = "scenes/1", "mine/copy.png"
 
 
 @pytest.mark.pipeline
+@pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_image_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
     root = tmp_path / "project"
     picture = make_project(root)
     vlp(root, "vlp", "run")
-    vlp(root, "vlp", "promote", "captioning", "--version", "1", "--force-first")
+    run_in_process(root, "vlp", "promote", "captioning", "--version", "1", "--force-first")
     before = {name: hash_path(root / "checkpoints" / name) for name in ("pretrain/a", "pretrain/b", "finetune/b")}
     assert picture.name.encode() not in shards(root), "shards hold keys, not file names"
     assert ids(root) >= {PICTURE, COPY}
@@ -40,7 +42,7 @@ def test_image_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
     assert {run: one["state"] for run, one in by_run.items()} == {"finetune/a": "exposed", "finetune/b": "clean"}
     champion = next(one for one in report["versions"] if "champion" in one["aliases"])
     assert not (root / "data" / "withdrawn.jsonl").exists() and not (root / ".work" / "forget").exists()
-    text = vlp(root, "vlp", "forget", PICTURE, "--dry-run").stdout
+    text = run_in_process(root, "vlp", "forget", PICTURE, "--dry-run").stdout
     assert ("CHAMPION" in text) == (champion["state"] == "exposed")
     assert "pretrain/a, from initial/a" in text
 
@@ -60,10 +62,10 @@ def test_image_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
     assert (line["by"], line["checkpoints"]) == ("the owner", {"pretrain/a": "exposed", "finetune/a": "exposed"})
     (version,) = line["versions"]["vlp-captioning"]
     assert "run-a" in version["aliases"] and version["state"] == "exposed"
-    assert '"kind": "forgotten"' in vlp(root, "vlp", "history", "captioning", "--json").stdout
+    assert '"kind": "forgotten"' in run_in_process(root, "vlp", "history", "captioning", "--json").stdout
     assert not any(word in json.dumps(line) for word in (PICTURE, COPY, picture.name)), "the ledger has hashes only"
 
-    now = json.loads(vlp(root, "vlp", "forget", str(picture), "--dry-run", "--json").stdout)
+    now = json.loads(run_in_process(root, "vlp", "forget", str(picture), "--dry-run", "--json").stdout)
     assert now["found"] == [] and {one["state"] for one in now["checkpoints"]} == {"clean"}
     then = next(one for one in now["versions"] if one["version"] == version["version"])
     assert (then["state"], then["aliases"]) == ("exposed", []), "determined from DVC's cache, since its data is gone"

@@ -44,7 +44,8 @@ def test_resume_after_kill_is_bitwise_equal(
     }
     whole, result = toy.fit(tmp_path / "whole", **settings)
     assert result.steps == (STEPS if accumulate == 1 else 4)
-    for step in (2, 6, 9, STEPS) if accumulate == 1 else (1, 2, 3, 4):
+    steps = (2, 6, 9, STEPS) if accumulate == 1 else (1, 2, 3, 4)
+    for step in (6, 9) if workers else steps:  # each fit starts its own worker processes
         work = tmp_path / f"killed-{step}"
         with pytest.raises(InterruptedError):
             toy.fit(work, tracker=KilledAt(work, step), **settings)
@@ -306,7 +307,7 @@ def test_nan_validation_ranks_last(tmp_path: Path) -> None:
 def test_snapshots_after_resume_are_equal(toy: Toy, tmp_path: Path) -> None:
     settings = {**SETTINGS, "snapshots": SnapshotParams(keep=2), "checkpoint_every_steps": 4}
     whole, result = toy.fit(tmp_path / "whole", **settings)
-    for step in (8, 20, 28):
+    for step in (8, 28):
         work = tmp_path / str(step)
         with pytest.raises(InterruptedError):
             toy.fit(work, tracker=KilledAt(work, step), **settings)

@@ -183,7 +183,7 @@ def test_saved_backbone_has_an_id_and_damage_is_detected(tmp_path: Path) -> None
     ("changes", "text"),
     [
         ({"side": 10**9}, r"`side` is 1000000000; at most 1,000,000"),
-        ({"side": "large"}, r"`architecture\.side` must be int, found 'large'"),
+        ({"side": "large"}, r"`architecture\.side` must be an integer, found 'large'"),
         ({"interpolation": "magic"}, r"`architecture\.interpolation` must be one of nearest, .*found 'magic'"),
         ({"mean": [0.5]}, r"`architecture\.mean"),
         ({"model": "hf-hub:someone/something"}, "timm has no model `hf-hub:"),
@@ -223,6 +223,25 @@ WAY_OUT = r"(download it again, or )?name a file with the model's state_dict\(\)
 class Malicious:
     def __reduce__(self) -> tuple:
         return print, ("executed",)
+
+
+@pytest.fixture(scope="module")
+def weights_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write weights of four networks, and files that are none."""
+    directory = tmp_path_factory.mktemp("weights")
+    torch.save({"weight": Malicious()}, directory / "code.pth")
+    torch.save([torch.zeros(1)], directory / "list.pth")
+    torch.save({"weight": torch.eye(2).to_sparse()}, directory / "sparse.pth")
+    files = {"empty.pth": b"", "dot.pt": b".", "text.bin": b"hello", "plain.pth": pickle.dumps({"a": 1})}
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    blocks = {f"_blocks.{n}._project_conv.weight": torch.zeros(1) for n in range(2)}
+    torch.save({"_conv_stem.weight": torch.zeros(1), **blocks}, directory / "lite.pth")
+    write_weights(directory / "resnet.pth", "test_resnet")
+    write_weights(directory / "vit.pth", "test_vit")
+    write_weights(directory / "pit.pth", "pit_ti_224")
+    write_weights(directory / "own.pth")
+    return directory
 
 
 @pytest.mark.slow
@@ -273,22 +292,11 @@ class Malicious:
     ],
 )
 def test_invalid_params_and_weights_are_refused(
-    tmp_path: Path, changes: dict, error: type[VLPError], text: str, capsys: Any
+    weights_files: Path, changes: dict, error: type[VLPError], text: str, capsys: Any
 ) -> None:
-    torch.save({"weight": Malicious()}, tmp_path / "code.pth")
-    torch.save([torch.zeros(1)], tmp_path / "list.pth")
-    torch.save({"weight": torch.eye(2).to_sparse()}, tmp_path / "sparse.pth")
-    files = {"empty.pth": b"", "dot.pt": b".", "text.bin": b"hello", "plain.pth": pickle.dumps({"a": 1})}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    blocks = {f"_blocks.{n}._project_conv.weight": torch.zeros(1) for n in range(2)}
-    torch.save({"_conv_stem.weight": torch.zeros(1), **blocks}, tmp_path / "lite.pth")
-    write_weights(tmp_path / "resnet.pth", "test_resnet")
-    write_weights(tmp_path / "vit.pth", "test_vit")
-    write_weights(tmp_path / "pit.pth", "pit_ti_224")
-    p = TimmParams(**{"model": SMALL, "weights": write_weights(tmp_path / "own.pth")} | changes)
+    p = TimmParams(**{"model": SMALL, "weights": "own.pth"} | changes)
     with pytest.raises(error, match=text):
-        make_backbone(p, tmp_path)
+        make_backbone(p, weights_files)
     assert "executed" not in capsys.readouterr().out
 
 
