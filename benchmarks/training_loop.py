@@ -1,4 +1,4 @@
-"""What the training loop costs beside a bare one: same model, batches, optimiser and clipping. One checkpoint of 12
+"""What the training loop costs next to a bare one: same model, batches, optimizer and clipping. One checkpoint of 12
 steps is part of it.
 
 128 wide, 2/2/2/2 layers, batches of 128, as benchmarks/training_step.py. Compares CPU time, which another busy process

@@ -1,4 +1,4 @@
-"""Training samples a second: forward and backward of TDEN's four objectives together, without the optimiser.
+"""Training samples a second: forward and backward of TDEN's four objectives together, without the optimizer.
 
 Three quarters of a batch's regions and tokens are real. `--size demo`: 128 wide, 2/2/2/2 layers, as in params.yaml.
 `--size paper`: TDEN's own, 768 wide, 6/12/6/6 layers, with the paper's regions and BERT's vocabulary.

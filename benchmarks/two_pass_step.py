@@ -9,7 +9,7 @@ often.
     OMP_NUM_THREADS=1 python benchmarks/two_pass_step.py [--rounds 20] [--device cuda] [--paper]
 
 --paper takes the paper's sizes (768 wide, 6/12/6/6 layers, 30,522 words, 50 regions, 36 tokens); for a GPU.
-Also says how much memory logits take at the positions that need them, against all positions of both paths.
+Also states how much memory logits take at the positions that need them, against all positions of both paths.
 Writes benchmarks/results/two_pass_step-<device>.json.
 """
 
@@ -135,13 +135,13 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
     for column in ("", "ms (median)", "x single pass", "aim"):
         table.add_column(column, justify="right")
     results = {}
-    for kind, taken in seconds.items():
-        pairs = zip(taken, seconds["none"], strict=True)
+    for kind, measured in seconds.items():
+        pairs = zip(measured, seconds["none"], strict=True)
         each = [a / b for a, b in pairs]
         # C costs differently by its coin: the mean of the two ways' medians
         ways = [each[0::2], each[1::2]] if kind == "c" else [each]
         ratio = statistics.mean(map(statistics.median, ways))
-        results[kind] = {"milliseconds": round(1000 * statistics.median(taken), 1), "ratio": round(ratio, 3)}
+        results[kind] = {"milliseconds": round(1000 * statistics.median(measured), 1), "ratio": round(ratio, 3)}
         if kind == "c":
             results[kind] |= dict(
                 zip(("encoder_first", "decoder_first"), (round(statistics.median(way), 3) for way in ways), strict=True)

@@ -33,16 +33,16 @@ SECTIONS: dict[str, Any] = {
     "pretrain": {"xgpt": {"model": "xgpt", "max_epochs": 1, "recipe": {"mix": "alternate", "objectives": {"ic": 1.0}}}},
     "finetune": {
         "writer": WRITER,
-        "more": {"task": "retrieval", "start": "pretrain/tden", "augment": "said", "max_steps": 6},
+        "more": {"task": "retrieval", "start": "pretrain/tden", "augment": "extra", "max_steps": 6},
         "control": {
             "task": "retrieval",
             "start": "pretrain/tden",
-            "augment": {"captions": "said", "control": True},
+            "augment": {"captions": "extra", "control": True},
             "max_steps": 6,
         },
     },
 }
-AUGMENT = {"said": {"start": "finetune/writer", "captions": 2, "samples": 6, "max_caption_len": 8, "top_p": 1.0}}
+AUGMENT = {"extra": {"start": "finetune/writer", "captions": 2, "samples": 6, "max_caption_len": 8, "top_p": 1.0}}
 
 
 def validated_images(workspace: Workspace) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Params, Workspace
     pretrain.run(params, workspace, "xgpt")
     pretrain.run(params, workspace, "tden")
     finetune.run(params, workspace, "writer")
-    augment.run(params, workspace, "said")
+    augment.run(params, workspace, "extra")
     return params, workspace
 
 
@@ -85,7 +85,7 @@ def with_augment(root: Path) -> Params:
 
 def test_captions_are_new_different_and_of_training_images(written: tuple[Params, Workspace]) -> None:
     _, workspace = written
-    directory = workspace.augmented("said")
+    directory = workspace.augmented("extra")
     rows = read_table("captions", directory).to_pylist()
     train = ShardDataset(workspace.shards, "train", "images", regions=False).references()
     tokenizer = Tokenizer.load(workspace.tokenizer)
@@ -93,32 +93,32 @@ def test_captions_are_new_different_and_of_training_images(written: tuple[Params
     texts: dict[str, list[str]] = {}
     for row in rows:
         texts.setdefault(row["image_id"], []).append(row["text"])
-        assert row["provenance"] == "augment said: finetune/writer"
+        assert row["provenance"] == "augment extra: finetune/writer"
         assert tokenizer.split(row["text"]) not in [tokenizer.split(text) for text in train[row["image_id"]]]
-    assert max(map(len, texts.values())) == 2 and all(len(set(said)) == len(said) for said in texts.values())
+    assert max(map(len, texts.values())) == 2 and all(len(set(extra)) == len(extra) for extra in texts.values())
     assert len({row["caption_id"] for row in rows}) == len(rows)
     manifest = json.loads((directory / "manifest.json").read_text())
-    assert manifest["stage"] == "augment@said" and manifest["params"]["samples"] == 6
+    assert manifest["stage"] == "augment@extra" and manifest["params"]["samples"] == 6
     assert manifest["counts"]["captions"] == len(rows) and manifest["counts"]["images"] == len(train) == 44
     assert set(manifest["counts"]) == {"images", "captions", "repeated", "empty", "unfinished", "special"}
-    assert manifest["counts"]["repeated"] > 0  # a captioner that has learned anything says what people said
+    assert manifest["counts"]["repeated"] > 0  # a captioner that has learned anything records what people extra
 
 
 def test_the_same_params_write_the_same_bytes(written: tuple[Params, Workspace]) -> None:
     params, workspace = written
-    file = workspace.augmented("said") / "captions.parquet"
+    file = workspace.augmented("extra") / "captions.parquet"
     before = file.read_bytes()
-    augment.run(params, workspace, "said")
+    augment.run(params, workspace, "extra")
     assert file.read_bytes() == before
-    other = dataclasses.replace(params.augment["said"], seed=2)
-    augment.run(dataclasses.replace(params, augment={"said": other}), workspace, "said")
+    other = dataclasses.replace(params.augment["extra"], seed=2)
+    augment.run(dataclasses.replace(params, augment={"extra": other}), workspace, "extra")
     assert file.read_bytes() != before
-    augment.run(params, workspace, "said")
+    augment.run(params, workspace, "extra")
 
 
 def test_retrieval_trains_on_them_and_its_control_on_equally_many(written: tuple[Params, Workspace]) -> None:
     params, workspace = written
-    count = len(read_table("captions", workspace.augmented("said")))
+    count = len(read_table("captions", workspace.augmented("extra")))
     for name in ("more", "control"):
         finetune.run(params, workspace, name)
     reports = {name: json.loads(workspace.training(f"finetune/{name}").read_text()) for name in ("more", "control")}
@@ -133,11 +133,11 @@ def test_sample_of_a_generated_caption(written: tuple[Params, Workspace], contro
     """Its image's regions, and the written text or, in the control, the image's own once more."""
     _, workspace = written
     base = ShardDataset(workspace.shards, "train", "captions")
-    said = read_generated(workspace.augmented("said"), workspace.shards)
-    more = AugmentedDataset(base, said, control=control)
-    assert len(more) == len(base) + len(said)
+    extra = read_generated(workspace.augmented("extra"), workspace.shards)
+    more = AugmentedDataset(base, extra, control=control)
+    assert len(more) == len(base) + len(extra)
     own = {sample.image_id: sample for sample in (base[i] for i in range(len(base)))}
-    for place, caption in enumerate(said):
+    for place, caption in enumerate(extra):
         sample = more[len(base) + place]
         assert (sample.sample_id, sample.image_id) == (caption.caption_id, caption.image_id)
         assert sample.text == (own[caption.image_id].text if control else caption.text)
@@ -177,18 +177,18 @@ def test_images_of_an_evaluation_split_are_refused() -> None:
 def test_leakage_stops_the_stage_before_it_writes(written: tuple[Params, Workspace]) -> None:
     params, workspace = written
     rows = validated_images(workspace)
-    before = (workspace.augmented("said") / "captions.parquet").read_bytes()
+    before = (workspace.augmented("extra") / "captions.parquet").read_bytes()
     leaking = [row | {"sha256": rows[0]["sha256"]} if row["split"] == "test" else row for row in rows]
     try:
         write_table(leaking, "images", workspace.validated)
         with pytest.raises(DataError, match=f"of 1 images of the test split, such as {rows[0]['image_id']}"):
-            augment.run(params, workspace, "said")
+            augment.run(params, workspace, "extra")
         write_table(rows[1:], "images", workspace.validated)
         with pytest.raises(DataError, match="1 images of the train split are not in the validated tables"):
-            augment.run(params, workspace, "said")
+            augment.run(params, workspace, "extra")
     finally:
         write_table(rows, "images", workspace.validated)
-    assert (workspace.augmented("said") / "captions.parquet").read_bytes() == before
+    assert (workspace.augmented("extra") / "captions.parquet").read_bytes() == before
 
 
 def test_captions_of_held_out_images_are_refused(written: tuple[Params, Workspace], tmp_path: Path) -> None:
@@ -207,19 +207,19 @@ def test_most_probable_new_texts_are_chosen(written: tuple[Params, Workspace]) -
     captioner = load_task_model(workspace.checkpoint("finetune/writer"))
     word = {token: i for i, token in enumerate(captioner.tokenizer.vocabulary)}
 
-    def said(text: str, score: float) -> Hypothesis:
+    def extra(text: str, score: float) -> Hypothesis:
         return Hypothesis(ids=[word[w] for w in text.split()], score=score)
 
-    p = AugmentParams(**AUGMENT["said"])
+    p = AugmentParams(**AUGMENT["extra"])
     drawn = [
-        said("a red star", -4.0),
-        said("a star", -2.7),  # likelier a token than the next, for all it is shorter
-        said("a blue star", -3.2),
-        said("a blue star", -3.2),
-        said("the star", -9.0),
-        said("", -0.1),
-        said("a [UNK] star", -0.2),
-        said("the star the star the star a red", -0.3),  # all of `max_caption_len`, and no [SEP]
+        extra("a red star", -4.0),
+        extra("a star", -2.7),  # likelier a token than the next, for all it is shorter
+        extra("a blue star", -3.2),
+        extra("a blue star", -3.2),
+        extra("the star", -9.0),
+        extra("", -0.1),
+        extra("a [UNK] star", -0.2),
+        extra("the star the star the star a red", -0.3),  # all of `max_caption_len`, and no [SEP]
     ]
     why_not = {"repeated": 2, "empty": 1, "unfinished": 1, "special": 1}
     assert choose(captioner, drawn, ["A  red star"], p) == (["a blue star", "a star"], why_not)
@@ -232,29 +232,29 @@ def sections(**changes: Any) -> dict[str, Any]:
     raw["models"] = {**raw["models"], "xgpt": XGPT}
     raw["pretrain"] = {**raw["pretrain"], **SECTIONS["pretrain"]}
     raw["finetune"] = {**raw["finetune"], **SECTIONS["finetune"], **changes.pop("finetune", {})}
-    raw["augment"] = {"said": {**AUGMENT["said"], **changes.pop("said", {})}}
+    raw["augment"] = {"extra": {**AUGMENT["extra"], **changes.pop("extra", {})}}
     return raw
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"said": {"start": "pretrain/xgpt"}}, "must be a fine-tuning of the task captioning"),
-        ({"said": {"start": "finetune/tden-vqa"}}, "of the task captioning"),
-        ({"said": {"samples": 1}}, "`samples: 1` must be at least `captions: 2`"),
-        ({"said": {"top_p": 0.0}}, "`top_p` must be above 0"),
-        ({"said": {"sources": ["scene"]}}, "did you mean `scenes`"),
+        ({"extra": {"start": "pretrain/xgpt"}}, "must be a fine-tuning of the task captioning"),
+        ({"extra": {"start": "finetune/tden-vqa"}}, "of the task captioning"),
+        ({"extra": {"samples": 1}}, "`samples: 1` must be at least `captions: 2`"),
+        ({"extra": {"top_p": 0.0}}, "`top_p` must be above 0"),
+        ({"extra": {"sources": ["scene"]}}, "did you mean `scenes`"),
         (
-            {"finetune": {"more": {"task": "retrieval", "start": "pretrain/tden", "augment": "sad"}}},
-            "did you mean `said`",
+            {"finetune": {"more": {"task": "retrieval", "start": "pretrain/tden", "augment": "extr"}}},
+            "did you mean `extra`",
         ),
         (
             {"finetune": {"more": {"task": "vqa", "start": "pretrain/tden", "augment": {"control": True}}}},
-            "needs `captions`",
+            "requires `augment.captions`",
         ),
-        ({"finetune": {"writer": {**WRITER, "augment": "said"}}}, "whose captions writer writes itself"),
+        ({"finetune": {"writer": {**WRITER, "augment": "extra"}}}, "whose captions writer writes itself"),
         (
-            {"finetune": {"other": {"task": "retrieval", "start": "finetune/more", "augment": "said"}}, "said": {}},
+            {"finetune": {"other": {"task": "retrieval", "start": "finetune/more", "augment": "extra"}}, "extra": {}},
             "",  # a chain is none of it
         ),
     ],
@@ -268,7 +268,7 @@ def test_invalid_params_are_explained(changes: dict[str, Any], message: str) -> 
 
 
 def test_tasks_that_do_not_train_on_captions_refuse_them() -> None:
-    vqa = {"task": "vqa", "start": "pretrain/tden", "augment": "said"}
+    vqa = {"task": "vqa", "start": "pretrain/tden", "augment": "extra"}
     with pytest.raises(ParamsError, match="vqa with these options does not train on captions"):
         check_runs(parse_params(sections(finetune={"more": vqa})))
     check_runs(parse_params(sections()))
@@ -296,11 +296,11 @@ def test_dvc_yaml_has_the_stage_if_params_yaml_does() -> None:
     raw = sections()
     stages = generated(raw)
     entries, deps = stages["finetune"]["foreach"], stages["finetune"]["do"]["deps"]
-    assert entries["more"]["augment"] == "data/augmented/said" and entries["tden-vqa"]["augment"] == NOTHING
+    assert entries["more"]["augment"] == "data/augmented/extra" and entries["tden-vqa"]["augment"] == NOTHING
     assert "${item.augment}" in deps and "augment" in stages["plan"]["params"]
     learns = "data/contents/regions/trained_on/images/all.json"
     assert stages["augment"]["foreach"] == {
-        "said": {"start": "finetune/writer", "family": "xgpt", "trained_on": learns}
+        "extra": {"start": "finetune/writer", "family": "xgpt", "trained_on": learns}
     }
     plain = read_yaml(Path(__file__).parents[2] / "params.yaml")
     assert "augment" not in render(generated(plain))

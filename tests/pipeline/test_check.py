@@ -15,13 +15,13 @@ from vlp_models.pipeline.check_params import check_runs
 ROOT = Path(__file__).parents[2]
 
 
-def sections(of_vit: str = "", **eyes: str) -> Params:
-    """params.yaml with a ViT beside its model, or with other eyes."""
+def sections(of_vit: str = "", **timm: str) -> Params:
+    """params.yaml with a ViT next to its model, or with other timm."""
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     vit = {"side": 32, "patch": 16, "hidden": 16, "heads": 2, "layers": 2, "intermediate": 32, "vl_start": 1}
     raw["models"]["vit"] = {"family": "vlmo", "config": vit, "image_init": of_vit}
-    if eyes:
-        raw["features"] |= {"source": "timm", "timm": eyes}
+    if timm:
+        raw["features"] |= {"source": "timm", "timm": timm}
     return parse_params(raw)
 
 
@@ -43,7 +43,7 @@ def test_vision_warmup_needs_random_weights_and_pixels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"pretrain": {"tden": {"max_text_len": 80}}}, r"`pretrain\.tden\.max_text_len: 80`: this tden .* 60 tokens"),
         ({"finetune": {"tden-vqa": {"max_text_len": 61}}}, r"`finetune\.tden-vqa\.max_text_len: 61`: .* 60 tokens"),
@@ -68,7 +68,7 @@ def test_vision_warmup_needs_random_weights_and_pixels() -> None:
         ),
     ],
 )
-def test_texts_longer_than_the_positions_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_texts_longer_than_the_positions_are_refused(changes: dict[str, Any], message: str) -> None:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["models"]["tden"]["config"]["max_positions"] = 60
     check_runs(parse_params(raw))
@@ -76,5 +76,5 @@ def test_texts_longer_than_the_positions_are_refused(changes: dict[str, Any], sa
         for name, value in sections.items():
             there = raw.setdefault(section, {}).get(name, {})
             raw[section][name] = {**there, **value} if isinstance(value, dict) else value
-    with pytest.raises(ParamsError, match=said):
+    with pytest.raises(ParamsError, match=message):
         check_runs(parse_params(raw))

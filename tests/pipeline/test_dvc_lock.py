@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vlp_models.cli.pipeline import run_stage
 
+from vlp_models.cli.pipeline import run_stage
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.pipeline.dvc.consistency import record_params, remove_wrong_entries
 from vlp_models.pipeline.dvc.lock_file import BACKUP, back_up, repair, stage_entry
 from vlp_models.pipeline.stages import prepare, tokenizer
-from vlp_models.pipeline.unrecorded import RECORD, keep, restore
+from vlp_models.pipeline.unrecorded import RECORD, restore_unrecorded_result, save_unrecorded_result
 
 ROOT = Path(__file__).parents[2]
 INTACT = "schema: '2.0'\nstages:\n  a:\n    cmd: run a\n  b:\n    cmd: run b\n"
@@ -179,9 +179,9 @@ def test_unrecorded_result_is_restored_unless_its_record_is_damaged(
     work, output = workspace.work("tokenizer", "0123"), tmp_path / "data" / "vocab.txt"
     output.parent.mkdir()
     output.write_text("a\nb\n")
-    keep(workspace, work, "tokenizer", [output])
+    save_unrecorded_result(workspace, work, "tokenizer", [output])
     output.unlink()
     if record is not None:
         (work / RECORD).write_text(record)
-    assert restore(workspace, work, "tokenizer") == output.exists() == (record is None)
+    assert restore_unrecorded_result(workspace, work, "tokenizer") == output.exists() == (record is None)
     assert record is None or not (work / RECORD).exists()

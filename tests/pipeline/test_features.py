@@ -67,11 +67,11 @@ def test_equal_work_gives_equal_bytes(workspace: Workspace) -> None:
     assert hash_path(workspace.features) == before
 
 
-def add_image(workspace: Workspace, image_id: str, colour: str) -> None:
+def add_image(workspace: Workspace, image_id: str, color: str) -> None:
     """One more image without boxes, whose id comes before, between or after the others."""
-    path = workspace.root / "images" / f"{colour}.png"
+    path = workspace.root / "images" / f"{color}.png"
     picture = Image.new("RGB", (64, 64), (200, 200, 200))
-    picture.paste(colour, (20, 20, 44, 44))
+    picture.paste(color, (20, 20, 44, 44))
     picture.save(path)
     rows = read_table("images", workspace.validated).to_pylist()
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -91,8 +91,8 @@ def test_only_new_images_are_extracted_with_equal_results(
     assert len(seen) == len(IDS)
     shutil.rmtree(workspace.features)  # as DVC does
     seen.clear()
-    for image_id, colour in (("drawn/00", "green"), ("a/1", "red"), ("z/1", "blue")):
-        add_image(workspace, image_id, colour)
+    for image_id, color in (("drawn/00", "green"), ("a/1", "red"), ("z/1", "blue")):
+        add_image(workspace, image_id, color)
     run(params_with(features=LENIENT), workspace)
     assert sorted(seen) == ["blue.png", "green.png", "red.png"]
     assert "9 images reused from the last run, 3 extracted" in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_other_settings_reuse_nothing(workspace: Workspace, capsys: pytest.Captu
     assert kept.samefile(workspace.features / storage.chunk_name(0))  # a link takes no room
     wanted = hash_path(workspace.features)
     shutil.rmtree(workspace.features)
-    kept.write_bytes(kept.read_bytes()[:-10])  # cut off: made anew
+    kept.write_bytes(kept.read_bytes()[:-10])  # cut off: made again
     run(params_with(features=LENIENT | {"max_regions": 3}), workspace)
     assert hash_path(workspace.features) == wanted
 
@@ -221,7 +221,7 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
         class_probs=np.zeros((1, 0), np.float16),
         scores=np.ones(1, np.float32),
     )
-    with pytest.raises(DataError, match="image a/1: features has a value outside of float16"):
+    with pytest.raises(DataError, match="a/1: features has non-finite values, or values beyond the float16 range"):
         storage.write_chunk(tmp_path, 0, [("a/1", regions)])
     assert not list(tmp_path.iterdir())
 

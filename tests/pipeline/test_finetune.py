@@ -35,7 +35,7 @@ def workspace(pretrained: Path, tmp_path: Path) -> Workspace:
 
 
 def params_of(workspace: Workspace, **runs: dict[str, Any]) -> Params:
-    """params.yaml's runs with these changes: name -> {field: value}; the name says the task, up to a `-`."""
+    """params.yaml's runs with these changes: name -> {field: value}; the name names the task, up to a `-`."""
     from vlp_models.params import load_params
 
     params = load_params(workspace.root / "params.yaml")

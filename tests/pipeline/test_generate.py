@@ -18,18 +18,18 @@ from vlp_models.pipeline.stages.generate import run
 from vlp_models.synthetic.scenes import dataset as objects
 from vlp_models.synthetic.scenes.language import check
 
-WORLD = GeneratorParams(generator="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, side=64)
+SCENES = GeneratorParams(generator="objects", seed=3, train=8, val=2, test=3, questions_per_image=6, side=64)
 
 
-def params_with(world: GeneratorParams) -> Params:
+def params_with(entry: GeneratorParams) -> Params:
     root = Path(__file__).resolve().parents[2]
-    return dataclasses.replace(load_params(root / "params.yaml"), generate={"scenes": world})
+    return dataclasses.replace(load_params(root / "params.yaml"), generate={"scenes": entry})
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workspace = Workspace(tmp_path_factory.mktemp("generate"))
-    run(params_with(WORLD), workspace, "scenes")
+    run(params_with(SCENES), workspace, "scenes")
     return workspace.raw("scenes")
 
 
@@ -57,7 +57,8 @@ def test_output_is_coco_and_boxes_match_scene_graphs(made: Path, capsys: pytest.
         for annotation, item in zip(annotations, scene["objects"], strict=True):
             x, y, width, height = annotation["bbox"]
             assert [x, y, x + width, y + height] == item["box"]
-            assert coco.cats[annotation["category_id"]]["name"] == f"{item['colour']} {item['shape']}"
+            shown = f"{item['colour']} {item['shape']}"  # plain-ok
+            assert coco.cats[annotation["category_id"]]["name"] == shown
             mask = coco.annToMask(annotation)
             assert annotation["area"] == pytest.approx(mask.sum() * item["visible"], rel=0.25)
         with Image.open(made / "images" / coco.imgs[int(scene["image_id"])]["file_name"]) as image:
@@ -95,17 +96,17 @@ def test_second_run_gives_equal_bytes_even_in_parallel(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_WORTH_A_POOL", 1)
-    run(params_with(WORLD), Workspace(tmp_path), "scenes")
+    run(params_with(SCENES), Workspace(tmp_path), "scenes")
     assert hash_path(tmp_path / "data" / "raw" / "scenes") == hash_path(made)
 
 
 def test_another_seed_gives_other_images_and_a_longer_split_the_same_ones(made: Path, tmp_path: Path) -> None:
     images = made / "images"
-    for name, world in {
-        "other": dataclasses.replace(WORLD, seed=4, train=1, val=0, test=0),
-        "longer": dataclasses.replace(WORLD, train=10),
+    for name, entry in {
+        "other": dataclasses.replace(SCENES, seed=4, train=1, val=0, test=0),
+        "longer": dataclasses.replace(SCENES, train=10),
     }.items():
-        run(params_with(world), Workspace(tmp_path / name), "scenes")
+        run(params_with(entry), Workspace(tmp_path / name), "scenes")
     first = "COCO_scenes_000000000001.png"
     kept, longer, other = images, *(tmp_path / n / "data/raw/scenes/images" for n in ("longer", "other"))
     assert (longer / first).read_bytes() == (kept / first).read_bytes() != (other / first).read_bytes()
@@ -116,13 +117,13 @@ def test_another_seed_gives_other_images_and_a_longer_split_the_same_ones(made: 
 @pytest.mark.parametrize(("change", "named"), [({"side": 8}, "side"), ({"train": -1}, "train"), ({"seed": -1}, "seed")])
 def test_numbers_out_of_range_are_refused_and_leave_nothing(tmp_path: Path, change: dict, named: str) -> None:
     with pytest.raises(ParamsError, match=f"`{named}`"):
-        run(params_with(dataclasses.replace(WORLD, **change)), Workspace(tmp_path), "scenes")
+        run(params_with(dataclasses.replace(SCENES, **change)), Workspace(tmp_path), "scenes")
     assert not (tmp_path / "data" / "raw" / "scenes").exists()
 
 
 def test_an_unknown_dataset_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"no `generate\.sceens`; known: scenes"):
-        run(params_with(WORLD), Workspace(tmp_path), "sceens")
+        run(params_with(SCENES), Workspace(tmp_path), "sceens")
 
 
 def test_web_dataset_is_written_by_the_same_stage(tmp_path: Path) -> None:
@@ -134,6 +135,6 @@ def test_web_dataset_is_written_by_the_same_stage(tmp_path: Path) -> None:
     made = tmp_path / "data" / "raw" / "scenes"
     counts = load(made / "manifest.json")["counts"]
     assert (counts["images"], counts["captions"], counts["questions"]) == (8, 8, 0)
-    told = [a["caption"] for a in load(made / "annotations" / "captions_scenes.json")["annotations"]]
+    record = [a["caption"] for a in load(made / "annotations" / "captions_scenes.json")["annotations"]]
     assert [line.count(",") >= 2 for line in (made / "pairs.csv").read_text().splitlines()] == [True] * 9
-    assert told == [json.loads(line)["text"] for line in (made / "alt_texts.jsonl").read_text().splitlines()]
+    assert record == [json.loads(line)["text"] for line in (made / "alt_texts.jsonl").read_text().splitlines()]

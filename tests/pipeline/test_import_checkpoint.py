@@ -68,9 +68,9 @@ def call_public(name: str, *more: str, file: str = "public.pth") -> str:
 
 def test_model_starts_from_imported_weights(root: Path) -> None:
     model = write_public(root)
-    said = call_public("theirs")
-    assert "TDEN's pretraining weights" in said
-    assert "randomly initialized (seed 1): fusion_decoder_norm, fusion_norm, fusion_poolers" in said
+    output = call_public("theirs")
+    assert "TDEN's pretraining weights" in output
+    assert "randomly initialized (seed 1): fusion_decoder_norm, fusion_norm, fusion_poolers" in output
     loaded, _, info = load_model(root / "checkpoints" / "imported" / "theirs")
     assert (info.detector_id, info.name, info.task) == ("toy", "theirs", None)
     wanted = {k: v for k, v in model.state_dict().items() if not k.startswith("fusion_")}
@@ -78,15 +78,15 @@ def test_model_starts_from_imported_weights(root: Path) -> None:
 
     preset = root / "checkpoints" / "imported" / "theirs" / "preset.yaml"
     kept = preset.read_text()
-    assert "mask_scheme: bert" in kept and "LayerDrop" in kept, "what the file does not tell is said"
+    assert "mask_scheme: bert" in kept and "LayerDrop" in kept, "what the file does not contain is output"
     apply_overlay(root / "params.yaml", preset, ["models.theirs.config.ism_margin=0.3"])  # no weight is another for it
     params = load_params("params.yaml")
     begins = params.models["theirs"]
     assert (begins.init, begins.config["fusion"]) == ("checkpoints/imported/theirs", "product")
     assert begins.config["mask_scheme"] == "mask"
     initial.run(params, Workspace(root), "theirs")
-    begun, _, _ = load_model(root / "checkpoints" / "initial" / "theirs")
-    assert all(torch.equal(begun.state_dict()[name], tensor) for name, tensor in wanted.items())
+    started, _, _ = load_model(root / "checkpoints" / "initial" / "theirs")
+    assert all(torch.equal(started.state_dict()[name], tensor) for name, tensor in wanted.items())
 
 
 def test_imported_vqa_model_is_scored(root: Path) -> None:
@@ -184,9 +184,9 @@ def test_bert_fills_the_text_side(root: Path) -> None:
     save_file({k: v.clone() for k, v in bert.state_dict().items()}, root / "bert" / "model.safetensors")
     with pytest.raises(CheckpointError, match="no model `bert`"):
         call("bert", "--format", "bert", "--name", "bert")
-    said = call("bert", "--format", "bert", "--name", "tden")
-    assert "BERT weights in sentence_encoder, text_embedding" in said
-    fresh = said.partition("randomly initialized (seed 5): ")[2].split("\n")[0].split(", ")
+    output = call("bert", "--format", "bert", "--name", "tden")
+    assert "BERT weights in sentence_encoder, text_embedding" in output
+    fresh = output.partition("randomly initialized (seed 5): ")[2].split("\n")[0].split(", ")
     assert {"word_head", "object_encoder", "cross_encoder", "cross_decoder", "region_embedding"} <= set(fresh)
     loaded, _, _ = load_model(root / "checkpoints" / "imported" / "tden")
     words = bert.state_dict()["embeddings.word_embeddings.weight"]
@@ -194,7 +194,7 @@ def test_bert_fills_the_text_side(root: Path) -> None:
     apply_overlay(root / "params.yaml", root / "checkpoints" / "imported" / "tden" / "preset.yaml", [])
     assert load_params("params.yaml").models["tden"].init == "checkpoints/imported/tden"
 
-    assert "left out: pooler" in said and "embedding_norm_eps is 1e-05" in text_of(root / "checkpoints/imported/tden")
+    assert "left out: pooler" in output and "embedding_norm_eps is 1e-05" in text_of(root / "checkpoints/imported/tden")
 
     shutil.rmtree(root / "checkpoints" / "imported" / "tden")
     lines = (root / "bert" / "vocab.txt").read_text().splitlines()

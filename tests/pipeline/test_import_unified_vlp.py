@@ -57,14 +57,14 @@ def call(*arguments: str) -> str:
 
 def test_model_starts_from_public_weights(root: Path) -> None:
     model = public(root)
-    said = call("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "theirs")
-    assert "Unified VLP's pretraining weights" in said and "randomly initialized (seed 1): fusion" in said
+    output = call("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "theirs")
+    assert "Unified VLP's pretraining weights" in output and "randomly initialized (seed 1): fusion" in output
     loaded, _, info = load_model(root / "checkpoints" / "imported" / "theirs")
     assert (info.family, info.task) == ("unified_vlp", None)
     for name, tensor in model.state_dict().items():
         assert name.startswith("fusion") or torch.equal(loaded.state_dict()[name], tensor), name
     text = (root / "checkpoints" / "imported" / "theirs" / "preset.yaml").read_text()
-    assert "100 regions" in text, "what the file does not tell is said"
+    assert "100 regions" in text, "what the file does not contain is output"
     config = yaml.safe_load(text)["models"]["theirs"]["config"]
     assert config["compat_reference"] and config["region_slots"] == 100
 
@@ -118,9 +118,9 @@ def test_bert_fills_the_stack(root: Path) -> None:
     (root / "bert" / "vocab.txt").write_text(vocabulary)
     state = {name: tensor.clone() for name, tensor in bert.state_dict().items()}
     save_file(state, root / "bert" / "model.safetensors")
-    said = call("bert", "--format", "bert", "--name", "mine")
-    assert "BERT weights in stack, text_embedding, word_head" in said
-    assert "randomly initialized (seed 1): fusion, region_embedding" in said
+    output = call("bert", "--format", "bert", "--name", "mine")
+    assert "BERT weights in stack, text_embedding, word_head" in output
+    assert "randomly initialized (seed 1): fusion, region_embedding" in output
     loaded, _, _ = load_model(root / "checkpoints" / "imported" / "mine")
     words = bert.state_dict()["bert.embeddings.word_embeddings.weight"]
     assert torch.equal(loaded.state_dict()["text_embedding.words.weight"], words)

@@ -70,7 +70,7 @@ def test_pairs_with_bad_images(workspace: Workspace) -> None:
 
 
 def test_external_images_need_allow_external_images(workspace: Workspace) -> None:
-    """`..` and absolute paths; of a link in the dataset its owner knows."""
+    """`..` and absolute paths; of a link in the dataset its owner has."""
     directory, elsewhere = workspace.raw("pairs"), workspace.root / "private"
     elsewhere.mkdir()
     for name in ("a.jpg", "b.jpg", "c.jpg"):
@@ -124,12 +124,12 @@ def test_no_readable_image_stops_and_leaves_nothing(workspace: Workspace) -> Non
     assert not list((workspace.root / "data" / "interim").glob("*"))
 
 
-def test_missing_dataset_says_where_to_get_it(tmp_path: Path) -> None:
+def test_missing_dataset_names_where_to_get_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    world = GeneratorParams(generator="objects", seed=1, train=1, val=1, test=1)
+    scenes = GeneratorParams(generator="objects", seed=1, train=1, val=1, test=1)
     sources = {name: dataclasses.replace(PAIRS, root=f"data/raw/{name}") for name in ("pairs", "scenes")}
     sources["nlvr"] = SourceParams(format="nlvr", root="data/raw/nlvr")
-    params = dataclasses.replace(params_for(**sources), generate={"scenes": world})
+    params = dataclasses.replace(params_for(**sources), generate={"scenes": scenes})
     for key, way_out in {
         "pairs": "set data.pairs.root",
         "scenes": "run `vlp stage generate scenes`",
@@ -167,7 +167,7 @@ def test_parallel_result_equals_sequential_with_refused_rows(
     alone = hash_path(workspace.interim("pairs"))
     rules = [row["rule"] for row in read_table("quarantine", workspace.interim("pairs")).to_pylist()]
     assert rules == [*["image_inside"] * 3, "image_present", "image_decodes", "image_inside"]
-    monkeypatch.setattr(hashes, "FEW", 2)
+    monkeypatch.setattr(hashes, "SERIAL_LIMIT", 2)
     monkeypatch.setattr(hashes, "CHUNK", 1)
     monkeypatch.setattr(prepare, "cpu_count", lambda most: 2)
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")

@@ -1,4 +1,4 @@
-"""Which runs count as one design over seeds, and what a run is said to have learned from."""
+"""Which runs share a variant hash, and the recorded training inputs of a run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_variant_hash_ignores_seeds_only(tmp_path: Path) -> None:
     differing.append(cohort(workspace, params, model={"init": "checkpoints/imported/tden"}))
     (tmp_path / "packages").mkdir()
     for version in ("1.0", "2.0"):
-        (tmp_path / "packages" / "eyes.json").write_text(version)
-        differing.append(cohort(workspace, params, model={"image_init": "package:eyes"}))
+        (tmp_path / "packages" / "timm.json").write_text(version)
+        differing.append(cohort(workspace, params, model={"image_init": "package:timm"}))
     assert len({own, *differing}) == 1 + len(differing), "other regions, texts or words; other weights to begin with"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model_checks import encode
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace
@@ -91,7 +92,7 @@ def test_every_row_is_used_or_counted(workspace: Workspace, lowercase: bool) -> 
 
     words = Tokenizer.load(workspace.tokenizer)
     for _, text in good:
-        ids = words.encode(text, 64)
+        ids = encode(words, text, 64)
         assert words.unk_id not in ids
         assert bare(words.decode(ids)) == bare(text.lower() if lowercase else text), text
 

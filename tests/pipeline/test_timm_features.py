@@ -1,4 +1,4 @@
-"""`features.source: timm` through the stages: the backbone made ready, cells of every image, what makes them anew."""
+"""`features.source: timm` through the stages: the backbone made ready, cells of every image, what makes them again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, Any]:
 def test_every_image_has_cells_with_classes(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No box was learnt from: detector.source, which asks for training, is not read."""
+    """Nothing was trained: `detector.source: train` is ignored."""
     minutes = itertools.count(step=60.0)
     monkeypatch.setattr("vlp_models.pipeline.stages.features.time", SimpleNamespace(perf_counter=lambda: next(minutes)))
     run(timm_params(), workspace)
@@ -60,8 +60,8 @@ def test_every_image_has_cells_with_classes(
     assert (manifest["feature_dim"], len(manifest["classes"]), manifest["classes"][1]) == (256, 1001, "tench")
     store = FeatureStore(workspace.features, report["detector_id"])
     assert [len(store.get(f"drawn/{n}")) for n in range(len(SPLITS))] == [16] * len(SPLITS)
-    told = re.search(r", 9 extracted at (0\.\d+) images/s\n", capsys.readouterr().err)
-    assert told and float(told[1]) > 0, "however slow the machine"
+    found = re.search(r", 9 extracted at (0\.\d+) images/s\n", capsys.readouterr().err)
+    assert found and float(found[1]) > 0, "however slow the machine"
     whole = hash_path(workspace.features)
     run(timm_params(), workspace)
     assert "9 images reused from the last run" in capsys.readouterr().err
@@ -131,7 +131,7 @@ def test_missing_package_is_reported_before_anything_is_computed(workspace: Work
     with pytest.raises(MissingToolError, match=r"`features\.timm\.weights: package:no-such-weights`: not installed"):
         plan.run(missing, workspace)
     assert not workspace.plan.exists()
-    assert named_sources(missing, regions=False) == [], "a model of pixels needs no eyes"
+    assert named_sources(missing, regions=False) == [], "a model that reads pixels needs no backbone"
     words = dataclasses.replace(missing.models["tden"], text_init="package:no-such-words")
     grid = dataclasses.replace(params_with(features={"source": "grid"}), models={"tden": words})
     with pytest.raises(MissingToolError, match=r"`models\.tden\.text_init: package:no-such-words`: not installed"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_checks import encode
 from PIL import Image
 from shard_files import read_shard
 
@@ -48,9 +49,9 @@ def workspace(tmp_path: Path) -> Workspace:
     rows: dict[str, list[dict[str, Any]]] = {"images": [], "captions": [], "questions": [], "statements": []}
     for number in reversed(SPLIT_OF):  # tables need not be sorted
         image_id = f"scenes/{number}"
-        colour = COLORS[number]
+        color = COLORS[number]
         path = tmp_path / f"{number}.{'webp' if number == 1 else 'png'}"
-        Image.new("RGB", (20, 10), colour).save(path)
+        Image.new("RGB", (20, 10), color).save(path)
         rows["images"].append(
             {
                 "image_id": image_id,
@@ -65,16 +66,16 @@ def workspace(tmp_path: Path) -> Workspace:
         )
         for i in (1, 0):
             rows["captions"].append(
-                {"caption_id": f"{image_id}#{i}", "image_id": image_id, "text": f"a {colour} cube", "provenance": ""}
+                {"caption_id": f"{image_id}#{i}", "image_id": image_id, "text": f"a {color} cube", "provenance": ""}
             )
         rows["questions"].append(
             {
                 "question_id": f"{image_id}?",
                 "image_id": image_id,
-                "text": f"is it {colour}?",
+                "text": f"is it {color}?",
                 "question_type": "is it",
                 "answer_type": "yes/no",
-                "answers": [f"{colour}"] * 10 if number != 4 else [],
+                "answers": [f"{color}"] * 10 if number != 4 else [],
                 "provenance": "",
             }
         )
@@ -224,9 +225,9 @@ def test_a_vocabulary_of_a_folder_trimmed_to_the_texts(workspace: Workspace, par
     tokenizer.run(dataclasses.replace(params, tokenizer=dataclasses.replace(whole, trim=True)), workspace)
     kept = Tokenizer.load(workspace.tokenizer).vocabulary
     assert set(words) - set(kept) == {"[unused0]", "zebra"}  # "##s" is a single character
-    told = dataclasses.replace(whole, strip_accents=False)
+    reported = dataclasses.replace(whole, strip_accents=False)
     with pytest.raises(ParamsError, match=r"strip_accents: false`, but the tokenizer of bert strips them"):
-        tokenizer.run(dataclasses.replace(params, tokenizer=told), workspace)
+        tokenizer.run(dataclasses.replace(params, tokenizer=reported), workspace)
     with pytest.raises(MissingToolError, match=r"package:no-words`: not installed"):
         tokenizer.run(
             dataclasses.replace(params, tokenizer=dataclasses.replace(whole, vocab="package:no-words")), workspace
@@ -255,7 +256,7 @@ def test_unknown_words_are_counted_and_reported(
     tokenizer.run(dataclasses.replace(params, tokenizer=kept), workspace)
     assert "warning" not in capsys.readouterr().err
     own = Tokenizer.load(workspace.tokenizer)
-    assert own.decode(own.encode("कुत्ता 狗", 32)) == "कुत्ता 狗"
+    assert own.decode(encode(own, "कुत्ता 狗", 32)) == "कुत्ता 狗"
 
 
 def test_no_training_text(workspace: Workspace, params: Params) -> None:

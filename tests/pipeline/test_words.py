@@ -113,7 +113,7 @@ def test_invalid_text_init_is_refused(root: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: no such folder; `models\.new\.text_init` must be a folder"):
         begin(root, words="nowhere")
     with pytest.raises(
-        MissingToolError, match=r"`models\.new\.text_init: package:no-words`: not installed; install it with `uv pip install"
+        MissingToolError, match=r"`models\.new\.text_init: package:no-words`: not installed; install it with `uv"
     ):
         begin(root, words="package:no-words")
     config = json.loads((root / "bert" / "config.json").read_text())

@@ -2,7 +2,7 @@
 
     python rank_fit.py FOLDER SETTINGS        Lightning starts the second process itself
 
-FOLDER: of a toy world; SETTINGS: JSON, what `Toy.fit` takes, `config`, what `Toy.model` takes (or `tokens`: true for
+FOLDER: a toy dataset; SETTINGS: JSON, what `Toy.fit` takes, `config`, what `Toy.model` takes (or `tokens`: true for
 the model of token_toys.py), and `signal`, what
 `SignalAt` does. Each process writes the weights it ends with to FOLDER/WORK/weights-RANK.safetensors, the first
 one also its log.

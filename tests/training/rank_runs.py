@@ -18,21 +18,21 @@ SCRIPT = str(Path(__file__).with_name("rank_fit.py"))
 LONGEST = 150  # seconds: a run that hangs fails here
 
 
-def run(world: Path, work: str, launcher: list[str] | None = None, **settings: Any) -> tuple[int, str]:
+def run(root: Path, work: str, launcher: list[str] | None = None, **settings: Any) -> tuple[int, str]:
     """Exit code and stderr of the process that a user would have started."""
-    command = [sys.executable, *(launcher or []), SCRIPT, str(world), json.dumps({"work": work, **settings})]
+    command = [sys.executable, *(launcher or []), SCRIPT, str(root), json.dumps({"work": work, **settings})]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
-        _, said = process.communicate(timeout=LONGEST)
+        _, stderr_text = process.communicate(timeout=LONGEST)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # whatever it has started and left behind
-    return process.returncode, said
+    return process.returncode, stderr_text
 
 
-def result(world: Path, work: str, ranks: int = 2) -> tuple[dict[str, torch.Tensor], int, list[dict[str, Any]]]:
+def result(root: Path, work: str, ranks: int = 2) -> tuple[dict[str, torch.Tensor], int, list[dict[str, Any]]]:
     """All processes' weights, which must be the same; the update that the run went on from; the log."""
-    first, *others = (load_file(world / work / f"weights-{rank}.safetensors") for rank in range(ranks))
+    first, *others = (load_file(root / work / f"weights-{rank}.safetensors") for rank in range(ranks))
     for other in others:
         assert all(torch.equal(weight, other[name]) for name, weight in first.items())
-    return first, *json.loads((world / work / "rows.json").read_text())
+    return first, *json.loads((root / work / "rows.json").read_text())

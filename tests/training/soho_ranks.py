@@ -1,6 +1,6 @@
 """SOHO in two processes: run by test_soho_ranks.py, as `python soho_ranks.py RANK WORLD_SIZE FOLDER`.
 
-Statistics of batch normalisation are each process's own, so they are held still; everything else is of the whole batch.
+Statistics of batch normalization are each process's own, so they are held still; everything else is of the whole batch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Learner(nn.Module):
 
 
 def learn(update: str, rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
-    """Gradients of three micro-batches, of which the last is all the first process's, and the dictionary after."""
+    """Return gradients of three micro-batches, the last one on the first process only, and the dictionary."""
     learner: nn.Module = Learner(update)
     model = learner.model
     if world_size > 1:

@@ -92,17 +92,17 @@ def test_weights_without_gradient_are_unchanged() -> None:
 
 
 def test_resumes_from_state_dict() -> None:
-    whole, begun = weights(), weights()
+    whole, started = weights(), weights()
     updated(Muon(whole, lr=0.02), whole)
-    first = Muon(begun, lr=0.02)
-    updated(first, begun, steps=2)
-    second = Muon(begun, lr=0.02)
+    first = Muon(started, lr=0.02)
+    updated(first, started, steps=2)
+    second = Muon(started, lr=0.02)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for step in (2, 3):
-        for parameter, gradient in zip(begun, gradients(step), strict=True):
+        for parameter, gradient in zip(started, gradients(step), strict=True):
             parameter.grad = gradient
         second.step()
-    assert all(torch.equal(a, b) for a, b in zip(whole, begun, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(whole, started, strict=True))
 
 
 def test_bfloat16_only_on_hardware_with_native_support(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,19 +41,19 @@ def test_stepwise_schedule_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"schedule": "steps"}, "needs `decay_at`"),
-        ({"decay_at": [0.5]}, "for `schedule: steps`, not linear"),
-        ({"schedule": "steps", "decay_at": [0.6, 0.5]}, "must rise"),
-        ({"schedule": "steps", "decay_at": [0.5, 0.5]}, "must rise"),
+        ({"decay_at": [0.5]}, "only applies to `schedule: steps`, not linear"),
+        ({"schedule": "steps", "decay_at": [0.6, 0.5]}, "must increase strictly"),
+        ({"schedule": "steps", "decay_at": [0.5, 0.5]}, "must increase strictly"),
         ({"schedule": "steps", "decay_at": [10, 12]}, "shares of all updates, not epochs"),
-        ({"schedule": "steps", "decay_at": [0.1]}, "above `warmup_fraction`"),
+        ({"schedule": "steps", "decay_at": [0.1]}, "between `warmup_fraction`"),
         ({"schedule": "steps", "decay_at": [0.5], "decay_by": 1.5}, "decay_by"),
     ],
 )
-def test_invalid_decay_steps_name_their_key(settings: dict, says: str) -> None:
-    with pytest.raises(ParamsError, match=rf"params.yaml: `finetune.vqa.optimizer`: .*{says}"):
+def test_invalid_decay_steps_name_their_key(settings: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=rf"params.yaml: `finetune.vqa.optimizer`: .*{message}"):
         build(OptimizerParams, {"lr": 1.0, **settings}, where="finetune.vqa.optimizer")
 
 

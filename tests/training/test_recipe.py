@@ -126,7 +126,7 @@ def test_alternate_trains_exactly_one_objective_per_update(shares: list[int], up
 
 
 @pytest.mark.parametrize(
-    ("weights", "settings", "said"),
+    ("weights", "settings", "message"),
     [
         ({"moc": 1.0}, {}, "it supports: ism, mlm, msg"),
         ({"mlm": -1.0}, {}, "zero or more"),
@@ -136,8 +136,8 @@ def test_alternate_trains_exactly_one_objective_per_update(shares: list[int], up
         ({}, {}, "no objective with a weight"),
     ],
 )
-def test_invalid_recipes_are_refused(weights: dict[str, float], settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ParamsError, match=rf"pretrain\.recipe.*{said}"):
+def test_invalid_recipes_are_refused(weights: dict[str, float], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=rf"pretrain\.recipe.*{message}"):
         recipe(weights, **settings)
 
 
