@@ -124,7 +124,7 @@ class Site:
             found = self._call(f"/flow_runs/{run}")
             if found["state"]["type"] == "COMPLETED":
                 return time.perf_counter() - began, float(found["total_run_time"])
-            if found["state"]["type"] in ("FAILED", "CRASHED", "CANCELLED"):
+            if found["state"]["type"] in ("FAILED", "CRASHED", "CANCELLED"):  # plain-ok
                 raise SystemExit(f"retrain ended {found['state']}")
             time.sleep(0.1)
 
