@@ -111,11 +111,10 @@ def mask_tokens(
     if scheme == "mask":
         return ids_BT.masked_fill(selected_BT, mask_id)
     action_BT = draw_uniform(tuple(ids_BT.shape), generator, ids_BT.device)
-
-    def draw_words(size: tuple[int, ...]) -> Tensor:
-        return torch.randint(mask_id + 1, vocab_size, size, generator=generator, device=generator.device)
-
-    random_BT = draw_local_rows(tuple(ids_BT.shape), draw_words).to(ids_BT.device)
+    random_BT = draw_local_rows(
+        tuple(ids_BT.shape),
+        lambda size: torch.randint(mask_id + 1, vocab_size, size, generator=generator, device=generator.device),
+    ).to(ids_BT.device)
     ids_BT = torch.where(selected_BT & (action_BT < 0.8), mask_id, ids_BT)
     return torch.where(selected_BT & (action_BT >= 0.9), random_BT, ids_BT)
 

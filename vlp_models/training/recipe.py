@@ -144,7 +144,10 @@ class PretrainingLoss:
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         arguments = self._arguments(batch, update, generator)
         if self.looks_ahead and update is not None:
-            arguments["others"] = self._pairs_of_others(batch)
+            # The pairs of the update's other micro-batches for each of the model's contrasts; None without any
+            own = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
+            others = [pairs for number, (_, pairs) in enumerate(self._window) if number != own]
+            arguments["others"] = [concatenate_pairs(contrast) for contrast in zip(*others, strict=True)] or None
         losses = cast(Pretrains, self.model).pretraining_losses(batch, **arguments)
         return self.recipe.weigh(losses, update)
 
@@ -159,12 +162,6 @@ class PretrainingLoss:
         for number, batch in enumerate(window):
             seed(number)
             self._window.append((batch.sample_ids, cast(EmbedsPairs, self.model).contrast_pairs(batch)))
-
-    def _pairs_of_others(self, batch: Batch) -> list[EmbeddedPairs] | None:
-        """Return the pairs of the update's other micro-batches for each of the model's contrasts; None without any."""
-        own = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
-        others = [pairs for number, (_, pairs) in enumerate(self._window) if number != own]
-        return [concatenate_pairs(contrast) for contrast in zip(*others, strict=True)] or None
 
     def count_items(
         self, batch: Batch, *, update: int | None, generator: torch.Generator

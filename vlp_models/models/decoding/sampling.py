@@ -54,7 +54,11 @@ def sample(
         if top_p < 1:
             probabilities_MV = nucleus(probabilities_MV, top_p)
         if draws_KT is not None:
-            drawn_M = _invert(probabilities_MV, draws_KT[:, step].to(device)[row_M % num_samples])
+            # Inverse distribution function: the first token at which the cumulative probability exceeds the draw.
+            draw_M1 = draws_KT[:, step].to(device)[row_M % num_samples][:, None]
+            sums_MV = probabilities_MV.cumsum(-1)
+            found_M1 = torch.searchsorted(sums_MV, draw_M1 * sums_MV[:, -1:], right=True)
+            drawn_M = found_M1[:, 0].clamp(max=probabilities_MV.shape[1] - 1)
         else:
             where = generator.device if generator is not None else device
             drawn_M = torch.multinomial(probabilities_MV.to(where), 1, generator=generator)[:, 0].to(device)
@@ -79,10 +83,3 @@ def nucleus(probabilities_NV: Tensor, share: float) -> Tensor:
     sorted_NV, order_NV = probabilities_NV.sort(-1, descending=True)
     before_NV = sorted_NV.cumsum(-1) - sorted_NV
     return probabilities_NV.masked_fill((before_NV >= share).gather(-1, order_NV.argsort(-1)), 0.0)
-
-
-def _invert(probabilities_NV: Tensor, draws_N: Tensor) -> Tensor:
-    """Return the first token at which the cumulative probability exceeds the draw."""
-    sums_NV = probabilities_NV.cumsum(-1)
-    found_N1 = torch.searchsorted(sums_NV, draws_N[:, None] * sums_NV[:, -1:], right=True)
-    return found_N1[:, 0].clamp(max=probabilities_NV.shape[1] - 1)

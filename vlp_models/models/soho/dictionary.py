@@ -94,7 +94,10 @@ class Dictionary(UpdateAccumulator):
             if learn and self.training and torch.is_grad_enabled():
                 total = self._sum_by_code(values_MD, codes_M, weights_M)
                 self.add(total)
-                self._keep_candidates(values_MD)
+                if self.revive_after and len(values_MD):
+                    # Candidates for revival are from all over this micro-batch, which the loader has shuffled.
+                    stride = max(1, len(values_MD) // CANDIDATES)
+                    self._candidates.append(values_MD[::stride][:CANDIDATES].clone())
                 if self.released:
                     table_KD = self._smoothed(*self._averaged(sum_over_ranks(total)))
             nearest_MD = table_KD.index_select(0, codes_M).to(features_MD.dtype)
@@ -156,12 +159,6 @@ class Dictionary(UpdateAccumulator):
     def alive(self) -> Tensor:
         """Return how many codes were hit in the last `RESTING` updates."""
         return ((self.idle >= 0) & (self.idle < RESTING)).sum()
-
-    def _keep_candidates(self, values_MD: Tensor) -> None:
-        """Keep features from all over this micro-batch, which the loader has shuffled."""
-        if self.revive_after and len(values_MD):
-            step = max(1, len(values_MD) // CANDIDATES)
-            self._candidates.append(values_MD[::step][:CANDIDATES].clone())
 
     def _revive(self, candidates_CD: Tensor) -> None:
         """Move each dead code to a feature of this update, the same one in every process."""

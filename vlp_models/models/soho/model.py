@@ -210,7 +210,10 @@ class SOHO(nn.Module):
         """Run the CNN and the neck: pixels [B, 3, H, W] -> features [B, R, D], the dictionary's input."""
         if not isinstance(image, Pixels):
             raise DataError("SOHO reads pixels: set `shards.pixels: true`, or choose a model that reads regions")
-        if not len(image) and not self._has_synchronized_norm():  # batch normalization fails on empty batches
+        # Batch normalization fails on empty batches. Synchronized, it accepts them, and must see them: other processes
+        # wait for this one's share of the statistics.
+        norms = (module for module in self.modules() if isinstance(module, nn.SyncBatchNorm))
+        if not len(image) and not any(norm.training for norm in norms):
             rows, columns = (max(1, -(-side // self.stride)) for side in image.pixels_B3HW.shape[2:])
             features_BRD = self.visual_norm.weight.new_zeros(0, rows * columns, self.config.hidden)
             mask_BRR = features_BRD.new_ones(0, rows, columns, dtype=torch.bool)
@@ -232,11 +235,6 @@ class SOHO(nn.Module):
         """Return the dictionary's input as a map, [B, rows, columns, D]."""
         grid = self.extract_features(image)
         return grid.features_BRD.unflatten(1, grid.mask_BRR.shape[1:])
-
-    def _has_synchronized_norm(self) -> bool:
-        """Return whether other processes wait for this one's share of batch statistics. Then an empty batch must run
-        through the network as well (`nn.SyncBatchNorm` accepts it), or the others would hang."""
-        return any(isinstance(module, nn.SyncBatchNorm) and module.training for module in self.modules())
 
     def grid_mask(self, mask_BHW: Tensor | None, features_BDRR: Tensor) -> Tensor:
         """Return bool [B, rows, columns]: True where the upper left pixel of a cell is not padding.
@@ -330,7 +328,10 @@ class SOHO(nn.Module):
         features = grid.features_BRD
         codes_BR = hidden_PR = quantized = None
         if self.dictionary is not None:
-            weights_B = self.image_weights(pairs, len(batch.image))
+            # How many times each image counts in the dictionary's update: once in the paper (None), once per text in
+            # the public code.
+            from_paper = self.config.dictionary_update == "paper"
+            weights_B = None if from_paper else torch.bincount(pairs.owner_P, minlength=len(batch.image))
             vectors_BRD, codes_BR, quantized = self.map_to_codes(grid, weights_B, learn=True)
             features = self.visual_features(features, vectors_BRD)
         if "mvm" in objectives and codes_BR is not None:
@@ -382,15 +383,6 @@ class SOHO(nn.Module):
                 generator=generator,
             )
         return make_pairs(batch, ids_NT, words_NT, generator, mismatched="itm" in objectives)
-
-    def image_weights(self, pairs: Pairs, images: int) -> Tensor | None:
-        """Return how many times each image counts in the dictionary's update; None: once, as in the paper.
-
-        The public code's rule counts an image once per text.
-        """
-        if self.config.dictionary_update == "paper":
-            return None
-        return torch.bincount(pairs.owner_P, minlength=images)
 
     def select_hidden_cells(
         self, pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, generator: torch.Generator, texts: int

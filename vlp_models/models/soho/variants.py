@@ -64,7 +64,10 @@ class PublicSOHO(SOHO):
         if mask_BHW is None:
             return super().grid_mask(mask_BHW, features_BDRR)
         if self.config.square_mask:
-            mask_BHW = mask_on_square(mask_BHW)
+            # Each image's valid height and width on a square as high as the batch: [B, H, W] -> [B, H, H]
+            rows_BH, columns_BW = mask_BHW.any(2), mask_BHW.any(1)
+            counted_H = torch.arange(mask_BHW.shape[1], device=mask_BHW.device)
+            mask_BHW = rows_BH[:, :, None] & (counted_H < columns_BW.sum(1, keepdim=True))[:, None, :]
         elif not self.config.pool_first:
             return super().grid_mask(mask_BHW, features_BDRR)
         return F.interpolate(mask_BHW[:, None].float(), size=features_BDRR.shape[2:])[:, 0] > 0.5
@@ -145,14 +148,6 @@ def crop_padding(image: Pixels, *, least: int) -> Pixels:
     needed = (int(mask_BHW.any(other).sum(1).max()) for other in (2, 1))
     height, width = (max(least, -(-pixels // CANVAS_STEP) * CANVAS_STEP) for pixels in needed)
     return replace(image, pixels_B3HW=image.pixels_B3HW[:, :, :height, :width], mask_BHW=mask_BHW[:, :height, :width])
-
-
-def mask_on_square(mask_BHW: Tensor) -> Tensor:
-    """Return each image's valid height and width on a square as high as the batch. bool [B, H, H]"""
-    side = mask_BHW.shape[1]
-    rows_BH, columns_BW = mask_BHW.any(2), mask_BHW.any(1)
-    counted = torch.arange(side, device=mask_BHW.device)
-    return rows_BH[:, :, None] & (counted < columns_BW.sum(1, keepdim=True))[:, None, :]
 
 
 class SOHOFamily:

@@ -74,7 +74,8 @@ class PatchEmbedding(nn.Module):
             )
         if hidden_BN is not None and self.overlapping:
             # A CNN's cells overlap: blank the hidden patches' pixels, so that neighbors contain nothing of them.
-            pixels = pixels * (1 - self._pixel_mask(hidden_BN, pixels))
+            hidden_B1hw = hidden_BN.unflatten(1, (self.side // self.patch, -1))[:, None].to(pixels.dtype)
+            pixels = pixels * (1 - F.interpolate(hidden_B1hw, scale_factor=float(self.patch), mode="nearest"))
         x_BND = self.embed_patches(pixels)
         if hidden_BN is not None:
             x_BND = torch.where(hidden_BN[..., None], self.hidden_1D.to(x_BND.dtype), x_BND)  # type: ignore[union-attr]
@@ -100,11 +101,6 @@ class PatchEmbedding(nn.Module):
         if cells != (side, side):
             raise ParamsError(f"config: the stem gives {cells} patches for {self.side} pixels, not {side} a side")
         return x_BDhw.flatten(2).transpose(1, 2)
-
-    def _pixel_mask(self, hidden_BN: Tensor, like: Tensor) -> Tensor:
-        """Return [B, 1, H, W]: 1 on pixels of hidden patches."""
-        grid = hidden_BN.unflatten(1, (self.side // self.patch, -1))[:, None].to(like.dtype)
-        return F.interpolate(grid, scale_factor=float(self.patch), mode="nearest")
 
 
 class CNNStem(nn.Module):

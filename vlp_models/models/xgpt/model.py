@@ -273,7 +273,7 @@ class XGPT(nn.Module):
         losses: dict[str, Loss] = {}
         word_logits: dict[str, Tensor] = {}
         for name, learners in objectives.items():
-            text, rows_N = _select_learners(batch.text, None if image is None else len(batch.image), learners)
+            text, rows_N = _select_texts(batch.text, None if image is None else len(batch.image), learners)
             if name == "ic":
                 assert image is not None
                 memory = self.encode(image.refined_KD, image.packing, text.owner_N)
@@ -344,15 +344,14 @@ class XGPT(nn.Module):
             raw_NRF = detected.features_BRF
             target_KD = regions.pack(raw_NRF if text.owner_N is None else raw_NRF.index_select(0, text.owner_N))
         elif self.training and self.config.feature_dropout:
-            target_KD = self._embed_without_dropout(detected, text.owner_N, regions)
+            # The target is x^I without feature dropout, which no caption could predict.
+            with torch.no_grad():
+                embedded_KD, packing = self.region_embedding(detected, drop=False)
+                embedded_NRD = packing.pad(embedded_KD)
+                if text.owner_N is not None:
+                    embedded_NRD = embedded_NRD.index_select(0, text.owner_N)
+                target_KD = regions.pack(embedded_NRD)
         return region_generation(generated, target_KD, reduction=self.config.tifg_reduction)
-
-    @torch.no_grad()
-    def _embed_without_dropout(self, detected: Regions, owner_N: Tensor | None, regions: Packing) -> Tensor:
-        """Return x^I of each text's image without feature dropout, which no caption could predict. [K, D]"""
-        embedded_KD, packing = self.region_embedding(detected, drop=False)
-        embedded_BRD = packing.pad(embedded_KD)
-        return regions.pack(embedded_BRD if owner_N is None else embedded_BRD.index_select(0, owner_N))
 
     # ---- Generation ---------------------------------------------------------------------------------------------
 
@@ -394,7 +393,7 @@ def _rows(x: Tensor | Any, rows_N: Tensor | None) -> Tensor:
     return x if rows_N is None else x.index_select(0, rows_N)
 
 
-def _select_learners(text: Text, images: int | None, learners_N: Tensor | None) -> tuple[Text, Tensor | None]:
+def _select_texts(text: Text, images: int | None, learners_N: Tensor | None) -> tuple[Text, Tensor | None]:
     """Return the texts of the samples that train an objective, with the rows of their images, and their indices.
 
     None: all texts."""
