@@ -7,7 +7,7 @@ and of the runs it starts from. Weights imported from elsewhere may have been tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,15 @@ class TrainingData:
         images = {s.sample_id for s in samples if not self._copied.isdisjoint(s.image_ids)}
         sentences = {s.sample_id: s.values.get("captions") or [s.text] for s in samples}
         unique = list(dict.fromkeys(text for own in sentences.values() for text in own))
-        leaked = dict(zip(unique, compare_sentences(unique, self._training_texts()), strict=True))
+        training_texts = (  # some at a time: there may be millions
+            text
+            for texts in self._texts
+            for start in range(0, len(texts), TEXTS_AT_ONCE)
+            for text in texts.slice(start, TEXTS_AT_ONCE).to_pylist()
+        )
+        leaked = dict(zip(unique, compare_sentences(unique, training_texts), strict=True))
         texts = {sample_id for sample_id, own in sentences.items() if any(leaked[text] for text in own)}
         return LeakedItems(images=frozenset(images), texts=frozenset(texts))
-
-    def _training_texts(self) -> Iterator[str]:
-        """Yield the training texts, some at a time: there may be millions."""
-        for texts in self._texts:
-            for start in range(0, len(texts), TEXTS_AT_ONCE):
-                yield from texts.slice(start, TEXTS_AT_ONCE).to_pylist()
 
 
 def read_training_data(params: Params, workspace: Workspace, run: str) -> TrainingData | None:

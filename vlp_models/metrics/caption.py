@@ -54,6 +54,9 @@ def score_caption_sets(
         DataError: ids of candidates and references differ, an image has no reference, or the tokenizer returned nothing
             for a caption with letters.
     """
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+
     for name, caption_set in sets.items():
         _check_ids(caption_set, name)
     with _meteor_process() as meteor:
@@ -65,8 +68,13 @@ def score_caption_sets(
                 names = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
                 result[name] = [not_computed(metric, 0, "nothing to score") for metric in names]
                 continue
-            rouge, cider = _rouge(candidates, references, note), _cider(candidates, references, note)
-            result[name] = [*_bleu(candidates, references, note), rouge, cider]
+            _, rouge = Rouge().compute_score(references, candidates)
+            _, cider = Cider().compute_score(references, candidates)
+            result[name] = [
+                *_bleu(candidates, references, note),
+                mean_score("ROUGE-L", rouge, list(candidates), note),
+                mean_score("CIDEr", cider, list(candidates), note),
+            ]
         progress("METEOR")
         filled = {name: both for name, both in tokenized.items() if both[0]}
         for name, score in _meteor(filled, meteor).items():
@@ -135,20 +143,6 @@ def _bleu(candidates: Tokenized, references: Tokenized, note: str) -> list[Score
 
 def _closest(reference_lengths: Sequence[int], length: int) -> int:
     return min((abs(reference - length), reference) for reference in reference_lengths)[1]
-
-
-def _rouge(candidates: Tokenized, references: Tokenized, note: str) -> Score:
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    _, values = Rouge().compute_score(references, candidates)
-    return mean_score("ROUGE-L", values, list(candidates), note)
-
-
-def _cider(candidates: Tokenized, references: Tokenized, note: str) -> Score:
-    from pycocoevalcap.cider.cider import Cider
-
-    _, values = Cider().compute_score(references, candidates)
-    return mean_score("CIDEr", values, list(candidates), note)
 
 
 @contextmanager

@@ -110,8 +110,8 @@ class Meteor:
 
     def statistics(self, candidate: str, references: Sequence[str]) -> list[float]:
         """Return the 23 additive counts of one segment (lengths, matches by kind, chunks) for tokenized text."""
-        parts = ["SCORE", *references, candidate]
-        return [float(value) for value in self._ask(" ||| ".join(_field(part) for part in parts), 1)[0].split()]
+        fields = [" ".join(text.replace("|||", " ").split()) for text in ("SCORE", *references, candidate)]
+        return [float(value) for value in self._ask(" ||| ".join(fields), 1)[0].split()]
 
     def score(self, statistics_NK: FloatArray) -> float:
         """Return the corpus score, 0 to 1. METEOR adds the statistics of segments, so they can be passed as one sum."""
@@ -132,10 +132,6 @@ class Meteor:
             self._errors.seek(0)
             raise MissingToolError(f"METEOR failed: {_first_line(self._errors.read())}")
         return got
-
-
-def _field(text: str) -> str:
-    return " ".join(text.replace("|||", " ").split())
 
 
 def _first_line(output: bytes) -> str:

@@ -7,7 +7,7 @@ the function that turns its predictions into cards; a task that is not in it has
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,16 +102,12 @@ def read_examples(
         if path.exists():
             with path.open(encoding="utf-8") as lines:
                 rows = [json.loads(line) for line in lines]
-            chosen = list(_evenly(rows, count if gallery.short else (count + 1) // 2))
+            # At even distances: rows are sorted by image, so these are of different images if possible.
+            number = min(count if gallery.short else (count + 1) // 2, len(rows))
+            chosen = [rows[i * len(rows) // number] for i in range(number)]
             cards = gallery.cards(workspace, pictures, chosen)
             return Examples(gallery=gallery, model=model, run=run, split=split, cards=cards)
     return None
-
-
-def _evenly(rows: list[Row], count: int) -> Iterator[Row]:
-    """Yield `count` rows at even distances; rows are sorted by image, so these are of different images if possible."""
-    count = min(count, len(rows))
-    yield from (rows[i * len(rows) // count] for i in range(count))
 
 
 def _captioning_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:

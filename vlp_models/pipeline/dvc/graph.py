@@ -17,7 +17,7 @@ from typing import Any
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
-from vlp_models.params import EvaluateParams, FeaturesParams, FinetuneParams, Params, TrainerParams
+from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, vocabulary_source
 
@@ -301,17 +301,20 @@ def pretrain(c: Context) -> Stage:
 
 def finetune(c: Context) -> Stage:
     runs = c.params.finetune
-    any_augmented = any(run.augment.captions for run in runs.values())  # else no run has to declare it
     entries = {
         name: {
             "start": run.start,
             "task": run.task,
             "family": c.params.family_at(run.start),
             "trained_on": trained_on(c.kind_at(run.start), c.views[name], run.sources),
-            **({"augment": _augmented(run)} if any_augmented else {}),
         }
         for name, run in runs.items()
     }
+    any_augmented = any(run.augment.captions for run in runs.values())  # else no run has to declare it
+    if any_augmented:
+        for name, run in runs.items():
+            captions = run.augment.captions
+            entries[name]["augment"] = f"data/augmented/{captions}" if captions else NOTHING
     return _each(
         entries,
         cmd="vlp stage finetune ${key}",
@@ -473,10 +476,6 @@ STAGES = tuple(build.__name__ for build in BUILDERS)
 def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
     """Return a `foreach` stage with one entry per dataset, model or run."""
     return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
-
-
-def _augmented(run: FinetuneParams) -> str:
-    return f"data/augmented/{run.augment.captions}" if run.augment.captions else NOTHING
 
 
 def _holds(raw: Mapping[str, Any], key: str) -> bool:

@@ -9,7 +9,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,8 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.contamination import LeakedItems, read_training_data, score_without_leaked
 from vlp_models.evaluation.test_set import hash_shards, hash_test_set, slices_of
 from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.score import ItemScores, Score, item_scores, write_items
-from vlp_models.params import EvaluateParams, FinetuneParams, Params, to_plain
+from vlp_models.metrics.score import ItemScores, item_scores, write_items
+from vlp_models.params import EvaluateParams, Params, to_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,25 +62,10 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.evaluation.predict import nearest_train_images, predict_all
     from vlp_models.pipeline.lineage import git_commit
-    from vlp_models.tasks.base import load_task_model
     from vlp_models.tasks.scoring import EvalContext
 
     finetune, settings = params.finetune[key], params.evaluate
-    require_output(workspace.shards / "manifest.json", "shards")
-    model = load_task_model(
-        require_output(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"),
-        device=pick_device(params.trainer.accelerator, params.trainer.torch_threads),
-    )
-    if model.task != finetune.task:
-        raise DataError(
-            f"checkpoints/finetune/{key} has the task {model.task}, but the run {key} the task {finetune.task}; run "
-            f"`dvc repro finetune@{key}`"
-        )
-    if as_served and search is not None and search.is_dir():
-        model.load_search(search)
-    else:
-        model.set_search(settings)
-        model.prepare_search(workspace.shards, finetune.sources, search)
+    model = _load_model(params, workspace, key, search, as_served)
     facts = {
         "model": model.info.name,
         "family": model.info.family,
@@ -91,7 +76,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         "git": git_commit(workspace.root),
         "data": hash_shards(workspace.shards),
     }
-    sources = dict.fromkeys(_datasets(finetune), 1)
+    sources = dict.fromkeys(finetune.evaluate_on or finetune.sources, 1)  # empty: all datasets
     training_data = read_training_data(params, workspace, key)
     find_nearest = model.reader.flags["regions"]  # the nearest-neighbor baseline is for models that read regions
     with_blind = model.task in settings.blind_baseline and not model.blank_images
@@ -127,7 +112,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
                     context = EvalContext(
                         source=source,
                         validated=workspace.validated,
-                        nearest=nearest if find_nearest else _no_neighbors,
+                        nearest=nearest if find_nearest else lambda image_ids: {},
                         progress=progress,
                     )
                     model.write_official(own, context, split, directory)
@@ -155,22 +140,14 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
             logger.info("%s: %s %s %s %.2f", key, *(record[name] for name in ("dataset", "split", "metric", "value")))
 
 
-def _no_neighbors(image_ids: Sequence[str]) -> dict[str, list[str]]:
-    return {}
-
-
-def _datasets(finetune: FinetuneParams) -> list[str]:
-    """Return the datasets that the run is scored on, trained on or not; empty: all."""
-    return finetune.evaluate_on or list(finetune.sources)
-
-
 def _records(
     scored: TaskScores, settings: EvaluateParams, facts: dict[str, Any], leaked: LeakedItems | None
 ) -> list[dict[str, Any]]:
     resampling = {"resamples": settings.bootstrap, "seed": facts["seed"]}
     records = []
     for score in scored.scores:
-        ends = _interval(score, **resampling)
+        found = interval(score.evidence, **resampling)
+        ends = {"low": round(found[0], 4), "high": round(found[1], 4)} if found else {"low": None, "high": None}
         records.append(
             {
                 **facts,
@@ -205,11 +182,6 @@ def _items(
         for score in scored.scores
     )
     return [scores for scores in found if scores is not None]
-
-
-def _interval(score: Score, *, resamples: int, seed: int) -> dict[str, float | None]:
-    found = interval(score.evidence, resamples=resamples, seed=seed)
-    return {"low": round(found[0], 4), "high": round(found[1], 4)} if found else {"low": None, "high": None}
 
 
 @contextmanager

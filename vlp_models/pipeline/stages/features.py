@@ -28,7 +28,7 @@ from vlp_models.data.features import FeatureCache, cache_features
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
-from vlp_models.pipeline.unrecorded import keep, restore
+from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
 
 if TYPE_CHECKING:
     from vlp_models.vision.region_source import RegionSource
@@ -58,11 +58,14 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         _kept.cache_clear()
         source = _open(params, workspace)
         _check_names(source, images)
-        kept = _kept_directory(params, source, workspace) if source.by_content else None
+        identity = _identity(params, source)
+        kept = None  # or the cache of regions made by the same code and settings
+        if source.by_content:
+            kept = workspace.root / ".work" / "features" / "kept" / fingerprint(identity, {})[:16]
         inputs = {"images": validated / "images.parquet"}
         inputs |= {"objects": validated / "objects.parquet"} if p.source == "boxes" else {}
-        work = workspace.work("features", fingerprint(_identity(params, source), inputs))
-        if restore(workspace, work, "features"):
+        work = workspace.work("features", fingerprint(identity, inputs))
+        if restore_unrecorded_result(workspace, work, "features"):
             return
         start = time.perf_counter()
         made, reused = _make_chunks(mapper, source, params, images, workspace.root, work, kept)
@@ -83,7 +86,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 classes=list(source.classes),
                 detector_id=source.detector_id,
             )
-        keep(workspace, work, "features", [workspace.features])
+        save_unrecorded_result(workspace, work, "features", [workspace.features])
         if kept is not None:
             cache_features(workspace.features, images, kept)
         for path in [*work.glob("features-*.safetensors"), *work.glob("notes-*.json")]:
@@ -148,11 +151,6 @@ def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
         "versions": versions,
         "device": source.device,
     }
-
-
-def _kept_directory(params: Params, source: RegionSource, workspace: Workspace) -> Path:
-    """Return the cache of regions made by the same code and settings."""
-    return workspace.root / ".work" / "features" / "kept" / fingerprint(_identity(params, source), {})[:16]
 
 
 Chunk = tuple[int, list[Row]]  # number, and rows of the images table

@@ -117,7 +117,11 @@ def _check_images(
         for row, result in _hash_rows(rows, job, refuse):
             bar.advance()
             path = workspace.relative(Path(row["path"]))
-            if how := _match_withdrawn(row["image_id"], result, withdrawn):
+            if not isinstance(result, ImageError):
+                how = withdrawn.match(result)
+            else:  # an unreadable file is recognized by its id only
+                how = "by its id" if withdrawn.has_id(row["image_id"]) else ""
+            if how:
                 gone[row["image_id"]] = how
                 continue
             if isinstance(result, ImageError):
@@ -167,13 +171,6 @@ def _hash_rows(
         yield from leading_refusals()
         yield pending.popleft()[0], result
     yield from leading_refusals()
-
-
-def _match_withdrawn(image_id: str, found: ImageHashes | ImageError, withdrawn: WithdrawnList) -> str:
-    """Return how an image was recognized as withdrawn, or "". An unreadable file is recognized by its id only."""
-    if isinstance(found, ImageError):
-        return "by its id" if withdrawn.has_id(image_id) else ""
-    return withdrawn.match(found)
 
 
 def _folders(root: Path, images: str) -> list[Path]:

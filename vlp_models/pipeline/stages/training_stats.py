@@ -24,7 +24,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import Params, PretrainParams
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import suggestion
 
 logger = get_logger(__name__)
 
@@ -43,19 +43,24 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         # Without models that read regions, data/features is left over from earlier params.
         regions = "regions" in image_kinds(params).values()
         store = FeatureStore(require_output(workspace.features, "features")) if regions else None
-        sources = list(compared_run(params).sources)
+        # The training images of the datasets that the compared run reads; without `sources`, all
+        names = ", ".join("'{}'".format(name.replace("'", "''")) for name in compared_run(params).sources)
+        chosen = "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
         with Database.within(workspace.root / ".work") as database:
             for name in ("images", "captions"):
                 path = validated / f"{name}.parquet"
                 database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
-            chosen = _training_images(sources)
             texts = f"SELECT text FROM captions c SEMI JOIN ({chosen}) i ON c.image_id = i.image_id"
             found = describe(
                 (row["text"] for row in _rows(database, texts)),
                 ((row["width"], row["height"]) for row in _rows(database, chosen)),
                 Tokenizer.load(require_output(workspace.tokenizer, "tokenizer")),
             )
-            found["batches"] = find_batches((row["path"] for row in _rows(database, chosen)), params.ingest.dataset)
+            # Batches of the ingested dataset that contain these images
+            dataset = Path(params.ingest.dataset)
+            paths = (Path(row["path"]) for row in _rows(database, chosen))
+            batches = {path.relative_to(dataset).parts[0] for path in paths if path.is_relative_to(dataset)}
+            found["batches"] = sorted(batches)
             by_hash = (row["image_id"] for row in _rows(database, f"{chosen} ORDER BY sha256, image_id"))
             found["embedding"] = {
                 "detector_id": store.detector_id if store else "",
@@ -74,7 +79,7 @@ def compared_run(params: Params) -> PretrainParams:
     """
     name = params.drift.run or next(iter(params.pretrain), "")
     if name not in params.pretrain:
-        raise ParamsError(f"params.yaml: `drift.run: {name}`: no such pretraining{nearest(name, params.pretrain)}")
+        raise ParamsError(f"params.yaml: `drift.run: {name}`: no such pretraining{suggestion(name, params.pretrain)}")
     return params.pretrain[name]
 
 
@@ -82,21 +87,8 @@ def training_stats_path(workspace: Workspace) -> Path:
     return workspace.root / "data" / "training_stats.json"
 
 
-def _training_images(sources: list[str]) -> str:
-    """Return the query of the training images of these datasets; empty: of all."""
-    names = ", ".join("'{}'".format(name.replace("'", "''")) for name in sources)
-    return "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
-
-
 def _rows(database: Database, query: str) -> Iterator[dict[str, Any]]:
     return chain.from_iterable(piece.to_pylist() for piece in database.stream(query))
-
-
-def find_batches(paths: Iterable[str], dataset: str) -> list[str]:
-    """Return the batches of the ingested dataset that contain these images."""
-    root = Path(dataset)
-    parts = (Path(path).relative_to(root).parts for path in paths if Path(path).is_relative_to(root))
-    return sorted({part[0] for part in parts})
 
 
 def embed(features: np.ndarray, seed: int) -> list[list[float]]:
