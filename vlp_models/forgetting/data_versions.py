@@ -56,10 +56,17 @@ class DataVersions:
 
     def here(self) -> DataVersion | None:
         """Return the version in data/shards; None if the folder is missing."""
-        if (lies := frozenset[tuple[str, str]]()) not in self._held:
-            there = (self.workspace.shards / "manifest.json").exists()
-            self._held[lies] = self._here() if there else None
-        return self._held[lies]
+        key: frozenset[tuple[str, str]] = frozenset()  # no other version has: their keys are hashes of inputs
+        if key not in self._held:
+            version = None
+            if (self.workspace.shards / "manifest.json").exists():
+                rows = _images(self.workspace.validated / "images.parquet")
+                known = {(image.image_id, image.sha256) for image in self.catalog}
+                complete = bool(rows) and rows <= known and _in_step(self.workspace)
+                images = self._equal(rows) | self._ids()
+                version = DataVersion(shards=self.workspace.shards, images=images, complete=complete)
+            self._held[key] = version
+        return self._held[key]
 
     def of(self, inputs: Mapping[str, str]) -> DataVersion | None:
         """Return the version that a checkpoint with these `provenance.inputs` was trained on; None if unavailable.
@@ -81,12 +88,6 @@ class DataVersions:
 
     def _place(self, md5: str, files: Mapping[str, Path]) -> Path:
         return _linked(self.workspace.root / ".work" / "forget" / md5, files, FILES)
-
-    def _here(self) -> DataVersion:
-        rows = _images(self.workspace.validated / "images.parquet")
-        known = {(one.image_id, one.sha256) for one in self.catalog}
-        complete = bool(rows) and rows <= known and _in_step(self.workspace)
-        return DataVersion(shards=self.workspace.shards, images=self._equal(rows) | self._ids(), complete=complete)
 
     def _earlier(self, hashes: Mapping[str, str]) -> Iterator[DataVersion]:
         seen = set()

@@ -152,8 +152,9 @@ class CheckpointExposures:
         if not data.complete:
             how = f"no byte-equal copy was there; finding changed copies needs the fingerprints of that version; {PULL}"
             return Exposure(name=name, state="unknown", how=how)
-        if chosen := chosen_by(training, data):
-            return Exposure(name=name, state="exposed", how=chosen)
+        p = training.params
+        if p.snapshots.keep and validates_on(data.shards, training.view, p.sources, training.captioned, data.images):
+            return Exposure(name=name, state="exposed", how="its weights were chosen by validation on it")
         return Exposure(name=name, state="clean", how="not in its training data")
 
     def input_exposure(self, name: str, same: bool) -> Exposure:
@@ -223,13 +224,6 @@ def worst(name: str, parts: list[Exposure]) -> Exposure:
                     how = part.how if part.name == name or part is own else f"{part.name}: {part.how}"
                     return Exposure(name=name, state=state, how=how)  # type: ignore[arg-type]
     return Exposure(name=name, state=own.state, how=own.how, first=own.first)
-
-
-def chosen_by(training: TrainingRun, data: DataVersion) -> str:
-    """Explain that the weights were chosen by validations that used the image; empty: they were not."""
-    p = training.params
-    shown = p.snapshots.keep and validates_on(data.shards, training.view, p.sources, training.captioned, data.images)
-    return "its weights were chosen by validation on it" if shown else ""
 
 
 @dataclass(frozen=True, kw_only=True)

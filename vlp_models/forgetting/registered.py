@@ -201,13 +201,9 @@ def _own(
     settings = run_settings(run, provenance)
     if settings is None:
         return Exposure(name=run, state="unknown", how="its training settings are missing")
-    return checkpoints.own(
-        TrainingRun.from_settings(run, settings), data, provenance, regions=bool(data and _has_regions(data))
-    )
-
-
-def _has_regions(data: DataVersion) -> bool:
-    return bool(json.loads((data.shards / "manifest.json").read_text(encoding="utf-8"))["detector_id"])
+    # The version of the shards has regions if a detector made some.
+    regions = bool(data and json.loads((data.shards / "manifest.json").read_text(encoding="utf-8"))["detector_id"])
+    return checkpoints.own(TrainingRun.from_settings(run, settings), data, provenance, regions=regions)
 
 
 def _parent(parent: Mapping[str, Any], data: DataVersion | None, checkpoints: CheckpointExposures) -> Exposure:

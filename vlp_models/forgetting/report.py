@@ -63,17 +63,10 @@ def _retrain_lines(report: ForgetReport, params: Params) -> Iterator[str]:
         if exposure.name in (DETECTOR, TOKENIZER):
             yield f"  {exposure.name}"
         elif exposure.name in known:
-            yield f"  {exposure.name}, from {last_clean(exposure.name, report, params) or 'the start'}"
+            starts = (start for start in params.chain(exposure.name)[1:] if report.exposures.of(start).clean)
+            yield f"  {exposure.name}, from {next(starts, 'the start')}"
         else:
             yield f"  {exposure.name}: not a run of params.yaml; delete checkpoints/{exposure.name}"
-
-
-def last_clean(run: str, report: ForgetReport, params: Params) -> str:
-    """Return the last clean checkpoint in a run's chain; empty: none is."""
-    for start in params.chain(run)[1:]:
-        if report.exposures.of(start).clean:
-            return start
-    return ""
 
 
 def report_json(report: ForgetReport, params: Params) -> dict[str, Any]:

@@ -151,22 +151,19 @@ def withdraw(path: Path, images: Iterable[WithdrawnImage]) -> int:
         DataError: a line of the list cannot be parsed.
     """
     listed = {image.sha256: image for image in _read(path)}
-    new = {
-        image.sha256: _with_earlier_ids(listed.get(image.sha256), image)
-        for image in images
-        if image.sha256 not in listed or (image.fingerprint is not None and listed[image.sha256].fingerprint is None)
-    }
+    new: dict[str, WithdrawnImage] = {}
+    for image in images:
+        before = listed.get(image.sha256)
+        if before is None:
+            new[image.sha256] = image
+        elif image.fingerprint is not None and before.fingerprint is None:
+            # Keep the ids the image had before: its file may be gone since.
+            ids = tuple(dict.fromkeys((*before.images, *image.images)))
+            new[image.sha256] = dataclasses.replace(image, images=ids)
     if new:
         lines = (json.dumps(image.to_plain(), ensure_ascii=False, sort_keys=True) for image in (listed | new).values())
         write_text(path, "".join(f"{line}\n" for line in lines))
     return len(new.keys() - listed.keys())
-
-
-def _with_earlier_ids(before: WithdrawnImage | None, image: WithdrawnImage) -> WithdrawnImage:
-    """Keep the ids an image had before: its file may be gone since."""
-    if before is None:
-        return image
-    return dataclasses.replace(image, images=tuple(dict.fromkeys((*before.images, *image.images))))
 
 
 def _read(path: Path) -> Iterator[WithdrawnImage]:
