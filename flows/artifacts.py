@@ -30,7 +30,7 @@ class Artifact:
 def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[Artifact]:
     """Return tables of parts, new data, drift, validation, results, candidates and promotion decisions; and links."""
     reports = root / "reports"
-    decisions = read_decisions(reports)
+    ingested, decisions = _read(reports / "ingest.json"), read_decisions(reports)
     made = [
         Artifact(
             key="parts",
@@ -39,7 +39,7 @@ def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> l
                 {"part": o.part, "state": o.state, "seconds": round(o.seconds, 1), "detail": o.detail} for o in outcomes
             ],
         ),
-        _new_data(reports),
+        Artifact(key="ingest", description="The inbox", rows=[_scalars(ingested)]) if ingested else None,
         _drift(reports),
         _validation(reports),
         _results(reports, params, decisions),
@@ -60,11 +60,6 @@ def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> l
             Artifact(key=f"alias-{folder.name}", description="A registered model on the current test split", rows=rows)
         )
     return [artifact for artifact in made if artifact is not None and artifact.rows] + _links(root, params)
-
-
-def _new_data(reports: Path) -> Artifact | None:
-    ingested = _read(reports / "ingest.json")
-    return Artifact(key="ingest", description="The inbox", rows=[_scalars(ingested)]) if ingested else None
 
 
 def _drift(reports: Path) -> Artifact | None:

@@ -57,7 +57,7 @@ def print_findings() -> None:
 
 def examine(root: Path) -> Iterator[Finding]:
     """Yield one finding per subject: python, code, packages, java, git, disk, accelerator, ports."""
-    yield _python()
+    yield Finding("ok", "python", sys.version.split()[0])
     yield _code(root)
     yield from _packages()
     yield _java()
@@ -65,10 +65,6 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _disk(root)
     yield _accelerator()
     yield from _ports()
-
-
-def _python() -> Finding:
-    return Finding("ok", "python", sys.version.split()[0])
 
 
 def _code(root: Path) -> Finding:

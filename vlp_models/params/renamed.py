@@ -93,7 +93,8 @@ def _new_key(path: tuple[str, ...], value: Any) -> str:
         if new := _lookup(RENAMED, path[:length]):
             if new == "models.*.init" and is_source(str(value)):
                 new = "models.*.image_init"
-            names = iter(_stars(path))
+            # A `*` stands for the second part of the path; in promotion.tasks, for the third one.
+            names = iter(path[2:3] if path[0] == "promotion" else path[1:2])
             renamed = [next(names) if part == "*" else part for part in new.split(".")]
             if path[0] == "defaults":  # `pretrain.*.x` was matched by `defaults.pretrain.x`
                 renamed = ["defaults", renamed[0], *renamed[2:]]
@@ -110,8 +111,3 @@ def _lookup(table: Mapping[str, Any], path: tuple[str, ...]) -> Any:
         if len(parts) == len(path) and all(p in ("*", key) for p, key in zip(parts, path, strict=True)):
             return entry
     return None
-
-
-def _stars(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what `*` stands for in the path: the second part, of promotion.tasks the third one."""
-    return path[2:3] if path[0] == "promotion" else path[1:2]
