@@ -4,7 +4,7 @@
 
 Every week two variants are trained from fresh seeds and answer the same test; promotion/gate.py decides as
 `vlp promote` would, with the shipped params. Answers are drawn item by item. An answer is right if a sum is above zero:
-the ease of the image, the ease of the question, the quality of the variant, the luck of its seed, and this seed's own
+the ease of the image, the ease of the question, the quality of the variant, the effect of its seed, and this seed's own
 effect on this question. The last two are set so that
 
 - two seeds of a variant disagree on `DISAGREEMENT` of the questions (an assumption; it moves noise between items and
@@ -45,7 +45,7 @@ BETTER = 3.0  # points
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """own: std of a seed's effect on one question; seed: std of a seed's luck; both in stds of the questions' ease."""
+    """own: std of a seed's effect on one question; seed: std of a seed's effect on all questions; both in stds of the questions' ease."""
 
     own: float
     seed: float

@@ -33,7 +33,7 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.unified_vlp.masking import SEQ2SEQ
 from vlp_models.models.unified_vlp.model import UnifiedVLP
-from vlp_models.objectives.ranks import draw_uniform
+from vlp_models.objectives.distributed import draw_uniform
 
 SMALL = {"hidden": 128, "heads": 4, "intermediate": 512, "layers": 4}
 BEAM, REGIONS, PAIRS = 5, 100, 64

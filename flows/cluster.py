@@ -18,7 +18,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import TaskRunner
 
-from vlp_models.common.executors import in_flight
+from vlp_models.common.executors import bounded_results
 from vlp_models.common.log import configure_logging
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import MissingToolError, ParamsError, VLPError
@@ -40,15 +40,15 @@ class PrefectMapper:
         # The chunk of a lost worker is repeated: its files are complete or absent. Errors of the data are final.
         options = {"retries": 2, "retry_delay_seconds": 5, "cache_policy": NO_CACHE, "persist_result": False}
 
-        def run_chunk(item: Item) -> Result:  # a function with a name, which Prefect reads; a partial has none
+        def run_chunk(item: Item) -> Result:  # Prefect needs `__name__`, which a partial lacks
             return function(item)
 
         chunk = task(name=self._name, retry_condition_fn=_is_worth_a_retry, **options)(run_chunk)  # type: ignore[call-overload]
-        yield from in_flight(chunk.submit, items, self._limit)
+        yield from bounded_results(chunk.submit, items, self._limit)
 
 
 def _is_worth_a_retry(task_: Any, run: Any, state: Any) -> bool:
-    """Return whether the chunk failed for another reason than its data."""
+    """Return False if the chunk failed because of its data."""
     try:
         state.result()
     except VLPError:

@@ -16,9 +16,9 @@ from flows.notify import notify
 from flows.parts import DRIFTED, Part
 from flows.process import (
     WORTH_A_RETRY,
+    AnotherFlowRunning,
     Log,
     StageFailed,
-    WorkspaceHeld,
     hold_workspace,
     is_stale,
     repro,
@@ -52,9 +52,9 @@ class Outcome:
 class Run:
     """One run over a held workspace. It remembers whether anything was stale, so that a no-op asks DVC only once."""
 
-    def __init__(self, root: Path, hold: int | None) -> None:
+    def __init__(self, root: Path, lock_fd: int | None) -> None:
         self.root = root
-        self.hold = hold
+        self.lock_fd = lock_fd
         self.outcomes: list[Outcome] = []
         self._all_fresh: bool | None = None  # None: DVC was not asked yet
         self._any_ran = False
@@ -89,7 +89,7 @@ class Run:
         ran = False
         if not fresh:
             with slot() if part.gpu else contextlib.nullcontext():
-                ran = repro(self.root, targets, log, timeout=part.timeout, hold=self.hold)
+                ran = repro(self.root, targets, log, timeout=part.timeout, lock_fd=self.lock_fd)
             self._any_ran = self._any_ran or ran
         try:
             lost = part.lost(self.root)
@@ -100,7 +100,7 @@ class Run:
             log(f"{part.name}: {', '.join(lost)} lost; running it again")
         if lost or (not ran and part.outdated(self.root)):
             forced = ["--force", "--single-item", *targets]
-            ran = repro(self.root, forced, log, timeout=part.timeout, hold=self.hold) or bool(lost)
+            ran = repro(self.root, forced, log, timeout=part.timeout, lock_fd=self.lock_fd) or bool(lost)
         if lost:
             for record in (self.root / ".work" / "flow").glob("promote-*.json"):
                 record.unlink()
@@ -117,9 +117,9 @@ class Run:
         accept = (0,) if part.refusal is None else (0, part.refusal)
         command = ["vlp", *part.command]
         try:
-            ended = run_supervised(self.root, command, log, accept=accept, timeout=part.timeout, hold=self.hold)
+            ended = run_supervised(self.root, command, log, accept=accept, timeout=part.timeout, lock_fd=self.lock_fd)
         except StageFailed as error:
-            if part.kind == "drift" and f"ended with {DRIFTED}:" in str(error):
+            if part.kind == "drift" and f"exited with code {DRIFTED}:" in str(error):
                 raise DataDrifted(
                     f"{error}\nSee reports/drift.json; with `drift.gate: false` it only reports."
                 ) from None
@@ -155,14 +155,14 @@ def run_without_server(root: Path, parts: list[Part], params: FlowParams, *, nam
         notify(params, flow=name, run=label, state=state, message=message, bad=bad, log=log)
 
     try:
-        with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as hold:
+        with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as lock_fd:
             for line in repair(root):
                 log(line)
-            update_dvc_yaml(root, log, hold=hold)
-            run = Run(root, hold)
+            update_dvc_yaml(root, log, lock_fd=lock_fd)
+            run = Run(root, lock_fd)
             for part in parts:
                 _run_with_retries(run, part, params.retry_delays, log)
-    except WorkspaceHeld as error:
+    except AnotherFlowRunning as error:
         report("Cancelled", str(error), True)  # Prefect's name of the state; plain-ok
         raise
     except KeyboardInterrupt:

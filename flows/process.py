@@ -19,6 +19,7 @@ from pathlib import Path
 
 from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
+from vlp_models.common.supervise import command_environment
 from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
 from vlp_models.pipeline.dvc.dvc_yaml import is_generated
 
@@ -27,7 +28,7 @@ UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not respond to a stage that requi
 PREEMPTED = 75  # exit code of a trainer that was asked to stop and has saved its state
 BUSY = ("is busy", "Unable to acquire lock", "is using this workspace")  # two messages of DVC's, and file_lock's
 MIN_FREE_DISK = 16 * 2**20  # bytes
-TAIL = 20  # lines of output that a failure carries
+TAIL = 20  # output lines quoted in errors
 TERMINATION_SECONDS = 28  # a canceled flow has 30
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONNECTION = re.compile(
@@ -41,8 +42,8 @@ class StageFailed(RuntimeError):
     """A command of the pipeline failed; the message holds the end of its output."""
 
 
-class WorkspaceBusy(StageFailed):
-    """Another process holds a path that the command needs."""
+class PathLocked(StageFailed):
+    """Another process has locked a path that the command needs."""
 
 
 class Preempted(StageFailed):
@@ -57,11 +58,11 @@ class TimedOut(StageFailed):
     """The part took longer than `flow.timeout_hours` allows and was interrupted."""
 
 
-class WorkspaceHeld(RuntimeError):
+class AnotherFlowRunning(RuntimeError):
     """Another flow is using this workspace; the message names it."""
 
 
-WORTH_A_RETRY = (WorkspaceBusy, Preempted, Unreachable)
+WORTH_A_RETRY = (PathLocked, Preempted, Unreachable)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class CommandResult:
 
 
 def hold_workspace(root: Path, name: str, wait: float, log: Log) -> AbstractContextManager[int]:
-    """Hold the workspace for one flow; yield the lock's file descriptor for `run_supervised(hold=...)`.
+    """Hold the workspace for one flow; yield the lock's file descriptor for `run_supervised(lock_fd=...)`.
 
     The supervisor of a running command inherits the descriptor, so that a flow that is killed keeps the next one out
     until its trainer has saved its state.
@@ -83,22 +84,9 @@ def hold_workspace(root: Path, name: str, wait: float, log: Log) -> AbstractCont
         wait: seconds to wait for another flow.
 
     Raises:
-        WorkspaceHeld: another flow held the workspace all that time.
+        AnotherFlowRunning: timed out waiting for another flow.
     """
-    return file_lock(root / ".work" / "flow.lock", f"flow {name}", wait=wait, on_wait=log, busy=WorkspaceHeld)
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of a command: `vlp` of this interpreter on the PATH, telemetry of every tool off."""
-    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
-    return {
-        **os.environ,
-        "PATH": path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}",
-        "DVC_NO_ANALYTICS": "1",
-        "GX_ANALYTICS_ENABLED": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "PYTHONUNBUFFERED": "1",
-    }
+    return file_lock(root / ".work" / "flow.lock", f"flow {name}", wait=wait, on_wait=log, busy=AnotherFlowRunning)
 
 
 def run_supervised(
@@ -108,16 +96,16 @@ def run_supervised(
     *,
     accept: tuple[int, ...] = (0,),
     timeout: float = 0,
-    hold: int | None = None,
+    lock_fd: int | None = None,
 ) -> CommandResult:
     """Run `command` in `root` and pass its output to `log` line by line.
 
-    The output goes through a file: with a pipe, a dead flow would break the trainer's print while it saves.
+    Use a file, not a pipe: if the flow dies, the trainer's prints must not fail while it saves.
 
     Args:
         accept: exit codes that are an answer, not a failure.
         timeout: seconds after which the command is interrupted; 0: never.
-        hold: a file descriptor (the workspace's lock) that stays open until the command has ended, even if this
+        lock_fd: a file descriptor (the workspace's lock) that stays open until the command has ended, even if this
             process is killed.
 
     Raises:
@@ -125,7 +113,7 @@ def run_supervised(
         TimedOut: the command was interrupted.
         StageFailed: any other exit code.
     """
-    env = environment()
+    env = {**command_environment(), "PYTHONUNBUFFERED": "1"}
     env["PYTHONPATH"] = f"{Path(__file__).parent.parent}{os.pathsep}{env.get('PYTHONPATH', '')}"
     (root / ".work").mkdir(exist_ok=True)
     supervisor = [sys.executable, "-m", "vlp_models.common.supervise", "--parent", str(os.getpid()), "--"]
@@ -137,7 +125,7 @@ def run_supervised(
             stdout=sink,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            pass_fds=() if hold is None else (hold,),
+            pass_fds=() if lock_fd is None else (lock_fd,),
         )
     path, tail = Path(sink.name), deque[str](maxlen=TAIL)
     deadline, late = time.monotonic() + timeout if timeout else None, False
@@ -172,13 +160,13 @@ def run_supervised(
         if full or shutil.disk_usage(root).free < MIN_FREE_DISK:  # the command may have had no room to report it
             lines.append("the disk is full: free some space, then run again; finished stages are kept")
         text = "\n".join(lines)
-        raise _failure_type(code, text)(f"{name} ended with {code}:\n{text}")
+        raise _failure_type(code, text)(f"{name} exited with code {code}:\n{text}")
     return CommandResult(code, lines)
 
 
 def _failure_type(code: int, text: str) -> type[StageFailed]:
     if any(words in text for words in BUSY):
-        return WorkspaceBusy
+        return PathLocked
     # DVC's own exit code is 255 for every exit code of a stage; its message has the stage's.
     if code == PREEMPTED or f"exited with {PREEMPTED}" in text:
         return Preempted
@@ -188,11 +176,11 @@ def _failure_type(code: int, text: str) -> type[StageFailed]:
 
 
 def is_stale(root: Path, targets: list[str]) -> bool:
-    """Return whether `dvc status` reports a change for the targets or what they depend on; no target: for anything."""
+    """Return whether `dvc status` reports changes in the targets or their dependencies; default: in any stage."""
     done = subprocess.run(
         [sys.executable, "-m", "dvc", "status", "--json", *(["--with-deps"] if targets else []), *targets],
         cwd=root,
-        env=environment(),
+        env=command_environment(),
         capture_output=True,
         text=True,
     )
@@ -202,17 +190,17 @@ def is_stale(root: Path, targets: list[str]) -> bool:
         return True
 
 
-def update_dvc_yaml(root: Path, log: Log, *, hold: int | None = None) -> None:
+def update_dvc_yaml(root: Path, log: Log, *, lock_fd: int | None = None) -> None:
     """Write dvc.yaml from params.yaml, unless it is written by hand.
 
     Raises:
         StageFailed: params.yaml is invalid.
     """
     if is_generated(root):
-        run_supervised(root, ["vlp", "plan"], log, hold=hold)
+        run_supervised(root, ["vlp", "plan"], log, lock_fd=lock_fd)
 
 
-def repro(root: Path, targets: list[str], log: Log, *, timeout: float = 0, hold: int | None = None) -> bool:
+def repro(root: Path, targets: list[str], log: Log, *, timeout: float = 0, lock_fd: int | None = None) -> bool:
     """Run `dvc repro targets`; return whether a stage ran, or was restored from the run cache.
 
     Raises:
@@ -227,7 +215,7 @@ def repro(root: Path, targets: list[str], log: Log, *, timeout: float = 0, hold:
 
     clear_records(root)
     try:
-        run_supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, hold=hold)
+        run_supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, lock_fd=lock_fd)
     finally:
         if edited := remove_wrong_entries(root):
             log(explain_removal(edited))

@@ -23,7 +23,7 @@ from flows.artifacts import make_artifacts
 from flows.notify import notify
 from flows.parts import Part
 from flows.pipeline import Run, summarize
-from flows.process import WORTH_A_RETRY, WorkspaceHeld, hold_workspace, update_dvc_yaml
+from flows.process import WORTH_A_RETRY, AnotherFlowRunning, hold_workspace, update_dvc_yaml
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, load_params
@@ -54,9 +54,9 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[A
     selections[0](params)  # reports a wrong parameter before the run waits for anything
     flow, name = str(current.get_flow_name()), str(current.get_name())
     try:
-        with hold_workspace(folder, f"{flow} ({name})", params.flow.wait_minutes * 60, logger.info) as hold:
+        with hold_workspace(folder, f"{flow} ({name})", params.flow.wait_minutes * 60, logger.info) as lock_fd:
             prepare_workspace(str(folder))
-            run = Run(folder, hold)
+            run = Run(folder, lock_fd)
             delays: list[float] = [float(delay) for delay in params.flow.retry_delays]
             retries: dict[str, Any] = {"retries": len(delays), "retry_delay_seconds": delays or 0}
             try:
@@ -74,7 +74,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[A
             line = summarize(run.outcomes)
             logger.info(line)
             return Completed(message=line, data={outcome.part: outcome.state for outcome in run.outcomes})
-    except WorkspaceHeld as error:
+    except AnotherFlowRunning as error:
         # Prefect calls no hook for a flow that returns this state itself.
         notify(
             params.flow,

@@ -1,4 +1,4 @@
-"""Load a written checkpoint as a model, and list the protocols that a model implements."""
+"""Load a written checkpoint as a model, list the protocols that a model implements, and encode one text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vlp_models.models import protocols
 from vlp_models.models.checkpoint import (
     CheckpointInfo,
     build_from_config,
-    load_strictly,
+    load_checkpoint_weights,
     part_of,
     read_config,
     read_weights,
@@ -27,7 +27,7 @@ def load_model(directory: Path) -> tuple[nn.Module, Tokenizer, CheckpointInfo]:
     info = read_config(directory)
     tokenizer = Tokenizer.load(directory)
     model = build_from_config(info, tokenizer, directory)
-    load_strictly(model, part_of(read_weights(directory), "model"), directory)
+    load_checkpoint_weights(model, part_of(read_weights(directory), "model"), directory)
     return model, tokenizer, info
 
 
@@ -41,3 +41,8 @@ PROTOCOLS: dict[str, type] = {
 def protocols_of(model: nn.Module) -> set[str]:
     """Return the names of the protocols that a model implements."""
     return {name for name, protocol in PROTOCOLS.items() if isinstance(model, protocol)}
+
+
+def encode(tokenizer: Tokenizer, text: str, max_len: int) -> list[int]:
+    """Return the ids of one text: [CLS] w1 ... wn [SEP]."""
+    return [int(i) for i in tokenizer.encode_batch([text], max_len).ids_BT[0]]

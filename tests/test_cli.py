@@ -65,7 +65,7 @@ def test_versions_that_mlflow_lost_are_registered_again(
 
     monkeypatch.setattr(receipts, "find_lost_versions", find_lost_versions)
     monkeypatch.setattr(pipeline, "_run_dvc", lambda params, workspace, targets: code)
-    monkeypatch.setattr(pipeline, "_run_supervised", lambda wanted, env: commands.extend(wanted) or 0)
+    monkeypatch.setattr(pipeline, "supervise_commands", lambda wanted, env: commands.extend(wanted) or 0)
     assert pipeline.run_pipeline(targets) == code
     expected = [["repro", "--force", "--single-item", "register"]] if registers else []
     assert [command[-4:] for command in commands] == expected
@@ -80,7 +80,7 @@ def test_a_missing_initial_checkpoint_is_named_with_the_command_that_creates_it(
 ) -> None:
     hint = "create it with `vlp import-checkpoint ... --name resnet`"
     apply_overlay(project / "params.yaml", None, ["models.tden.init=checkpoints/imported/resnet"])
-    monkeypatch.setattr(pipeline, "_run_supervised", lambda wanted, env: 1)
+    monkeypatch.setattr(pipeline, "supervise_commands", lambda wanted, env: 1)
     assert pipeline.run_pipeline(["initial@tden"]) == 1
     assert f"`models.tden.init`: checkpoints/imported/resnet not found; {hint}" in capsys.readouterr().err
     (project / "checkpoints" / "imported" / "resnet").mkdir(parents=True)

@@ -69,7 +69,7 @@ def test_values_out_of_range_are_rejected_with_their_key(tmp_path: Path, key: st
 def test_names_of_sections_are_safe_in_paths_and_commands(tmp_path: Path, section: str, name: str) -> None:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw[section][name] = next(iter(raw[section].values()))
-    with pytest.raises(ParamsError, match="a name has letters"):
+    with pytest.raises(ParamsError, match="names may contain letters"):
         parse_params(raw)
 
 
@@ -90,8 +90,8 @@ def test_shipped_params_are_valid_and_plain() -> None:
         ({"defaults.finetune.optimizer.lrr": 1.0}, r"`finetune\.tden-captioning\.optimizer\.lrr`; did you mean `lr`"),
         ({"defaults.pretrain.max_epoch": 3}, r"unknown key `defaults\.pretrain\.max_epoch`; did you mean `max_epochs`"),
         ({"defaults.finetun": {}}, r"unknown key `defaults\.finetun`; did you mean `finetune`"),
-        ({"pretrain.tden.batch_size": "many"}, r"`pretrain\.tden\.batch_size` must be int, found 'many'"),
-        ({"pretrain.tden.batch_size": True}, r"`pretrain\.tden\.batch_size` must be int"),
+        ({"pretrain.tden.batch_size": "many"}, r"`pretrain\.tden\.batch_size` must be an integer, found 'many'"),
+        ({"pretrain.tden.batch_size": True}, r"`pretrain\.tden\.batch_size` must be an integer"),
         ({"pretrain.tden.batch_size": 0}, r"`pretrain\.tden\.batch_size: 0` should be greater than 0"),
         ({"pretrain.tden.recipe.mask_probability": 7.0}, r"mask_probability: 7\.0` should be less than or equal to 1"),
         ({"validate.max_bad_fraction": 7}, r"`validate\.max_bad_fraction: 7\.0` should be less than"),
@@ -100,12 +100,12 @@ def test_shipped_params_are_valid_and_plain() -> None:
         ({"evaluate.splits": "test"}, r"`evaluate\.splits` must be a list"),
         ({"models": "tden"}, r"`models` must be a section"),
         ({"model": {"name": "tden"}}, r"unknown key `model`; did you mean `models`"),
-        ({"pretrain.tden.model": "tdem"}, r"`pretrain\.tden\.model: tdem`; did you mean `tden`"),
+        ({"pretrain.tden.model": "tdem"}, r"`pretrain\.tden\.model: tdem`: no such model; did you mean `tden`"),
         ({"pretrain.tden.start": "pretrain/tden"}, r"`pretrain\.tden` starts from itself"),
-        ({"finetune.tden-vqa.start": "tden"}, r"a start is initial/MODEL, pretrain/RUN or finetune/RUN"),
+        ({"finetune.tden-vqa.start": "tden"}, r"must be initial/MODEL, pretrain/RUN or finetune/RUN"),
         ({"finetune.tden-vqa.start": "pretrain/tdem"}, r"not found; did you mean `tden`"),
-        ({"finetune.tden-vqa.start": "pretrain/../../etc"}, r"a start is initial/MODEL"),
-        ({"generate.x;touch pwned #": {"generator": "objects"}}, "missing key|a name has letters"),
+        ({"finetune.tden-vqa.start": "pretrain/../../etc"}, r"must be initial/MODEL"),
+        ({"generate.x;touch pwned #": {"generator": "objects"}}, "missing key|names may contain letters"),
     ],
 )
 def test_errors_name_the_key_and_the_nearest_one(tmp_path: Path, edit: dict[str, object], message: str) -> None:
@@ -148,7 +148,7 @@ data.scenes.truth -> data.scenes.scene_graphs
 data.scenes.held_out -> data.scenes.val_fraction
 validate.near_duplicates.bits -> validate.near_duplicates.max_hash_distance
 validate.near_duplicates.action: set_aside -> validate.near_duplicates.action: quarantine
-features.batch_size -> (none; remove it, it has no effect)
+`features.batch_size` was removed; delete it (it had no effect)
 models.a.words -> models.a.text_init
 models.a.weights -> models.a.image_init
 models.a.eyes -> models.a.vision_warmup  # plain-ok
@@ -193,17 +193,18 @@ def test_one_error_lists_every_renamed_key_and_value() -> None:
     with pytest.raises(ParamsError) as error:
         parse_params(yaml.safe_load(OLD), "my.yaml")
     first, *lines = str(error.value).splitlines()
-    assert first == f"my.yaml: these {len(lines)} keys or values have new names:"
-    assert [line.strip() for line in lines] == [line.partition("  #")[0] for line in NEW.split("\n")[1:-1]]
+    assert first == f"my.yaml: {len(lines)} keys or values were renamed or removed:"
+    new = (line.partition("  #")[0].replace(" -> ", "` was renamed to `") for line in NEW.split("\n")[1:-1])
+    assert [line.strip() for line in lines] == [line if line.startswith("`") else f"`{line}`" for line in new]
     patterns = {*RENAMED, *(f"{key}: {old}" for key, values in RENAMED_VALUES.items() for old in values)}
     assert len(patterns) <= len(lines), "an old key of the table is not in this test"
 
 
 def test_a_single_renamed_key_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match=r"params\.yaml: drift\.against has a new name: drift\.run$"):
+    with pytest.raises(ParamsError, match=r"params\.yaml: `drift\.against` was renamed to `drift\.run`$"):
         load_params(edited(tmp_path, {"drift.against": "tden"}))
     before = (tmp_path / "params.yaml").read_bytes()
-    with pytest.raises(ParamsError, match=r"models\.tden\.words has a new name: models\.tden\.text_init"):
+    with pytest.raises(ParamsError, match=r"`models\.tden\.words` was renamed to `models\.tden\.text_init`"):
         apply_overlay(Path(shutil.copy(ROOT / "params.yaml", tmp_path / "new.yaml")), None, ["models.tden.words=bert"])
     assert (tmp_path / "params.yaml").read_bytes() == before
 
@@ -261,11 +262,11 @@ def test_init_and_image_init_are_checked(model: dict[str, str], message: str) ->
         parse_params(raw)
 
 
-def test_a_circle_of_starts_is_an_error(tmp_path: Path) -> None:
+def test_a_cycle_of_starts_is_an_error(tmp_path: Path) -> None:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "start": "pretrain/tden"}
     raw["pretrain"]["tden"]["start"] = "pretrain/second"
-    with pytest.raises(ParamsError, match=r"circle: pretrain/tden -> pretrain/second -> pretrain/tden"):
+    with pytest.raises(ParamsError, match=r"forms a cycle: pretrain/tden -> pretrain/second -> pretrain/tden"):
         parse_params(raw)
 
 
@@ -415,8 +416,8 @@ def test_overlay_keeps_line_endings(tmp_path: Path) -> None:
         ("trainer=*x", r"--set trainer: the value is not valid YAML"),
         ("models={tden: foo}", "models.tden"),
         ("data=text", "data"),
-        ("flow.webhook_timeout=1e10", "600 seconds at most"),
-        ("flow.webhook_timeout=.inf", "600 seconds at most"),
+        ("flow.webhook_timeout=1e10", "at most 600 seconds"),
+        ("flow.webhook_timeout=.inf", "at most 600 seconds"),
         ("promotion.tasks={vqq: {min_gain: 1}}", r"`promotion\.tasks: vqq`.*did you mean `vqa`"),
     ],
 )

@@ -102,7 +102,7 @@ def test_failed_part_and_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         run_supervised(
             tmp_path, [sys.executable, "-c", f"import sys; print('{URI}'); sys.exit('at {URI}')"], lines.append
         )
-    output = "".join(lines) + str(caught.value).partition("ended with")[2]
+    output = "".join(lines) + str(caught.value).partition("exited with code")[2]
     assert "127.0.0.1" in output and SECRET not in output
     sent: list[Any] = []
     monkeypatch.setattr("flows.notify._post", lambda url, body, timeout: sent.append(body) or "")

@@ -116,7 +116,7 @@ def test_verdicts_do_not_depend_on_batches(
     sources = bad_data(workspace, seed)
     params = params_for(0.999, *sources)
     wanted, left = plain_verdicts(workspace, sources, params.validate)
-    monkeypatch.setattr(validate, "ROWS", size)
+    monkeypatch.setattr(validate, "BATCH", size)
     monkeypatch.setattr("vlp_models.curation.validation.suites.MAX_EXTRA_PAGES", 1)
     validate.run(params, workspace)
     found = [

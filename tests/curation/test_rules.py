@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlp_models.curation.validation.columns import derive
-from vlp_models.curation.validation.crossing import CrossFacts, Crossing
-from vlp_models.curation.validation.text import caption_key, count_words, has_letters, is_clean, is_more_than_url
+from vlp_models.curation.validation.columns import add_derived_columns
+from vlp_models.curation.validation.cross_row_facts import CrossFacts, Crossing
+from vlp_models.curation.validation.text import caption_key, count_words, has_letters, has_text_besides_urls, is_clean
 from vlp_models.data.tables import SCHEMAS, write_table
 
 
@@ -34,7 +34,7 @@ from vlp_models.data.tables import SCHEMAS, write_table
     ],
 )
 def test_text(text: str, letters: bool, clean: bool, more_than_url: bool) -> None:
-    assert (has_letters(text), is_clean(text), is_more_than_url(text)) == (letters, clean, more_than_url)
+    assert (has_letters(text), is_clean(text), has_text_besides_urls(text)) == (letters, clean, more_than_url)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_caption_key_ignores_case_spaces_and_unicode_form() -> None:
 def test_text_rules_accept_any_text(text: str) -> None:
     assert is_clean(text) or not is_clean("x" + text)
     assert has_letters(text + "ø")
-    assert is_more_than_url(text + " ø")
+    assert has_text_besides_urls(text + " ø")
 
 
 def image(name: str, split: str, sha256: str = "", **changes: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def crossed(rows: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]
     write_table([{**dict.fromkeys(SCHEMAS["images"].names), **row} for row in rows], "images", directory)
     with Crossing.within(directory) as crossing:
         (others,) = crossing.facts("images", [directory / "images.parquet"], len(rows))
-    return derive("images", rows, others)
+    return add_derived_columns("images", rows, others)
 
 
 def test_copy_in_the_higher_split_stays(tmp_path: Path) -> None:
@@ -114,7 +114,9 @@ def test_image_state_of_rows() -> None:
     rows = [{"statement_id": n, "image_id": n, "text": "x", "provenance": ""} for n in "abc"]
     states = [
         row["image_state"]
-        for row in derive("statements", rows, CrossFacts(images={"a": image("a", "train")}, quarantined={"b"}))
+        for row in add_derived_columns(
+            "statements", rows, CrossFacts(images={"a": image("a", "train")}, quarantined={"b"})
+        )
     ]
     assert states == ["good", "quarantined", "unknown"]
 
@@ -122,7 +124,7 @@ def test_image_state_of_rows() -> None:
 def box(x1: float | None, y1: float, x2: float, y2: float) -> dict[str, Any]:
     corners = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
     rows = [{"object_id": "o", "image_id": "a", "category": "cup", "provenance": "", **corners}]
-    return derive("objects", rows, CrossFacts(images={"a": image("a", "train")}))[0]
+    return add_derived_columns("objects", rows, CrossFacts(images={"a": image("a", "train")}))[0]
 
 
 def test_boxes() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_checks import encode
 
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.errors import DataError
@@ -25,30 +26,30 @@ def tokenizer() -> Tokenizer:
 
 
 def test_encode_adds_special_tokens_and_truncates(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("two zebras stand", 32)
+    ids = encode(tokenizer, "two zebras stand", 32)
     assert ids[0] == tokenizer.cls_id and ids[-1] == tokenizer.sep_id
-    assert tokenizer.encode("two zebras stand near the river", 4) == [*ids[:3], tokenizer.sep_id]
-    assert tokenizer.encode("", 8) == [tokenizer.cls_id, tokenizer.sep_id]
-    assert tokenizer.unk_id in tokenizer.encode("Ω", 8)
+    assert encode(tokenizer, "two zebras stand near the river", 4) == [*ids[:3], tokenizer.sep_id]
+    assert encode(tokenizer, "", 8) == [tokenizer.cls_id, tokenizer.sep_id]
+    assert tokenizer.unk_id in encode(tokenizer, "Ω", 8)
 
 
 def test_special_tokens_never_come_from_text(tokenizer: Tokenizer) -> None:
-    inner = tokenizer.encode("a [SEP] b [MASK] [PAD] [CLS]", 64)[1:-1]
+    inner = encode(tokenizer, "a [SEP] b [MASK] [PAD] [CLS]", 64)[1:-1]
     specials = set(tokenizer.special_ids) - {tokenizer.unk_id}
     assert len(inner) > 4 and not specials & set(inner)
 
 
 def test_decode_restores_text_and_stops_at_sep(tokenizer: Tokenizer) -> None:
     for text in CORPUS[:3]:
-        assert tokenizer.decode(tokenizer.encode(text, 64)) == text.lower()
-    end = [tokenizer.sep_id, *tokenizer.encode("zebras", 8), tokenizer.pad_id]
-    assert tokenizer.decode([*tokenizer.encode("a river", 8)[:-1], tokenizer.mask_id, *end]) == "a river"
+        assert tokenizer.decode(encode(tokenizer, text, 64)) == text.lower()
+    end = [tokenizer.sep_id, *encode(tokenizer, "zebras", 8), tokenizer.pad_id]
+    assert tokenizer.decode([*encode(tokenizer, "a river", 8)[:-1], tokenizer.mask_id, *end]) == "a river"
 
 
 @given(st.lists(st.sampled_from(["man", "horse", "red", "two", "zebras", "river", "riding"]), max_size=12))
 def test_any_sentence_of_known_words_survives(words: list[str]) -> None:
     tokenizer = Tokenizer.train(CORPUS, 200, 2, True)
-    assert tokenizer.decode(tokenizer.encode(" ".join(words), 64)) == " ".join(words)
+    assert tokenizer.decode(encode(tokenizer, " ".join(words), 64)) == " ".join(words)
 
 
 def test_batch_is_padded_and_masked(tokenizer: Tokenizer) -> None:
@@ -60,7 +61,7 @@ def test_batch_is_padded_and_masked(tokenizer: Tokenizer) -> None:
 
 
 def test_segments_end_in_sep_and_the_longest_is_truncated(tokenizer: Tokenizer) -> None:
-    a, b = (tokenizer.encode(text, 64)[1:-1] for text in ("two zebras stand near the river", "a man"))
+    a, b = (encode(tokenizer, text, 64)[1:-1] for text in ("two zebras stand near the river", "a man"))
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     texts = [("two zebras stand near the river", "a man"), ("a man", "", "a man")]
     whole = tokenizer.encode_segments(texts, 64)
@@ -71,7 +72,7 @@ def test_segments_end_in_sep_and_the_longest_is_truncated(tokenizer: Tokenizer) 
         assert whole.ids_BT[i, whole.last_segment_BT[i]].tolist() == [*b, sep], segments
     cut = tokenizer.encode_segments(texts[:1], 8)
     assert cut.ids_BT[0].tolist() == [cls, *a[: 5 - len(b)], sep, *b, sep]
-    assert tokenizer.encode_segments([("a man",)], 8).ids_BT[0].tolist() == tokenizer.encode("a man", 8)
+    assert tokenizer.encode_segments([("a man",)], 8).ids_BT[0].tolist() == encode(tokenizer, "a man", 8)
     with pytest.raises(ValueError, match="2"):
         tokenizer.encode_segments([("a", "b")], 2)
 
@@ -83,7 +84,7 @@ def test_save_and_load_round_trip(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for file in ("vocab.txt", "tokenizer.json"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     assert loaded.vocabulary == tokenizer.vocabulary
-    assert loaded.encode(CORPUS[1], 32) == tokenizer.encode(CORPUS[1], 32)
+    assert encode(loaded, CORPUS[1], 32) == encode(tokenizer, CORPUS[1], 32)
 
 
 def test_training_is_the_same_in_every_process_and_order(tmp_path: Path) -> None:
@@ -109,16 +110,16 @@ def test_training_is_the_same_in_every_process_and_order(tmp_path: Path) -> None
 
 def test_case_and_accents_follow_lowercase() -> None:
     cased = Tokenizer.train(["Ein Bär"] * 3, 100, 1, False)
-    assert cased.decode(cased.encode("Ein Bär", 16)) == "Ein Bär"
+    assert cased.decode(encode(cased, "Ein Bär", 16)) == "Ein Bär"
     lower = Tokenizer.train(["Ein Bär"] * 3, 100, 1, True)
-    assert lower.decode(lower.encode("EIN BÄR", 16)) == "ein bar"
+    assert lower.decode(encode(lower, "EIN BÄR", 16)) == "ein bar"
 
 
 def test_reads_a_bert_vocabulary(tmp_path: Path) -> None:
     file = tmp_path / "vocab.txt"
     file.write_bytes(b"[PAD]\r\n[unused0]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\n[MASK]\r\nplay\r\n##ing\r\n")
     tokenizer = Tokenizer.from_vocab(file, lowercase=True)
-    assert tokenizer.encode("Playing", 8) == [3, 6, 7, 4]
+    assert encode(tokenizer, "Playing", 8) == [3, 6, 7, 4]
     assert tokenizer.decode([3, 6, 7, 4]) == "playing"
 
 
@@ -147,7 +148,7 @@ def test_missing_and_invalid_files_are_refused(tmp_path: Path) -> None:
 def test_truncated_text_has_no_learned_end(tokenizer: Tokenizer) -> None:
     """Its [SEP] closes what a model reads. Generation must not learn that the text ended at that word."""
     sentence = "two zebras stand near the river"
-    length = len(tokenizer.encode(sentence, 64))
+    length = len(encode(tokenizer, sentence, 64))
     whole, cut = tokenizer.encode_batch([sentence, "a man"], length), tokenizer.encode_batch([sentence, "a man"], 6)
     assert whole.cut_B is not None and whole.cut_B.tolist() == [False, False]
     assert cut.cut_B is not None and cut.cut_B.tolist() == [True, False]

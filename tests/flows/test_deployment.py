@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from flow_project import break_stage, set_flow
-from unattended_site import ROOT, TRAINER, Site, open_site, documented_commands, wait_until
+from unattended_site import ROOT, TRAINER, Site, documented_commands, open_site, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
@@ -61,7 +61,7 @@ def test_failing_stage_fails_the_run_with_its_last_lines(site: Site) -> None:
     break_stage(site.project, "pretrain", "sys.exit('disk on fire')")
     run = site.server.start_run("retrain/weekly")
     message = site.server.wait_for(run, "FAILED")["message"]
-    assert "dvc repro pretrain@tden ended with 255" in message and "\ndisk on fire\n" in message
+    assert "dvc repro pretrain@tden exited with code 255" in message and "\ndisk on fire\n" in message
     assert "\ndisk on fire\n" in site.next_message("Failed")
     states = site.server.task_states(run)
     assert states["features"] == "Up to date" and states["pretrain tden"] == "Failed" and "evaluate" not in states

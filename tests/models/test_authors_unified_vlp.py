@@ -208,7 +208,7 @@ def until_end(ids: list[int]) -> list[int]:
 def test_beams(pretrained: UnifiedVLP, dtype: torch.dtype, beams: int) -> None:
     model, image, theirs = pretrained.to(dtype), images(dtype), THEIRS["beams"][str(beams)]
     ends: dict[str, Any] = {"max_len": STEPS, "bos_id": CLS, "eos_id": SEP, "beam_size": beams}
-    assert model.sets_aside
+    assert model.stores_finished
     found = beam_search(model, image, set_aside=True, **ends)
     assert [h.ids for h in found] == [until_end(ids) for ids in theirs["ids"]]
     check(torch.tensor([h.score for h in found], dtype=dtype), theirs["scores"])

@@ -246,7 +246,7 @@ def test_hostile_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read_state_dict(Path("code.pth"))
     assert not Path("executed").exists()
     torch.save({"a": torch.zeros(1).expand(2**40)}, "view.pth")
-    with pytest.raises(CheckpointError, match=r"tensors of .* bytes in a file of"):
+    with pytest.raises(CheckpointError, match=r"declares .* bytes of tensors in a"):
         read_state_dict(Path("view.pth"))
     with zipfile.ZipFile("bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("data", "w") as member:
         for _ in range(17 * 16):

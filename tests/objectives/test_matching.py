@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vlp_models.objectives.distributed import draw_categorical
 from vlp_models.objectives.matching import different_image_mask, draw_hard_negatives, match_in_batch, similarities
-from vlp_models.objectives.ranks import draw_categorical
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -30,7 +30,7 @@ def test_one_hot_rows_and_rows_without_weight() -> None:
 
 def test_uniform_draw_of_one_gives_the_last_possible_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """The uniform number times the sum may round up to the sum."""
-    from vlp_models.objectives import ranks
+    from vlp_models.objectives import distributed as ranks
 
     monkeypatch.setattr(ranks, "draw_uniform", lambda shape, generator, device: torch.ones(shape))
     assert draw_categorical(torch.tensor([[1.0, 2.0, 0.0, 0.0]]), generator()).tolist() == [1]

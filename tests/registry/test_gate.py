@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from toy_registry import QUESTIONS, toy_items
 
-from vlp_models.errors import ParamsError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import GateParams, PromotionParams
@@ -82,7 +81,7 @@ def test_direction_minimum_gain_and_confidence() -> None:
     assert compare(high, low, min_gain=20.0, direction="higher").numbers["min_gain"] == 20.0
     wrongs = ({"confidence": 1.0}, {"min_gain": -1.0}, {"floors": {"all": float("nan")}}, {"seed_std": -1.0})
     for wrong in (*wrongs, {"min_gain": 2.0, "relevant_gain": 1.0}):
-        with pytest.raises(ParamsError):
+        with pytest.raises(ValueError):
             GateParams(**wrong)  # type: ignore[arg-type]
 
 
@@ -109,7 +108,7 @@ def test_error_too_small_for_the_resamples_is_reported_and_more_resamples_allow_
         """With the shipped ten draws over seeds per resample."""
         left = PARAMS.error_budget * PARAMS.spend * (1 - PARAMS.spend) ** (uses - 1)
         rule, params = GateParams(seed_std=0.5), PromotionParams(resamples=resamples)
-        return compare_to_champion(measurement(high), measurement(low), rule, params, error=left)
+        return compare_to_champion(measurement(high), measurement(low), rule, params, alpha=left)
 
     assert after(57).passed
     assert after(58).outcome == "inconclusive" and "raise `promotion.resamples`" in after(58).reasons[1]
@@ -144,7 +143,7 @@ def test_other_seeds_make_the_gate_more_or_less_certain() -> None:
 
     def among(others: Any) -> Verdict:
         return compare_to_champion(
-            measurement(high), measurement(low), GateParams(seed_std=1.5), PARAMS, error=0.01, other_seeds=others
+            measurement(high), measurement(low), GateParams(seed_std=1.5), PARAMS, alpha=0.01, other_seeds=others
         )
 
     assert one.outcome == "promote" and among(((), ())).outcome == "inconclusive"

@@ -21,11 +21,20 @@ def import_checkpoint(
         ),
     ],
     name: Annotated[str, typer.Option(help="The model in params.yaml; writes checkpoints/imported/NAME.")],
-    task: Annotated[str, typer.Option(help="vqa or vcr, if the weights do not determine it.")] = "",
-    heads: Annotated[int, typer.Option(help="xmodaler-tden: attention heads; default: one per 64 dimensions.")] = 0,
-    answers: Annotated[str, typer.Option(help="A VQA model: JSON list of its answers, in order.")] = "",
-    max_text_len: Annotated[int, typer.Option(help="A task's model: tokens it was trained with.")] = 0,
-    max_regions: Annotated[int, typer.Option(help="A task's model: regions it was trained with.")] = 0,
+    task: Annotated[str, typer.Option(help="vqa or vcr, if the weights do not determine it.", show_default=False)] = "",
+    heads: Annotated[
+        int, typer.Option(help="xmodaler-tden: attention heads; default: one per 64 dimensions.", show_default=False)
+    ] = 0,
+    answers: Annotated[
+        str, typer.Option(help="VQA: JSON file with the answer list, in order.", show_default=False)
+    ] = "",
+    max_text_len: Annotated[
+        int,
+        typer.Option(help="Fine-tuned models: maximum text length in training, in tokens.", show_default=False),
+    ] = 0,
+    max_regions: Annotated[
+        int, typer.Option(help="Fine-tuned models: maximum number of regions in training.", show_default=False)
+    ] = 0,
 ) -> None:
     """Convert public weights (of the papers' code, BERT, BEiT, timm) to a checkpoint to start from.
 
@@ -53,11 +62,14 @@ def import_checkpoint(
 
 def verify_resume(
     run: Annotated[
-        str, typer.Argument(help="pretrain/NAME or finetune/NAME; default: the first one in params.yaml.")
+        str,
+        typer.Argument(
+            help="pretrain/NAME or finetune/NAME; default: the first one in params.yaml.", show_default=False
+        ),
     ] = "",
-    steps: Annotated[int, typer.Option(help="Updates of the short training.")] = 6,
+    steps: Annotated[int, typer.Option(help="Number of updates to train.")] = 6,
 ) -> None:
-    """Check that a killed and resumed training gives the same bits as an uninterrupted one.
+    """Check that a killed and resumed training is bit-identical to an uninterrupted one.
 
     Trains a few updates twice, once killed and resumed. Exit code 1: the results differ.
     """
@@ -67,5 +79,5 @@ def verify_resume(
 
     found = verify_resume(load_params(), Workspace(), run, steps)
     print(f"{found.run}: {found.steps} updates, killed after update {found.killed_at} was saved, and resumed")
-    print("\n".join(found.differ or [f"all {found.files} files of the checkpoint are equal to the last bit"]))
+    print("\n".join(found.differ or [f"all {found.files} files of the checkpoint are bit-identical"]))
     raise typer.Exit(int(bool(found.differ)))

@@ -17,7 +17,7 @@ def ingest(
         bool, typer.Option("--check", help="Only list what is in the inbox and whether it is complete.")
     ] = False,
 ) -> None:
-    """Add new image-caption pairs from the inbox to the dataset, without duplicates and leaks.
+    """Add new image-caption pairs from the inbox to the dataset, skipping duplicates and leaked evaluation images.
 
     Each folder in data/inbox becomes a batch: deduplicated and checked against every evaluation split.
     """
@@ -29,7 +29,7 @@ def ingest(
 
 
 def drift() -> None:
-    """Compare new pairs with the training data of the last model.
+    """Compare new pairs with the training data of `drift.run` (default: the first pretraining).
 
     Exit code 4: they differ, and `drift.gate` is true.
     """
@@ -53,7 +53,9 @@ def forget(
         bool, typer.Option(help="Remove all aliases, including champion, from versions trained on the images.")
     ] = False,
     retrain: Annotated[bool, typer.Option(help="Then run the pipeline: only affected runs are trained again.")] = False,
-    by: Annotated[str, typer.Option(help="The name to record in the ledger; default: the current user.")] = "",
+    by: Annotated[
+        str, typer.Option(help="The name to record in the ledger; default: the current user.", show_default=False)
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """List the models trained on an image or its copies, and erase it from the data.
@@ -65,7 +67,7 @@ def forget(
     from vlp_models.forgetting.forget import find_exposure, remove_aliases, withdraw_images
     from vlp_models.forgetting.report import report_json, report_lines
     from vlp_models.params import load_params
-    from vlp_models.pipeline.promote import current_user
+    from vlp_models.pipeline.promotion_commands import current_user
 
     if not (dry_run or yes or sys.stdin.isatty()):
         raise ParamsError("vlp forget: not a terminal: pass --dry-run or --yes")

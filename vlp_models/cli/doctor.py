@@ -84,7 +84,7 @@ def _packages() -> Iterator[Finding]:
             yield Finding("problem", name, f"{installed} is {releases[installed]}: remove it, run `make install`")
     for name, (first, why) in BREAKS_FROM.items():
         installed = _version(name)
-        if installed and _key(installed) >= _key(first):
+        if installed and _version_tuple(installed) >= _version_tuple(first):
             good = False
             yield Finding("problem", name, f"{installed}: from {first} on, {why}; run `make install`")
     for name in ("torch", "lightning", "prefect", "dvc", "mlflow", "great-expectations"):
@@ -92,20 +92,20 @@ def _packages() -> Iterator[Finding]:
             good = False
             yield Finding("problem", name, "not installed; run `make install`")
     if good:
-        yield Finding("ok", "packages", "no release with a known vulnerability or incompatibility")
+        yield Finding("ok", "packages", "no known-bad release installed")
 
 
 def _java() -> Finding:
     java = shutil.which("java")
-    missing = "METEOR and the PTB tokenizer will be 'not computed'; install a Java runtime (8 or newer)"
+    missing = "METEOR and SPICE are skipped, and a Python tokenizer replaces PTB's; install a Java runtime (8 or newer)"
     if java is None:
         return Finding("note", "java", f"not found: {missing}")
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("note", "java", f"{java} does not run ({error}): {missing}")
+        return Finding("note", "java", f"{java} failed to start ({error}): {missing}")
     if done.returncode:
-        return Finding("note", "java", f"{java} does not run: {missing}")
+        return Finding("note", "java", f"{java} failed to start: {missing}")
     return Finding("ok", "java", (done.stderr or done.stdout).splitlines()[0])
 
 
@@ -154,5 +154,5 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _key(text: str) -> tuple[int, ...]:
+def _version_tuple(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vlp_models.common.redaction import redact
+from vlp_models.common.supervise import command_environment, supervise_commands
 from vlp_models.errors import ParamsError, TrackingError
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def use(
 
 
 def plan() -> None:
-    """Check params.yaml and update dvc.yaml, after you edited models, runs or datasets."""
+    """Check params.yaml. Regenerate dvc.yaml after editing models, runs or datasets."""
     print("dvc.yaml updated" if write_plan() else "dvc.yaml is up to date")
 
 
@@ -86,13 +85,13 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.params.schema import nearest
+    from vlp_models.params.schema import suggestion
     from vlp_models.pipeline.dvc.consistency import unchanged_inputs
     from vlp_models.pipeline.dvc.graph import STAGES
     from vlp_models.pipeline.guard import guarded, run_by_dvc
 
     if name not in STAGES:
-        raise ParamsError(f"no stage `{name}`{nearest(name, STAGES)}")
+        raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")
     params, workspace = load_params(params_file), Workspace()
     unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
     with guarded(workspace, f"{name}@{key}" if key else name), unchanged as params:
@@ -183,9 +182,9 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     from vlp_models.pipeline.parallel_finetune import finetune_in_parallel
 
     began = time.time()
-    environment = _dvc_environment()
-    code = finetune_in_parallel(params, workspace.root, environment, _run_supervised) if not targets else 0
-    code = code or _run_supervised([[sys.executable, "-m", "dvc", "repro", *targets]], environment)
+    environment = _environment()
+    code = finetune_in_parallel(params, workspace.root, environment, supervise_commands) if not targets else 0
+    code = code or supervise_commands([[sys.executable, "-m", "dvc", "repro", *targets]], environment)
     if code:
         print(
             "\nThe pipeline stopped at the stage above. Finished stages are kept; run the same command again to "
@@ -240,44 +239,9 @@ def _restore_versions(params: Params, workspace: Workspace) -> int:
         return 0
     print(f"MLflow has lost {', '.join(lost)}; registering again", file=sys.stderr)
     command = [sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "register"]
-    return _run_supervised([command], _dvc_environment())
+    return supervise_commands([command], _environment())
 
 
-def _dvc_environment() -> dict[str, str]:
-    """Return the environment of DVC and the stages it runs."""
-    environment = dict(os.environ)
-    # A stage's command is `vlp ...`: use the one next to this interpreter, even if the venv is not activated.
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
-    environment.setdefault("GX_ANALYTICS_ENABLED", "false")
-    environment.setdefault(
-        "VLP_GRACE", "600"
-    )  # seconds to save: there is no scheduler that kills, and models are large
-    return environment
-
-
-def _run_supervised(commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int:
-    """Run commands, each under a supervisor that passes on SIGINT and SIGTERM and gives a trainer time to save.
-
-    Returns the first exit code that is not 0; no further command starts after it.
-    """
-    waiting, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
-
-    def stop(received: int, frame: Any) -> None:
-        waiting.clear()
-        for process in running:
-            process.terminate()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    while waiting or running:
-        while waiting and len(running) < at_once:
-            command = [sys.executable, "-m", "vlp_models.common.supervise", "--", *waiting.pop()]
-            running.append(subprocess.Popen(command, env=environment))
-        with suppress(subprocess.TimeoutExpired):
-            running[0].wait(timeout=0.2)
-        for process in [process for process in running if process.poll() is not None]:
-            running.remove(process)
-            code = code or process.returncode
-            if code:
-                waiting.clear()
-    return code
+def _environment() -> dict[str, str]:
+    # VLP_GRACE: seconds to save: large models need time, and no scheduler kills us first.
+    return {"VLP_GRACE": "600", **command_environment()}

@@ -108,7 +108,7 @@ def predictions(
     missing = [path for path in paths if not os.path.isfile(path)]  # noqa: PTH113 - Path raises for a name too long
     if missing:
         raise DataError(f"{', '.join(missing)}: file not found")
-    from vlp_models.cli.history import resolve_version
+    from vlp_models.cli.versions import resolve_version
     from vlp_models.params import load_params
     from vlp_models.registry.client import connect
     from vlp_models.registry.versions import download_verified_bundle, load_predictor, model_name

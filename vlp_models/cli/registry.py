@@ -11,12 +11,16 @@ from vlp_models.common.redaction import redact, redacted
 from vlp_models.tasks import TASKS
 
 Task = Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.")]
-User = Annotated[str, typer.Option(help="The name to record in the ledger; default: the current user.")]
+User = Annotated[
+    str, typer.Option(help="The name to record in the ledger; default: the current user.", show_default=False)
+]
 
 
 def promote(
     task: Task,
-    version: Annotated[int, typer.Option(help="The version to promote; default: the best of all runs.")] = 0,
+    version: Annotated[
+        int, typer.Option(help="The version to promote; default: the best of all runs.", show_default=False)
+    ] = 0,
     force_first: Annotated[
         bool, typer.Option(help="Accept a first champion that misses floors or has no validation.")
     ] = False,
@@ -28,7 +32,7 @@ def promote(
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.promote import REFUSED, explain, promote_task
+    from vlp_models.pipeline.promotion_commands import REFUSED, explain, promote_task
 
     decision = promote_task(load_params(), Workspace(), task, version=version or None, force_first=force_first, by=by)
     print("\n".join(explain(decision)))
@@ -38,11 +42,11 @@ def promote(
 def rollback(task: Task, by: User = "") -> None:
     """Restore the previous champion.
 
-    The withdrawn version can only be promoted again by its number.
+    The rolled-back version can only be promoted again with `--version N`.
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.promote import explain, rollback_task
+    from vlp_models.pipeline.promotion_commands import explain, rollback_task
 
     print("\n".join(explain(rollback_task(load_params(), Workspace(), task, by=by))))
 
@@ -52,10 +56,10 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print the entries as JSON lines.")] = False,
 ) -> None:
     """List every promotion decision of a task, and verify the ledger."""
-    from vlp_models.cli.history import print_history
+    from vlp_models.cli.versions import print_history
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.promote import history_rows
+    from vlp_models.pipeline.promotion_commands import history_rows
 
     print_history(history_rows(load_params(), Workspace(), task), as_json=as_json)
 
@@ -69,7 +73,7 @@ def lineage(
 
     Example: `vlp lineage vlp-vqa@champion`
     """
-    from vlp_models.cli.history import print_lineage
+    from vlp_models.cli.versions import print_lineage
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
 
@@ -84,7 +88,7 @@ def verify(
 
     Exit code 1: something differs.
     """
-    from vlp_models.cli.history import resolve_version
+    from vlp_models.cli.versions import resolve_version
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.registry.client import connect, mlflow_errors

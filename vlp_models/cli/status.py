@@ -74,8 +74,8 @@ def print_status(
 def status(root: Path, *, ask_mlflow: bool = False) -> Status:
     """Return everything that `vlp status` shows; whatever cannot be determined becomes a note."""
     found = Status()
-    _running(root, found)
-    _stale(root, found)
+    _collect_running(root, found)
+    _collect_stale(root, found)
     try:
         from vlp_models.params import load_params
 
@@ -83,13 +83,13 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
     except VLPError as error:
         found.notes.append(str(error))
         return found
-    _champions(root, params, found, ask_mlflow)
+    _collect_champions(root, params, found, ask_mlflow)
     return found
 
 
 def describe_entry(entry: dict[str, Any]) -> str:
     """Return a ledger entry as one line."""
-    from vlp_models.cli.history import describe_action
+    from vlp_models.cli.versions import describe_action
 
     reasons = "; ".join(entry.get("decision", {}).get("reasons", []))
     version = f" version {entry['version']}" if entry["version"] else ""
@@ -98,7 +98,7 @@ def describe_entry(entry: dict[str, Any]) -> str:
     )
 
 
-def _stale(root: Path, found: Status) -> None:
+def _collect_stale(root: Path, found: Status) -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "dvc", "status", "--json"],
@@ -108,11 +108,16 @@ def _stale(root: Path, found: Status) -> None:
             text=True,
             timeout=DVC_SECONDS,
         )
-        stages = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        found.notes.append(f"dvc status takes more than {DVC_SECONDS:.0f} s")
-    except (OSError, ValueError):
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no answer"]
+        found.notes.append(f"dvc status timed out after {DVC_SECONDS:.0f} s")
+        return
+    except OSError as error:
+        found.notes.append(f"dvc status failed to start: {error}")
+        return
+    try:
+        stages = json.loads(done.stdout)
+    except ValueError:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         busy = any("busy" in line for line in lines)
         found.notes.append("dvc status: a stage is running" if busy else f"dvc status: {lines[0]}")
     else:
@@ -121,7 +126,7 @@ def _stale(root: Path, found: Status) -> None:
             found.stale[name] = list(dict.fromkeys(reasons))
 
 
-def _running(root: Path, found: Status) -> None:
+def _collect_running(root: Path, found: Status) -> None:
     """Collect the stages that run in this folder, and the holders of DVC's lock file."""
     import psutil
 
@@ -165,7 +170,7 @@ def _progress(root: Path, stage: str) -> str:
         return ""
 
 
-def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> None:
+def _collect_champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> None:
     from vlp_models.registry.promotion.ledger import Ledger, LedgerError, replay
 
     entries: list[dict[str, Any]] = []
@@ -190,13 +195,14 @@ def _champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> N
             challenger = None
         row = {"task": task, "metric": metric, "champion": "none", "challenger": "none"}
         if champion is not None:
-            row["champion"] = f"version {champion}{_maker(receipts, champion)}{_value(entries, model, champion)}"
+            row["champion"] = f"version {champion}{_describe_run(receipts, champion)}{_value(entries, model, champion)}"
         if challenger is not None:
             value = next((read_value(reports, r, metric) for r in receipts if r["version"] == challenger), None)
-            row["challenger"] = f"version {challenger}{_maker(receipts, challenger)}{_figure(value)}"
+            row["challenger"] = f"version {challenger}{_describe_run(receipts, challenger)}{_format_value(value)}"
         others = [r for r in receipts if r["version"] not in (champion, challenger)]
         row["candidates"] = "; ".join(
-            f"version {r['version']}{_maker(receipts, r['version'])}{_figure(read_value(reports, r, metric))}"
+            f"version {r['version']}{_describe_run(receipts, r['version'])}"
+            + _format_value(read_value(reports, r, metric))
             for r in others
         )
         found.tasks.append(row)
@@ -228,12 +234,12 @@ def _value(entries: list[dict[str, Any]], model: str, version: int) -> str:
     return ""
 
 
-def _maker(receipts: list[Receipt], version: int) -> str:
+def _describe_run(receipts: list[Receipt], version: int) -> str:
     """Return run and model of a version that this workspace registered."""
     receipt = next((r for r in receipts if r["version"] == version), {})
     names = [str(receipt[name]) for name in ("run", "model") if receipt.get(name)]
     return f" ({', '.join(dict.fromkeys(names))})" if names else ""
 
 
-def _figure(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "" if value is None else f", {value:.2f}"

@@ -1,9 +1,11 @@
-"""What this process computes on: GPU or CPU, native bfloat16, number of processors, rank."""
+"""What this process computes on: GPU or CPU, native bfloat16, number of processors, rank, peak memory."""
 
 from __future__ import annotations
 
 import functools
 import os
+import resource
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +30,8 @@ def pick_device(accelerator: str, torch_threads: int = 0) -> str:
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Return whether the hardware itself multiplies bfloat16 matrices: GPUs from Ampere on; CPUs with AVX512-BF16, AMX,
-    or Arm's BF16.
+    """Return whether the hardware has native bfloat16 matmul: GPUs from Ampere on; CPUs with AVX512-BF16, AMX, or Arm's
+    BF16.
 
     (oneDNN also reports support for bfloat16 on CPUs where it only emulates it.)
     """
@@ -61,3 +63,17 @@ def is_main_process() -> bool:
     if "RANK" not in os.environ and "SLURM_NTASKS" in os.environ:
         names = ["SLURM_PROCID"]
     return all(int(os.environ.get(name) or 0) == 0 for name in names)
+
+
+def peak_memory_mb() -> float:
+    """Return the most memory that this process has held, in MB: the GPU's if it computes there, or the machine's."""
+    torch = sys.modules.get("torch")  # a process without torch does not compute on a GPU
+    if torch is not None and torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return float(torch.cuda.max_memory_allocated() / 1e6)
+    return peak_host_memory_mb()
+
+
+def peak_host_memory_mb() -> float:
+    """Return the most memory of the machine that this process has held, in MB."""
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # macOS reports bytes

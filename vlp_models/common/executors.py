@@ -48,13 +48,13 @@ class LocalMapper:
             self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker
         ) as pool:
             try:
-                yield from in_flight(lambda item: pool.submit(function, item), items, 2 * self.workers)
+                yield from bounded_results(lambda item: pool.submit(function, item), items, 2 * self.workers)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
 
-def in_flight(submit: Callable[[Item], Any], items: Iterable[Item], limit: int) -> Iterator[Any]:
+def bounded_results(submit: Callable[[Item], Any], items: Iterable[Item], limit: int) -> Iterator[Any]:
     """Yield the results of futures in order, with at most `limit` of them pending, so that memory stays constant."""
     pending: deque[Any] = deque()
     for item in items:

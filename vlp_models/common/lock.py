@@ -32,7 +32,7 @@ def file_lock(
     exits, even if this process is killed.
 
     Args:
-        path: the lock file; it is created and stays, and names its holder for people.
+        path: the lock file; it is created and stays, and names its holder, for messages.
         what: the holder's name in messages, e.g. "`vlp run`".
         wait: seconds to wait for another holder.
         on_wait: called once with a message if there is a wait.
@@ -55,7 +55,7 @@ def file_lock(
                 on_wait(f"waiting up to {wait:,.0f} s for another {_holder(path, what)}")
                 announced = True
             time.sleep(min(0.2, max(0.01, deadline - time.monotonic())))
-        with suppress(OSError):  # a full disk: the holder's name is only for people
+        with suppress(OSError):  # a full disk: the holder's name is only for messages
             os.ftruncate(descriptor, 0)
             holder = {"pid": os.getpid(), "host": socket.gethostname(), "what": what}
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)

@@ -55,7 +55,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     # A view may have any shape over a few stored bytes; copying it would fill the memory.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if claimed > 2 * size + 2**20:
-        raise CheckpointError(f"{path}: tensors of {claimed:,} bytes in a file of {size:,} bytes")
+        raise CheckpointError(f"{path}: declares {claimed:,} bytes of tensors in a {size:,}-byte file")
     if all(str(name).startswith("module.") for name in state):
         return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
     return {str(name): tensor for name, tensor in state.items()}
@@ -98,10 +98,10 @@ def _is_dense(value: object) -> bool:
 
 def _check_size(path: Path, size: int) -> None:
     if size > MAX_BYTES:
-        raise CheckpointError(f"{path}: {size >> 30} GiB; the limit is {MAX_BYTES >> 30}")
+        raise CheckpointError(f"{path}: file is {size >> 30} GiB; the limit is {MAX_BYTES >> 30} GiB")
 
 
-def load_strict(model: nn.Module, state: Mapping[str, Tensor], where: object, config: str) -> None:
+def load_external_state_dict(model: nn.Module, state: Mapping[str, Tensor], where: object, config: str) -> None:
     """Load a state dict strictly, with everything that does not fit in one message.
 
     Args:

@@ -6,6 +6,8 @@ Prefect's worker kills a canceled flow after 30 s, and DVC exits at once on a si
 This small process runs between them. When it receives SIGTERM or SIGINT, or its parent dies, it interrupts the
 command's whole process group, so that the trainer saves its state, waits `GRACE` seconds, and only then kills. If it
 is killed itself, the command receives SIGTERM: a DVC that ends so takes its stage along (pipeline/guard.py).
+
+`supervise_commands` starts one such process per command; `command_environment` is the environment of the commands.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from types import FrameType
+from pathlib import Path
 
 GRACE = 20.0  # seconds; less than the 30 a Prefect worker waits. The environment variable VLP_GRACE overrides it
 PR_SET_PDEATHSIG = 1
@@ -40,12 +42,8 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
             pid, because it may be dead before this process can look.
     """
     stop: list[int] = []
-
-    def request_stop(number: int, frame: FrameType | None) -> None:
-        stop.append(number)
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, request_stop)
+        signal.signal(number, lambda received, frame: stop.append(received))
     die_with_parent(os.getppid() if parent is None else parent)
     if stop:
         return 128 + stop[0]
@@ -66,6 +64,50 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
             _signal_group(child.pid, signal.SIGINT)
         if deadline is not None and time.monotonic() > deadline:
             _signal_group(child.pid, signal.SIGKILL)
+
+
+def command_environment() -> dict[str, str]:
+    """Return the environment of DVC and the stages it runs.
+
+    A stage's command is `vlp ...`: the one next to this interpreter comes first on the PATH, even if the venv is not
+    activated. The telemetry of every tool is off.
+    """
+    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    return {
+        **os.environ,
+        "PATH": path if path.split(os.pathsep)[0] == own else f"{own}{os.pathsep}{path}",
+        "DVC_NO_ANALYTICS": "1",
+        "GX_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+
+
+def supervise_commands(commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int:
+    """Run commands, each under a supervisor that passes on SIGINT and SIGTERM and gives a trainer time to save.
+
+    Returns the first exit code that is not 0; no further command starts after it.
+    """
+    waiting, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
+
+    def stop(received: int, frame: object) -> None:
+        waiting.clear()
+        for process in running:
+            process.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            command = [sys.executable, "-m", "vlp_models.common.supervise", "--", *waiting.pop()]
+            running.append(subprocess.Popen(command, env=environment))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running[0].wait(timeout=0.2)
+        for process in [process for process in running if process.poll() is not None]:
+            running.remove(process)
+            code = code or process.returncode
+            if code:
+                waiting.clear()
+    return code
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.device import is_main_process
+from vlp_models.common.device import is_main_process, peak_host_memory_mb
 from vlp_models.common.io import hash_path, write_json
 from vlp_models.errors import DataError
 
@@ -149,6 +148,6 @@ def record_timing(workspace: Workspace, stage: str) -> Iterator[None]:
     yield
     if not is_main_process():
         return
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    record = {"stage": stage, "seconds": round(time.perf_counter() - start, 2), "peak_memory_mb": round(peak, 1)}
+    seconds = round(time.perf_counter() - start, 2)
+    record = {"stage": stage, "seconds": seconds, "peak_memory_mb": round(peak_host_memory_mb(), 1)}
     write_json(workspace.root / ".work" / "timings" / f"{stage.replace('@', '-')}.json", record)

@@ -128,7 +128,8 @@ class FeatureStore:
         for name in INDEX_SCHEMA.names:
             if index[name].null_count or (name != "image_id" and pc.any(pc.less(index[name], 0)).as_py()):
                 raise DataError(
-                    f"{directory / 'index.parquet'}: `{name}` is missing or negative; run `dvc repro features`"
+                    f"{directory / 'index.parquet'}: column `{name}` has null or negative values; "
+                    "run `dvc repro features`"
                 )
         index = index.sort_by("image_id")  # by UTF-8 bytes, which is also Python's string order
         self._ids = index["image_id"].cast(pa.large_string()).combine_chunks()
@@ -183,7 +184,10 @@ def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
                 f" and {list(getattr(first, name).shape)} for the chunk's first image"
             )
         if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(dtype).max:
-            raise DataError(f"image {image_id}: {name} has a value outside of {np.dtype(dtype).name}; check the file")
+            raise DataError(
+                f"image {image_id}: {name} has non-finite values, or values beyond the {np.dtype(dtype).name} "
+                "range; check the file"
+            )
     if regions.boxes.size and (regions.boxes.min() < 0 or regions.boxes.max() > 1):
         raise DataError(f"image {image_id}: boxes must be fractions of width and height, 0 to 1")
 
@@ -195,7 +199,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         missing = [key for key in ("detector_id", "feature_dim", "classes") if key not in manifest]
         check_numbers(manifest)
         if not isinstance(manifest, dict):
-            raise TypeError("no object")
+            raise TypeError("not a JSON object")
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: {error}; run `dvc repro features`") from None
     if missing:

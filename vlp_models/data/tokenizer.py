@@ -159,15 +159,11 @@ class Tokenizer:
         spans = zip(encoding.ids, encoding.offsets, strict=True)
         return len(set(encoding.word_ids)), [text[start:end] for i, (start, end) in spans if i == self.unk_id]
 
-    def encode(self, text: str, max_len: int) -> list[int]:
-        """Return [CLS] w1 ... wn [SEP], at most `max_len` ids; a longer text is truncated but keeps [SEP]."""
-        if max_len < 2:
-            raise ValueError(f"max_len must fit [CLS] and [SEP]: {max_len}")
-        pieces = self._engine.encode(text, add_special_tokens=False).ids
-        return [self.cls_id, *pieces[: max_len - 2], self.sep_id]
-
     def encode_batch(self, texts: Sequence[str], max_len: int, *, whole_words: bool = False) -> Text:
-        """Encode each text, padded to the longest; with `word_BT` if `whole_words`."""
+        """Encode each text as [CLS] w1 ... wn [SEP], padded to the longest; with `word_BT` if `whole_words`.
+
+        A text longer than `max_len` is truncated but keeps [SEP].
+        """
         import torch
 
         if max_len < 2:

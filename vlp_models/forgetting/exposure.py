@@ -38,7 +38,7 @@ class Exposure:
 
     state  `exposed`: trained on it. `inherited`: one of its inputs was. `unknown`: cannot be determined from what is
            available. `clean`: neither it nor any input was
-    how    explanation for people
+    how    human-readable explanation
     first  when it was first trained on the image itself
     """
 

@@ -13,7 +13,7 @@ from vlp_models.forgetting.data_versions import DataVersions
 from vlp_models.forgetting.exposure import CheckpointExposures, Exposure, Leftover, leftovers, resume_state_exposure
 from vlp_models.forgetting.registered import RegisteredVersion, find_registered, read_lineages
 from vlp_models.params import Params
-from vlp_models.pipeline.promote import open_ledger
+from vlp_models.pipeline.promotion_commands import open_ledger
 from vlp_models.registry.client import mlflow_errors
 from vlp_models.registry.promotion.ledger import Ledger
 from vlp_models.registry.promotion.promote import withdraw as withdraw_versions

@@ -106,20 +106,20 @@ class Gain:
     runs: tuple[int, int]
     groups: int
 
-    def p_above(self, least: float) -> float:
-        """Return the share of draws at or below `least`, never 0: the error probability of claiming a larger gain."""
-        return (int((self.draws_S <= least).sum()) + 1) / (len(self.draws_S) + 1)
+    def p_value(self, threshold: float) -> float:
+        """Return the one-sided bootstrap p-value of gain > threshold: the share of draws at or below it, never 0."""
+        return (int((self.draws_S <= threshold).sum()) + 1) / (len(self.draws_S) + 1)
 
-    def interval(self, error: float) -> tuple[float, float]:
-        """Return the ends of the interval; the gain is beyond each with probability `error`."""
-        low, high = np.quantile(self.draws_S, [error, 1 - error])
+    def interval(self, alpha: float) -> tuple[float, float]:
+        """Return the ends of the interval; the gain is beyond each with probability `alpha`."""
+        low, high = np.quantile(self.draws_S, [alpha, 1 - alpha])
         return float(low), float(high)
 
-    def detectable(self, least: float, error: float, power: float) -> float:
-        """Return the smallest true gain that this test would show to be above `least` with probability `power`."""
+    def detectable(self, threshold: float, alpha: float, power: float) -> float:
+        """Return the smallest true gain that this test shows to be above `threshold` with probability `power`."""
         # Relative to the value, not to the mean of the draws: Student's t with one degree of freedom has no mean.
-        below, missed = np.quantile(self.draws_S - self.value, [error, 1 - power])
-        return float(least - below - missed)
+        below, missed = np.quantile(self.draws_S - self.value, [alpha, 1 - power])
+        return float(threshold - below - missed)
 
 
 def gain_over_seeds(

@@ -304,7 +304,7 @@ def _looks_too_large(config: Mapping[str, Any], directory: Path) -> bool:
     return any(number > SMALL and number not in widths for number in numbers) or max(layers, default=0) > len(shapes)
 
 
-def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:
+def load_checkpoint_weights(module: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:
     """Fill every parameter and buffer of `module`. where: the checkpoint's directory.
 
     Raises:

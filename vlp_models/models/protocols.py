@@ -125,8 +125,8 @@ class GeneratesByMasks(Generates, Protocol):
 
 
 @runtime_checkable
-class SetsFinishedAside(Generates, Protocol):
-    sets_aside: bool  # whether beam search sets finished captions aside (decoding/search.py)
+class StoresFinished(Generates, Protocol):
+    stores_finished: bool  # whether beam search sets finished captions aside (decoding/search.py)
 
 
 # ---- Pretraining ----------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Pretrains(Protocol):
         generator: torch.Generator,
         mask_probability: float,
     ) -> dict[str, Loss]:
-        """Return one unweighted loss per requested objective; the recipe (sum, sample, rotate) mixes them.
+        """Return one unweighted loss per requested objective; the recipe (sum, sample, alternate) mixes them.
 
         objectives: name -> bool [N], the samples that train it; None: all samples.
         """

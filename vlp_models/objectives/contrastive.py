@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlp_models.objectives.distributed import gather_rows, number_over_ranks
 from vlp_models.objectives.loss import Loss, zero_loss
 from vlp_models.objectives.matching import similarities
-from vlp_models.objectives.ranks import gather_rows, number_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)

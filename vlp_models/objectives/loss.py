@@ -1,4 +1,4 @@
-"""The result of an objective, and the two cross-entropies that most objectives are.
+"""The result of an objective, the samples that train it, and the two cross-entropies that most objectives are.
 
 An objective returns a sum and an item count, not a mean. Micro-batches and processes hold different numbers of items,
 so a mean of means would give the items of a small batch too much weight. The training loop divides once, by the item
@@ -7,7 +7,7 @@ count over all micro-batches and processes (training/normalization.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Count: TypeAlias = int | float | Tensor
+Learners: TypeAlias = Mapping[str, Tensor | None]  # objective -> bool [N], the samples that train it; None: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +125,16 @@ def zero_loss(outputs: Tensor, name: str) -> Loss:
 def first_trainable(module: nn.Module) -> Tensor:
     """Return a parameter that requires gradients, for `zero_loss`; the first parameter if all are frozen."""
     return next((weight for weight in module.parameters() if weight.requires_grad), next(module.parameters()))
+
+
+def select_learners(places: Tensor, learners: Tensor | None) -> Tensor:
+    """Return the places, [N, ...] bool, of the samples that train an objective."""
+    return places if learners is None else places & learners[:, None]
+
+
+def any_learner(objectives: Learners, names: Sequence[str], like_NT: Tensor) -> Tensor:
+    """Return which samples train one of these objectives: bool, broadcastable to [N, T]."""
+    masks = [objectives[name] for name in names if name in objectives]
+    if any(mask is None for mask in masks):
+        return torch.ones_like(like_NT[:1, :1])
+    return torch.stack([mask for mask in masks if mask is not None]).any(0)[:, None]

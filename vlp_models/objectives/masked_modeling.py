@@ -6,7 +6,7 @@
 
 Masks are pure functions of their input and an explicit generator. Numbers are drawn on the generator's own device and
 then moved, so that a seed gives the same corruption on every device, and they are drawn for the batch of all processes
-(ranks.py). Spans of words are in span_masking.py.
+(distributed.py). Spans of words are in span_masking.py.
 
 The last section replaces masked words by a first pass's predictions: scheduled sampling (Bengio et al. 2015; for masked
 pretraining Li et al. 2021 (TDEN), "Scheduled Sampling in VL Pretraining").
@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vlp_models.objectives.distributed import draw_categorical, draw_local_rows, draw_uniform
 from vlp_models.objectives.loss import Loss, at_least_float32, cross_entropy
-from vlp_models.objectives.ranks import draw_categorical, draw_local_rows, draw_uniform
 
 OVERLAP = 0.4  # IoU above which the public TDEN code hides a masked region's neighbor
 MIN_BLOCK_PATCHES = 16  # while at least that many patches remain to be masked

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlp_models.objectives.distributed import draw_categorical, gather_rows, number_over_ranks
 from vlp_models.objectives.loss import Loss, Part, at_least_float32, zero_loss
-from vlp_models.objectives.ranks import draw_categorical, gather_rows, number_over_ranks
 
 
 def similarities(texts_BE: Tensor, images_KE: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from vlp_models.objectives.ranks import sum_over_ranks
+from vlp_models.objectives.distributed import sum_over_ranks
 
 
 class UpdateAccumulator(nn.Module, ABC):

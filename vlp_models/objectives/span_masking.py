@@ -3,7 +3,8 @@
 K. Song et al.: "MASS: Masked Sequence to Sequence Pre-training for Language Generation", ICML 2019, section 3.
 M. Lewis et al.: "BART", ACL 2020, section 2.2, Text Infilling.
 
-Pure functions of their input and an explicit generator; numbers are drawn for the batch of all processes (ranks.py).
+Pure functions of their input and an explicit generator; numbers are drawn for the batch of all processes
+(distributed.py).
 
 Shape suffixes: B sentences, T tokens, U tokens after the spans are replaced.
 """
@@ -19,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vlp_models.objectives.distributed import draw_uniform
 from vlp_models.objectives.masked_modeling import word_positions
-from vlp_models.objectives.ranks import draw_uniform
 
 Span = tuple[int, int]  # position of its first token, and length; length 0: an insertion before that position
 

@@ -111,7 +111,7 @@ DetectorBackbone = Literal[
 @dataclass(frozen=True, kw_only=True)
 class DetectorParams:
     source: Literal["train", "weights", "none"]
-    weights: str  # of `source: weights`: a path, package:NAME, or `torchvision` (its COCO weights)
+    weights: str  # for `source: weights`: a path, package:NAME, or `torchvision` (its COCO weights)
     sources: list[str]  # datasets to train on; empty: all that have boxes
     seed: NonNegativeInt
     backbone: DetectorBackbone

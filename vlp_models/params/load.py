@@ -33,7 +33,7 @@ from vlp_models.params.runs import (
     TrainerParams,
     split_start,
 )
-from vlp_models.params.schema import build, nearest
+from vlp_models.params.schema import build, suggestion
 
 DEFAULTS = {"pretrain": PretrainParams, "finetune": FinetuneParams}  # the sections that `defaults` may set
 MAX_DEPTH, MAX_VALUES = 50, 200_000  # of a YAML document; params.yaml has six levels
@@ -164,10 +164,15 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml") -> Params:
     for section in ("generate", "data", "models", "pretrain", "finetune", "augment"):
         for name in getattr(params, section):  # names become paths, DVC stages and command-line arguments
             if not NAME.fullmatch(name):
-                raise ParamsError(f"{file}: `{section}.{name}`: a name has letters, digits, `_`, `-` and `.` only")
+                raise ParamsError(
+                    f"{file}: `{section}.{name}`: names may contain letters, digits, `_`, `-`, `.` and must start with "
+                    "a letter or digit"
+                )
     for source in params.tokenizer.sources:
         if source not in params.data:
-            raise ParamsError(f"{file}: `tokenizer.sources: {source}`{nearest(source, params.data)}")
+            raise ParamsError(
+                f"{file}: `tokenizer.sources: {source}`: no such dataset{suggestion(source, params.data)}"
+            )
     _check_starts(params, file)
     _check_augment(params, file)
     return params
@@ -183,20 +188,20 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _apply_defaults(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Return the data without `defaults`, whose values every entry of the named section has taken over."""
+    """Merge `defaults` into every run and drop it."""
     full = dict(raw)
     defaults = full.pop("defaults", None) or {}
     if not isinstance(defaults, dict):
         raise ParamsError(f"{file}: `defaults` must be a section, found {defaults!r}")
     for section, values in defaults.items():
         if section not in DEFAULTS:
-            raise ParamsError(f"{file}: unknown key `defaults.{section}`{nearest(str(section), DEFAULTS)}")
+            raise ParamsError(f"{file}: unknown key `defaults.{section}`{suggestion(str(section), DEFAULTS)}")
         if not isinstance(values, dict):
             raise ParamsError(f"{file}: `defaults.{section}` must be a section, found {values!r}")
         known = [f.name for f in dataclasses.fields(DEFAULTS[section])]
         for key in values:
             if key not in known:
-                raise ParamsError(f"{file}: unknown key `defaults.{section}.{key}`{nearest(str(key), known)}")
+                raise ParamsError(f"{file}: unknown key `defaults.{section}.{key}`{suggestion(str(key), known)}")
         entries = full.get(section)
         if isinstance(entries, dict):
             full[section] = {
@@ -209,7 +214,9 @@ def _check_starts(params: Params, file: str) -> None:
     """Check that models and starts exist, that no run starts from itself, and that its family stays the same."""
     for name, run in params.pretrain.items():
         if run.model not in params.models:
-            raise ParamsError(f"{file}: `pretrain.{name}.model: {run.model}`{nearest(run.model, params.models)}")
+            raise ParamsError(
+                f"{file}: `pretrain.{name}.model: {run.model}`: no such model{suggestion(run.model, params.models)}"
+            )
     known = {
         "initial": list(params.models),
         "pretrain": list(params.pretrain),
@@ -221,15 +228,15 @@ def _check_starts(params: Params, file: str) -> None:
         start_kind, start_name = split_start(start)
         where = f"{file}: `{kind}.{name}.start: {start}`"
         if not start_kind:
-            raise ParamsError(f"{where}: a start is initial/MODEL, pretrain/RUN or finetune/RUN")
+            raise ParamsError(f"{where} must be initial/MODEL, pretrain/RUN or finetune/RUN")
         if start_name not in known[start_kind]:
-            raise ParamsError(f"{where}: not found{nearest(start_name, known[start_kind])}")
+            raise ParamsError(f"{where}: not found{suggestion(start_name, known[start_kind])}")
     for kind, name in runs:
         visited = [f"{kind}/{name}"]
         while start := params.start_of(*split_start(visited[-1])):
             if start in visited:
-                circle = " -> ".join([*visited[visited.index(start) :], start])
-                itself = "starts from itself" if start == visited[-1] else f"starts in a circle: {circle}"
+                cycle = " -> ".join([*visited[visited.index(start) :], start])
+                itself = "starts from itself" if start == visited[-1] else f"forms a cycle: {cycle}"
                 raise ParamsError(f"{file}: `{visited[-1].replace('/', '.')}` {itself}; start from `initial/MODEL`")
             visited.append(start)
     for name, run in params.pretrain.items():
@@ -250,17 +257,24 @@ def _check_augment(params: Params, file: str) -> None:
             captioners = [f"finetune/{run}" for run, p in params.finetune.items() if p.task == "captioning"]
             raise ParamsError(
                 f"{file}: `augment.{name}.start: {entry.start}` must be a fine-tuning of the task captioning"
-                f"{nearest(entry.start, captioners)}"
+                f"{suggestion(entry.start, captioners)}"
             )
         for source in entry.sources:
             if source not in params.data:
-                raise ParamsError(f"{file}: `augment.{name}.sources: {source}`{nearest(source, params.data)}")
+                raise ParamsError(
+                    f"{file}: `augment.{name}.sources: {source}`: no such dataset{suggestion(source, params.data)}"
+                )
     for run, finetune in params.finetune.items():
         captions = finetune.augment.captions
         if captions and captions not in params.augment:
-            raise ParamsError(f"{file}: `finetune.{run}.augment: {captions}`{nearest(captions, params.augment)}")
+            raise ParamsError(
+                f"{file}: `finetune.{run}.augment: {captions}`: no such entry of `augment`"
+                f"{suggestion(captions, params.augment)}"
+            )
         if finetune.augment.control and not captions:
-            raise ParamsError(f"{file}: `finetune.{run}.augment.control` needs `captions`, to have as many samples")
+            raise ParamsError(
+                f"{file}: `finetune.{run}.augment.control` requires `augment.captions`, to have as many samples"
+            )
         # Follow starts and captioners: none of them may be this run.
         pending, visited = [run], set[str]()
         while pending:

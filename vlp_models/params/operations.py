@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vlp_models.errors import ParamsError
 from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Split, Word
 
 
@@ -53,7 +52,9 @@ class TrackingParams:
     experiment: Annotated[str, Field(min_length=1)]
     model_prefix: Word
     metric: dict[str, str]  # task -> the metric that ranks versions
-    dataset: dict[str, str] = field(default_factory=dict)  # task -> the dataset to rank on; default: one all runs share
+    dataset: dict[str, str] = field(
+        default_factory=dict
+    )  # task -> the dataset to rank on; default: all datasets the runs share
 
 
 # Defaults by metric for `seed_std` and `relevant_gain`. The standard deviations, rounded up, are those of twelve seeds
@@ -68,7 +69,7 @@ class GateParams:
     """The promotion gate of one task. Numbers are in the metric's unit (percentage points; CIDEr 1.2 is 120).
 
     metric         empty: the one of tracking.metric
-    confidence     share of paired resamples whose gain must exceed min_gain; raised for a test set that was used often
+    confidence     required share of bootstrap draws above min_gain; stricter for a test set that was used often
     relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`
     seed_std       standard deviation of the metric over seeds; None: `SEED_STD`; 0: estimate it from the runs alone
     floors         slice -> worst value allowed there. `all` is the whole test set; other slices are written as
@@ -85,19 +86,17 @@ class GateParams:
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
-            raise ParamsError(f"params.yaml: promotion: `confidence` must be 0.5 to below 1, found {self.confidence}")
+            raise ValueError(f"`confidence` must be 0.5 to below 1, found {self.confidence}")
         if not math.isfinite(self.min_gain) or self.min_gain < 0:
-            raise ParamsError(f"params.yaml: promotion: `min_gain` must not be negative, found {self.min_gain}")
+            raise ValueError(f"`min_gain` must not be negative, found {self.min_gain}")
         for name, value in (("relevant_gain", self.relevant_gain), ("seed_std", self.seed_std)):
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ParamsError(f"params.yaml: promotion: `{name}` must not be negative, found {value}")
+                raise ValueError(f"`{name}` must not be negative, found {value}")
         if self.relevant_gain is not None and self.relevant_gain <= self.min_gain:
-            raise ParamsError(
-                f"params.yaml: promotion: `relevant_gain` {self.relevant_gain} must be above `min_gain` {self.min_gain}"
-            )
+            raise ValueError(f"`relevant_gain` {self.relevant_gain} must be above `min_gain` {self.min_gain}")
         for name, floor in self.floors.items():
             if not math.isfinite(floor):
-                raise ParamsError(f"params.yaml: promotion: the floor of `{name}` must be a number, found {floor}")
+                raise ValueError(f"the floor of `{name}` must be a number, found {floor}")
 
     def seed_std_of(self, metric: str) -> float:
         """Return the standard deviation of a metric over seeds."""
@@ -134,10 +133,10 @@ class PromotionParams:
 
     def __post_init__(self) -> None:
         if self.resamples < 200:
-            raise ParamsError(f"params.yaml: `promotion.resamples` must be at least 200, found {self.resamples}")
+            raise ValueError(f"`resamples` must be at least 200, found {self.resamples}")
         for name, value in (("error_budget", self.error_budget), ("spend", self.spend)):
             if not 0 < value < 1:
-                raise ParamsError(f"params.yaml: `promotion.{name}` must be between 0 and 1, found {value}")
+                raise ValueError(f"`{name}` must be between 0 and 1, found {value}")
 
     def gate(self, task: str) -> GateParams:
         return self.tasks.get(task, GateParams())
@@ -197,12 +196,14 @@ class FlowParams:
     def __post_init__(self) -> None:
         unknown = [name for name in self.timeout_hours if name not in PARTS]
         if unknown:
-            raise ParamsError(f"params.yaml: unknown part `flow.timeout_hours.{unknown[0]}`; parts: {', '.join(PARTS)}")
+            raise ValueError(f"`timeout_hours.{unknown[0]}`: unknown part; known: {', '.join(PARTS)}")
         if any(not hours > 0 for hours in self.timeout_hours.values()):
-            raise ParamsError("params.yaml: `flow.timeout_hours` must be positive; omit a part for no limit")
+            raise ValueError("`timeout_hours` must be positive; omit a part for no limit")
         if not 0 < self.webhook_timeout <= 600:
-            raise ParamsError(f"params.yaml: `flow.webhook_timeout: {self.webhook_timeout}`: 600 seconds at most")
-        if not self.wait_minutes >= 0 or any(delay < 0 for delay in self.retry_delays):
-            raise ParamsError("params.yaml: `flow`: seconds and minutes must not be negative")
+            raise ValueError(f"`webhook_timeout: {self.webhook_timeout}` must be above 0 and at most 600 seconds")
+        if not self.wait_minutes >= 0:
+            raise ValueError(f"`wait_minutes: {self.wait_minutes}` must not be negative")
+        if any(delay < 0 for delay in self.retry_delays):
+            raise ValueError(f"`retry_delays: {self.retry_delays}` must not be negative")
         if self.webhook and not self.webhook.startswith(("env:", "http://", "https://")):
-            raise ParamsError("params.yaml: `flow.webhook` must be env:NAME, or a URL with http:// or https://")
+            raise ValueError("`webhook` must be env:NAME, or a URL with http:// or https://")

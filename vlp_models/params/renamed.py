@@ -68,16 +68,15 @@ def check_renamed(raw: Mapping[str, Any], file: str) -> None:
         old, new = ".".join(path), _new_key(path, value)
         values = _lookup(RENAMED_VALUES, tuple(new.split("."))) or {}
         if isinstance(value, str) and value in values:
-            lines.append(f"{old}: {value} -> {new}: {values[value]}")
+            lines.append(f"`{old}: {value}` was renamed to `{new}: {values[value]}`")
         elif _lookup(RENAMED, path):
-            lines.append(f"{old} -> {new}")
+            lines.append(f"`{old}` was renamed to `{new}`")
         elif old in REMOVED:
-            lines.append(f"{old} -> (none; remove it, it has no effect)")
+            lines.append(f"`{old}` was removed; delete it (it had no effect)")
     if len(lines) == 1:
-        old, _, new = lines[0].partition(" -> ")
-        raise ParamsError(f"{file}: {old} has a new name: {new}")
+        raise ParamsError(f"{file}: {lines[0]}")
     if lines:
-        raise ParamsError("\n  ".join([f"{file}: these {len(lines)} keys or values have new names:", *lines]))
+        raise ParamsError("\n  ".join([f"{file}: {len(lines)} keys or values were renamed or removed:", *lines]))
 
 
 def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -180,24 +180,24 @@ class OptimizerParams:
         if self.schedule == "steps" and not self.decay_at:
             raise ValueError("`schedule: steps` needs `decay_at`, the shares of all updates after which `lr` falls")
         if self.schedule != "steps" and self.decay_at:
-            raise ValueError(f"`decay_at` is for `schedule: steps`, not {self.schedule}; remove it (`decay_at: null`)")
+            raise ValueError(f"`decay_at` only applies to `schedule: steps`, not {self.schedule}; remove it")
         points = [self.warmup_fraction, *self.decay_at, 1.0] if self.decay_at else []
         if not all(before < after for before, after in itertools.pairwise(points)):
             raise ValueError(
-                f"`decay_at: {self.decay_at}` must rise from above `warmup_fraction` ({self.warmup_fraction}) to below "
-                "1: shares of all updates, not epochs"
+                f"`decay_at: {self.decay_at}` must increase strictly between `warmup_fraction` "
+                f"({self.warmup_fraction}) and 1: shares of all updates, not epochs"
             )
         if not 0 < self.decay_by < 1:
             raise ValueError(f"`decay_by: {self.decay_by}` must be between 0 and 1")
         if self.lr and self.min_lr > self.lr:
             raise ValueError(f"`min_lr: {self.min_lr}` is above `lr: {self.lr}`")
         if len(self.betas) != 2:
-            raise ValueError(f"`betas: {self.betas}` must be two")
+            raise ValueError(f"`betas: {self.betas}` must have two values")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotParams:
-    """Result of a run by validation: the average of the `keep` best checkpoints, or the best one.
+    """Select the final weights by validation: the average of the `keep` best checkpoints, or the best one.
 
     keep     0: off, the last weights are the result
     metric   of the validation (`val_loss`, `val_mlm_accuracy`, ...)
@@ -215,7 +215,7 @@ class SnapshotParams:
 class TrainingParams:
     """Settings that pretraining and fine-tuning share.
 
-    sources    dataset -> how often an epoch contains its samples; empty: every dataset once
+    sources    dataset -> repeats per epoch; empty: every dataset once
     max_steps  updates; 0: given by the epochs
     """
 
@@ -309,7 +309,7 @@ class PretrainParams(TrainingParams):
 
     def __post_init__(self) -> None:
         if self.captions_per_image and self.view != "images":
-            raise ValueError(f"`captions_per_image` is for `view: images`, not {self.view}")
+            raise ValueError(f"`captions_per_image` only applies to `view: images`, not {self.view}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # safe in
 Split = Literal["train", "val", "test"]
 
 T = TypeVar("T")
+_TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
 def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.yaml") -> T:
@@ -42,7 +43,7 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in raw:
         if key not in fields:
-            raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{nearest(str(key), fields)}")
+            raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{suggestion(str(key), fields)}")
     values = {}
     for name, f in fields.items():
         if name in raw:
@@ -66,7 +67,7 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the end of an error about an unknown name: the nearest known one, or all of them."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
@@ -76,7 +77,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def check_known(name: str, table: Mapping[str, str], where: str) -> None:
     """Raise a ParamsError if the table has no such name. where: the dotted key of the name."""
     if name not in table:
-        raise ParamsError(f"params.yaml: `{where}: {name}` is unknown{nearest(name, table)}")
+        raise ParamsError(f"params.yaml: `{where}: {name}` is unknown{suggestion(name, table)}")
 
 
 def load(target: str) -> Any:
@@ -139,10 +140,10 @@ def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
         if typing.get_origin(plain) is Literal:
             choices = [str(a) for a in typing.get_args(plain)]
             close = difflib.get_close_matches(str(value), choices, n=1)
-            suggestion = f"; did you mean `{close[0]}`?" if close else ""
-            raise ParamsError(
-                f"{file}: `{where}` must be one of {', '.join(choices)}; found {value!r}{suggestion}"
-            ) from None
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            raise ParamsError(f"{file}: `{where}` must be one of {', '.join(choices)}; found {value!r}{hint}") from None
         if first["type"].endswith("_type") and isinstance(plain, type):
-            raise ParamsError(f"{file}: `{where}` must be {plain.__name__}, found {value!r}") from None
+            raise ParamsError(
+                f"{file}: `{where}` must be {_TYPE_NAMES.get(plain, plain.__name__)}, found {value!r}"
+            ) from None
         raise ParamsError(f"{file}: `{where}: {value}` {first['msg'].removeprefix('Input ')}") from None

@@ -14,7 +14,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.meta_model import meta_model, model_inputs
 from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams
 from vlp_models.params.runs import split_start
-from vlp_models.params.schema import check_known, nearest
+from vlp_models.params.schema import check_known, suggestion
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.vision import pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
@@ -66,7 +66,7 @@ def _check_model(name: str, model: ModelParams) -> None:
 
     where, init = f"params.yaml: `models.{name}", model.image_init
     if model.family not in FAMILIES:
-        raise ParamsError(f"{where}.family: {model.family}`{nearest(model.family, FAMILIES)}")
+        raise ParamsError(f"{where}.family: {model.family}`: no such family{suggestion(model.family, FAMILIES)}")
     built = meta_model(model, f"models.{name}.config")
     if model.text_init and model.family not in READERS:
         raise ParamsError(
@@ -98,7 +98,7 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
         if objective not in known:
             raise ParamsError(
                 f"params.yaml: `pretrain.{name}.recipe.objectives.{objective}`: {run.model} does not support it"
-                f"{nearest(objective, known)}"
+                f"{suggestion(objective, known)}"
             )
     _check_datasets(f"pretrain.{name}", run.sources, params)
     _check_length(f"pretrain.{name}.max_text_len", run.max_text_len, model, where)
@@ -109,7 +109,7 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
 
     where = f"params.yaml: `finetune.{name}"
     if run.task not in TASKS:
-        raise ParamsError(f"{where}.task: {run.task}`{nearest(run.task, TASKS)}")
+        raise ParamsError(f"{where}.task: {run.task}`: no such task{suggestion(run.task, TASKS)}")
     task = task_class(run.task)
     options = read_options(task, run.options, where=f"finetune.{name}.options")
     if run.augment.captions and task.training_view(options) != "captions":
@@ -171,7 +171,10 @@ def _check_timm(where: str, value: str, name: str) -> None:
 def _check_datasets(where: str, named: Iterable[str], params: Params) -> None:
     for source in named:
         if source not in params.data:
-            raise ParamsError(f"params.yaml: `{where}` names the dataset {source}{nearest(source, params.data)}")
+            raise ParamsError(
+                f"params.yaml: `{where}` names the dataset {source}, which does not exist"
+                f"{suggestion(source, params.data)}"
+            )
 
 
 def training_views(params: Params) -> dict[str, str]:

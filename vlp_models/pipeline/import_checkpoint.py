@@ -18,7 +18,7 @@ from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import UNLIMITED
 from vlp_models.params import Params
-from vlp_models.params.schema import load, nearest
+from vlp_models.params.schema import load, suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -91,18 +91,8 @@ def import_checkpoint(
     from vlp_models.models.partial_load import summarize_names
     from vlp_models.pipeline.prepared_data import PreparedData
 
-    if form not in FORMATS:
-        raise CheckpointError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     out = workspace.checkpoint(f"imported/{name}")
-    if is_source(name):
-        raise CheckpointError(f"--name {name}: looks like a file or a library; choose another")
-    if out.exists():
-        raise CheckpointError(f"{out}: exists already; choose another --name, or remove it")
-    if form in PARTS and name not in params.models:
-        raise CheckpointError(
-            f"params.yaml: no model `{name}`{nearest(name, params.models)}: {PARTS[form]} of a model there, so --name "
-            "must be one of them"
-        )
+    _check_arguments(form, name, params, out)
     data, own = PreparedData.load(workspace), params.models.get(name)
     request = ImportRequest(
         facts=data.facts,
@@ -157,6 +147,20 @@ def import_checkpoint(
             else []
         ),
     ]
+
+
+def _check_arguments(form: str, name: str, params: Params, out: Path) -> None:
+    if form not in FORMATS:
+        raise CheckpointError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
+    if is_source(name):
+        raise CheckpointError(f"--name {name}: looks like a file or a library; choose another")
+    if out.exists():
+        raise CheckpointError(f"{out}: exists already; choose another --name, or remove it")
+    if form in PARTS and name not in params.models:
+        raise CheckpointError(
+            f"params.yaml: no model `{name}`{suggestion(name, params.models)}; {PARTS[form]} of a model "
+            "there, so --name must be one of them"
+        )
 
 
 def _check_fits(config: Mapping[str, Any], facts: DataFacts, source: Path) -> None:

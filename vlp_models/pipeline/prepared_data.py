@@ -16,7 +16,7 @@ from vlp_models.data.shards.dataset import ShardsManifest, read_manifest
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
-from vlp_models.models.checkpoint import CheckpointInfo, describe_classes, load_strictly
+from vlp_models.models.checkpoint import CheckpointInfo, describe_classes, load_checkpoint_weights
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.protocols import LoadsPartially
 from vlp_models.params import to_plain
@@ -114,7 +114,7 @@ def load_start(model: nn.Module, info: CheckpointInfo, weights: Mapping[str, Ten
             support partial loading (`LoadsPartially`).
     """
     if info.model_config == to_plain(model.config) or not isinstance(model, LoadsPartially):
-        load_strictly(model, weights, checkpoint)
+        load_checkpoint_weights(model, weights, checkpoint)
         return []
     report = load_partial(model, weights, info.model_config)
     lines = [f"{checkpoint}: another architecture; loaded what fits"]

@@ -31,7 +31,7 @@ from vlp_models.params import FinetuneParams, Params, PretrainParams, split_star
 from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.lineage import lineage_tags, provenance_of, record_provenance, training_inputs
 from vlp_models.pipeline.prepared_data import PreparedData, stage_of
-from vlp_models.pipeline.unrecorded import keep, restore
+from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
 from vlp_models.registry.logger import STATE, MLflowRun, track_training
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.log import as_csv, final_numbers
@@ -144,7 +144,7 @@ class TrainingJob:
             CheckpointError: the start does not match the prepared data, or see `training.run.fit`.
             Preempted, NonFiniteLossError, ParamsError, ProcessLostError: see `training.run.fit`.
         """
-        if restore(self.workspace, self.work, self.stage):
+        if restore_unrecorded_result(self.workspace, self.work, self.stage):
             self.clear_resume_state()
             return
         check_searches(self.params, self.data.shards, self.name)
@@ -167,7 +167,7 @@ class TrainingJob:
         outputs = self._publish(training, result, tracker.key if tracker is not None else "")
         if write_more is not None:
             outputs += write_more(self, training)
-        keep(self.workspace, self.work, self.stage, outputs)
+        save_unrecorded_result(self.workspace, self.work, self.stage, outputs)
         self.clear_resume_state()
 
     def loaders(self, **more: Any) -> LoaderFactory:

@@ -1,8 +1,8 @@
-"""Keep the result of a finished stage until DVC has recorded it.
+"""Save the result of a finished stage until DVC has recorded it.
 
 Between the end of a stage and the entry in dvc.lock, DVC hashes the output, which takes minutes for large ones. If DVC
 is killed there, it has no record of the stage: at the next run it deletes the output and starts the stage again. So a
-long stage keeps its result in its work directory, as hard links, which take no space; the next run of the same work
+long stage saves its result in its work directory, as hard links, which take no space; the next run of the same work
 restores it.
 """
 
@@ -27,12 +27,12 @@ FINISHED = "finished"  # in the work directory
 RECORD = "finished.json"  # {"files": {path: sha256}, "recorded": hash of dvc.lock's entry before the stage ran}
 
 
-def keep(workspace: Workspace, work: Path, stage: str, outputs: Sequence[Path]) -> None:
-    """Keep the outputs of `stage` in `work`, if DVC runs it; delete what earlier work of the stage kept."""
+def save_unrecorded_result(workspace: Workspace, work: Path, stage: str, outputs: Sequence[Path]) -> None:
+    """Save the outputs of `stage` in `work`, if DVC runs it; delete what earlier runs of the stage saved."""
     if not run_by_dvc():
         return
     for other in work.parent.glob(f"*/{RECORD}"):
-        drop(other.parent)
+        _delete_saved(other.parent)
     directory = work / FINISHED
     shutil.rmtree(directory, ignore_errors=True)
     files = {}
@@ -48,20 +48,20 @@ def keep(workspace: Workspace, work: Path, stage: str, outputs: Sequence[Path]) 
     write_json(work / RECORD, {"files": files, "recorded": _hash_entry(workspace, stage)})
 
 
-def restore(workspace: Workspace, work: Path, stage: str) -> bool:
-    """Restore the kept outputs, if DVC has not recorded them; return whether they are restored."""
+def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> bool:
+    """Restore the saved outputs, if DVC has not recorded them; return whether they were restored."""
     if not run_by_dvc() or not (work / RECORD).exists():
         return False
     try:
         record = read_json(work / RECORD)
         files, recorded = dict(record["files"]), record["recorded"]
     except (DataError, KeyError, TypeError, ValueError):  # after a power cut
-        drop(work)
+        _delete_saved(work)
         return False
     kept = {name: work / FINISHED / name for name in files}
     intact = all(path.exists() and hash_path(path) == files[name] for name, path in kept.items())
     if not intact or recorded != _hash_entry(workspace, stage):
-        drop(work)  # damaged, or recorded meanwhile: this run is a forced one, or the code has changed
+        _delete_saved(work)  # damaged, or recorded meanwhile: this run is a forced one, or the code has changed
         return False
     for name, path in kept.items():
         if path.is_dir():
@@ -73,8 +73,8 @@ def restore(workspace: Workspace, work: Path, stage: str) -> bool:
     return True
 
 
-def drop(work: Path) -> None:
-    """Delete what is kept in `work`."""
+def _delete_saved(work: Path) -> None:
+    """Delete the result saved in `work`."""
     (work / RECORD).unlink(missing_ok=True)
     shutil.rmtree(work / FINISHED, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """`vlp verify-resume`: check that a killed and resumed training equals an uninterrupted one, bit by bit.
 
 Both run one of the project's trainings for a few updates, in folders of their own under .work, with the project's data
-and start checkpoint. The kill is a SIGKILL as soon as there is a checkpoint to resume from.
+and start checkpoint. The kill is a SIGKILL as soon as a checkpoint exists to resume from.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, read_yaml, split_start
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import suggestion
 
 EVERY = 2  # updates between checkpoints
 FOLDER = "verify-resume-"
@@ -64,7 +64,7 @@ def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: in
     known = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
     run = run or next(iter(known), "")
     if run not in known:
-        raise ParamsError(f"{run or 'params.yaml'}: no such run{nearest(run, known)}; known: {', '.join(known)}")
+        raise ParamsError(f"{run or 'params.yaml'}: no such run{suggestion(run, known)}; known: {', '.join(known)}")
     if steps <= EVERY:
         raise ParamsError(f"--steps: must be above {EVERY}, or nothing is left to resume")
     kind, name = split_start(run)

@@ -15,7 +15,7 @@ from vlp_models.common.io import atomic_write
 from vlp_models.common.log import get_logger
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import SnapshotParams
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import suggestion
 from vlp_models.training.module import TrainingModule
 
 logger = get_logger(__name__)
@@ -89,7 +89,9 @@ class Snapshots(Callback):
         """
         metric = self.params.metric
         if metric not in validation:
-            raise ParamsError(f"params.yaml: `snapshots.metric: {metric}`{nearest(metric, validation)}")
+            raise ParamsError(
+                f"params.yaml: `snapshots.metric: {metric}`: not a validation metric{suggestion(metric, validation)}"
+            )
         self._best[step] = validation[metric]
         self._best = {kept: self._best[kept] for kept in self._ranked()[: self.params.keep]}
         if step in self._best and module.trainer.is_global_zero:

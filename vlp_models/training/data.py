@@ -40,7 +40,7 @@ class LoaderFactory:
     """What a training reads; called with (rank, world size), it returns the train and val loaders of a process.
 
     view               which samples of `shards` (data/views.py)
-    sources            dataset -> how often an epoch has its samples; empty: every dataset once
+    sources            dataset -> repeats per epoch; empty: every dataset once
     batch_size         samples of all processes together
     captioned          of the view `images`: only those with a reference caption
     regions, pixels    what to read of the images (`InputReader.flags`)
@@ -93,8 +93,8 @@ class LoaderFactory:
         if self.batch_size % world_size:
             nearest = max(1, round(self.batch_size / world_size)) * world_size
             raise ParamsError(
-                f"params.yaml: `batch_size: {self.batch_size}` covers all processes, and {world_size} of them "
-                f"(`trainer.devices` times `trainer.num_nodes`) can't split it evenly; use {nearest}"
+                f"params.yaml: `batch_size: {self.batch_size}` is the global batch size and must be divisible by the "
+                f"{world_size} processes (`trainer.devices` times `trainer.num_nodes`); use {nearest}"
             )
         common: dict[str, Any] = {"batch_size": self.batch_size, "collate": self.collate, "seed": self.seed}
         common |= {"rank": rank, "world_size": world_size}

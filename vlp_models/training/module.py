@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import find_non_finite
 from vlp_models.errors import CheckpointError, NonFiniteLossError
+from vlp_models.objectives.distributed import sizes_over_ranks
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
-from vlp_models.objectives.ranks import sizes_over_ranks
 from vlp_models.params import OptimizerParams
 from vlp_models.training.distributed import clip_norm
 from vlp_models.training.normalization import (
@@ -34,7 +34,7 @@ from vlp_models.training.normalization import (
 from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
 
 # Random streams. Each is a function of (seed, stream, micro-batch); dropout also of the rank. Corruption is drawn for
-# the batch of all processes, and each process takes its rows (objectives/ranks.py).
+# the batch of all processes, and each process takes its rows (objectives/distributed.py).
 DROPOUT, CORRUPTION, VALIDATION = 0, 1, 2
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vlp_models.objectives.distributed import sum_over_ranks
 from vlp_models.objectives.loss import Count, Loss, Part, WeightedLosses
-from vlp_models.objectives.ranks import sum_over_ranks
 
 UNNAMED = ""  # the name of a loss that is the only one
 

@@ -25,7 +25,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import MUON_BLOCKS
 from vlp_models.models.protocols import GroupsParameters
 from vlp_models.params import GroupParams, OptimizerParams
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import suggestion
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration
 NEWTON_SCHULZ_STEPS = 5
@@ -64,7 +64,7 @@ def select_groups(module: nn.Module, params: Mapping[str, GroupParams]) -> dict[
     for name in params:
         if name not in known:
             place = f"params.yaml: `optimizer.groups.{name}`"
-            raise ParamsError(f"{place}: the model has no such part{nearest(name, known)}")
+            raise ParamsError(f"{place}: the model has no such part{suggestion(name, known)}")
         for parameter in known[name]:
             if owner.setdefault(id(parameter), name) != name:
                 raise ParamsError(

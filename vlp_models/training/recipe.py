@@ -13,8 +13,8 @@ from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import EmbedsPairs, Pretrains
 from vlp_models.objectives.contrastive import EmbeddedPairs, concatenate_pairs
+from vlp_models.objectives.distributed import draw_uniform
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
-from vlp_models.objectives.ranks import draw_uniform
 from vlp_models.params import RecipeParams
 
 

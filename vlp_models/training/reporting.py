@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from vlp_models.common.device import peak_memory_mb
 from vlp_models.common.progress import LINE_EVERY, ProgressBar, progress_bar
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.training.averaging import Snapshots
@@ -113,14 +111,6 @@ class Recorder(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds_before = float(state_dict["seconds"])
         self._peak_before = float(state_dict["peak_memory_mb"])
-
-
-def peak_memory_mb() -> float:
-    """Return the most memory that this process has held: the GPU's if it computes there, otherwise the machine's."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated() / 1e6
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # macOS reports bytes
 
 
 class ProgressDisplay(Callback):

@@ -1,6 +1,6 @@
 """Resume state: a killed or stopped run continues exactly from its last checkpoint.
 
-It is written to `.work/STAGE/FINGERPRINT/` (`TrainingJob.work`, pipeline/training_job.py):
+It is written to `.work/STAGE-RUN/FINGERPRINT/` (`TrainingJob.work`, pipeline/training_job.py):
 
     step-00000200.ckpt          model, optimizer and scheduler; position of the data loader and of the window; number of
                                 micro-batches (seeds all random numbers); precision; weight average; best validations;

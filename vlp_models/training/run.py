@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 # Lightning takes seconds to import: only stages that train may import this file.
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from torch import nn
 
+from vlp_models.common.device import is_main_process
 from vlp_models.common.log import get_logger
-from vlp_models.common.workspace import is_main_process
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.errors import (
     CheckpointError,
@@ -157,6 +157,7 @@ def fit(
     _silence_lightning()
     torch.set_flush_denormal(True)
     set_threads(model, trainer)
+
     start = newest_resume_point(work, tidy=is_main_process())
     chosen = choose_precision(trainer)
     precision = read_precision(start.path) if start else chosen  # a run keeps its precision on another machine
@@ -178,8 +179,7 @@ def fit(
 
     log = work / LOG
     full_weights = FullWeights() if trainer.strategy == "fsdp" else None
-    average = WeightAverage(plan.optimizer.ema_decay) if plan.optimizer.ema_decay else None
-    snapshots = Snapshots(work, plan.snapshots) if plan.snapshots.keep else None
+    average, snapshots = _averages(plan, work)
     recorder = Recorder(log, trainer.log_every_steps, train, val, snapshots)
     resume_points = ResumePoints(work, trainer.checkpoint_every_steps, total)
     is_main = lightning.is_global_zero
@@ -198,35 +198,19 @@ def fit(
     lightning.callbacks.extend(callback for callback in callbacks if callback)  # type: ignore[attr-defined]
 
     if is_main:
-        truncate_log(log, start.step if start else 0)
         if start is not None:
             logger.info("%s: resuming from step %s of %s (%s)", title, f"{start.step:,}", f"{total:,}", start.path)
-        if precision != chosen:
-            logger.info("%s: precision %s, as the run started with; this machine: %s", title, precision, chosen)
-        elif trainer.precision == "bf16-where-native":
-            logger.info("%s: precision %s, native on this machine", title, precision)
+        _log_precision(title, precision, chosen, trainer)
+        truncate_log(log, start.step if start else 0)
         if tracker is not None:
             tracker.sync(log)
-    try:
-        lightning.fit(module, train_dataloaders=train, ckpt_path=start.path if start else None, weights_only=True)
-    except (Preempted, NonFiniteLossError):  # all processes raise these together
-        if not is_main:
-            # The run's exit code is rank 0's. When another process fails, the launcher kills rank 0, which may still
-            # be closing its records.
-            sys.exit(0)
-        raise
-    except (KeyError, RuntimeError, OSError) as error:
-        explained = _explain(error, title, work, start, lightning.world_size, trained=resume_points.saved_step >= 0)
-        if explained is None:
-            raise
-        raise explained from error
+    _run_lightning(lightning, module, train, start, title, resume_points)
 
     if full_weights is not None and full_weights.weights:
         unwrap_fsdp(model, full_weights.weights)
-    if average is not None:
-        average.copy_to(model)
-    if snapshots is not None:
-        snapshots.copy_to(model)
+    for averaged in (average, snapshots):
+        if averaged is not None:
+            averaged.copy_to(model)
     model.to("cpu").eval()
     seconds, samples = recorder.total_seconds, train.samples_at(total)
     return FitResult(
@@ -240,6 +224,44 @@ def fit(
         precision=precision,
         is_main=is_main,
     )
+
+
+def _run_lightning(
+    lightning: Trainer,
+    module: TrainingModule,
+    train: Windows,
+    start: ResumePoint | None,
+    title: str,
+    resume_points: ResumePoints,
+) -> None:
+    """Train to the end; see `fit` for the errors."""
+    try:
+        lightning.fit(module, train_dataloaders=train, ckpt_path=start.path if start else None, weights_only=True)
+    except (Preempted, NonFiniteLossError):  # all processes raise these together
+        if not lightning.is_global_zero:
+            # The run's exit code is rank 0's. When another process fails, the launcher kills rank 0, which may still
+            # be closing its records.
+            sys.exit(0)
+        raise
+    except (KeyError, RuntimeError, OSError) as error:
+        trained = resume_points.saved_step >= 0
+        explained = _explain(error, title, resume_points.work, start, lightning.world_size, trained=trained)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _averages(plan: Plan, work: Path) -> tuple[WeightAverage | None, Snapshots | None]:
+    """Return the callback that averages weights, if any: at most one of the two (`Plan.check`)."""
+    average = WeightAverage(plan.optimizer.ema_decay) if plan.optimizer.ema_decay else None
+    return average, Snapshots(work, plan.snapshots) if plan.snapshots.keep else None
+
+
+def _log_precision(title: str, precision: Precision, chosen: Precision, trainer: TrainerParams) -> None:
+    if precision != chosen:
+        logger.info("%s: precision %s, as the run started with; this machine: %s", title, precision, chosen)
+    elif trainer.precision == "bf16-where-native":
+        logger.info("%s: precision %s, native on this machine", title, precision)
 
 
 def _explain(

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import EmbedsPairs, PredictsMaskedWords
+from vlp_models.objectives.distributed import draw_uniform
 from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.objectives.masked_modeling import ramp_share, replace_words, sample_words, select_replaced
-from vlp_models.objectives.ranks import draw_uniform
 from vlp_models.params import RampParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.recipe import PretrainingLoss, Recipe, make_recipe
 

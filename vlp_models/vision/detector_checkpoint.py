@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.models.detection import FasterRCNN
 
 from vlp_models.common.limits import check_numbers
-from vlp_models.common.state_dicts import load_strict, read_state_dict
+from vlp_models.common.state_dicts import load_external_state_dict, read_state_dict
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import DetectorBackbone, to_plain
 from vlp_models.vision.detector import PUBLISHED, DetectorConfig, build_detector
@@ -84,7 +84,7 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
         raise CheckpointError(
             f"{directory / CONFIG}: not a detector's config ({error}); `dvc repro detector`"
         ) from None
-    load_strict(model, read_state_dict(directory / weights), directory / weights, "detector.backbone")
+    load_external_state_dict(model, read_state_dict(directory / weights), directory / weights, "detector.backbone")
     if weights == WEIGHTS:
         check_weights_hash(directory / WEIGHTS, record, "detector")
     model.to(device).eval()
@@ -221,5 +221,5 @@ def _build_published(
     if backbone == "resnet50_fpn" and len(classes) == COCO_CLASSES and not has_counters:
         config = dataclasses.replace(config, norm_eps=0.0)
     model = build_detector(config, len(classes))
-    load_strict(model, state, where, "detector.backbone")
+    load_external_state_dict(model, state, where, "detector.backbone")
     return Detector(model=model.eval(), config=config, classes=classes, detector_id="")

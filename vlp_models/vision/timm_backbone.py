@@ -29,7 +29,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from vlp_models.common.limits import LEAST_SIDE
-from vlp_models.common.state_dicts import load_strict, read_state_dict
+from vlp_models.common.state_dicts import load_external_state_dict, read_state_dict
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.params import TimmParams, build, to_plain
@@ -199,7 +199,7 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
         interpolation=interpolation if interpolation in RESAMPLING else "bicubic",
     )
     model = TimmBackbone(config).eval()
-    load_strict(model.net, state, p.weights, f"{SECTION}.model: {p.model}`")
+    load_external_state_dict(model.net, state, p.weights, f"{SECTION}.model: {p.model}`")
     model.config = dataclasses.replace(config, feature_dim=_measure_feature_dim(model))
     return LoadedBackbone(model=model, classes=_class_names(config.num_classes, p, root))
 
@@ -237,7 +237,7 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
             f"{directory / CONFIG}: names {max(0, len(classes) - 1)} classes, but the classifier has "
             f"{config.num_classes}; `dvc repro --force detector` makes it again"
         )
-    load_strict(model.net, read_state_dict(directory / WEIGHTS), directory / WEIGHTS, CONFIG)
+    load_external_state_dict(model.net, read_state_dict(directory / WEIGHTS), directory / WEIGHTS, CONFIG)
     check_weights_hash(directory / WEIGHTS, record, "backbone")
     return LoadedBackbone(model=model.to(device).eval(), classes=classes, detector_id=record["detector_id"])
 

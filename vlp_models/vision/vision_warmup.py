@@ -1,8 +1,8 @@
-"""Vision warm-up: train a model's image side to predict, in each cell of its map, the words that apply there.
+"""Vision warm-up: train the image encoder to predict each feature-map cell's object words.
 
-The papers' CNNs and patch embeddings start from weights trained on a million labeled images. If none fit (drawings,
-another architecture, a special domain), the boxes of the train split replace them; detectors, and so the region
-features of other models, are trained on the same boxes. The head that predicts the words is discarded.
+The papers' CNNs and patch embeddings start from weights trained on a million labeled images. If no suitable weights
+exist (drawings, another architecture, a special domain), train on the train split's boxes instead; detectors, and so
+the region features of other models, are trained on the same boxes. The head that predicts the words is discarded.
 
 Shape suffixes: B images, R rows and C columns of cells, K cells with image content, W words, D hidden, N objects.
 """

@@ -138,12 +138,12 @@ def _torch_weights(folder: Path) -> Prepared:
     """Another program's weights, as they are taken over into a model."""
     import torch
 
-    from vlp_models.common.state_dicts import load_strict, read_state_dict
+    from vlp_models.common.state_dicts import load_external_state_dict, read_state_dict
 
     torch.manual_seed(0)
     model, path = torch.nn.Linear(3, 2), folder / "weights.pth"
     torch.save(model.state_dict(), path)
-    return in_place(path, lambda: load_strict(model, read_state_dict(path), path, "the model"))
+    return in_place(path, lambda: load_external_state_dict(model, read_state_dict(path), path, "the model"))
 
 
 TARGETS = (

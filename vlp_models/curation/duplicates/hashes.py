@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from vlp_models.common.executors import in_flight, start_worker
+from vlp_models.common.executors import bounded_results, start_worker
 from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint_image, perceptual_hash
 from vlp_models.data.images import (
     FORMATS,
@@ -29,7 +29,7 @@ from vlp_models.errors import VLPError
 from vlp_models.params import ValidateParams
 
 CHUNK = 64  # images a worker hashes at a time
-FEW = 512  # images that this process hashes before a worker process would have started
+SERIAL_LIMIT = 512  # images; below this, starting workers costs more than it saves
 EXTENSIONS = {format_: suffix for suffix, format_ in reversed(FORMATS.items())}  # JPEG -> .jpg
 
 
@@ -136,17 +136,17 @@ def hash_all(items: Iterable[Item], job: HashJob, processes: int) -> Iterator[tu
     Worker processes exit with their parent.
     """
     stream = iter(items)
-    first = list(islice(stream, FEW))
+    first = list(islice(stream, SERIAL_LIMIT))
     stream = chain(first, stream)
     chunks = iter(lambda: list(islice(stream, CHUNK)), [])
-    if processes <= 1 or len(first) < FEW:
+    if processes <= 1 or len(first) < SERIAL_LIMIT:
         for chunk in chunks:
             yield from _hash_chunk(chunk, job)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that the parent's threads hold
     with ProcessPoolExecutor(processes, context, initializer=start_worker) as pool:
         try:
-            for found in in_flight(lambda chunk: pool.submit(_hash_chunk, chunk, job), chunks, 4 * processes):
+            for found in bounded_results(lambda chunk: pool.submit(_hash_chunk, chunk, job), chunks, 4 * processes):
                 yield from found
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -175,7 +175,7 @@ def _hash_one(path: str, held_out: bool, job: HashJob) -> ImageHashes | ImageErr
 
 
 def _store(content: bytes, target: str) -> None:
-    """Write the very bytes that were checked, so nobody can swap the file in between. Equal images share a file."""
+    """Write the checked bytes themselves (avoids a check/use race). Identical images share one file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(target, flags, 0o644)

@@ -3,8 +3,8 @@
 Images: `prepare` reads every image once and stores its fingerprint in `fingerprints.parquet` next to the tables.
 `validate` indexes the fingerprints of the evaluation splits and streams all images past them.
 
-Sentences: two are alike if they are equal, or equal once at most one word of each is left out (a word replaced, added
-or dropped). Case, punctuation and spaces do not count. Both are compared by hashes, so memory holds one hash for each
+Sentences: two match if deleting at most one word from each makes them equal (a word replaced, added or dropped). Case,
+punctuation and spaces do not count. Both are compared by hashes, so memory holds one hash for each
 word of the evaluation sentences.
 """
 
@@ -39,7 +39,7 @@ FINGERPRINTS = "fingerprints.parquet"
 LEAKS = "leaks.parquet"  # in data/validated: every leak found, quarantined or not
 BATCH = 512  # images that are streamed together
 INDEXED = 4096  # evaluation images indexed together, about 60 kB each
-RANK = {split: number for number, split in enumerate(SPLITS)}  # train < val < test: of two copies, the higher stays
+RANK = {split: number for number, split in enumerate(SPLITS)}  # train < val < test: keep the copy in the higher split
 MIN_WORDS = 4  # below it only equal sentences count: without a word, little of "a red ball" is left
 
 _SCHEMA = pa.schema([("image_id", pa.string()), ("pixels", pa.binary()), ("fingerprint", pa.binary())])
@@ -48,7 +48,7 @@ _LEAK_SCHEMA = pa.schema([(name, pa.string()) for name in ("image_id", "copy_of"
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]|\w+")
 T = TypeVar("T")
 Row = tuple[str, str, bytes]  # image id, split, hash of its pixels
-Likeness = Literal["equal", "one word apart"]
+SentenceMatch = Literal["equal", "one word apart"]
 
 
 class FingerprintWriter:
@@ -169,7 +169,7 @@ def leaking_images(leaks: Iterable[Leak]) -> dict[str, str]:
 
 
 def describe_match(match: Match) -> str:
-    """Describe for people why two images count as copies."""
+    """Return a human-readable reason for the match."""
     agreement = match.agreement
     corners = f"{agreement.inliers} corners agree, " if agreement.inliers else ""
     return f"{match.change}; {corners}correlation {agreement.correlation:.2f}"
@@ -194,7 +194,7 @@ def _count_held_out(files: Iterable[Path], held_out: Mapping[str, str]) -> Itera
     """Yield the number of rows of evaluation images, file by file and batch by batch."""
     for path in files:
         if path.exists():
-            with _damage_named(path):
+            with _damaged_file_errors(path):
                 for batch in open_parquet(path).iter_batches(columns=["image_id"]):
                     yield sum(name in held_out for name in batch["image_id"].to_pylist())
 
@@ -206,7 +206,7 @@ def _read_fingerprints(
     for path in files:
         if not path.exists():
             continue
-        with _damage_named(path):
+        with _damaged_file_errors(path):
             for batch in open_parquet(path).iter_batches(BATCH):
                 for row in batch.to_pylist():
                     split = held_out.get(row["image_id"], SPLITS[0])
@@ -215,7 +215,7 @@ def _read_fingerprints(
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _damaged_file_errors(path: Path) -> Iterator[None]:
     """Turn errors of a damaged file into a `DataError` that names it and the way out."""
     try:
         yield
@@ -223,8 +223,8 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: damaged ({error}); run `dvc repro -f prepare@{path.parent.name}`") from None
 
 
-def compare_sentences(held_out: Sequence[str], trained_on: Iterable[str]) -> list[Likeness | None]:
-    """Return how the nearest training sentence is like each evaluation sentence; None: no training sentence is.
+def compare_sentences(held_out: Sequence[str], trained_on: Iterable[str]) -> list[SentenceMatch | None]:
+    """Return each evaluation sentence's closest training match: equal, one word apart, or None.
 
     The evaluation sentences are indexed in memory; the training sentences, which are many, stream past.
     """
@@ -238,7 +238,7 @@ def compare_sentences(held_out: Sequence[str], trained_on: Iterable[str]) -> lis
             long[number] = len(words) >= MIN_WORDS
             for part in set(_hashes_without_one_word(words)):
                 shortened[part].append(number)
-    found: list[Likeness | None] = [None] * len(held_out)
+    found: list[SentenceMatch | None] = [None] * len(held_out)
     for text in trained_on:
         words = split_words(text)
         whole = _hash(words)

@@ -56,7 +56,7 @@ class NearRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A query that is a copy of an indexed image, by their numbers; `change` describes the difference for people."""
+    """A query that is a copy of an indexed image, by their numbers; `change` is the readable difference."""
 
     indexed: int
     query: int

@@ -1,7 +1,7 @@
 """Derived columns: what the rules check besides a table's own columns.
 
-Rows are plain dicts, one batch of a table. Facts that depend on rows outside the batch come from crossing.py. `row`,
-the position in the table, identifies a row whose id is missing or repeated.
+Rows are plain dicts, one batch of a table. Facts that depend on rows outside the batch come from
+cross_row_facts.py. `row`, the position in the table, identifies a row whose id is missing or repeated.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vlp_models.curation.validation.crossing import CrossFacts
-from vlp_models.curation.validation.text import count_words, has_letters, is_clean, is_more_than_url
+from vlp_models.curation.validation.cross_row_facts import CrossFacts
+from vlp_models.curation.validation.text import count_words, has_letters, has_text_besides_urls, is_clean
 from vlp_models.data.views import OTHER_IMAGES, TABLES
 
 Row = dict[str, Any]
 
 
-def derive(
+def add_derived_columns(
     table: str, rows: list[Row], facts: CrossFacts, first: int = 0, leaks: Mapping[str, str] | None = None
 ) -> list[Row]:
     """Return the rows with all columns that the rules of `table` check.
@@ -27,9 +27,10 @@ def derive(
         first: the position of the batch's first row in the table.
         leaks: image id -> description, for copies of evaluation images (duplicates/leakage.py).
     """
-    alone = {"id_of": "this row", **ALONE.get(table, {})}
+    no_facts = {"id_of": THIS_ROW, **NO_CROSS_FACTS.get(table, {})}
     rows = [
-        {**row, "row": number, **alone, **facts.found.get(number, {})} for number, row in enumerate(rows, start=first)
+        {**row, "row": number, **no_facts, **facts.found.get(number, {})}
+        for number, row in enumerate(rows, start=first)
     ]
     images, quarantined_images = facts.images, facts.quarantined
     view = TABLES.get(table)
@@ -49,13 +50,14 @@ def derive(
         OWN_COLUMNS[table](rows, images)
     if table == "images":
         for row in rows:
-            reported = row["also_in"] or row["id_of"] != "this row"
+            reported = row["also_in"] or row["id_of"] != THIS_ROW
             row["near_in"] = "" if reported else (leaks or {}).get(row["image_id"], "")
     return rows
 
 
-# The columns of crossing.py for a row that depends on no other.
-ALONE = {"images": {"also_in": ""}, "captions": {"same_as": ""}}
+# The columns of cross_row_facts.py for a row that depends on no other.
+THIS_ROW = "this row"  # value of `id_of`: no earlier row has the id
+NO_CROSS_FACTS = {"images": {"also_in": ""}, "captions": {"same_as": ""}}
 
 
 def _add_image_columns(rows: list[Row], images: dict[str, Row]) -> None:
@@ -74,18 +76,18 @@ def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: s
     """
     others = row[OTHER_IMAGES.name] or ()
     split = images[row["image_id"]]["split"] if row["image_id"] in images else None
-    lost = (str(name) for name in others if name not in images and name not in quarantined_images)
-    bad = (name for name in others if name not in images and name in quarantined_images)
-    apart = (
+    unknown = (str(name) for name in others if name not in images and name not in quarantined_images)
+    quarantined = (name for name in others if name not in images and name in quarantined_images)
+    other_split = (
         f"{row['image_id']} is in {split}, {name} in {images[name]['split']}"
         for name in others
         if split is not None and name in images and images[name]["split"] != split
     )
     return {
         "other_images": len(others),
-        "other_unknown": next(lost, ""),
-        "other_quarantined": next(bad, ""),
-        "splits_apart": next(apart, ""),
+        "other_unknown": next(unknown, ""),
+        "other_quarantined": next(quarantined, ""),
+        "splits_apart": next(other_split, ""),
     }
 
 
@@ -95,7 +97,7 @@ def text_columns(text: str | None) -> Row:
         "words": None if text is None else count_words(text),
         "text_letters": None if text is None else has_letters(text),
         "text_clean": None if text is None else is_clean(text),
-        "text_not_url": None if text is None else is_more_than_url(text),
+        "text_not_url": None if text is None else has_text_besides_urls(text),
     }
 
 

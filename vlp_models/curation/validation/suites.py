@@ -1,7 +1,7 @@
 """The rules as Great Expectations suites: one per table, in an in-memory context that leaves only Data Docs.
 
-A table is checked a batch at a time. Data Docs have a page for its first batch, and for the first `PAGES` later batches
-in which a rule is broken.
+A table is checked a batch at a time. Data Docs have a page for its first batch, and for the first
+`MAX_EXTRA_PAGES` later batches in which a rule is broken.
 
 This is the only file that imports Great Expectations, which takes seconds.
 """
@@ -28,13 +28,13 @@ from great_expectations.data_context.types.base import (
 
 from vlp_models.curation.validation.rules import Between, Check, Matches, OneOf, Present, Rule
 
-HARMLESS = str.maketrans({"<": "\u2039", ">": "\u203a", "&": "\uff06"})
-PAGES = 20
+MARKUP_LOOKALIKES = str.maketrans({"<": "\u2039", ">": "\u203a", "&": "\uff06"})
+MAX_EXTRA_PAGES = 20  # per table
 RESULTS = {"result_format": "COMPLETE", "unexpected_index_column_names": ["row"]}
 ROW = "row"  # the column that identifies a row: its id may be the problem
 
 
-class Suites:
+class SuiteRunner:
     """Check tables one by one and collect their results for Data Docs.
 
     Args:
@@ -74,8 +74,8 @@ class Suites:
                 found = definition.data.get_batch(batch_parameters=batch).validate(
                     definition.suite, result_format=RESULTS
                 )
-                paged = not found.success and self._pages[table] < PAGES
-            if new or paged:
+                needs_page = not found.success and self._pages[table] < MAX_EXTRA_PAGES
+            if new or needs_page:
                 (found,) = checkpoint.run(batch_parameters=batch).run_results.values()
                 self._pages[table] += not new
         results: dict[str, Any] = {}
@@ -109,7 +109,7 @@ class Suites:
 def _neutralize_markup(value: Any) -> Any:
     """Replace markup characters: Great Expectations writes values into pages unescaped, so a dataset could inject a
     script. No rule checks these characters."""
-    return value.translate(HARMLESS) if isinstance(value, str) else value
+    return value.translate(MARKUP_LOOKALIKES) if isinstance(value, str) else value
 
 
 def _expectation(rule: Rule) -> gxe.Expectation:

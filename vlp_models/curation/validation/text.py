@@ -13,7 +13,7 @@ _URL = re.compile(r"(?:https?://|www\.)\S+", re.IGNORECASE)
 
 
 def caption_key(text: str) -> str:
-    """Return the key of equal captions: without case, extra spaces and alternative Unicode forms."""
+    """Return a comparison key: NFKC, case-folded, whitespace collapsed."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -39,7 +39,7 @@ def is_clean(text: str) -> bool:
     return not any(unicodedata.category(character) in ("Cc", "Cs") or character == "\ufffd" for character in text)
 
 
-def is_more_than_url(text: str) -> bool:
+def has_text_besides_urls(text: str) -> bool:
     """Return whether something is left once URLs are removed; a text without a URL passes."""
     rest, addresses = _URL.subn(" ", text)
     return not addresses or has_letters(rest)

@@ -142,7 +142,7 @@ def format_without_leaked(figure: Record | None) -> str:
 def print_results(summary: Path) -> None:
     """Print the headline metrics of every run, in percent, with interval and baselines: one table per task and dataset.
 
-    Of a dataset scored on several splits, only the last split is printed; the report has all.
+    Print only the last split of each dataset; the report has all of them.
     """
     from rich import box
     from rich.console import Console

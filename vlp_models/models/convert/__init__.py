@@ -1,4 +1,4 @@
-"""Checkpoints of other programs, converted to the families' names and configs.
+"""Convert other programs' checkpoints to the families' names and configs.
 
 mapping.py is what all converters share; bert.py and timm.py read BERT's and timm's weights for any family that has a
 place for them; one file a family maps the checkpoints of its authors' code.

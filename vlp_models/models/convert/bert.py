@@ -1,4 +1,4 @@
-"""BERT's weights (Hugging Face's names) for every family that can start from them: text embedding, blocks, LM head.
+"""Convert BERT's weights (Hugging Face's names) to any family that supports them: text embedding, blocks, LM head.
 
 UniLM's files have the same names and are read as BERT's. If the BERT has more layers or positions than the model, the
 first ones are used; for a trimmed vocabulary, the rows of its tokens.

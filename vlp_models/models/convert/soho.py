@@ -1,4 +1,4 @@
-"""The authors' checkpoints (researchmm/soho), a CNN of timm or torchvision, and BERT's weights as SOHO's.
+"""Convert the authors' checkpoints (researchmm/soho), a timm or torchvision CNN, and BERT's weights to SOHO.
 
 The authors' checkpoint is of pretraining or VQA, and its architecture is theirs (`PublicSwitches` in soho/config.py).
 It was trained with images padded to multiples of 32 pixels and with a square padding mask; `tight_canvas` and
@@ -35,8 +35,8 @@ _RESNETS = {
 CNN_FILES = ("backbone.safetensors", "backbone.pth")
 _NOTES = (
     "These weights were trained with the authors' code, which pads images to multiples of 32 pixels (tight_canvas) and",
-    "lays its padding mask on a square (square_mask), which hides a part of portrait images. As there, the output for",
-    "an image depends on the sizes of the other images in its batch; with both switches false it does not.",
+    "lays its padding mask on a square (square_mask), which hides a part of portrait images. As in that code, the",
+    "output for an image depends on the sizes of the other images in its batch; with both switches false it does not.",
     "The rate of hidden codes (0.015) is that code's; the file does not store it. Pretrain it further with",
     "view: images and captions_per_image: 2.",
 )
@@ -171,7 +171,7 @@ def _find_resnet(mapping: BertMapping) -> str:
     blocks = tuple(max(1, count) for count in counts)
     names = _RESNETS["backbone.layer1.0.conv3.weight" in mapping.state]
     if blocks not in names:
-        raise CheckpointError(f"backbone: stages of {blocks} blocks; known: {', '.join(map(str, names))}")
+        raise CheckpointError(f"unsupported ResNet: blocks per stage {blocks}; supported: {', '.join(map(str, names))}")
     return names[blocks]
 
 
@@ -187,7 +187,7 @@ def read_parts(source: Path, request: ImportRequest) -> ImportedModel:
     """
     if request.family != "soho":
         raise CheckpointError(
-            "a CNN or BERT fills a part of a model of params.yaml: --name must be one of them, of the family soho"
+            "`--name` must be a model of family soho in params.yaml: a CNN or BERT fills a part of it"
         )
     config = request.build_config(SOHOConfig)
     cnn_files = [file for name in CNN_FILES if (file := source / name).exists()] if source.is_dir() else [source]

@@ -1,4 +1,4 @@
-"""The authors' checkpoints (YehLi/xmodaler) and BERT's weights as TDEN's.
+"""Convert the authors' checkpoints (YehLi/xmodaler) and BERT's weights to TDEN.
 
 Such a checkpoint is of pretraining, captioning, retrieval, VQA or VCR, and its architecture is the authors'
 (`PublicSwitches` in tden/config.py). VQA and VCR are distinguished by their classifier: a single row scores one choice

@@ -1,4 +1,4 @@
-"""timm's weights as the image side of a model that reads pixels.
+"""Convert timm's weights to the image side of a model that reads pixels.
 
 They fill SOHO's CNN; and VLMo's patches and vision experts, or the CNN before its patches. `models.NAME.image_init:
 SOURCE` in params.yaml, or `vlp import-checkpoint SOURCE --format timm --name MODEL`. SOURCE is a .safetensors or

@@ -1,4 +1,4 @@
-"""The authors' checkpoints (LuoweiZhou/VLP) and BERT's weights as Unified VLP's.
+"""Convert the authors' checkpoints (LuoweiZhou/VLP) and BERT's weights to Unified VLP.
 
 The authors' checkpoints run with `compat_reference`. One layout serves pretraining and captioning; VQA's has a
 classifier as well. Left out, because the paper's model uses none of it: BERT's pooler, rows 2 and 3 of the segments,

@@ -1,4 +1,4 @@
-"""The authors' checkpoints (microsoft/unilm, vlmo) and BERT's word embeddings as VLMo's.
+"""Convert the authors' checkpoints (microsoft/unilm, vlmo) and BERT's word embeddings to VLMo.
 
 `vlp import-checkpoint vlmo`. One layout serves the checkpoints of pretraining (the second stage's and the last's),
 retrieval, VQA and NLVR2, which differ in their heads. Two things need arithmetic: BERT's token type 0, the only one

@@ -1,4 +1,4 @@
-"""BEiT's and timm's weights as VLMo's image side: the first stage of its pretraining.
+"""Convert BEiT's and timm's weights to VLMo's image side: the first stage of its pretraining.
 
 - BEiT (the authors' names, which are timm's as well): patch embedding, attention, vision experts, each layer's position
   biases, and the last norm if there is one; `vlp import-checkpoint beit --name MODEL`. A checkpoint of masked image

@@ -1,4 +1,4 @@
-"""BERT's weights as XGPT's stack. The text model that the paper starts from is not public; XGPT has no public code."""
+"""Convert BERT's weights to XGPT. The text model that the paper starts from is not public; XGPT has no public code."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from vlp_models.data.batch import Pixels
 from vlp_models.models.protocols import Figure, Group, Patch
+from vlp_models.objectives.distributed import gather_rows, sum_over_ranks
 from vlp_models.objectives.moving_average import UpdateAccumulator
-from vlp_models.objectives.ranks import gather_rows, sum_over_ranks
 
 CHUNK = 16384  # features whose distances to all codes are held in memory at a time
 CANDIDATES = 256  # features of a micro-batch that dead codes may be moved to

@@ -39,7 +39,7 @@ words, K packed cells or codes; C channels, H/W pixels, h/w cells of the CNN's m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,11 +61,10 @@ from vlp_models.models.protocols import Figure, Fused
 from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.models.soho.dictionary import CodedImages, Dictionary, Quantized, dictionary_figures
 from vlp_models.models.soho.pairs import Pairs, hide_codes, make_pairs
-from vlp_models.objectives.loss import Loss, Part, cross_entropy
+from vlp_models.objectives.loss import Learners, Loss, Part, cross_entropy
 from vlp_models.objectives.masked_modeling import mask_tokens, masked_language_modeling, select_tokens
 
 WORD_EPS, CELL_EPS = 1e-12, 1e-5  # of LayerNorm: BERT's for words, the public code's for visual tokens
-Learners = Mapping[str, Tensor | None]  # objective -> bool [B], the samples that learn it; None: all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlp_models.data.batch import Batch
+from vlp_models.objectives.distributed import draw_categorical, draw_uniform, take_rows
 from vlp_models.objectives.matching import different_image_mask
-from vlp_models.objectives.ranks import draw_categorical, draw_uniform, take_rows
 
 
 @dataclass(frozen=True, kw_only=True)

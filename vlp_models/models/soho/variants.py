@@ -31,7 +31,7 @@ from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.models.soho.model import SOHO, FeatureGrid, Neck
 from vlp_models.models.soho.pairs import Pairs, hide_codes
-from vlp_models.objectives.ranks import draw_uniform
+from vlp_models.objectives.distributed import draw_uniform
 
 CANVAS_STEP = 32  # pixels: the authors' code pads to multiples of it
 

@@ -62,8 +62,9 @@ from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Fused, MaskedPass
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.state import GenerationPass, Memory, VisualStates
+from vlp_models.objectives.distributed import number_over_ranks
 from vlp_models.objectives.generation import sentence_generation
-from vlp_models.objectives.loss import Loss, first_trainable, zero_loss
+from vlp_models.objectives.loss import Learners, Loss, any_learner, first_trainable, select_learners, zero_loss
 from vlp_models.objectives.masked_modeling import (
     Corruption,
     mask_tokens,
@@ -74,10 +75,8 @@ from vlp_models.objectives.masked_modeling import (
     select_tokens,
 )
 from vlp_models.objectives.matching import match_in_batch
-from vlp_models.objectives.ranks import number_over_ranks
 
 UNDERSTANDING, GENERATION = 0, 1  # the sentence encoder's streams, and their token types
-Learners = Mapping[str, Tensor | None]  # objective -> bool [N], the samples that train it; None: all
 
 
 class TDEN(nn.Module):
@@ -235,7 +234,7 @@ class TDEN(nn.Module):
         else:
             ids_NT = mask_tokens(
                 text.ids_BT,
-                words_NT & _any_learner(objectives, ("mlm", "msg"), words_NT),
+                words_NT & any_learner(objectives, ("mlm", "msg"), words_NT),
                 scheme=config.mask_scheme,
                 mask_id=config.mask_id,
                 vocab_size=config.vocab_size,
@@ -286,7 +285,7 @@ class TDEN(nn.Module):
                 text_MD, (*_, image_KD) = self.cross_encode(understood_MD, words, visual)
                 crossed = image_KD, visual.packing
                 if "mlm" in objectives:
-                    masked_NT = _select_learners(corruption.words_BT, objectives["mlm"])
+                    masked_NT = select_learners(corruption.words_BT, objectives["mlm"])
                     logits = self.predict_words(take(text_MD, words.rows_at(masked_NT)))
                     losses["mlm"] = masked_language_modeling(logits, text.ids_BT[masked_NT])
                     word_logits["encoder"] = logits.detach()
@@ -297,12 +296,12 @@ class TDEN(nn.Module):
         if "msg" in objectives:
             generated = self.generation_pass(
                 ids.get("decoder", corruption.ids_BT),
-                _select_learners(text.has_next_BT, objectives["msg"]),
+                select_learners(text.has_next_BT, objectives["msg"]),
                 self.decoder_input(image, owner_N, crossed),
                 after.output if after is not None else None,
             )
             losses["msg"] = sentence_generation(generated.logits_MV, text.next_tokens(generated.at_BT))
-            masked_NT = _select_learners(corruption.words_BT, objectives["msg"])
+            masked_NT = select_learners(corruption.words_BT, objectives["msg"])
             # A masked word is predicted at the position before it.
             before_masked_NT = F.pad(masked_NT[:, 1:], (0, 1))
             word_logits["decoder"] = generated.logits_MV.detach()[before_masked_NT[generated.at_BT]]
@@ -357,7 +356,7 @@ class TDEN(nn.Module):
         masked, class_probs, owner_N = corruption.regions_BR, batch.image.class_probs_BRC, batch.text.owner_N
         if owner_N is not None:
             masked, class_probs = masked[owner_N], class_probs[owner_N]
-        masked = _select_learners(masked, learners)
+        masked = select_learners(masked, learners)
         logits = self.object_head(take(image_KD, regions.rows_at(F.pad(masked, (1, 0)))))  # [IMG] is at 0
         return masked_object_classification(logits, class_probs[masked])
 
@@ -490,16 +489,3 @@ class TDEN(nn.Module):
         if not self.config.tie_lm_head and words in fitted:
             fitted.setdefault("word_head.weight", fitted[words])
         return fitted
-
-
-def _select_learners(places: Tensor, learners: Tensor | None) -> Tensor:
-    """Return the places, [N, ...] bool, of the samples that train an objective."""
-    return places if learners is None else places & learners[:, None]
-
-
-def _any_learner(objectives: Learners, names: tuple[str, ...], like_NT: Tensor) -> Tensor:
-    """Return which samples train one of these objectives: bool, broadcastable to [N, T]."""
-    masks = [objectives[name] for name in names if name in objectives]
-    if any(mask is None for mask in masks):
-        return torch.ones_like(like_NT[:1, :1])
-    return torch.stack([mask for mask in masks if mask is not None]).any(0)[:, None]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
-from vlp_models.objectives.ranks import previous_rows
+from vlp_models.objectives.distributed import previous_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,11 +29,11 @@ from vlp_models.models.layers.cache import DecodingState, KeyValues
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.protocols import Fused
 from vlp_models.models.tden.config import TDENConfig
-from vlp_models.models.tden.model import GENERATION, TDEN, UNDERSTANDING, Learners
+from vlp_models.models.tden.model import GENERATION, TDEN, UNDERSTANDING
 from vlp_models.models.tden.state import GenerationPass, VisualStates
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.distributed import number_over_ranks
+from vlp_models.objectives.loss import Learners, Loss
 from vlp_models.objectives.matching import binary_matching
-from vlp_models.objectives.ranks import number_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ Shape suffixes: B images, R regions, N texts, T text tokens, M packed tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor
 from vlp_models.data.batch import Text
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
+from vlp_models.objectives.loss import Learners
 from vlp_models.objectives.masked_modeling import word_positions
 
 BIDIRECTIONAL, SEQ2SEQ = "bidirectional", "seq2seq"
-Learners = Mapping[str, Tensor | None]  # objective -> bool [N], the samples that train it; None: all
 
 
 def maskable(text: Text) -> Tensor:
@@ -58,19 +57,6 @@ def texts_by_path(objectives: Learners, text: Text) -> dict[str, Tensor]:
 def rows_at_end(packing: Packing, at_NT: Tensor) -> Tensor:
     """Return the packed rows of these places, int64, where `at_NT` covers the end of the sequences."""
     return packing.rows_at(F.pad(at_NT, (packing.shape[1] - at_NT.shape[1], 0)))
-
-
-def select_learners(places: Tensor, learners: Tensor | None) -> Tensor:
-    """Return the places, [N, ...] bool, of the samples that train an objective."""
-    return places if learners is None else places & learners[:, None]
-
-
-def any_learner(objectives: Learners, like_NT: Tensor) -> Tensor:
-    """Return which samples train on masked words: bool, broadcastable to [N, T]."""
-    masks = [objectives[name] for name in (BIDIRECTIONAL, SEQ2SEQ) if name in objectives]
-    if any(mask is None for mask in masks):
-        return torch.ones_like(like_NT[:1, :1])
-    return torch.stack(cast("list[Tensor]", masks)).any(0)[:, None]
 
 
 def rows_of_texts(rows_B: Tensor, text: Text) -> Tensor:

@@ -65,18 +65,15 @@ from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 from vlp_models.models.unified_vlp.masking import (
     BIDIRECTIONAL,
     SEQ2SEQ,
-    Learners,
-    any_learner,
     mask_one_word,
     maskable,
     rows_at_end,
     rows_of_texts,
-    select_learners,
     texts_by_path,
 )
 from vlp_models.models.unified_vlp.prefix import Prefix, PrefixBlock
 from vlp_models.models.unified_vlp.regions import RegionEmbedding
-from vlp_models.objectives.loss import Count, Loss, cross_entropy
+from vlp_models.objectives.loss import Count, Learners, Loss, any_learner, cross_entropy, select_learners
 from vlp_models.objectives.masked_modeling import (
     Corruption,
     mask_tokens,
@@ -103,7 +100,7 @@ class UnifiedVLP(nn.Module):
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {BIDIRECTIONAL: (BIDIRECTIONAL,), SEQ2SEQ: (SEQ2SEQ,)}
     objectives: tuple[str, ...]
     fused_dim: int
-    sets_aside: bool
+    stores_finished: bool
 
     def __init__(self, config: UnifiedVLPConfig) -> None:
         super().__init__()
@@ -112,7 +109,7 @@ class UnifiedVLP(nn.Module):
         pretext = config.region_classes == "pretext" and config.num_classes > 0
         self.objectives = (BIDIRECTIONAL, SEQ2SEQ, "moc") if pretext else (BIDIRECTIONAL, SEQ2SEQ)
         self.fused_dim = 2 * config.hidden
-        self.sets_aside = config.compat_reference
+        self.stores_finished = config.compat_reference
         hidden, eps, dropout = config.hidden, config.layer_norm_eps, config.dropout
 
         self.region_embedding = RegionEmbedding(
@@ -266,7 +263,7 @@ class UnifiedVLP(nn.Module):
         if {BIDIRECTIONAL, SEQ2SEQ} & set(objectives):
             ids_NT = mask_tokens(
                 ids_NT,
-                words_NT & any_learner(objectives, words_NT),
+                words_NT & any_learner(objectives, (BIDIRECTIONAL, SEQ2SEQ), words_NT),
                 scheme=config.mask_scheme,
                 mask_id=config.mask_id,
                 vocab_size=config.vocab_size,

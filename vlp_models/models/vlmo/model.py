@@ -73,7 +73,6 @@ from vlp_models.models.vlmo.image_tokens import ImageTokens
 from vlp_models.models.vlmo.interpolation import fit_weights
 from vlp_models.models.vlmo.pretraining import (
     FusionPairs,
-    Learners,
     add_matching_pairs,
     check_objectives,
     mask_words,
@@ -81,10 +80,10 @@ from vlp_models.models.vlmo.pretraining import (
 )
 from vlp_models.models.vlmo.transformer import MoMEBlock, PositionBias, Route
 from vlp_models.objectives.contrastive import EmbeddedPairs, image_text_contrast
-from vlp_models.objectives.loss import Count, Loss, cross_entropy
+from vlp_models.objectives.distributed import sizes_over_ranks
+from vlp_models.objectives.loss import Count, Learners, Loss, cross_entropy
 from vlp_models.objectives.masked_modeling import masked_language_modeling
 from vlp_models.objectives.matching import different_image_mask
-from vlp_models.objectives.ranks import sizes_over_ranks
 
 Biases = tuple[Tensor, ...]  # per layer [H, tokens, tokens]; empty if positions are absolute
 Stream = Literal["vision", "language", "pair"]

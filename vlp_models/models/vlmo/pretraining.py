@@ -9,7 +9,7 @@ hidden, E embedding, R pairs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -19,11 +19,10 @@ from torch import Tensor
 from vlp_models.data.batch import Batch, Text
 from vlp_models.errors import ParamsError
 from vlp_models.models.vlmo.config import VLMoConfig
+from vlp_models.objectives.distributed import gather_rows, take_rows, world_size
+from vlp_models.objectives.loss import Learners
 from vlp_models.objectives.masked_modeling import mask_tokens, select_blocks, select_tokens, select_words
 from vlp_models.objectives.matching import different_image_mask, draw_hard_negatives, similarities
-from vlp_models.objectives.ranks import gather_rows, take_rows, world_size
-
-Learners = Mapping[str, Tensor | None]  # objective -> bool [N], the samples that learn it; None: all
 
 
 def check_objectives(objectives: Collection[str], known: Collection[str], batch: Batch) -> None:

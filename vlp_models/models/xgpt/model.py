@@ -67,11 +67,9 @@ from vlp_models.models.xgpt.config import XGPTConfig
 from vlp_models.models.xgpt.layers import AttentionOnAttention, Block, Matching, RegionEmbedding, TextEmbedding
 from vlp_models.models.xgpt.state import ImageStates, Memory, SpanCorruption
 from vlp_models.objectives.generation import region_generation, sentence_generation
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Learners, Loss
 from vlp_models.objectives.masked_modeling import Corruption, mask_tokens
 from vlp_models.objectives.span_masking import draw_spans, replace_spans, select_fragment
-
-Learners = Mapping[str, Tensor | None]  # objective -> bool [N], the samples that train it; None: all
 
 
 class XGPT(nn.Module):

@@ -19,7 +19,7 @@ from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import AugmentParams, Params, to_plain
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import suggestion
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +49,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.tasks.base import load_task_model
 
     if key not in params.augment:
-        raise ParamsError(f"params.yaml: no entry `augment.{key}`{nearest(key, params.augment)}")
+        raise ParamsError(f"params.yaml: no entry `augment.{key}`{suggestion(key, params.augment)}")
     p = params.augment[key]
     with record_timing(workspace, f"augment@{key}"):
         data = PreparedData.load(workspace)

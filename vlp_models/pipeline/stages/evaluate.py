@@ -6,7 +6,6 @@ All outputs depend on checkpoint, data and params only, except scores.json, whic
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -58,7 +57,7 @@ def run(
 
 
 def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> None:
-    from vlp_models.common.device import pick_device
+    from vlp_models.common.device import peak_memory_mb
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.evaluation.predict import nearest_train_images, predict_all
     from vlp_models.pipeline.lineage import git_commit
@@ -118,7 +117,12 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
                     model.write_official(own, context, split, directory)
                     scored = model.score(own, scored_samples, context)
                 items += _items(model, scored, context, split, scored_samples)
-                place = {"dataset": source, "split": split, "seconds": seconds, "peak_memory_mb": _peak_memory_mb()}
+                place = {
+                    "dataset": source,
+                    "split": split,
+                    "seconds": seconds,
+                    "peak_memory_mb": round(peak_memory_mb(), 1),
+                }
                 records += _records(
                     scored,
                     settings,
@@ -193,7 +197,3 @@ def _status(description: str) -> Iterator[Any]:
         return
     with Console(stderr=True).status(description) as status:
         yield lambda text: status.update(f"{description}: {text}")
-
-
-def _peak_memory_mb() -> float:
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import suggestion
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.tasks.base import read_options
 
     if key not in params.finetune:
-        raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{nearest(key, params.finetune)}")
+        raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{suggestion(key, params.finetune)}")
     p = params.finetune[key]
     with record_timing(workspace, f"finetune@{key}"):
         augmented = None
@@ -54,7 +54,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     """Return the task's model with the weights of its start, including the head if task and labels are the same."""
     from vlp_models.data.shards.dataset import read_generated
     from vlp_models.models import build_model
-    from vlp_models.models.checkpoint import load_strictly, part_of, read_labels, read_weights
+    from vlp_models.models.checkpoint import load_checkpoint_weights, part_of, read_labels, read_weights
     from vlp_models.pipeline.prepared_data import load_start
     from vlp_models.pipeline.training_job import Training
     from vlp_models.tasks import task_class
@@ -78,7 +78,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     weights = read_weights(job.start)
     load_start(model, start, part_of(weights, "model"), job.start)
     if start.task == p.task and (not task.has_labels or read_labels(job.start) == labels):
-        load_strictly(task_model.head, part_of(weights, "head"), job.start)
+        load_checkpoint_weights(task_model.head, part_of(weights, "head"), job.start)
     check_texts_per_image(where, task, task_model.model, task_model.options, p.texts_per_image)
     return Training(
         model=task_model,

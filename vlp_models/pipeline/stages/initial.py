@@ -15,7 +15,7 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import Params, to_plain
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import suggestion
 
 logger = get_logger(__name__)
 
@@ -39,7 +39,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.pipeline.prepared_data import PreparedData, load_start
 
     if key not in params.models:
-        raise ParamsError(f"params.yaml: no model `{key}`{nearest(key, params.models)}")
+        raise ParamsError(f"params.yaml: no model `{key}`{suggestion(key, params.models)}")
     p, where = params.models[key], f"models.{key}"
     with record_timing(workspace, f"initial@{key}"):
         data = PreparedData.load(workspace)

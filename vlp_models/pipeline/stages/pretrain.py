@@ -9,7 +9,7 @@ from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, PretrainParams, to_plain
-from vlp_models.params.schema import nearest
+from vlp_models.params.schema import suggestion
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +28,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.pipeline.training_job import TrainingJob
 
     if key not in params.pretrain:
-        raise ParamsError(f"params.yaml: no pretraining run `{key}`{nearest(key, params.pretrain)}")
+        raise ParamsError(f"params.yaml: no pretraining run `{key}`{suggestion(key, params.pretrain)}")
     p = params.pretrain[key]
     model = params.models[p.model]
     settings = {"pretrain": {key: to_plain(p)}, "model": {"family": model.family, "config": model.config}}

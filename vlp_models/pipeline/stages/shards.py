@@ -67,14 +67,14 @@ def run(
         validated = require_output(workspace.validated, "validate")
         read = model_inputs(params.models) if inputs is None else inputs
         v = params.validate
-        held = required_content(read, p.pixels, v.min_image_side, v.max_image_pixels)
-        store = FeatureStore(require_output(workspace.features, "features")) if held.regions else None
+        required = required_content(read, p.pixels, v.min_image_side, v.max_image_pixels)
+        store = FeatureStore(require_output(workspace.features, "features")) if required.regions else None
         if store is not None:
             _check_features(validated, store, workspace)
         texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
-        work = _work(workspace, to_plain(p), held)
-        features = workspace.features if held.regions else None
-        make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, held=held)
+        work = _work(workspace, to_plain(p), required)
+        features = workspace.features if required.regions else None
+        make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, required=required)
         facts = {
             "feature_dim": store.feature_dim if store else 0,
             "classes": store.classes if store else [],
@@ -90,7 +90,7 @@ def run(
                 names = list(mapper.map(make, every))
             for split in SPLITS:
                 parts = [work / name for name in names if name.startswith(f"{split}-")]
-                parts += _without_images(texts, split, work, held)
+                parts += _without_images(texts, split, work, required)
                 counts[split], hashes[split] = _sum_counts(parts), [part / HASHES for part in parts]
                 join_parts(directory, split, parts)
             write_manifest(
@@ -101,9 +101,9 @@ def run(
                 sources=sources,
                 **facts,
                 num_classes=len(store.classes) if store else 0,
-                pixels=held.pixels,
+                pixels=required.pixels,
             )
-            known = {kind: facts if kind == "regions" else {} for kind in held.kinds}
+            known = {kind: facts if kind == "regions" else {} for kind in required.kinds}
             write_contents(contents, hashes, sources, known)
         shutil.rmtree(work)
     for split, numbers in counts.items():
@@ -116,15 +116,20 @@ HASHES = "contents.parquet"
 PART_FORMAT = 2  # version of the format of a part
 
 
-def _work(workspace: Workspace, settings: dict[str, Any], held: RequiredContent) -> Path:
+def _work(workspace: Workspace, settings: dict[str, Any], required: RequiredContent) -> Path:
     """Return the folder of finished shards.
 
     Chunks of features are identified by size and time, since there may be terabytes of them.
     """
     features = workspace.features
-    chunks = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in features.glob("*.safetensors") if held.regions]
-    inputs = {"validated": workspace.validated, **({"features": features / "manifest.json"} if held.regions else {})}
-    what = {"shards": settings, "held": dataclasses.asdict(held), "chunks": sorted(chunks), "parts": PART_FORMAT}
+    chunks = [
+        (f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in features.glob("*.safetensors") if required.regions
+    ]
+    inputs = {
+        "validated": workspace.validated,
+        **({"features": features / "manifest.json"} if required.regions else {}),
+    }
+    what = {"shards": settings, "held": dataclasses.asdict(required), "chunks": sorted(chunks), "parts": PART_FORMAT}
     return workspace.work("shards", fingerprint(what, inputs))
 
 
@@ -136,7 +141,7 @@ def _shards(joined: _ImageRows, split: str, size: int) -> Iterator[Shard]:
         number += 1
 
 
-def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, held: RequiredContent) -> str:
+def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, required: RequiredContent) -> str:
     """Make one shard with its index, unless `work` has it; return the name of its folder there."""
     split, number, records = shard
     part = work / f"{split}-{number:05d}"
@@ -146,7 +151,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
     with output_directory(part) as directory:
         writer = ShardWriter(directory, split, len(records), first=number)
         for record in records:
-            data, extension = _read_pixels(root / record["path"]) if held.pixels else (None, "")
+            data, extension = _read_pixels(root / record["path"]) if required.pixels else (None, "")
             writer.add(
                 ImageRecord(
                     image_id=record["image_id"],
@@ -162,11 +167,11 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
         write_json(directory / COUNTS, writer.close())
         for tar in directory.glob("*.tar"):
             check_tar(tar)
-        write_hashes(directory / HASHES, directory, split, held.kinds)
+        write_hashes(directory / HASHES, directory, split, required.kinds)
     return part.name
 
 
-def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, held: RequiredContent) -> list[Path]:
+def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, required: RequiredContent) -> list[Path]:
     """Make a part with an index only, for rows without an image, if there are any."""
     chosen = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
     if not any(len(table) for table in chosen.values()):
@@ -177,7 +182,7 @@ def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, held
         for name, table in chosen.items():
             writer.add_without_image(name, table.sort_by(TABLES[name].id_column).to_pylist())
         write_json(directory / COUNTS, writer.close())
-        write_hashes(directory / HASHES, directory, split, held.kinds)
+        write_hashes(directory / HASHES, directory, split, required.kinds)
     return [part]
 
 

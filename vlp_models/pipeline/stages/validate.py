@@ -31,8 +31,8 @@ from vlp_models.curation.duplicates.leakage import (
     write_leaks,
 )
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.validation.columns import derive
-from vlp_models.curation.validation.crossing import Crossing
+from vlp_models.curation.validation.columns import add_derived_columns
+from vlp_models.curation.validation.cross_row_facts import Crossing
 from vlp_models.curation.validation.rules import Rule, rules_for
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.joins import Database, write_boxed
@@ -41,7 +41,7 @@ from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
 
 if TYPE_CHECKING:
-    from vlp_models.curation.validation.suites import Suites
+    from vlp_models.curation.validation.suites import SuiteRunner
 
 logger = get_logger(__name__)
 
@@ -185,10 +185,10 @@ def _check_tables(
     leaks: Mapping[str, str],
 ) -> dict[str, _TableResult]:
     """Write the good rows of each table to `directory`, and the others to one quarantine per table."""
-    from vlp_models.curation.validation.suites import Suites
+    from vlp_models.curation.validation.suites import SuiteRunner
 
     shutil.rmtree(docs, ignore_errors=True)
-    suites = Suites(docs)
+    suites = SuiteRunner(docs)
     results: dict[str, _TableResult] = {}
     for name in ID_COLUMN:  # images first
         unreadable = (row for row in _unreadable(sources) if row["table"] == name)
@@ -218,7 +218,7 @@ def _check_table(
     files: list[Path],
     unreadable: Iterator[Row],
     rules: list[Rule],
-    suites: Suites,
+    suites: SuiteRunner,
     crossing: Crossing,
     leaks: Mapping[str, str],
     good: TableWriter,
@@ -236,7 +236,7 @@ def _check_table(
         result.bad += 1
     unread, failed_unread, start = result.bad, list(result.failed), 0
     for table, others in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
-        rows = derive(name, table.to_pylist(), others, start, leaks)
+        rows = add_derived_columns(name, table.to_pylist(), others, start, leaks)
         broken = suites.check(name, rows, rules)
         for rule, numbers in zip(rules, broken, strict=True):
             for number in numbers:

@@ -1,10 +1,10 @@
 """The gate: may this version become champion? Pure arithmetic on stored scores; nothing here talks to MLflow.
 
-Required of every version: finite scores of the task's metric, a passed validation, and the floor of every slice. If
+Every version must have finite scores of the task's metric, a passed validation, and the floor of every slice. If
 there is a champion: a gain on the same test items that a paired bootstrap over images (NLVR: sentences) and seeds
 confirms. A gain that is not confirmed is either ruled out (`keep`) or `inconclusive`.
 
-Each decision spends a share of what is left of its test's error budget, so the budget never runs out. The chance that
+Each decision spends a share of what remains of its test's error budget, so the budget never runs out. The chance that
 any decision on a test promotes a model that is no better stays below `promotion.error_budget`, however often the test
 is used (alpha spending; a union bound, so dependence between decisions does not matter). Repeating a question, i.e. the
 same version against the same champion with the same numbers of seeds, is the same decision.
@@ -169,19 +169,19 @@ def compare_to_champion(
     rule: GateParams,
     params: PromotionParams,
     *,
-    error: float | None = None,
+    alpha: float | None = None,
     other_seeds: tuple[Sequence[Measurement], Sequence[Measurement]] = ((), ()),
 ) -> Verdict:
     """Compare with the champion on the same items; if runs of other seeds exist, compare variant with variant.
 
     Args:
-        error: allowed probability of promoting what is no better; default: 1 - `rule.confidence`.
+        alpha: allowed probability of promoting what is no better; default: 1 - `rule.confidence`.
         other_seeds: other runs of the challenger's variant, and of the champion's.
 
     Raises:
         NotComparableError: other test data or another scorer.
     """
-    error = 1 - rule.confidence if error is None else error
+    alpha = 1 - rule.confidence if alpha is None else alpha
     ours, theirs = [challenger, *other_seeds[0]], [champion, *other_seeds[1]]
     for other in (*theirs, *other_seeds[0]):
         check_comparable(challenger, other)
@@ -211,8 +211,8 @@ def compare_to_champion(
         return Verdict(reasons=[reason], numbers=numbers, conclusive=False)
     if not np.isfinite(found.draws_S).all():
         return Verdict(reasons=[f"non-finite: {metric} of a resample"], numbers=numbers, conclusive=False)
-    low, high = found.interval(error)
-    p, detectable = found.p_above(rule.min_gain), found.detectable(rule.min_gain, error, POWER)
+    low, high = found.interval(alpha)
+    p, detectable = found.p_value(rule.min_gain), found.detectable(rule.min_gain, alpha, POWER)
     numbers |= {
         "variant_gain": round(found.value, 4),
         "share_above_min_gain": round(1 - p, 4),
@@ -225,14 +225,14 @@ def compare_to_champion(
     }
     # Both point estimates must exceed min_gain as well: the share of resamples alone could pass on a skewed metric, and
     # a better variant does not make this one version better.
-    if p <= error and min(found.value, own) > rule.min_gain:
+    if p <= alpha and min(found.value, own) > rule.min_gain:
         return Verdict(numbers=numbers)
     variants = f", its variant over {len(ours)} vs {len(theirs)} seeds {found.value:+.2f}"
     comparison = (
         f"gain: {metric} {challenger.value():.2f} vs the champion's {champion.value():.2f}: {own:+.2f}"
         f"{variants if len(ours) + len(theirs) > 2 else ''} ({low:+.2f} to {high:+.2f})"
     )
-    if p <= error:
+    if p <= alpha:
         return Verdict(reasons=[f"{comparison}: the variant is better, this version of it is not"], numbers=numbers)
     if high < relevant:
         return Verdict(reasons=[f"{comparison}: a gain of {relevant:g} or more is ruled out"], numbers=numbers)
@@ -246,9 +246,9 @@ def compare_to_champion(
         numbers=numbers,
         conclusive=False,
     )
-    if error < found.p_above(-np.inf):
+    if alpha < found.p_value(-np.inf):
         verdict.reasons.append(
-            f"budget: this decision may err with probability {error:.1g}, and {params.resamples:,} resamples cannot "
+            f"budget: this decision may err with probability {alpha:.1g}, and {params.resamples:,} resamples cannot "
             "show one that small; use a fresh test, or raise `promotion.resamples`"
         )
     return verdict
@@ -296,20 +296,20 @@ def check_comparable(challenger: Measurement, champion: Measurement) -> None:
 class Spending:
     """What one decision spends of its test's error budget.
 
-    uses: decisions on this test, this one included. error: probability of error allowed to this one. left: share of the
-    budget left afterwards.
+    uses: decisions on this test, this one included. alpha: allowed error probability of this one. remaining: share of
+    the budget that remains afterwards.
     """
 
     uses: int
-    error: float
-    left: float
+    alpha: float
+    remaining: float
 
     def numbers(self, budget: float) -> dict[str, Any]:
         return {
             "test_uses": self.uses,
-            "error": float(f"{self.error:.4g}"),
+            "error": float(f"{self.alpha:.4g}"),
             "error_budget": budget,
-            "budget_left": round(self.left, 4),
+            "budget_left": round(self.remaining, 4),
         }
 
 
@@ -322,7 +322,7 @@ def spend_budget(
     versions: tuple[int, int | None],
     runs: tuple[int, int] | None = None,
     confidence: float,
-    choices: int = 1,
+    num_candidates: int = 1,
 ) -> Spending:
     """Return what a decision on `test` may spend.
 
@@ -331,7 +331,7 @@ def spend_budget(
         versions: the version, and the champion it is compared with.
         runs: how many runs of either variant are compared; None: there is no gain to measure.
         confidence: of the gate; no decision is laxer.
-        choices: how many versions this one was selected from on this very test; its error is divided among them.
+        num_candidates: how many versions this one was selected from on this very test; its alpha is divided by it.
     """
     earlier: list[tuple[Any, ...]] = []
     for entry in entries:
@@ -344,7 +344,7 @@ def spend_budget(
     uses = earlier.index(now) + 1 if now in earlier else len(earlier) + 1
     kept = 1 - params.spend
     allowed = min(1 - confidence, params.error_budget * params.spend * kept ** (uses - 1))
-    return Spending(uses=uses, error=allowed / choices, left=kept**uses)
+    return Spending(uses=uses, alpha=allowed / num_candidates, remaining=kept**uses)
 
 
 def count_runs(numbers: Mapping[str, Any]) -> tuple[int, int] | None:

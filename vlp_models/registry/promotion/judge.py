@@ -1,7 +1,7 @@
 """Judge a registered version: read its scores and the champion's on the same test, and let the gate decide.
 
 If the champion was not scored on that test, it is evaluated again. Runs that differ in their seeds only (tag
-`variant_hash`) show how much of a score is the seed's luck; they count if they were scored on the same test, and equal
+`variant_hash`) show the seed variance of a score; they count if they were scored on the same test, and equal
 weights count once.
 """
 
@@ -119,7 +119,7 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
                 measure_other_seeds(client, side, challenger, case.spec) for side in (version, champion_version)
             )
             allowed = None if get_error is None else get_error(challenger.test, (1 + len(ours), 1 + len(theirs)))
-            gained = compare_to_champion(challenger, champion, rule, params, error=allowed, other_seeds=(ours, theirs))
+            gained = compare_to_champion(challenger, champion, rule, params, alpha=allowed, other_seeds=(ours, theirs))
         gained.numbers["champion_reevaluated"] = reevaluated
     except store_errors(NotComparableError, VLPError) as error:
         raise_if_away(error, f"champion, version {case.champion}")

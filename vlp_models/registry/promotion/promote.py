@@ -125,7 +125,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
                 versions=(choice.version, found.champion),
                 runs=runs,
                 confidence=rule.confidence,
-                choices=choice.measured if choice.selected_on == request.params.split else 1,
+                num_candidates=choice.measured if choice.selected_on == request.params.split else 1,
             )
 
         case = GateCase(
@@ -138,7 +138,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
             params=request.params,
             services=request.services,
         )
-        verdict = judge(case, lambda test, runs: get_spending(test, runs).error)
+        verdict = judge(case, lambda test, runs: get_spending(test, runs).alpha)
         if "test" in verdict.numbers:
             spent = get_spending(verdict.numbers["test"], count_runs(verdict.numbers))
             verdict.numbers |= spent.numbers(request.params.error_budget)
@@ -288,7 +288,7 @@ def _choose(ctx: PromotionContext, request: GateRequest, found: Reconciled) -> _
         if found.champion is None:
             raise DataError(f"{ctx.model}: no challenger to promote; `dvc repro register` registers one")
         return _Choice(version=None, spec=spec, skip_reason="there is no challenger")
-    # Select on another split than the test: the best of several on the test was partly lucky on that test.
+    # Select on another split than the test: the best of several on the test is biased upward on that test set.
     scores, withdrawn = read_candidate_scores(ctx.client, versions), found.state.withdrawn
     candidates, spec = rank_candidates(versions, scores, spec, rule.direction, withdrawn)
     select_spec = dataclasses.replace(spec, split=params.select_on)

@@ -6,7 +6,7 @@ DuckDB joins compute them on disk (data/joins.py); they are returned in row orde
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,19 +118,15 @@ class Crossing:
             for entry in rows.before(start + size):
                 facts.found.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]
             for entry in named.before(start + size):
-                _add_image(facts, entry)
+                if entry["good"]:
+                    facts.images[entry["name"]] = {name: entry[name] for name in ("split", "width", "height")}
+                elif entry["bad"]:
+                    facts.quarantined.add(entry["name"])
             yield facts
 
 
 _COLUMNS = ("image_id", OTHER_IMAGES.name, "provenance", "sha256", "split")
 _EXTRA = {"captions": [pa.field("key", pa.binary())]}
-
-
-def _add_image(facts: CrossFacts, entry: Mapping[str, Any]) -> None:
-    if entry["good"]:
-        facts.images[entry["name"]] = {name: entry[name] for name in ("split", "width", "height")}
-    elif entry["bad"]:
-        facts.quarantined.add(entry["name"])
 
 
 def _with_keys(table: str, sources: list[Path]) -> Iterator[pa.Table]:

@@ -132,7 +132,7 @@ def resolve_version(client: MlflowClient, params: Params, model: str) -> ModelVe
 
 
 def rebuild_commands(record: dict[str, Any]) -> list[str]:
-    """Return the commands that rebuild the version's checkpoint; raw data comes from the DVC remote or the generator."""
+    """Return the commands that rebuild the version's checkpoint; raw data is pulled from DVC's remote or generated."""
     commit = record["git_commit"].partition("+")[0]
     name = f"{record['name']}/{record['version']}"
     kept = [file for file in ("params.yaml", "dvc.lock") if file in record["locks"]]
