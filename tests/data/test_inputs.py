@@ -191,9 +191,7 @@ def pixel_model(patch: int) -> ModelInputs:
 def test_models_decide_what_shards_store() -> None:
     assert required_content([REGION_MODEL]) == RequiredContent(regions=True, pixels=False)
     assert required_content([REGION_MODEL, pixel_model(8)]) == RequiredContent(regions=True, pixels=True)
-    assert required_content([ModelInputs(image=None)], True) == RequiredContent(
-        regions=False, pixels=True, texts=True
-    )
+    assert required_content([ModelInputs(image=None)], True) == RequiredContent(regions=False, pixels=True, texts=True)
     with pytest.raises(ParamsError, match=r"shards\.pixels: false"):
         required_content([pixel_model(8)], False)
 
