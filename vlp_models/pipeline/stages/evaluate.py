@@ -144,6 +144,30 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
             logger.info("%s: %s %s %s %.2f", key, *(record[name] for name in ("dataset", "split", "metric", "value")))
 
 
+def _load_model(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> TaskModel:
+    """Load the run's fine-tuned checkpoint and set its search."""
+    from vlp_models.common.device import pick_device
+    from vlp_models.tasks.base import load_task_model
+
+    finetune = params.finetune[key]
+    require_output(workspace.shards / "manifest.json", "shards")
+    model = load_task_model(
+        require_output(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"),
+        device=pick_device(params.trainer.accelerator, params.trainer.torch_threads),
+    )
+    if model.task != finetune.task:
+        raise DataError(
+            f"checkpoints/finetune/{key} has the task {model.task}, but the run {key} the task {finetune.task}; run "
+            f"`dvc repro finetune@{key}`"
+        )
+    if as_served and search is not None and search.is_dir():
+        model.load_search(search)
+    else:
+        model.set_search(params.evaluate)
+        model.prepare_search(workspace.shards, finetune.sources, search)
+    return model
+
+
 def _records(
     scored: TaskScores, settings: EvaluateParams, facts: dict[str, Any], leaked: LeakedItems | None
 ) -> list[dict[str, Any]]:
