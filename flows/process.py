@@ -114,6 +114,8 @@ def run_supervised(
         StageFailed: any other exit code.
     """
     env = {**command_environment(), "PYTHONUNBUFFERED": "1"}
+    if str(Path(sys.executable).parent) in os.environ.get("PATH", "").split(os.pathsep):
+        env["PATH"] = os.environ["PATH"]  # keep the user's order: a `vlp` earlier on the PATH is meant
     env["PYTHONPATH"] = f"{Path(__file__).parent.parent}{os.pathsep}{env.get('PYTHONPATH', '')}"
     (root / ".work").mkdir(exist_ok=True)
     supervisor = [sys.executable, "-m", "vlp_models.common.supervise", "--parent", str(os.getpid()), "--"]
