@@ -62,7 +62,11 @@ def stop_at(root: Path, run: str, step: int, number: signal.Signals) -> int:
 
 @pytest.mark.pipeline
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["none", "c", "turns"])
+@pytest.mark.parametrize(
+    "scheme",
+    # tests/training resumes the others in one process
+    ["none", pytest.param("c", marks=pytest.mark.long), pytest.param("turns", marks=pytest.mark.long)],
+)
 def test_resume_after_kill_and_stop_is_bitwise_equal(tmp_path: Path, scheme: str) -> None:
     """kill -9 at a random step, rerun; SIGTERM at a random later step, exit 75; rerun: as in one go, in this process.
 

@@ -221,6 +221,7 @@ def test_alias_moved_by_hand_is_refused_until_accepted_or_set_back(new: Any) -> 
     assert registry.promote(2).action == "promoted" and registry.aliases()["previous"] == 1
 
 
+@pytest.mark.slow
 def test_checkout_without_the_last_line_is_refused_until_it_pulls(new: Any) -> None:
     registry = promoted(new, GOOD)
     stale = Ledger(registry.root / "checkout.jsonl")

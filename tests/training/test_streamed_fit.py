@@ -70,11 +70,9 @@ def test_streaming_from_a_server_equals_a_folder(
     assert same_weights(model, from_folder[0]) and untimed(done.rows) == from_folder[1]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "workers"),
-    [(1, 1), pytest.param(2, 0, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
-    ids=["one-with-a-worker", "two"],
-)
+@pytest.mark.long  # resuming in one process: test_truncated_shard_stops_the_run_and_resumes_once_fixed
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 0)], ids=["one-with-a-worker", "two"])
 def test_streamed_run_resumes_after_kill_within_an_epoch(
     root: Path, remote: dict[str, Any], from_folder: Any, ranks: int, workers: int
 ) -> None:

@@ -22,9 +22,18 @@ TABLES = ("FAMILIES", "TASKS", "FORMATS", "GENERATORS", "READERS", "IMAGE_READER
 
 
 def other_package(folder: Path) -> Path | None:
-    """Return the `vlp_models` package inside `folder` if it is not the one that is running."""
+    """Return the `vlp_models` package inside `folder` if its code differs from the one that is running.
+
+    In a temporary copy of the project by `dvc exp run --temp` or `--queue`, the code of the original runs: the same,
+    unless it has been edited since.
+    """
     theirs = folder.absolute() / PACKAGE
-    return theirs if (theirs / "cli").is_dir() and not ROOT.samefile(theirs) else None
+    if not (theirs / "cli").is_dir() or ROOT.samefile(theirs):
+        return None
+    ours, copied = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*.py")} for root in (ROOT, theirs)
+    )
+    return None if ours == copied else theirs
 
 
 def refuse_other_package(folder: Path) -> None:
