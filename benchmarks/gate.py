@@ -45,7 +45,7 @@ BETTER = 3.0  # points
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """own: std of a seed's effect on one question; seed: std of a seed's effect on all questions; both in stds of the questions' ease."""
+    """The effect of a seed on one question (own) and on all questions (seed): stds, in stds of the questions' ease."""
 
     own: float
     seed: float

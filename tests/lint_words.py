@@ -63,7 +63,8 @@ PHRASES = {
     r"\bas there\b": "as in ... (name it)",
     r"what they were": "their ...",
     r"(?:behavi|col|hon|fav|lab|neighb)our(?!hood embedding)": "American spelling: -or",
-    r"(?:optimi|normali|initiali|regulari|tokeni|seriali|recogni|generali|summari|memori|organi)s(?:e|er|ed|es|ing|ation)\b": "American spelling: -ize",
+    r"(?:optimi|normali|initiali|regulari|tokeni|seriali|recogni|generali|summari|memori|organi)"
+    r"s(?:e|er|ed|es|ing|ation)\b": "American spelling: -ize",
     r"\bcentre": "center",
     r"\blicence": "license",
     r"\bmodell(?:ed|ing)\b": "modeled, modeling",

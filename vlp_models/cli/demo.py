@@ -27,7 +27,9 @@ def demo(
     runs: Annotated[
         list[str] | None, typer.Option("--run", help="Use the newest version of this run instead of the champion.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; default: localhost only.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; default: localhost only.", show_default=False)
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 7860,
     split: Annotated[str, typer.Option(help="The images to search: train, val or test.")] = "test",
 ) -> None:

@@ -50,7 +50,7 @@ def use(
 
 
 def plan() -> None:
-    """Check params.yaml. Regenerate dvc.yaml after editing models, runs or datasets."""
+    """Regenerate dvc.yaml after editing models, runs or datasets. Checks params.yaml first."""
     print("dvc.yaml updated" if write_plan() else "dvc.yaml is up to date")
 
 

@@ -2,14 +2,14 @@
 
 It is written to `.work/STAGE-RUN/FINGERPRINT/` (`TrainingJob.work`, pipeline/training_job.py):
 
-    step-00000200.ckpt          model, optimizer and scheduler; position of the data loader and of the window; number of
-                                micro-batches (seeds all random numbers); precision; weight average; best validations;
-                                seconds and memory so far
+    step-00000200.ckpt          weights, optimizer, scheduler (Lightning); cursor of data loader and windows (data.py);
+                                number of micro-batches, which seeds all random numbers, and precision (module.py);
+                                weight average and snapshots (averaging.py); seconds and peak memory (reporting.py)
     step-00000200.ckpt.sha256   its hash; the last two checkpoints are kept
     step-00000200.damaged       a checkpoint whose hash did not match
     snapshot-00000180.safetensors   weights after a good validation (training/averaging.py)
     log.jsonl                   the curve (training/log.py)
-    provenance.json             what the run learns from (pipeline/lineage.py)
+    provenance.json             data, code and parents of the run (pipeline/lineage.py)
 
 A checkpoint is complete or absent. `clear_resume_points` deletes checkpoints and snapshots once the result is
 published.
