@@ -2,8 +2,8 @@
 
 python tests/audit.py [--service osv] requirements.lock ...
 
-Exit codes: 0 none known, 1 there are some in any of the files, else 69 where nobody who knows could be asked. pip-audit
-itself ends with 0 where the service knows none of the packages (an index that serves files alone): here that is 69.
+Exit codes: 0 none known, 1 there are some in any of the files, else 69 if the service could not be reached. pip-audit
+itself exits with 0 if the service has none of the packages (an index that serves files alone): here that is 69.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def main() -> int:
 
 
 def find() -> str | None:
-    beside = Path(sys.executable).parent / "pip-audit"
-    return str(beside) if beside.exists() else shutil.which("pip-audit")
+    installed = Path(sys.executable).parent / "pip-audit"
+    return str(installed) if installed.exists() else shutil.which("pip-audit")
 
 
 def audit(program: str, file: str, service: str) -> int:
@@ -59,8 +59,8 @@ def audit(program: str, file: str, service: str) -> int:
         return _unknown(file, f"the service ({service}) has no record of any of its {len(packages)} packages")
     holes = [(package, hole) for package in asked for hole in package["vulns"]]
     for package, hole in holes:
-        mended = ", ".join(hole["fix_versions"]) or "no release yet"
-        print(f"{file}: {package['name']} {package['version']}: {hole['id']}; mended in {mended}")
+        fixed = ", ".join(hole["fix_versions"]) or "no release yet"
+        print(f"{file}: {package['name']} {package['version']}: {hole['id']}; fixed in {fixed}")
     unasked = f"; {len(packages) - len(asked)} that the service does not know" if len(asked) < len(packages) else ""
     print(f"{file}: {len(holes)} known holes in {len(asked)} packages{unasked}")
     return int(bool(holes))

@@ -23,7 +23,7 @@ configure_logging()  # as every command does; tests read messages with capsys
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files that take minutes first, lest one process is left with them at the end.
+    """Run files that take minutes first, so that no process is left with them at the end.
 
     The very first one builds `built_project`; its other users come last, so that no process waits for it.
     """

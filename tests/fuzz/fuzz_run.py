@@ -146,8 +146,8 @@ def run_child(command: list[str], answer: Path) -> dict[str, Any]:
         kept = answer.parent / f"{value['current']}-died"
         with contextlib.suppress(FileNotFoundError):
             (answer.parent / LAST).replace(kept)
-        said = " ".join(line.strip() for line in done.stderr.splitlines()[:4])
-        what = f"the process ended with {done.returncode}: {said:.300}; {kept}"
+        message = " ".join(line.strip() for line in done.stderr.splitlines()[:4])
+        what = f"the process ended with {done.returncode}: {message:.300}; {kept}"
         value["findings"].append([value["current"], "crash", what, ""])
     return value
 
@@ -198,11 +198,11 @@ def main() -> int:
         by["atheris"] = sum(value["counts"].values())
         counts.update(value["counts"])
         findings += [Finding(*fields) for fields in value["findings"]]
-    _tell(options, counts, findings, by, time.monotonic() - began)
+    _report(options, counts, findings, by, time.monotonic() - began)
     return int(bool(findings))
 
 
-def _tell(
+def _report(
     options: argparse.Namespace, counts: Counter[str], findings: list[Finding], by: dict[str, int], seconds: float
 ) -> None:
     kinds = Counter(finding.kind for finding in findings)

@@ -1,4 +1,4 @@
-"""How a sound file becomes a hostile one, as hypothesis strategies: by its bytes, and by what it says."""
+"""Hypothesis strategies that turn a valid file into a malformed one: by its bytes, and by its content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short run of `make fuzz`, and that it sees what it looks for."""
+"""A short run of `make fuzz`, and tests of its detectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from watch import Watch, workplace
 
 from vlp_models.errors import DataError
 
-INPUTS = 8  # a target, beside its corpus; `make fuzz` draws 10,000 in all
+INPUTS = 8  # per target, besides its corpus; `make fuzz` draws 10,000 in all
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def refuses(data: bytes) -> None:
         (refuses, ""),
     ],
 )
-def test_the_watch_sees(
+def test_watch_detects(
     attempt: Callable[[bytes], object], kind: str, watched: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("watch.LONGEST", 0.3)

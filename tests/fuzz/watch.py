@@ -18,7 +18,7 @@ from typing import Any
 from vlp_models.errors import VLPError
 
 ROOT = Path(__file__).parents[2]
-LONGEST = 2.0  # seconds of this process's own time: others may use the machine beside it
+LONGEST = 2.0  # seconds of CPU time of this process
 WAITED = 60.0  # and of a clock on the wall, for what waits and computes nothing
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYSTEM = ("/dev", "/proc", "/sys", "/usr", "/lib", "/lib64", "/etc/localtime", "/etc/mime.types", "/etc/os-release")
@@ -35,7 +35,7 @@ class Hang(BaseException):
 
 @dataclass(frozen=True)
 class Finding:
-    """kind: crash, escape or hang; where: the innermost line of this project, by which findings are told apart."""
+    """kind: crash, escape or hang; where: the innermost line of this project, which distinguishes findings."""
 
     target: str
     kind: str
@@ -44,7 +44,7 @@ class Finding:
 
 
 class Watch:
-    """Runs inputs in `folder`, and tells what they did that they may not. One of it a process."""
+    """Run inputs in `folder` and report forbidden actions. One instance per process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -119,7 +119,7 @@ class Watch:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder to work in, and beside it what nobody may touch: a secret, and the same under names that lead there."""
+    """Make a folder to work in, next to files that must not be touched: a secret, and links to it."""
     with tempfile.TemporaryDirectory(prefix="vlp-fuzz-") as name:
         inside = Path(name).resolve() / "inside"
         inside.mkdir()
@@ -131,7 +131,7 @@ def workplace() -> Iterator[Path]:
         try:
             yield inside
             left = sorted(path.name for path in (inside.parent / "outside").iterdir())
-            assert left == ["secret.txt"], f"something was written beside the folder: {left}"
+            assert left == ["secret.txt"], f"something was written next to the folder: {left}"
         finally:
             tempfile.tempdir = temporary
             os.chdir(before)

@@ -210,7 +210,7 @@ def _parent(parent: Mapping[str, Any], data: DataVersion | None, checkpoints: Ch
     """Determine the exposure of one parent of a lineage (pipeline/lineage.py)."""
     name = parent["path"].removeprefix("checkpoints/")
     file = checkpoints.workspace.root / parent["path"]
-    if parent["role"] in ("imported weights", "text weights"):
+    if parent["role"] in ("imported weights", "text weights", "image weights"):
         return Exposure(name=name, state="clean", how="trained elsewhere")
     if file.exists() and parent.get("sha256") == hash_path(file):
         return checkpoints.of(name if parent["path"] not in (DETECTOR, TOKENIZER) else parent["path"])

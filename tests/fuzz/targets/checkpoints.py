@@ -36,7 +36,7 @@ def make_bundle(folder: Path) -> Path:
 
 
 def _checkpoint(name: str) -> Callable[[Path], Prepared]:
-    """Without its sums, which would refuse all at once: whoever forges a file forges them as well."""
+    """Without checksums, which would reject everything at once: an attacker would forge them as well."""
 
     def prepare(folder: Path) -> Prepared:
         import torch

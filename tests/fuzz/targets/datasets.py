@@ -17,11 +17,11 @@ _LONG_ID = b'[{"id": ' + b"9" * 5000 + b"}]"
 _LISTED = b"image,caption\n" + b"".join(f"{path},a caption\n".encode() for path in PATHS)
 
 
-def _reader(section: dict[str, Any], file: str, world: str = "objects") -> Callable[[Path], Prepared]:
+def _reader(section: dict[str, Any], file: str, generator: str = "objects") -> Callable[[Path], Prepared]:
     def prepare(folder: Path) -> Prepared:
         from vlp_models.params import SourceParams
 
-        _world(folder / "set", world)
+        _synthetic(folder / "set", generator)
         source = SourceParams(**{"root": "set", **section})
         return in_place(folder / "set" / file, lambda: _prepare(source, folder))
 
@@ -49,21 +49,21 @@ def _prepare(source: Any, folder: Path) -> None:
         json.dumps(row, ensure_ascii=False, sort_keys=True).encode()
 
 
-def _world(folder: Path, world: str) -> None:
-    """A few images of the embedded worlds, in every public format that they write; kept for all targets."""
+def _synthetic(folder: Path, generator: str) -> None:
+    """Write a few synthetic images in every public format of their generator; kept for all targets."""
     from vlp_models.params import GeneratorParams
     from vlp_models.params.schema import load
     from vlp_models.synthetic import GENERATORS
 
-    kept = folder.parent.parent / "worlds" / world
+    kept = folder.parent.parent / "synthetic" / generator
     if not kept.exists():
         kept.mkdir(parents=True)
-        extra = {"vcr_per_image": 1, "hypotheses_per_image": 1, "pair_sentences": 1} if world == "objects" else {}
+        extra = {"vcr_per_image": 1, "hypotheses_per_image": 1, "pair_sentences": 1} if generator == "objects" else {}
         params = GeneratorParams(
-            generator=world, seed=3, train=4, val=1, test=1, questions_per_image=1, side=64, permutations=1, **extra
+            generator=generator, seed=3, train=4, val=1, test=1, questions_per_image=1, side=64, permutations=1, **extra
         )
-        load(GENERATORS[world])(params, kept)
-        if world == "objects":
+        load(GENERATORS[generator])(params, kept)
+        if generator == "objects":
             (kept / "lines.txt").write_text("a red star\na blue circle\n")
     shutil.copytree(kept, folder)
 
