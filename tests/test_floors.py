@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).parent.parent
 
@@ -13,6 +17,18 @@ ROOT = Path(__file__).parent.parent
 def test_imports_point_down() -> None:
     result = subprocess.run(["lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
+
+
+def test_every_module_is_in_a_layer() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {name.strip() for layer in contracts[0]["layers"] for name in layer.split("|")}
+    modules = {f"vlp_models.{path.stem}" for path in (ROOT / "vlp_models").iterdir() if path.name[0] not in "._"}
+    assert modules <= layers, "add the folder to [tool.importlinter] in pyproject.toml"
+
+
+def test_files_do_not_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("vlp_models", "flows", exclude_type_checking_imports=True, cache_dir=None)
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 def test_help_imports_nothing_heavy() -> None:
