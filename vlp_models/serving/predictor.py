@@ -127,7 +127,6 @@ def smoke_test(bundle: Path, images: Sequence[Path]) -> SmokeTest:
     Args:
         images: candidates; the first one on disk is used, also for tasks with several images.
     """
-    from vlp_models.serving.predictor import Predictor
     from vlp_models.tasks import task_class
 
     image = next((path for path in images if path.is_file()), None)
