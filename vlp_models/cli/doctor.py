@@ -143,7 +143,7 @@ def _ports() -> Iterator[Finding]:
                 yield Finding(
                     "note",
                     f"port {port}",
-                    f"in use; if not by your {server}, start it with `--port {port + 1}`",
+                    f"in use; unless that is your {server}, start yours with `--port {port + 1}`",
                 )
 
 

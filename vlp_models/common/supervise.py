@@ -4,8 +4,8 @@
 
 Prefect's worker kills a canceled flow after 30 s, and DVC exits at once on a signal and leaves its trainer behind.
 This small process runs between them. When it receives SIGTERM or SIGINT, or its parent dies, it interrupts the
-command's whole process group, so that the trainer saves its state, waits `GRACE` seconds, and only then kills. If it
-is killed itself, the command receives SIGTERM: a DVC that ends so takes its stage along (pipeline/guard.py).
+command's whole process group, so that the trainer saves its state, waits `GRACE` seconds, then sends SIGKILL. If it
+is killed itself, the command receives SIGTERM: DVC terminated this way terminates its stage too (pipeline/guard.py).
 
 `supervise_commands` starts one such process per command; `command_environment` is the environment of the commands.
 """

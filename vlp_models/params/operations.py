@@ -69,7 +69,8 @@ class GateParams:
     """The promotion gate of one task. Numbers are in the metric's unit (percentage points; CIDEr 1.2 is 120).
 
     metric         empty: the one of tracking.metric
-    confidence     required share of bootstrap draws above min_gain; stricter for a test set that was used often
+    confidence     at least this share of bootstrap draws must exceed min_gain; the error budget demands more (at the
+                   defaults 98% on the first decision, and more on a test set that was used before)
     relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`
     seed_std       standard deviation of the metric over seeds; None: `SEED_STD`; 0: estimate it from the runs alone
     floors         slice -> worst value allowed there. `all` is the whole test set; other slices are written as

@@ -3,13 +3,13 @@
 To add a task, edit (1 to 3, 5 and 8 only if nothing existing fits):
 1. `data/views.py`: the view (table) that its samples come from.
 2. `data/formats/`: a reader that fills that table from the dataset's own files.
-3. `curation/validation/rules.py`: validation rules that the view's columns do not imply.
+3. `curation/validation/rules.py` (and `columns.py` for derived columns): rules that the view's columns do not imply.
 4. `tasks/<task>.py`: a `TaskModel` (base.py): head, loss, prediction, scores, official result file, options; and one
    line in `TASKS` below.
 5. `metrics/`: its metric. `SEED_STD` and `RELEVANT_GAIN` in `params/operations.py` have the gate's defaults by metric.
 6. params.yaml: a run under `finetune:`; `tracking.metric` ranks its versions, `promotion.tasks` configures its gate.
 7. Optional: a gallery in `evaluation/report/galleries.py` (without one the report has no examples of the task), and
-   handlers in `serving/page/handlers.py` for the demo page.
+   the demo page: `TASKS` in `cli/demo.py`, `serving/page/handlers.py` and `version_card.py`.
 8. `PROTOCOL_NAMES` in `tasks/base.py`: the name of a new ability that models must implement (`models/protocols.py`).
 
 tests/toy_task/guess_color.py is a complete example over an existing view. A task's class is imported only when it is

@@ -114,8 +114,8 @@ class FitResult:
     rows: the log (training/log.py).
     samples: how many were used over all processes and the whole run; one that was used twice counts twice.
     seconds: of training, including processes of this run that were killed, up to their last checkpoint.
-    samples_per_second: of these two.
-    peak_memory_mb: the most that one process held, of the GPU's memory if it computes there.
+    samples_per_second: samples / seconds.
+    peak_memory_mb: peak memory of any process (GPU memory when training on a GPU).
     is_main: whether this is rank 0, which writes the results.
     """
 
@@ -259,7 +259,9 @@ def _averages(plan: Plan, work: Path) -> tuple[WeightAverage | None, Snapshots |
 
 def _log_precision(title: str, precision: Precision, chosen: Precision, trainer: TrainerParams) -> None:
     if precision != chosen:
-        logger.info("%s: precision %s, as the run started with; this machine: %s", title, precision, chosen)
+        logger.info(
+            "%s: keeping precision %s from the start of the run (this machine would use %s)", title, precision, chosen
+        )
     elif trainer.precision == "bf16-where-native":
         logger.info("%s: precision %s, native on this machine", title, precision)
 

@@ -1,7 +1,7 @@
-"""Verify a proposed copy: lay one thumbnail on the other and compare them where they overlap.
+"""Verify a proposed copy: warp one thumbnail onto the other and compare them where they overlap.
 
-Keypoints or hashes only propose how two images overlap. The pair counts as copies if the overlap has the same light and
-dark, and no other colors, once brightness, contrast and color cast are evened out. Overlaid text may hide a part.
+Keypoints or hashes only propose how two images overlap. The pair counts as copies if the overlap agrees in luminance
+and hue after normalizing brightness, contrast and color cast. Overlaid text may hide a part.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import numpy as np
 
 from vlp_models.curation.duplicates.fingerprints import THUMB, Fingerprint, Keypoints, canonical_size, opencv
 
-SAME_CORNER = 64  # bits of 256 within which two descriptors are of one corner
+SAME_CORNER = 64  # bits of 256: largest Hamming distance at which two descriptors match
 REPROJECTION = 4.0  # pixels of the canonical size by which a corner may be off
 MIN_INLIERS = 12  # keypoints that must agree on one transform
 SURE_INLIERS = 24  # required where something is overlaid: drawings share a few corners and differ in the rest
 SCALES = (0.4, 2.5)  # size of one image in the other
-WHOLE = 0.8  # share of one of the images that must be in the other,
-PART = 0.35  # and of the other image, at least this share
+MIN_LARGER_COVERAGE = 0.8  # share of at least one image that must be in the overlap
+MIN_SMALLER_COVERAGE = 0.35  # share of the other image that must be in the overlap
 MIN_CORRELATION = 0.96  # of gray levels where they overlap, without the part that agrees least
 MIN_COLOR_CORRELATION = 0.6  # of colors, where both images have some
 COLORFUL = 6.0  # gray levels of color (root mean square) below which an image counts as gray
 MAX_HIDDEN = 0.3  # share of the overlap that may be hidden, where keypoints propose
-DIFFERENT = 45.0  # gray levels from which on a pixel shows something else
+DIFFERENT = 45.0  # gray levels: residual above which a pixel counts as different
 MAX_OVERLAID = 0.25  # share of the overlap that overlaid text may span; different drawings differ all over
-RIM = 2  # thumbnail pixels ignored there: the corners of a rotated image have another color
+RIM = 2  # width of the ignored border, in thumbnail pixels: the corners of a rotated image have another color
 STRAYS = 8  # thumbnail pixels that may differ anywhere
 
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
@@ -113,7 +113,7 @@ def _compare(
     # how much of each image is in the overlap
     of_indexed = overlap.mean()
     of_query = min(1.0, of_indexed / max(abs(np.linalg.det(linear)), 1e-6))
-    if max(of_indexed, of_query) < WHOLE or min(of_indexed, of_query) < PART:
+    if max(of_indexed, of_query) < MIN_LARGER_COVERAGE or min(of_indexed, of_query) < MIN_SMALLER_COVERAGE:
         return None
     x, y = indexed[overlap].astype(np.float32), warped[overlap].astype(np.float32)
     gray_x, gray_y = x @ _LUMA, y @ _LUMA

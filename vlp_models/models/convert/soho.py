@@ -35,9 +35,9 @@ _RESNETS = {
 CNN_FILES = ("backbone.safetensors", "backbone.pth")
 _NOTES = (
     "These weights were trained with the authors' code, which pads images to multiples of 32 pixels (tight_canvas) and",
-    "lays its padding mask on a square (square_mask), which hides a part of portrait images. As in that code, the",
+    "computes its padding mask on a square (square_mask), which hides a part of portrait images. As in that code, the",
     "output for an image depends on the sizes of the other images in its batch; with both switches false it does not.",
-    "The rate of hidden codes (0.015) is that code's; the file does not store it. Pretrain it further with",
+    "The MVM masking rate (0.015) is taken from that code; the file does not store it. Pretrain it further with",
     "view: images and captions_per_image: 2.",
 )
 

@@ -100,7 +100,7 @@ class Context:
 
     @property
     def task_and_model_code(self) -> list[str]:
-        """The code of every task and family: their classes name the metrics, and are served."""
+        """The code of the tasks and families in use: their classes name the metrics, and are served."""
         tasks = sorted({run.task for run in self.params.finetune.values()})
         families = sorted({model.family for model in self.params.models.values()})
         return [*(code("tasks", task) for task in tasks), *(code("models", family) for family in families)]
