@@ -54,7 +54,10 @@ def test_resumed_run_keeps_its_precision_on_another_machine(
     multiply_bfloat16(monkeypatch, not native)
     resumed, result = toy.fit(tmp_path / "moved", **settings)
     assert result.resumed_from == 4 and result.precision == began
-    assert f"toy: precision {began}, as the run started with; this machine: {other}" in capsys.readouterr().err
+    assert (
+        f"toy: keeping precision {began} from the start of the run (this machine would use {other})"
+        in capsys.readouterr().err
+    )
     assert same_weights(whole, resumed)
     fresh, _ = toy.fit(tmp_path / "fresh", **settings)
     assert not same_weights(whole, fresh), "the precision shows in the weights"

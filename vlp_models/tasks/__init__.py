@@ -3,7 +3,7 @@
 To add a task, edit (1 to 3, 5 and 8 only if nothing existing fits):
 1. `data/views.py`: the view (table) that its samples come from.
 2. `data/formats/`: a reader that fills that table from the dataset's own files.
-3. `curation/validation/rules.py` (and `columns.py` for derived columns): rules that the view's columns do not imply.
+3. `curation/validation/rules.py` (derived columns: `columns.py`): rules that the view's columns do not imply.
 4. `tasks/<task>.py`: a `TaskModel` (base.py): head, loss, prediction, scores, official result file, options; and one
    line in `TASKS` below.
 5. `metrics/`: its metric. `SEED_STD` and `RELEVANT_GAIN` in `params/operations.py` have the gate's defaults by metric.
