@@ -26,7 +26,7 @@ def promote(
     ] = False,
     by: User = "",
 ) -> None:
-    """Promote a task's challenger to champion if it passes the gate.
+    """Promote the best of a task's newest versions, or `--version N`, if it passes the gate.
 
     Exit code 3: refused; the reasons are printed. Example: `vlp promote vqa`
     """

@@ -74,7 +74,7 @@ class GateParams:
     relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`
     seed_std       standard deviation of the metric over seeds; None: `SEED_STD`; 0: estimate it from the runs alone
     floors         slice -> worst value allowed there. `all` is the whole test set; other slices are written as
-                   `question_type=how many`, `objects=6+`, `caption_length=1-6` (evaluation/ranking.py)
+                   `question_type=how many`, `objects=6+`, `caption_length=1-6` (evaluation/test_set.py)
     """
 
     metric: str = ""

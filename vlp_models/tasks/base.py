@@ -2,7 +2,7 @@
 
     training     view, options, targets, loss
     evaluation   predict, postprocess, score, write_official
-    captioning   and retrieval also configure how outputs are searched for (`set_search` and its companions)
+    captioning   also configures how captions are searched for (`set_search` and its companions)
     gates, CLI and report read small class attributes: metric, headlines, title, request
 
 How to add a task: see the list in `vlp_models/tasks/__init__.py`.

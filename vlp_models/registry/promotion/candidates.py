@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class Candidate:
     """A version that may become champion.
 
-    value: on the common test; None if it has none, for `reason`. withdrawn: it was rolled back or withdrawn.
+    value: on the split of the ranking (`select_on`, else `split`); None if it has none, for `reason`.
+    withdrawn: it was rolled back or withdrawn.
     """
 
     version: int
