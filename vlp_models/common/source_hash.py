@@ -2,8 +2,8 @@
 
 A stage depends on exactly these files (`dvc.yaml`, through data/plan/code), and a training resumes after a kill only
 with the same ones. Imports inside functions count, imports for type checkers do not. A name that is looked up in a
-table (model family, converter, task, format, generator) is not an import: each has its own list of files, and the tables
-themselves do not count, so a new entry makes no existing result stale.
+table (model family, converter, task, format, generator) is not an import: each has its own list of files, and the
+tables themselves do not count, so a new entry makes no existing result stale.
 """
 
 from __future__ import annotations
