@@ -38,5 +38,5 @@ def test_a_generator_and_a_dataset_are_a_file_and_a_line_each(clone: Path) -> No
 
 def test_unknown_names_are_errors_before_anything_runs(clone: Path) -> None:
     for key, name in (("generate.scenes.generator", "objects"), ("data.scenes.format", "coco")):
-        done = run_in_process(clone, "vlp", "use", "--set", f"{key}={name}x", check=False)
+        done = run(clone, "vlp", "use", "--set", f"{key}={name}x", check=False)
         assert done.returncode == 2 and f"did you mean `{name}`" in done.stderr, done.stderr

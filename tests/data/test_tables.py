@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlp_models.data import joins as outofcore
+from vlp_models.data import joins
 from vlp_models.data.tables import BATCH_ROWS, open_parquet, read_batches
 
 GROUPS, ROWS, WIDTH = 60, 16, 1 << 16  # 1 MB of noise a group
@@ -52,8 +52,8 @@ def shuffled() -> Iterator[pa.Table]:
 @pytest.mark.slow
 def test_interleaved_sorts_need_no_more_memory_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several open sorts hold the rows not yet returned, and four of these do not fit into 32 MB."""
-    monkeypatch.setattr(outofcore, "MEMORY", "32MB")
-    with outofcore.Database.within(tmp_path) as database:
+    monkeypatch.setattr(joins, "MEMORY", "32MB")
+    with joins.Database.within(tmp_path) as database:
         database.load("rows", shuffled(), SCHEMA)
         up, down = "SELECT * FROM rows ORDER BY row", "SELECT * FROM rows ORDER BY row DESC"
         rising, falling, *more = (database.stream(query) for query in (up, down, up, down))

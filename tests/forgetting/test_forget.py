@@ -37,7 +37,7 @@ def test_image_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
     states = {one["name"]: one["state"] for one in report["checkpoints"]}
     clean = ("data/detector", "data/tokenizer", "initial/a", "initial/b", "pretrain/b", "finetune/b")
     assert states == {**dict.fromkeys(clean, "clean"), "pretrain/a": "exposed", "finetune/a": "exposed"}
-    assert all(one["first_exposure"]["epoch"] == 1 for one in report["checkpoints"] if one["state"] == "exposed")
+    assert all(one["first"]["epoch"] == 1 for one in report["checkpoints"] if one["state"] == "exposed")
     by_run = {one["how"].partition(":")[0]: one for one in report["versions"]}
     assert {run: one["state"] for run, one in by_run.items()} == {"finetune/a": "exposed", "finetune/b": "clean"}
     champion = next(one for one in report["versions"] if "champion" in one["aliases"])

@@ -141,7 +141,7 @@ def test_timm_or_torchvision_resnet_becomes_the_cnn(tmp_path: Path) -> None:
     )
     save_file(theirs.state_dict(), tmp_path / "resnet18.safetensors")
     assert read_parts(tmp_path / "resnet18.safetensors", asked).what == "a CNN's"
-    with pytest.raises(CheckpointError, match="--name must be one"):
+    with pytest.raises(CheckpointError, match="`--name` must be a model of family"):
         read_parts(tmp_path / "resnet18.safetensors", ImportRequest(facts=FACTS, config=asked.config, family="vlmo"))
     with pytest.raises(CheckpointError, match="not a resnet101"):  # a model that leaves its config to the defaults
         read_parts(tmp_path / "resnet18.safetensors", ImportRequest(facts=FACTS, config={}, family="soho"))

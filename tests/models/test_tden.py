@@ -113,7 +113,7 @@ def test_protocols(tiny):
     for name, protocol in PROTOCOLS.items():
         can = name not in (
             "GeneratesByMasks",
-            "SetsFinishedAside",
+            "StoresFinished",
             "Contrasts",
             "EmbedsPairs",
             "EncodesCells",

@@ -246,7 +246,7 @@ def test_one_beam_is_greedy_and_more_are_no_worse(batch):
 
 def test_protocols_and_parameter_groups(batch):
     assert protocols_of(tiny_unified_vlp()) == {
-        "SetsFinishedAside",
+        "StoresFinished",
         "Fuses",
         "Generates",
         "GeneratesByMasks",

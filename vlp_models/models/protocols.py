@@ -9,7 +9,7 @@
 | ScoresPairs         | retrieval without a dual encoder                          |
 | Generates           | captioning                                                |
 | GeneratesByMasks    | captioning that trains on a few masked words              |
-| SetsFinishedAside   | beam search as in the authors' code                       |
+| StoresFinished      | beam search as in the authors' code                       |
 | Pretrains           | the pretraining stage                                     |
 | EmbedsPairs         | contrast over all micro-batches of an update              |
 | PredictsMaskedWords | two-pass scheduled sampling                               |
