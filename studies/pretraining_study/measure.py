@@ -63,7 +63,7 @@ def captions(model: nn.Module, split: Split, data: Data) -> dict[str, float]:
 def cider(generated: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Of one description an image, document frequencies from its references; 1.2 reads 120, as tables print it."""
     words = [[split_words(text) for text in texts] for texts in references]
-    scorer = CiderD(DocumentFrequencies.of(words), lambda number: words[int(number)])
+    scorer = CiderD(DocumentFrequencies.count(words), lambda number: words[int(number)])
     return 100 * float(np.mean([scorer.score(str(i), [split_words(text)])[0] for i, text in enumerate(generated)]))
 
 

@@ -56,13 +56,13 @@ def test_image_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
     assert vlp(root, "dvc", "status").stdout.strip().endswith("up to date.")
 
     lines = [json.loads(line) for line in (root / "promotions" / "ledger.jsonl").read_text().splitlines()]
-    (line,) = [line for line in lines if line["kind"] == "forgotten"]
+    (line,) = [line for line in lines if line["action"] == "forgotten"]
     files = (picture, root / "data/raw/mine/copy.png")
     assert set(line["images"]) == {hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     assert (line["by"], line["checkpoints"]) == ("the owner", {"pretrain/a": "exposed", "finetune/a": "exposed"})
     (version,) = line["versions"]["vlp-captioning"]
     assert "run-a" in version["aliases"] and version["state"] == "exposed"
-    assert '"kind": "forgotten"' in run_in_process(root, "vlp", "history", "captioning", "--json").stdout
+    assert '"action": "forgotten"' in run_in_process(root, "vlp", "history", "captioning", "--json").stdout
     assert not any(word in json.dumps(line) for word in (PICTURE, COPY, picture.name)), "the ledger has hashes only"
 
     now = json.loads(run_in_process(root, "vlp", "forget", str(picture), "--dry-run", "--json").stdout)

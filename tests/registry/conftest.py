@@ -27,6 +27,8 @@ def page_project(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Wo
 
 @pytest.fixture
 def here(page_project: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow sets it; monkeypatch restores it
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     monkeypatch.chdir(page_project.root)
     return page_project
 

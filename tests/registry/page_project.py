@@ -36,6 +36,8 @@ def make_project(root: Path, params: Params) -> Workspace:
     """Make a champion for captioning and for retrieval, none for vqa."""
     workspace = Workspace(root)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow sets it; the patch restores it
+        patch.delenv("MLFLOW_TRACKING_URI")
         patch.chdir(workspace.root)
         make_data(params, workspace)
         workspace.detector.mkdir()  # a grid needs none

@@ -118,13 +118,17 @@ def test_generated_training_captions_are_named() -> None:
             {"source": "weights", "weights": "torchvision"},
             "torchvision's detector, which was trained on COCO",
         ),
-        ("detector", {"source": "weights", "file": "own.pth"}, "a detector with the weights own.pth; what they"),
+        (
+            "detector",
+            {"source": "weights", "file": "own.pth"},
+            "a detector with the weights own.pth; their training data is not recorded",
+        ),
         (
             "timm",
             {"source": "timm", "weights": "package:backbone"},
             "cells of timm's resnet50 with the weights package:backbone",
         ),
-        ("timm", {"source": "timm", "weights": "/home/me/own.pth"}, "resnet50 with the weights own.pth; what they"),
+        ("timm", {"source": "timm", "weights": "/home/me/own.pth"}, "resnet50 with the weights own.pth; their"),
         ("npz", {"source": "none"}, "imported from regions; their origin is not recorded"),
     ],
 )

@@ -66,7 +66,7 @@ def page(study: Study, found: dict[str, dict[int, dict]]) -> None:  # type: igno
     plan = study.plan
     values = {arm: {seed: result["test"] for seed, result in rows.items()} for arm, rows in found.items()}
     text = write_up(study, plan, judge(plan, values), found)
-    assert f"The plan asks for {plan.seeds} seeds" in text
+    assert f"The plan has {plan.seeds} seeds: this is a first part of it." in text
     for arm in study.arms:
         assert f"(`{arm.name}`) | 2 |" in text
     for contrast in plan.contrasts:
