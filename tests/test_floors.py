@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -51,3 +52,9 @@ def test_orchestration_does_not_import_torch() -> None:
     code = f"import flows.retrain, sys; print('HEAVY', sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert "HEAVY []" in result.stdout, result.stdout + result.stderr[-500:]
+
+
+def test_test_files_have_different_names() -> None:
+    """pytest imports a test file by its base name: of two with the same name it runs one."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

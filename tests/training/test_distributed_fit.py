@@ -74,7 +74,7 @@ def test_batch_size_must_be_divisible_by_the_number_of_processes(root: Path) -> 
     loaders = LoaderFactory(
         root / "shards", "captions", sources={}, collate=lambda s: s, batch_size=10, num_workers=0, seed=1
     )
-    with pytest.raises(ParamsError, match=r"batch_size: 10.* 4 of them .* evenly; use 8"):
+    with pytest.raises(ParamsError, match=r"batch_size: 10.* divisible by the 4 processes .*; use 8"):
         loaders(0, 4)
 
 
