@@ -95,6 +95,7 @@ lint: install
 	@ruff check .
 	@ruff format --check .
 	@mypy
+	@MYPYPATH=studies mypy studies
 	@lint-imports
 	@python tests/lint_words.py
 

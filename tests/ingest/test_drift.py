@@ -90,7 +90,7 @@ def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace)
     assert not flagged & {"resolution_psi", "aspect_psi"}
 
     page = report.render(load_params(ROOT / "params.yaml"), trained, [])
-    assert "New data against training data" in page and "embedding_mmd_p" in page
+    assert "Drift of new data" in page and "embedding_mmd_p" in page
 
 
 def test_before_the_first_training_there_is_nothing_to_compare(tmp_path: Path) -> None:
