@@ -20,7 +20,7 @@ JOBS ?= auto  # test processes; each test has one thread
 
 help:
 	@echo "make demo       install, run the whole pipeline on synthetic scenes, show results (6 to 18 minutes on two cores)"
-	@echo "make check      lint and unit tests (under 3 minutes on two cores): run it before every commit"
+	@echo "make check      lint and unit tests (about 4 minutes on two cores): run it before every commit"
 	@echo "make test       install, run the tests (about 20 minutes on two cores)"
 	@echo "make lint       ruff, mypy, import layers, plain English"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on NLVR (about an hour)"
