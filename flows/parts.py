@@ -25,7 +25,7 @@ class Part:
     gpu: takes a GPU slot when stale.
     timeout: seconds; 0: none.
     refusal: exit code that means "refused", an answer and not a failure.
-    evidence: hash of what the command's answer depends on; the command is not repeated while it stays the same. An
+    evidence: hash of the inputs of the command's answer; the command is not repeated while it stays the same. An
         empty string: always run it. None: there is nothing to run it on.
     lost: for a stage whose result is stored outside of the workspace: the entries that are missing there. DVC cannot
         detect this. The stage runs again, and so do the commands that depend on it.

@@ -168,7 +168,7 @@ def run_without_server(root: Path, parts: list[Part], params: FlowParams, *, nam
     except KeyboardInterrupt:
         report("Cancelled", "interrupted", True)  # plain-ok
         raise
-    except Exception as error:  # a failed stage, a full disk, a bug: nobody may be watching
+    except Exception as error:  # a failed stage, a full disk, a bug: the flow may run unattended
         report("Failed", str(error) or type(error).__name__, True)
         raise
     line = summarize(run.outcomes)

@@ -51,7 +51,7 @@ STUDY = Study(
     contrasts=Path(__file__).resolve().with_suffix(".toml"),
     notes=(
         "Captions are fine-tuned on every word, predicted at a [MASK] that attends to the words before it; greedy; the "
-        "paper hides three at most. So the held-out likelihood is that of what generation does.",
+        "paper hides three at most. So the held-out likelihood is that of generation.",
         f"Texts alone are {TEXTS} updates on the web's own texts without their images, half seq2seq, half "
         "bidirectional: the paper's weights came from UniLM, that is from other texts, and far more of them. Its "
         "models of pairs begin with these weights, ours with none. BERT's weights (table 4) have no row.",

@@ -14,9 +14,9 @@ from typing import Any
 from pretraining_study.arms import Arm, FineTuning, Pretraining
 from pretraining_study.study import Study, main
 
-CYCLES = 150  # batches, from each of which every objective learns in its turn
+CYCLES = 150  # batches; every objective trains on each in turn
 IN_DOMAIN = 40  # likewise, of the target's own pairs: five times its 500 captions
-IN_DOMAIN_WEIGHT = 0.3  # of what is not IC: the paper
+IN_DOMAIN_WEIGHT = 0.3  # of all objectives but IC: the paper
 ALL = ("ic", "imlm", "ida", "tifg")
 DIRECT = FineTuning(budgets=(200,))  # of models that are trained on captioning alone
 

@@ -218,7 +218,7 @@ def captioning(found: ImportedModel, dtype: torch.dtype) -> Numbers:
 
 
 def reward_words() -> tuple[list[list[list[str]]], list[list[str]]]:
-    """References of images, the last of which is in no corpus, and candidates of three images."""
+    """Return references of images (the last is in no corpus) and candidates of three images."""
     images = [[_make_words(f"reference {i} {k}", 4 + (i + 2 * k) % 7) for k in range(3)] for i in range(6)]
     candidates = [images[0][0][:5], _make_words("candidate 1", 6), images[5][1] + images[5][0][:3]]
     return images, candidates
@@ -236,7 +236,7 @@ def rewards() -> Numbers:
 
 
 def similarities(dtype: torch.dtype) -> tuple[Tensor, tuple[str, ...]]:
-    """Of eight pairs, texts by images, two of which show one image."""
+    """Return the scores of eight pairs, texts by images; two pairs show one image."""
     vectors = F.normalize(drawn("similarities", 2, 8, 5).to(dtype), dim=-1)
     return vectors[0] @ vectors[1].T, ("a", "b", "c", "a", "d", "e", "f", "g")
 

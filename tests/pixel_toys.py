@@ -54,26 +54,33 @@ CONFIG: dict[str, Any] = {
 PAIRS = ("itc", "itm", "mlm")
 
 
+def colored_square(rng: np.random.Generator, image_id: str, captions: dict[str, str]) -> ImageRecord:
+    """Return an image of one square of a random color; `{}` in a caption (by its id's suffix) is the color's name."""
+    color = sorted(COLORS)[int(rng.integers(3))]
+    picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
+    picture.paste(COLORS[color], (2, 2, 12, 12))
+    return ImageRecord(
+        image_id=image_id,
+        source="toy",
+        width=20,
+        height=24,
+        pixels=encode(picture),
+        pixels_extension="png",
+        rows={
+            "captions": [
+                {"caption_id": f"{image_id}/{name}", "text": text.format(color)} for name, text in captions.items()
+            ]
+        },
+    )
+
+
 def write_shards(directory: Path, train: int = 24, val: int = 4) -> Path:
     directory.mkdir(parents=True)
     rng, counts = np.random.default_rng(3), {}
     for split, images in (("train", train), ("val", val), ("test", 4)):
         writer = ShardWriter(directory, split, images_per_shard=16)
         for number in range(images):
-            color, image_id = sorted(COLORS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
-            picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
-            picture.paste(COLORS[color], (2, 2, 12, 12))
-            writer.add(
-                ImageRecord(
-                    image_id=image_id,
-                    source="toy",
-                    width=20,
-                    height=24,
-                    pixels=encode(picture),
-                    pixels_extension="png",
-                    rows={"captions": [{"caption_id": f"{image_id}/c", "text": f"a {color} square"}]},
-                )
-            )
+            writer.add(colored_square(rng, f"toy/{split}{number:03d}", {"c": "a {} square"}))
         texts = [
             {
                 "text_id": f"toy/{split}t{i}",

@@ -279,7 +279,7 @@ def test_a_start_of_another_family_is_an_error() -> None:
 
 
 def test_no_key_has_a_name_that_dvc_ignores() -> None:
-    """DVC's run cache leaves keys called `size` and `nfiles` out of what identifies a stage (treeverse/dvc#10296)."""
+    """DVC's run cache leaves keys called `size` and `nfiles` out of a stage's identity (treeverse/dvc#10296)."""
 
     def keys(hint: Any) -> Iterator[str]:
         for inner in typing.get_args(hint):

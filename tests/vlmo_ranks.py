@@ -39,7 +39,7 @@ class Case:
 
 
 def make_case(name: str) -> Case:
-    """Return seven pairs, of which two in different processes and two in the same process have the same image."""
+    """Return seven pairs: two in different processes have the same image, and so do two in the same process."""
     objectives, size, config = CASES[name]
     return Case(build_tiny(**config), objectives, random_batch(size, image_ids="abbcdae"))
 

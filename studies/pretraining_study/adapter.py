@@ -28,7 +28,7 @@ from vlp_models.params import GroupParams, ObjectiveParams, OptimizerParams, Rec
 from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
 from vlp_models.training.scheduled_sampling import make_loss
 
-IMAGE_SIDE = {  # family -> where the names of what makes cells of a picture begin
+IMAGE_SIDE = {  # family -> prefix of the names of the modules that encode an image's cells
     "soho": ("backbone.", "neck.", "visual_norm."),
     "vlmo": ("image_embedding.stem.", "image_embedding.patches."),
 }
@@ -89,7 +89,7 @@ def cells_seen(model: nn.Module, images: Image) -> Tensor:
 
 
 def image_side(family: str, model: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers of what makes `cells_seen`."""
+    """Return the weights and buffers of the modules that compute `cells_seen`."""
     return {name: value for name, value in model.state_dict().items() if name.startswith(IMAGE_SIDE[family])}
 
 

@@ -40,7 +40,7 @@ from vlp_models.synthetic.scenes.scene import (
 SIDE = 64  # pixels on which the scenes' hidden parts are counted where nothing is drawn
 SYMBOLS = (*SHAPES, *COLORS, *SIZES, *TEXTURES)
 _PARTS = {"web": 0, "train": 1, "val": 2, "test": 3, "language": 4}
-_LANGUAGE = 400  # scenes of whose captions and questions the vocabularies are made; nobody learns from them
+_LANGUAGE = 400  # scenes whose captions and questions give the vocabularies; not trained on
 _SHARPNESS = 6.0  # of the class probabilities; at this the true class of a clean region has 0.9
 
 
@@ -91,7 +91,7 @@ class Split:
 
     @cached_property
     def true_NI(self) -> np.ndarray:
-        """bool: of which images each caption is true. Its own always counts."""
+        """Return bool: the images that each caption is true for. Its own image always counts."""
         claims = [parse(text) or [] for text in self.captions.words]
         found = np.array([[bool(c) and all(x.is_true_of(scene) for x in c) for scene in self.scenes] for c in claims])
         found[np.arange(len(claims)), self.captions.owner_N.numpy()] = True

@@ -19,7 +19,7 @@ class Setting:
     train            target images a seed: five clean captions and `questions` questions each
     val, test        target images, the same for every seed
     feature_dim      of a region: its symbols through a fixed random projection
-    feature_noise    standard deviation of what is added to each symbol (0 or 1) before the projection
+    feature_noise    standard deviation of the noise added to each symbol (0 or 1) before the projection
     side, patch      of a drawn scene and of a patch of it, in pixels. side 0: nothing is drawn, models read regions
     vision_warmup    updates of the vision warm-up before everything else (vision_warmup.py); 0: none
     hidden, layers   of the model; sizes.py makes each family's of them

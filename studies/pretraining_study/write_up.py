@@ -212,7 +212,7 @@ def _setting(study: Study) -> str:
         f"to {s.feature_dim} numbers. No detector is used."
     )
     lines = [
-        f"- Pretraining: {s.web:,} scenes with one alt text each, of which {n.mismatched:.0%} describe another scene "
+        f"- Pretraining: {s.web:,} scenes with one alt text each; {n.mismatched:.0%} of these describe another scene "
         f"and {n.boilerplate:.0%} are wrapped in boilerplate; {n.hypernyms:.0%} of the nouns are hypernyms, "
         f"{n.dropped_words:.0%} of the words are dropped.",
         f"- Target: {s.train} images a seed with five clean captions and {s.questions} questions each; {s.val} images "

@@ -1,4 +1,4 @@
-"""Flickr8k and Flickr30k in both layouts each: the same captions and splits, and lists of which photo is where."""
+"""Flickr8k and Flickr30k in both layouts each: the same captions and splits, and lists of the photos of each split."""
 
 from __future__ import annotations
 

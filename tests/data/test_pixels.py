@@ -80,7 +80,7 @@ def test_rand_augment_is_a_function_of_the_seed_and_keeps_the_size() -> None:
     still = collate_pixels([image], wanted, [None]).pixels_B3HW
     assert all(torch.equal(one, other) for one, other in zip(seen, again, strict=True))
     kept = sum(torch.equal(pixels, still) for pixels in seen)
-    assert 4 <= kept <= 22  # a quarter is left alone, and some of what "identity" and "autocontrast" see
+    assert 4 <= kept <= 22  # a quarter is unchanged, and some that "identity" and "autocontrast" process
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -132,7 +132,7 @@ def _page(options: argparse.Namespace, records: list[dict[str, Any]]) -> str:
     lines = [
         "# Faults",
         "",
-        f"{len(hits)} faults injected, {len(hits) - sum(r['hit'] for r in lost)} survived, {len(lost)} lost, of which "
+        f"{len(hits)} faults injected, {len(hits) - sum(r['hit'] for r in lost)} survived, {len(lost)} lost; of these "
         f"{fixed} were fixed and survived when they were injected again; {seconds / 60:.0f} minutes. "
         f"{len(records) - len(hits)} more came too late, or cannot be injected here, and are not counted. "
         f"`python tests/faults/campaign.py --count {options.count} --seed {options.seed}` continues the campaign.",

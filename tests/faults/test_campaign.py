@@ -48,7 +48,7 @@ def test_campaign_continues_and_ends_with_enough_hits(tmp_path: Path) -> None:
     assert session(options(tmp_path), 3, missed=(1,)) == [0, 1, 2]
     file = tmp_path / campaign.FILE
     file.write_text(file.read_text() + '{"seed": 1, "num')  # killed while writing
-    assert session(options(tmp_path), 100) == [3, 4, 5], "five in all, one of which came too late"
+    assert session(options(tmp_path), 100) == [3, 4, 5], "five in all; one came too late"
     assert session(options(tmp_path), 100) == []
     assert session(options(tmp_path, count=7), 100) == [6, 7]
     assert session(options(tmp_path, seed=2, count=2), 100) == [0, 1], "another seed starts at 0"
@@ -62,7 +62,7 @@ def test_loss_counts_until_the_same_fault_is_survived(tmp_path: Path) -> None:
     assert session(options(tmp_path, only=1), 9) == [1]
     assert campaign.still_lost(campaign.read(file)) == []
     page = campaign._page(options(tmp_path), campaign.read(file))
-    assert "1 lost, of which 1 were fixed" in page and "## Lost" in page
+    assert "1 lost; of these 1 were fixed" in page and "## Lost" in page
     assert session(options(tmp_path, count=3), 9) == [2], "a fault injected alone does not count"
 
 

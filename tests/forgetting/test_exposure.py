@@ -1,4 +1,4 @@
-"""The exposure of a detector and a tokenizer, and of what is trained with them."""
+"""The exposure of a detector and a tokenizer, and of the models trained with them."""
 
 from __future__ import annotations
 

@@ -170,11 +170,11 @@ def test_each_sample_trains_its_objectives(tiny, batch):
 
     mixed = losses(model, batch, {"mlm": only, "msg": ~only}, probability=0.5)
     assert set(mixed) == {"mlm", "msg"}
-    seen = Corruption(ids_BT=part.ids_BT, words_BT=part.words_BT)  # nobody learns regions, so none is hidden
+    seen = Corruption(ids_BT=part.ids_BT, words_BT=part.words_BT)  # no row trains on regions, so none is masked
     expected = model.masked_pass(alone, seen, model.encode_corrupted(alone, seen), {"mlm": None}).losses
     torch.testing.assert_close(mixed["mlm"].mean, expected["mlm"].mean, rtol=0, atol=1e-12)
-    nobody = losses(model, batch, dict.fromkeys(ALL, only & False), probability=0.5)
-    assert all(loss.mean.item() == 0.0 for loss in nobody.values())
+    empty = losses(model, batch, dict.fromkeys(ALL, only & False), probability=0.5)
+    assert all(loss.mean.item() == 0.0 for loss in empty.values())
 
 
 def test_cut_sentence_has_no_end_to_predict(tiny, batch):

@@ -109,8 +109,8 @@ def test_mixed_batch_equals_the_two_objectives_on_its_parts(make_batch):
         assert drawn[path].count == alone.count
         torch.testing.assert_close(drawn[path].sum, alone.sum)
         assert drawn[path].count < both[path].count
-    nobody = torch.zeros(6, dtype=torch.bool)
-    empty = losses(model, batch, {"bidirectional": nobody, "seq2seq": ~nobody})["bidirectional"]
+    no_rows = torch.zeros(6, dtype=torch.bool)
+    empty = losses(model, batch, {"bidirectional": no_rows, "seq2seq": ~no_rows})["bidirectional"]
     assert empty.count == 0 and empty.sum.item() == 0 and set(empty.parts) == set(drawn["bidirectional"].parts)
     empty.sum.backward()
 

@@ -134,7 +134,7 @@ def test_cached_biases_are_valid_until_a_weight_changes() -> None:
     one = Pixels(pixels_B3HW=batch.image.pixels_B3HW[1:2])
     fresh = [pooled(batch.text), model.fuse(one, short).pooled_BP]
     with torch.no_grad():
-        for _ in range(2):  # the longest first, so that the shorter one's are a corner of what is kept
+        for _ in range(2):  # the longest first, so that the shorter one's are a corner of the cached table
             kept = [pooled(batch.text), model.fuse(one, short).pooled_BP]
             assert all(torch.allclose(a, b, rtol=0, atol=1e-13) for a, b in zip(fresh, kept, strict=True))
         with torch.inference_mode():

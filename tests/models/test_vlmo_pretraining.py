@@ -251,8 +251,8 @@ def test_each_sample_learns_only_its_objectives() -> None:
     assert float(asked["mim"].count) == 2 * 6
     itm = losses(model, batch, {"itm": only})["itm"]
     assert float(itm.count) == 3 * 2
-    nobody = losses(model, batch, dict.fromkeys(ALL, only & False))
-    assert all(loss.mean.item() == 0.0 for loss in nobody.values())
+    empty = losses(model, batch, dict.fromkeys(ALL, only & False))
+    assert all(loss.mean.item() == 0.0 for loss in empty.values())
 
 
 def test_texts_sharing_an_image_equal_texts_with_an_image_each() -> None:

@@ -89,7 +89,7 @@ def test_seeds_do_not_change_the_variant_hash(tmp_path: Path) -> None:
     pretrain = {**SHIPPED.pretrain, "again": dataclasses.replace(SHIPPED.pretrain[PRETRAINED], model="again")}
     finetune = {**SHIPPED.finetune, RUN: dataclasses.replace(SHIPPED.finetune[RUN], start="pretrain/again")}
     named = dataclasses.replace(SHIPPED, models=models, pretrain=pretrain, finetune=finetune)
-    assert run_hash(tmp_path, named) == first, "names of what it starts from"
+    assert run_hash(tmp_path, named) == first, "the names of its inputs do not count"
 
 
 def test_anything_that_changes_the_model_changes_the_variant_hash(tmp_path: Path) -> None:

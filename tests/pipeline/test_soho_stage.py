@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from drawn_workspace import make_workspace, write_objects
-from PIL import Image
+from pixel_toys import colored_square
 from safetensors.torch import load_file
 from shard_files import hash_shards
 from soho_toys import TINY as SIZES
@@ -20,8 +20,7 @@ from toy_dataset import TINY, TRAINER, KilledAt, same_weights, untimed, write_to
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import InputReader, MultiCaptionCollator
-from vlp_models.data.pixels import encode
-from vlp_models.data.shards.write import ImageRecord, ShardWriter
+from vlp_models.data.shards.write import ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.forgetting.exposure import CheckpointExposures
@@ -44,7 +43,7 @@ from vlp_models.training.data import LoaderFactory
 from vlp_models.training.run import Plan, fit
 from vlp_models.training.scheduled_sampling import make_loss
 
-COLORS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
+CAPTIONS = {"0": "a {} square", "1": "the square is {}", "2": "the {} square ?"}
 CONFIG: dict[str, Any] = {**SIZES, "height": 32, "width": 32, "dropout": 0.1, "augment": ["random_resized_crop"]}
 CONFIG |= {"mvm_probability": 0.5, "resize": "squash", "revive_after": 2}
 SGD = {"kind": "sgd", "lr": 1e-2, "frozen_epochs": 1}
@@ -52,28 +51,13 @@ OPTIMIZER = {"lr": 1e-3, "groups": {"cnn": SGD, "cnn_stem": SGD}}
 
 
 def write_pixels(directory: Path) -> Path:
-    """Images of one colored square with two captions each."""
+    """Write images of one colored square with three captions each."""
     directory.mkdir(parents=True)
     rng, counts = np.random.default_rng(3), {}
     for split, images in (("train", 24), ("val", 4), ("test", 4)):
         writer = ShardWriter(directory, split, images_per_shard=16)
         for number in range(images):
-            color, image_id = sorted(COLORS)[int(rng.integers(3))], f"toy/{split}{number:03d}"
-            picture = Image.new("RGB", (20, 24), tuple(int(v) for v in rng.integers(0, 255, 3)))
-            picture.paste(COLORS[color], (2, 2, 12, 12))
-            captions = [f"a {color} square", f"the square is {color}", f"the {color} square ?"]
-            rows = [{"caption_id": f"{image_id}/{i}", "text": text} for i, text in enumerate(captions)]
-            writer.add(
-                ImageRecord(
-                    image_id=image_id,
-                    source="toy",
-                    width=20,
-                    height=24,
-                    pixels=encode(picture),
-                    pixels_extension="png",
-                    rows={"captions": rows},
-                )
-            )
+            writer.add(colored_square(rng, f"toy/{split}{number:03d}", CAPTIONS))
         counts[split] = writer.close()
     manifest = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["toy"], "counts": counts}
     (directory / "manifest.json").write_text(json.dumps(manifest))

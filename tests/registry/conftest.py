@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ from toy_registry import ToyRegistry
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
+from vlp_models.models import FAMILIES
 from vlp_models.params import Params
+
+
+@pytest.fixture(scope="module")
+def toy() -> Iterator[None]:
+    """Register a family that reads pixels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from vlp_models.common.io import read_json, write_json
 from vlp_models.common.source_hash import hash_source
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError
-from vlp_models.models import FAMILIES
 from vlp_models.params import GateParams, GeneratorParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.lineage import git_commit
 from vlp_models.pipeline.promotion_commands import promote_task, rollback_task
@@ -31,14 +30,6 @@ from vlp_models.serving.predictor import Predictor
 ROOT = Path(__file__).parents[2]
 TOY = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}
 RUNS = ("first", "second", "blind", "finder")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def toy() -> Iterator[None]:
-    """A family that reads pixels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
-        yield
 
 
 @pytest.fixture(scope="module")

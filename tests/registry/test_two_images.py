@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.models import FAMILIES
 from vlp_models.params import GateParams, GeneratorParams, Params, SourceParams, parse_params, read_yaml
 from vlp_models.pipeline.promotion_commands import promote_task
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
@@ -31,13 +29,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"regions": "tden", "pixels": "toy"}  # run -> model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def toy() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
-        yield
 
 
 @pytest.fixture(scope="module")

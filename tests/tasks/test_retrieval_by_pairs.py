@@ -87,7 +87,7 @@ def test_each_image_is_encoded_and_each_pair_fused_once(
     assert counts["encode_image"] == len(samples) and counts["embed_image"] == (len(samples) if shortlist else 0)
     if not shortlist:
         assert counts["score"] == captions * len(samples)
-    else:  # each caption's two and each image's two, some of which coincide
+    else:  # two per caption and two per image; some coincide
         assert 2 * captions <= counts["score"] <= 2 * (captions + len(samples))
 
 

@@ -187,7 +187,7 @@ class GivenSamples(SelfCriticalLoss):
 
 
 def shared_batch(size: int) -> Batch:
-    """Pairs of which two that lie in different processes, and two in the same, show one image."""
+    """Return pairs: two in different processes show one image, and so do two in the same process."""
     batch = tiny.random_batch(size)
     names = ["a", "b", "b", "c", "d", "a", "e"][:size]
     return replace(batch, image_ids=tuple(names))
@@ -274,7 +274,7 @@ class MovingAverage(UpdateAccumulator):
 
 
 def gathered(rank: int) -> dict[str, Tensor]:
-    """This rank's rows (three, then one), of which each rank makes a function of all rows; and their gradient."""
+    """Return this rank's rows (three, then one), all rows as gathered, and the gradient of a function of all rows."""
     own = torch.arange(6.0, dtype=torch.float64).view(3, 2) if rank == 0 else torch.tensor([[7.0, 8.0]]).double()
     own.requires_grad_()
     rows_G2 = gather_rows(own)

@@ -54,7 +54,7 @@ def test_losses_over_processes_match_one_process(learned: Path, name: str) -> No
 
 
 def test_gathered_rows_propagate_gradients(learned: Path) -> None:
-    """Each process derives its own function of all rows: a row's gradient is the sum of what all of them derived."""
+    """Each process derives its own function of all rows: a row's gradient is the sum over all processes."""
     rows = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [7.0, 8.0]], dtype=torch.float64)
     for rank, own in enumerate((slice(0, 3), slice(3, 4))):
         found = load_file(learned / f"gathered-{rank}.safetensors")

@@ -49,7 +49,7 @@ def test_alternate_follows_order_and_shares_independent_of_weights() -> None:
 
 @pytest.mark.parametrize("mix", ["sample", "alternate"])
 def test_validation_loss_equals_the_average_training_loss(mix: str) -> None:
-    """Not the sum of losses of which an update takes one."""
+    """Not the sum of the losses: an update uses one of them."""
     made = recipe({"msg": 1.0, "mlm": 0.5}, mix=mix, shares={"msg": 3.0, "mlm": 1.0})
     assert made.objectives(None) == ("msg", "mlm")
     assert made.assign(None, 3, generator(), CPU) == {"msg": None, "mlm": None}

@@ -244,7 +244,7 @@ def test_log_records_the_share_of_time_waiting_for_data(
     shares = [row["waiting_share"] for row in result.rows]
     assert all(0 < share <= 1 for share in shares)
     waited = sum(np.diff([0.0, *(row["seconds"] for row in result.rows)]) * shares)
-    validations = 0.5  # at most this part of what was read, whose reading is no waiting
+    validations = 0.5  # at most this part of the batches is for validation; reading them is not counted as waiting
     assert waited > (1 - validations) * sum(slept)
 
 

@@ -150,7 +150,7 @@ def test_truncated_shard_stops_the_run_and_resumes_once_fixed(
 def test_denied_access_names_the_key_and_leaves_no_partial_output(
     server: Server, remote: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of all that it reads, and of what it first reads after an epoch; permitted, it goes on from there."""
+    """Denied at the start, and at validation after an epoch; once permitted, training resumes from there."""
     params, workspace = write_workspace(tmp_path, trainer={"stream": remote}), Workspace(tmp_path)
     published, prefix = workspace.checkpoint("pretrain/tden"), remote["address"].removeprefix(f"s3://{BUCKET}/")
     for name, saved in (("manifest.json", []), ("val-00000.tar", [2, 4])):

@@ -56,7 +56,7 @@ def progress_bar(description: str, total: int, unit: str, completed: int = 0) ->
     """Show progress of `total` units of work while the block runs.
 
     Args:
-        unit: plural name of what is counted, e.g. "images".
+        unit: plural name of the things counted, e.g. "images".
         completed: units that an earlier run finished; they do not count for the speed.
     """
     columns = (

@@ -1,7 +1,7 @@
 """Find the version of the data that a model was trained on: in the workspace, or in DVC's cache.
 
-A model's provenance has hashes of what it read of the shards (data/shards/contents.py). If the workspace has other data
-now, the md5s that DVC recorded lead to the old version: from the lineage of registered versions, and from dvc.lock in
+A model's provenance has hashes of the samples it read (data/shards/contents.py). If the workspace has other data now,
+the md5s that DVC recorded lead to the old version: from the lineage of registered versions, and from dvc.lock in
 earlier commits.
 """
 

@@ -160,7 +160,7 @@ def _meteor_process() -> Iterator[Meteor | str]:
 
 
 def _meteor(sets: Mapping[str, tuple[Tokenized, Tokenized]], meteor: Meteor | str) -> dict[str, Score]:
-    """Score the sets, none of which is empty."""
+    """Score the sets; none is empty."""
     if isinstance(meteor, str):
         return {name: not_computed("METEOR", len(candidates), meteor) for name, (candidates, _) in sets.items()}
     scores: dict[str, Score] = {}

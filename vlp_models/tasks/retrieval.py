@@ -355,7 +355,7 @@ def _records(ranking: Ranking, in_folds: Ranking | None, samples: Sequence[Sampl
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedImage:
-    """One image's encoding: row `row` of what `encode_image` returned for its batch."""
+    """One image's encoding: row `row` of the result of `encode_image` for its batch."""
 
     state: Any
     row: int

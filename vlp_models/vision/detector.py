@@ -20,7 +20,7 @@ from torchvision.ops import MultiScaleRoIAlign
 from vlp_models.params import DetectorBackbone
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
-WORDS_WEIGHT = 5.0  # the loss is a mean over words, few of which apply, so it is small
+WORDS_WEIGHT = 5.0  # the loss is a mean over words, and few apply, so it is small
 
 # ---- Configuration -----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What is fuzzed: each target takes the bytes of one file, puts them where the program reads them, and has it read.
 
-The files around it are sound and made by the project itself. What a target returns nobody looks at: an input may be
+The files around it are sound and made by the project itself. A target's return value is ignored: an input may be
 taken, or refused by a `VLPError`.
 """
 

@@ -22,7 +22,7 @@ def _params(folder: Path) -> Prepared:
 
     path = folder / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
-    plain = yaml.safe_load(path.read_text())  # without comments, which would be most of what is changed
+    plain = yaml.safe_load(path.read_text())  # without comments, which would be most of the mutations
     path.write_text(yaml.safe_dump(plain, sort_keys=False))
     return in_place(path, lambda: check_runs(load_params(path)))
 

@@ -135,7 +135,7 @@ def _trimmed_correlation(x: np.ndarray, y: np.ndarray, hidden: float) -> tuple[f
     """Correlate two lists of gray levels without the `hidden` share that fits a common line worst.
 
     Returns:
-        The correlation, the mask of what was kept, and each residual in gray levels.
+        The correlation, the mask of the kept pixels, and each residual in gray levels.
     """
     kept = np.ones(len(x), bool)
     last = int(np.float32(len(x) - 1) * np.float32(1 - hidden))  # position of the worst residual that is kept

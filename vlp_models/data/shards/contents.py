@@ -1,7 +1,7 @@
-"""data/contents: hashes of what the shards contain, independent of how it is packed, and the hashes a run depends on.
+"""data/contents: hashes of the samples in the shards, independent of their packing, and the hashes a run depends on.
 
 Shards are packed again whenever a dataset or a kind of model is added, but most runs read the same as before. So a run
-depends on the hashes of what it reads: of its view, in the datasets it is trained on, with regions, pixels or neither.
+depends on the hashes of the fields it reads: its view, in its training datasets, with regions, pixels or neither.
 
 The hash of a sample covers its ids, its columns and, depending on what a model reads, its image's regions, its image
 file or neither. The hash of a dataset covers its samples' hashes in order, so neither other datasets nor other contents
@@ -33,12 +33,12 @@ BATCH = 4096  # samples
 
 
 def facts_file(kind: Kind) -> str:
-    """Return the path of what a model of this kind must know before its first step."""
+    """Return the path of the facts that a model of this kind needs before its first step."""
     return f"{kind}/facts.json"
 
 
 def trained_on_file(kind: Kind, view: str, sources: Collection[str]) -> str:
-    """Return the path of the hashes of what a run is trained and validated on.
+    """Return the path of the hashes of a run's training and validation samples.
 
     Args:
         sources: datasets; empty: all. One dataset has a file of its own; several use the file of all.
@@ -154,7 +154,7 @@ def _summarize(
 
 
 def _hash_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) -> bytes:
-    """Return the sha256 of what a model of this kind reads of a row's image."""
+    """Return the sha256 of the parts of a row's image that a model of this kind reads."""
     if kind == "texts" or row["shard"] < 0:
         return b""
     extension = REGIONS if kind == "regions" else row["pixels_extension"]

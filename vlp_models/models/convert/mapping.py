@@ -39,7 +39,7 @@ def read_json(file: Path, kind: type = dict) -> Any:
 class StateDictMapping:
     """Maps the tensors of another program's state dict to a family's names.
 
-    Every tensor is taken once by its name; `check` then lists the missing, the misshapen and those nobody took.
+    Every tensor is taken once by its name; `check` then lists the missing, those of a wrong shape and those not used.
 
     state    the other program's tensors
     taken    names that were asked for

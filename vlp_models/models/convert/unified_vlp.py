@@ -129,6 +129,6 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: U
 def select_segments(types: Tensor) -> Tensor:
     """Return the four segments, [4, D]: image and sentence of the bidirectional objective, then of seq2seq.
 
-    BERT's two types serve both. UniLM and the authors' code have six, of which rows 2 and 3 are unused there as well.
+    BERT's two types serve both. UniLM and the authors' code have six; their rows 2 and 3 are unused there as well.
     """
     return types[[0, 1, 0, 1] if len(types) == 2 else [0, 1, 4, 5]].clone()

@@ -5,7 +5,7 @@ with the features they replace, heads without biases, and that code's way to hid
 switch can be set alone.
 
 `tight_canvas` is that code's padding: each image to multiples of 32 pixels, then to the largest of the batch. So an
-image of 600 by 1000 has 19 by 32 cells of the CNN, of which pooling leaves 9 by 16. On a canvas of 1024 by 1024, 10 by
+image of 600 by 1000 has 19 by 32 cells of the CNN, which pooling reduces to 9 by 16. On a canvas of 1024 by 1024, 10 by
 16 cells cover the image, and those at its border include padding.
 
 `square_mask` is a bug that the published weights were trained with: the padding mask is laid out on a square of the

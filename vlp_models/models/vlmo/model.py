@@ -233,7 +233,7 @@ class VLMo(nn.Module):
         return tuple(bias[:, start:end, start:end] for bias in biases)
 
     def _packed(self, patches_BSD: Tensor) -> tuple[Tensor, Packing]:
-        """Pack image tokens, all of which are real: [B, S, D] -> [B * S, D]."""
+        """Pack image tokens (none is padding): [B, S, D] -> [B * S, D]."""
         rows, shape = patches_BSD.flatten(0, 1), (patches_BSD.shape[0], patches_BSD.shape[1])
         return rows, Packing(torch.arange(len(rows), device=rows.device), shape, full=True)
 

@@ -201,7 +201,7 @@ class Block(MultiEntryBlock):
         return self.ffn_end(x_MD, self.ffn(x_MD))
 
     def project(self, encoded_MD: Tensor, packing: Packing) -> KeyValues:
-        """Return the keys and values of what was encoded, for `decode` and `step`."""
+        """Return the keys and values of the encoded sequence, for `decode` and `step`."""
         return (self.cross or self.attention).project(self._add_signal(encoded_MD, "kv", ENCODED), packing)
 
     def decode(self, x_MD: Tensor, causal: Tensor, packing: Packing, keys: KeyValues, memory: Memory) -> Tensor:

@@ -4,7 +4,7 @@ Every version must have finite scores of the task's metric, a passed validation,
 there is a champion: a gain on the same test items that a paired bootstrap over images (NLVR: sentences) and seeds
 confirms. A gain that is not confirmed is either ruled out (`keep`) or `inconclusive`.
 
-Each decision spends a share of what remains of its test's error budget, so the budget never runs out. The chance that
+Each decision spends a share of the rest of its test's error budget, so the budget never runs out. The chance that
 any decision on a test promotes a model that is no better stays below `promotion.error_budget`, however often the test
 is used (alpha spending; a union bound, so dependence between decisions does not matter). Repeating a question, i.e. the
 same version against the same champion with the same numbers of seeds, is the same decision.

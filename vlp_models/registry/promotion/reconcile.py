@@ -123,7 +123,7 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
             "`vlp run register` registers it again if its checkpoint still exists; "
             f"`vlp rollback {ctx.task}` makes an earlier version champion"
         )
-    # The champion when the aliases were last moved; nobody may have moved them since.
+    # The champion when the aliases were last moved; they must not have moved since.
     at_head = State()
     for entry in ctx.ledger.entries():
         if registry.head and entry["model"] == ctx.model:
