@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".sh")
-SKIPPED = ("tests/lint_words.py", "tests/fuzz/corpus/", "tests/golden/", "benchmarks/results/", "docs/log")
+SKIPPED = ("tests/lint_words.py", "tests/fuzz/corpus/", "tests/golden/", "benchmarks/results/")
 
 # word -> what to write
 WORDS = {
