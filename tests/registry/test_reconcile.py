@@ -127,6 +127,27 @@ def test_kill_during_a_withdrawal_brings_no_champion_back(new: Any, monkeypatch:
     assert [p.version for p in registry.ledger.state(registry.model).champions] == [3]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["delete_registered_model_alias", "set_registered_model_alias"])
+def test_interrupted_withdrawal_leaves_no_model_without_its_champion(
+    new: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    registry = promoted(new, GOOD, BETTER)
+
+    def fail(*_: Any) -> None:
+        raise requests.ConnectionError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, method, fail)
+        with pytest.raises(requests.ConnectionError):
+            registry.withdraw(2)
+    # The next champion is set first, in one call, so there is always one.
+    assert registry.aliases()["champion"] == (1 if method.startswith("delete") else 2)
+    registry.add(GOOD)
+    assert registry.promote().champion == 1
+    assert registry.aliases() == {"champion": 1, "challenger": 3}
+
+
 def test_lost_registry_gets_its_champion_back_under_another_number(new: Any, capsys: Any) -> None:
     """mlflow.db is gone; registered again, the versions have other numbers."""
     registry = new()

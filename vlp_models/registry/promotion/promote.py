@@ -204,10 +204,11 @@ def withdraw(ctx: PromotionContext, versions: Set[int], reason: str) -> int | No
                 "by": ctx.user,
             }
         )
-        for alias, version in found.registry.aliases.items():
+        registry = move_aliases(ctx)  # first: an interruption must not leave the model without its champion
+        for alias, version in registry.aliases.items():
             if version in versions:
                 ctx.client.delete_registered_model_alias(ctx.model, alias)
-        return move_aliases(ctx).champion
+        return registry.champion
 
 
 def _accept(ctx: PromotionContext, version: int, registry: Registry) -> Decision:
