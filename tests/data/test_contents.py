@@ -112,3 +112,12 @@ def test_changed_training_data_is_found(tmp_path: Path) -> None:
     assert trained_on_inputs(inputs) == [name] and not find_changed_data(workspace, inputs)
     file.write_text("now")
     assert find_changed_data(workspace, inputs) == [name]
+
+    # A streamed run: repacking changes its order of samples, though no sample.
+    index = workspace.shards / "index-train.json"
+    index.parent.mkdir(parents=True)
+    index.write_text("packed once")
+    inputs = {index.name: hash_file(index)}
+    assert trained_on_inputs(inputs) == [index.name] and not find_changed_data(workspace, inputs)
+    index.write_text("packed again")
+    assert find_changed_data(workspace, inputs) == [index.name]

@@ -58,13 +58,21 @@ def find_changed_data(workspace: Workspace, inputs: Mapping[str, str]) -> list[s
     Args:
         inputs: `provenance.inputs` of its config.json.
     """
-    paths = {name: workspace.root / name for name in trained_on_inputs(inputs)}
+    folders = {name: workspace.shards if _is_index(name) else workspace.root for name in trained_on_inputs(inputs)}
+    paths = {name: folder / name for name, folder in folders.items()}
     return [name for name, path in paths.items() if not path.exists() or hash_file(path) != inputs[name]]
 
 
 def trained_on_inputs(inputs: Mapping[str, str]) -> list[str]:
-    """Return the names among a checkpoint's inputs that are data of the shards."""
-    return [name for name in inputs if name.startswith(f"{CONTENTS}/")]
+    """Return the names among a checkpoint's inputs that are data of the shards.
+
+    A streamed run has the indexes among them: the packing decides its order of samples.
+    """
+    return [name for name in inputs if name.startswith(f"{CONTENTS}/") or _is_index(name)]
+
+
+def _is_index(name: str) -> bool:
+    return name.startswith("index-")
 
 
 def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) -> None:
