@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import traceback
@@ -13,6 +14,7 @@ import pytest
 
 from flows.notify import notify
 from flows.process import StageFailed, TimedOut, run_supervised
+from vlp_models.common.log import _PlainHandler, _rich_handler
 from vlp_models.common.redaction import redact, redact_yaml, redacted, without_secrets
 from vlp_models.params import FlowParams, TrackingParams
 from vlp_models.registry import logger
@@ -147,3 +149,12 @@ cli.main()
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == exit_code
         assert "127.0.0.1" in done.stderr and SECRET not in done.stderr.replace(f'raise {error}("at {URI}")', "")
+
+
+def test_log_in_a_terminal_is_redacted_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.makeLogRecord({"msg": "cannot reach %s", "args": (URI,), "levelno": logging.WARNING})
+    monkeypatch.setenv("COLUMNS", "300")
+    for handler in (_rich_handler(), _PlainHandler()):
+        handler.handle(record)
+    err = capsys.readouterr().err
+    assert err.count("cannot reach http://***@127.0.0.1:9") == 2 and SECRET not in err

@@ -41,18 +41,27 @@ class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return sys.stderr
 
 
-class _LevelFormatter(logging.Formatter):
-    """Marks warnings and errors, and removes secrets."""
+class _RedactingFormatter(logging.Formatter):
+    """Removes secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+class _LevelFormatter(_RedactingFormatter):
+    """Marks warnings and errors."""
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        return prefix + redact(super().format(record))
+        return prefix + super().format(record)
 
 
 def _rich_handler() -> logging.Handler:
     from rich.console import Console
     from rich.logging import RichHandler
 
-    return RichHandler(
+    handler = RichHandler(
         console=Console(stderr=True), show_time=False, show_path=False, markup=False, highlighter=None, show_level=True
     )
+    handler.setFormatter(_RedactingFormatter())
+    return handler
