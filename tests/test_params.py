@@ -210,6 +210,10 @@ def test_a_single_renamed_key_is_one_line(tmp_path: Path) -> None:
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+# A merge key repeats the pairs of each alias while it is loaded.
+MERGES = "a0: &a0 {x: 1, y: 2}\n" + "".join(
+    f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
 
 
 @pytest.mark.parametrize(
@@ -217,11 +221,13 @@ LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" fo
     [
         ("[" * 50_000, "line 1: nested more than 50 levels deep"),
         ("{a: " * 3_000, "line 1: nested more than 50 levels deep"),
-        (LAUGHS, "more than 200,000 values"),
+        (LAUGHS, "more than 200,000 keys and values"),
+        (MERGES, "more than 200,000 keys and values"),
+        ("a: &a [1, *a]", "line 1: the alias *a is within its own anchor"),
         ("a: " + "9" * 5000, "4300 digits"),
         ("a: 2026-13-45", "month must be in"),
     ],
-    ids=["brackets", "braces", "billion laughs", "digits", "date"],
+    ids=["brackets", "braces", "billion laughs", "merge keys", "own anchor", "digits", "date"],
 )
 def test_yaml_that_would_exhaust_stack_or_memory_is_an_error(text: str, message: str, tmp_path: Path) -> None:
     """Each in its own process, which would crash without the check."""

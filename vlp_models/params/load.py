@@ -128,29 +128,40 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
 def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:
     """Load a YAML text after checking that it is neither too deep nor too large.
 
-    libyaml recurses in C for each level, so the depth is checked on the stream of events. Aliases share objects, so the
-    size is checked afterwards ("billion laughs": a kilobyte of text that stands for gigabytes).
+    Both are checked on the stream of events: libyaml recurses in C for each level, and aliases and merge keys expand
+    while they are loaded ("billion laughs": a kilobyte of text that stands for gigabytes). An alias counts as all the
+    values that it repeats.
 
     Raises:
-        ValueError, yaml.YAMLError: too deep, too many values, or not YAML.
+        ValueError, yaml.YAMLError: too deep, too many values, an alias within its own anchor, or not YAML.
     """
     import yaml
 
-    depth = 0
+    sizes: dict[str, int] = {}  # anchor -> values below it, once it is complete
+    open_nodes: list[tuple[str | None, int]] = []  # anchor, values counted before the node
+    count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            line = event.start_mark.line + 1 if event.start_mark else "?"
-            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
-    document = load(text)
-    pending, count = [document], 0
-    while pending:
-        node = pending.pop()
-        count += 1
+        where = f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, count))
+            count += 1
+            if len(open_nodes) > MAX_DEPTH:
+                raise ValueError(f"{where}: nested more than {MAX_DEPTH} levels deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in open_nodes):
+                raise ValueError(f"{where}: the alias *{event.anchor} is within its own anchor")
+            count += sizes.get(event.anchor or "", 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if event.anchor:
+                sizes[event.anchor] = 1
         if count > MAX_VALUES:
-            raise ValueError(f"more than {MAX_VALUES:,} values")
-        pending.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
-    return document
+            raise ValueError(f"{where}: more than {MAX_VALUES:,} keys and values")
+    return load(text)
 
 
 def parse_params(raw: Mapping[str, Any], file: str = "params.yaml") -> Params:

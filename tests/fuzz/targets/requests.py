@@ -96,6 +96,10 @@ TARGETS = (
         {
             "laughs": b"a: &a [x, x]\n"
             + b"".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]\n".encode() for n in range(24)),
+            "merges": b"a: &a {x: 1}\n"
+            + b"".join(
+                b"%c: &%c {<<: [%s]}\n" % (98 + n, 98 + n, b", ".join([b"*%c" % (97 + n)] * 9)) for n in range(9)
+            ),
             "deep": DEEP,
         },
     ),
