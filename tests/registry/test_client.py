@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +34,19 @@ def test_artifacts_at_an_address_or_below_the_root(tmp_path: Path, address: str)
     client = connect(make_params(address or "art efacts/mlflow"), root)
     location = client.get_experiment_by_name("toy").artifact_location
     assert location == (address or (root / "art efacts" / "mlflow").as_uri())
+
+
+@pytest.mark.slow
+def test_database_of_another_folder_is_refused(tmp_path: Path) -> None:
+    first, copy, link = tmp_path / "first", tmp_path / "a copy", tmp_path / "link"
+    first.mkdir()
+    connect(make_params(), first)
+    shutil.copytree(first, copy)
+    with pytest.raises(TrackingError, match=rf"mlflow\.db was created in {first} .*`vlp run register`"):
+        connect(make_params(), copy)
+    link.symlink_to(first)
+    connect(make_params(), link)
+    connect(make_params("elsewhere"), first)
 
 
 @pytest.mark.slow

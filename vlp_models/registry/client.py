@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import project_root
-from vlp_models.errors import BusyError, DataError, TrackingError
+from vlp_models.errors import BusyError, DataError, TrackingError, first_line
 from vlp_models.params import Params, TrackingParams
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     """Return a client; also point `mlflow` at the same server and create the experiment if it does not exist.
 
     Raises:
-        TrackingError: MLflow does not answer.
+        TrackingError: MLflow does not answer, or its database was moved or copied here from another folder.
     """
     for key, value in DEFAULTS.items():
         os.environ.setdefault(key, value)
@@ -82,15 +83,38 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
             with closing(sqlite3.connect(uri.removeprefix(SQLITE).partition("?")[0], timeout=10)) as database:
                 database.execute("pragma schema_version").fetchone()
         client = MlflowClient()
-        if client.get_experiment_by_name(params.experiment) is None:
+        experiment = client.get_experiment_by_name(params.experiment)
+        if experiment is None:
             location: str | None = params.artifacts
             if uri.startswith("http"):
                 location = None  # the server's default
             elif not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", params.artifacts):  # a path, not an address like s3://...
                 location = (project_root(root) / params.artifacts).absolute().as_uri()
             client.create_experiment(params.experiment, artifact_location=location)
+        elif uri.startswith(f"{SQLITE}{project_root(root).absolute()}/"):
+            _check_not_moved(experiment.artifact_location, project_root(root), params.artifacts)
         mlflow.set_experiment(params.experiment)
     return client
+
+
+def _check_not_moved(location: str, home: Path, artifacts: str) -> None:
+    """MLflow keeps absolute paths: a copied project would read and write the files of the original.
+
+    Args:
+        location: of the experiment's files.
+        artifacts: `tracking.artifacts`, a path in the project. If it was changed, older files stay where they were.
+    """
+    address, below = urlsplit(location), Path(artifacts).parts
+    folder = Path(unquote(address.path))
+    if address.scheme != "file" or Path(artifacts).is_absolute() or folder.parts[-len(below) :] != below:
+        return
+    before = Path(*folder.parts[: -len(below)])
+    if before == home or before.is_relative_to(home) or (before.exists() and before.samefile(home)):
+        return
+    raise TrackingError(
+        f"mlflow.db was created in {before} and holds absolute paths; to use it in {home}, move the project back, or "
+        "move mlflow.db away and run `vlp run register`: champions are found again by their contents"
+    )
 
 
 @contextmanager
@@ -141,7 +165,7 @@ def mlflow_errors(params: Params) -> Iterator[None]:
         known = (MlflowException, requests.RequestException, *bucket_errors())
         if not is_database_error and not isinstance(error, known):
             raise
-        line = next(iter(str(error).splitlines()), type(error).__name__)
+        line = first_line(error)
         message = redact(f"MLflow at {tracking_uri(params.tracking, Path.cwd())}: {line}")
         raise (TrackingError(message) if is_database_error or is_away(error) else DataError(message)) from error
 
@@ -184,7 +208,7 @@ def raise_if_away(error: Exception, what: str) -> None:
     if isinstance(error, (TrackingError, BusyError)):
         raise error
     if is_away(error):
-        line = next(iter(str(error).splitlines()), type(error).__name__)
+        line = first_line(error)
         raise TrackingError(
             f"{what}: the artifact store does not answer ({line}); nothing was decided, run again"
         ) from None
