@@ -96,6 +96,7 @@ lint: install
 	@ruff format --check .
 	@mypy
 	@MYPYPATH=studies mypy studies
+	@MYPYPATH=benchmarks mypy benchmarks
 	@lint-imports
 	@python tests/lint_words.py
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+from functools import partial
 
 import torch
 from common import LENGTH, SEP_ID, decode, random_regions, seconds, write_result
@@ -74,7 +75,7 @@ def main(arguments: argparse.Namespace) -> None:
         cached_result, uncached_result = decode(model, image, BEAM), decode(uncached, image, BEAM)
         assert [h.ids for h in cached_result] == [h.ids for h in uncached_result], "the two decode differently"
         pairs = [
-            tuple(seconds(lambda way=way: decode(way, image, BEAM), DEVICE) for way in (model, uncached))  # alternating
+            tuple(seconds(partial(decode, way, image, BEAM), DEVICE) for way in (model, uncached))  # alternating
             for _ in range(arguments.repeats)
         ]
     cached, whole = (statistics.median(times) for times in zip(*pairs, strict=True))

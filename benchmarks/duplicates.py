@@ -98,7 +98,7 @@ def fingerprint_file(task: tuple[Path, str, bool]) -> Fingerprint:
         image = to_upright_rgb(file)
     if change:
         image = CHANGES[change](image, random.Random(f"{path.name} {change}"))
-    return fingerprint_image(image, keypoints=True, mirror=held)
+    return fingerprint_image(image, keypoints=True, mirrored=held)
 
 
 def batches(fingerprints: Iterable[Fingerprint]) -> Iterable[list[Fingerprint]]:

@@ -2,7 +2,7 @@
 
     python benchmarks/gate.py --weeks 100 --out benchmarks/results/gate.json
 
-Every week two variants are trained from fresh seeds and answer the same test; promotion/gate.py decides as
+Every week two variants are trained from fresh seeds and answer the same test; registry/promotion/gate.py decides as
 `vlp promote` would, with the shipped params. Answers are drawn item by item. An answer is right if a sum is above zero:
 the ease of the image, the ease of the question, the quality of the variant, the effect of its seed, and this seed's own
 effect on this question. The last two are set so that
@@ -105,15 +105,15 @@ def decide(
 ) -> dict[str, Any]:
     """Decide one week: the champion's variant vs a better one, each from fresh seeds. Appends to the ledger entries."""
     week = len(entries)
-    error = spend_budget(
-        entries, params, model="m", test="t", versions=(week + 1, week), confidence=rule.confidence, choices=1
-    ).error
+    alpha = spend_budget(
+        entries, params, model="m", test="t", versions=(week + 1, week), confidence=rule.confidence, num_candidates=1
+    ).alpha
     champions, challengers = ([test.run(by) for _ in range(seeds)] for by in (0.0, better))
     others = challengers[1:], champions[1:]
-    found = compare_to_champion(challengers[0], champions[0], rule, params, error=error, other_seeds=others)
+    found = compare_to_champion(challengers[0], champions[0], rule, params, alpha=alpha, other_seeds=others)
     entry = {"action": "refused", "model": "m", "version": week + 1, "from": week}
     entries.append({**entry, "decision": {"numbers": {"test": "t"}}})
-    return {"outcome": found.outcome, "error": error, **found.numbers}
+    return {"outcome": found.outcome, "error": alpha, **found.numbers}
 
 
 def simulate(noise: Noise, images: int, seeds: int, better: float, weeks: int, *, one_test: bool, rng: Any) -> Any:

@@ -22,7 +22,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
+
+from vlp_models.curation.duplicates.fingerprints import fingerprint_image
+from vlp_models.ingest.index import FINGERPRINTS, MANIFEST, PAIRS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "ingest.json"
@@ -122,17 +127,22 @@ def make_project(root: Path, pairs: int) -> None:
 
 
 def hold(root: Path, pairs: int) -> None:
-    """Write a batch of `pairs` pairs into the dataset, as far as the index reads it: lines and hashes, no images."""
+    """Write a batch of `pairs` pairs into the dataset, as far as the index reads it: lines, hashes and one fingerprint
+    for all of them, no images."""
     folder = root / "data" / "accepted" / "held"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(7)
-    with (folder / "pairs.jsonl").open("w") as file:
+    names = []
+    with (folder / PAIRS).open("w") as file:
         for number in range(pairs):
             digest = hashlib.sha256(b"%d" % number).hexdigest()
             row = {"image": f"images/{digest[:2]}/{digest}.jpg", "caption": "held", "split": "train", "sha256": digest}
             row |= {"pixels": digest[::-1], "perceptual": f"{int(rng.integers(0, 2**63)) * 2 + 1:016x}"}
+            names.append(row["image"])
             file.write(json.dumps(row) + "\n")
-    (folder / "manifest.json").write_text(json.dumps({"snapshot": "", "counts": {"new": pairs}}))
+    fingerprint = fingerprint_image(picture(7), keypoints=True, mirrored=False).to_bytes()
+    pq.write_table(pa.table({"image": names, "fingerprint": [fingerprint] * pairs}), folder / FINGERPRINTS)
+    (folder / MANIFEST).write_text(json.dumps({"snapshot": "", "counts": {"new": pairs}}))
 
 
 def truth(pairs: int) -> dict[str, int]:

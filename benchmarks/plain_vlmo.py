@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -180,15 +181,14 @@ class PlainVLMo:
         table = self.state.get("relative_position_bias_table")
         if table is None:
             return None
-        index = self.index()
+        index = self.index
         rows = [*range(texts), *range(TEXTS, TEXTS + images)]
         index = index[rows][:, rows]
         return table[index].permute(2, 0, 1).unflatten(0, (self.layers, self.heads)).contiguous()
 
+    @cached_property
     def index(self) -> Tensor:
-        """int64 [196 + I, 196 + I]: rows of the table, of a text's tokens and an image's. Made once."""
-        if hasattr(self, "_index"):
-            return self._index
+        """int64 [196 + I, 196 + I]: rows of the table, of a text's tokens and an image's."""
         g, span = self.grid, 2 * self.grid - 1
         images, rows = 1 + g * g, span * span + 3
         index = torch.empty(TEXTS + images, TEXTS + images, dtype=torch.int64)
@@ -201,7 +201,6 @@ class PlainVLMo:
         offsets = (y[:, None] - y + g - 1) * span + x[:, None] - x + g - 1
         index[TEXTS + 1 :, TEXTS + 1 :] = offsets
         index[TEXTS, TEXTS:], index[TEXTS:, TEXTS], index[TEXTS, TEXTS] = rows - 3, rows - 2, rows - 1
-        self._index = index
         return index
 
     def linear(self, x: Tensor, name: str) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlp_models.data.batch import Batch
+from vlp_models.data.batch import Batch, Pixels
 from vlp_models.models.layers.embeddings import sine_positions
 from vlp_models.models.soho.model import SOHO
 
@@ -24,6 +24,7 @@ def expanded_losses(
 ) -> dict[str, Tensor]:
     """Return the three mean losses, with the same draws as `pretraining_losses` in the same generator state."""
     config = model.config
+    assert isinstance(batch.image, Pixels)
     pairs = model.draw_pairs(batch, dict.fromkeys(model.objectives), generator, mask_probability)
     maps = model.backbone(batch.image.pixels_B3HW)
     features = model.neck(maps.index_select(0, pairs.owner_P))

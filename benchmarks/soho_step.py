@@ -60,6 +60,7 @@ def ours(model: SOHO, batch: Batch) -> dict[str, Tensor]:
         generator=torch.Generator().manual_seed(1),
         mask_probability=MASKED,
     )
+    assert model.dictionary is not None
     model.dictionary._accumulated = None  # both start from the same codes
     return {name: loss.mean for name, loss in losses.items()}
 
@@ -70,15 +71,14 @@ def expanded(model: SOHO, batch: Batch) -> dict[str, Tensor]:
 
 def check(model: SOHO, batch: Batch) -> dict[str, float]:
     """Compare losses and gradients in float64, where only the order of sums differs; return the largest differences."""
-    exact, wide = (
-        model.double(),
-        replace(batch, image=replace(batch.image, pixels_B3HW=batch.image.pixels_B3HW.double())),
-    )
+    assert isinstance(batch.image, Pixels)
+    exact = model.double()
+    wide = replace(batch, image=replace(batch.image, pixels_B3HW=batch.image.pixels_B3HW.double()))
     found = []
     for step in (ours, expanded):
         exact.zero_grad()
         losses = step(exact, wide)
-        sum(losses.values()).backward()
+        torch.stack(list(losses.values())).sum().backward()
         found.append((losses, {name: p.grad.clone() for name, p in exact.named_parameters() if p.grad is not None}))
     (a, one), (b, other) = found
     loss = max(float((a[name] - b[name]).detach().abs()) for name in a)
@@ -91,8 +91,8 @@ def check(model: SOHO, batch: Batch) -> dict[str, float]:
 def seconds(step: Callable[[SOHO, Batch], dict[str, Tensor]], model: SOHO, batch: Batch) -> float:
     model.zero_grad()
     start = time.perf_counter()
-    sum(step(model, batch).values()).backward()
-    if batch.image.pixels_B3HW.is_cuda:
+    torch.stack(list(step(model, batch).values())).sum().backward()
+    if next(model.parameters()).is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - start
 

@@ -38,7 +38,7 @@ from vlp_models.training.optim import build_optimizer
 from vlp_models.training.scheduled_sampling import make_loss
 
 LAYERS = ("object_layers", "sentence_layers", "encoder_layers", "decoder_layers")
-DEMO = {"hidden": 128, "heads": 4, "intermediate": 512, **dict.fromkeys(LAYERS, 2)}
+DEMO: dict[str, float] = {"hidden": 128, "heads": 4, "intermediate": 512, **dict.fromkeys(LAYERS, 2)}
 DEMO |= {"dropout": 0.0, "attention_dropout": 0.0}
 AIMS = {"a": 1.75, "b": 1.75, "c": 1.15}
 MASK_PROBABILITY = 0.15

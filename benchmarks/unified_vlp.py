@@ -21,6 +21,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ def captioning(model: UnifiedVLP, images: int, repeats: int) -> dict[str, Any]:
         assert [h.ids for h in cached_result] == [h.ids for h in uncached_result], "the two decode differently"
         worst = max(abs(c.score - u.score) for c, u in zip(cached_result, uncached_result, strict=True))
         pairs = [
-            tuple(measure(lambda way=way: decode(way, image, BEAM)) for way in (model, uncached))  # alternating
+            tuple(measure(partial(decode, way, image, BEAM)) for way in (model, uncached))  # alternating
             for _ in range(repeats)
         ]
     cached, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
@@ -131,6 +132,7 @@ def captioning(model: UnifiedVLP, images: int, repeats: int) -> dict[str, Any]:
 
 def pretraining(model: UnifiedVLP, repeats: int) -> dict[str, Any]:
     batch, rows = random_batch(model), []
+    assert isinstance(batch.image, Regions)
     real_NL = torch.cat([F.pad(batch.image.mask_BR, (1, 0), value=True), batch.text.mask_BT], 1)
     causal_N = draw_uniform((PAIRS,), torch.Generator().manual_seed(3), DEVICE) < 0.75
     found = prefix_mask(real_NL, REGIONS + 2, causal_N)[:, 0].cpu()
@@ -158,7 +160,8 @@ def pretraining(model: UnifiedVLP, repeats: int) -> dict[str, Any]:
         for _ in range(20):
             prefix_mask(real_NL, REGIONS + 2, causal_N)
 
-    step(), masks()
+    step()
+    masks()
     times = [(measure(step), measure(masks) / 20) for _ in range(repeats)]
     count.remove()
     whole, mask = (statistics.median(column) for column in zip(*times, strict=True))

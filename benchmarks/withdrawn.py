@@ -53,15 +53,16 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 
 def fingerprint(image: Image.Image) -> Fingerprint:
-    return fingerprint_image(image, keypoints=False, mirror=False)
+    return fingerprint_image(image, keypoints=False, mirrored=False)
 
 
 def main(tar: str, count: int = 1000) -> None:
     held, changed = [], {name: [] for name in CHANGES}  # type: ignore[var-annotated]
     for image in pictures(tar, count):
         own = fingerprint(image)
-        turned = [perceptual_hash_of_gray(to_gray(own.turned(turn))) for turn in range(ORIENTATIONS)]
-        if None in turned:  # of one color
+        hashes = [perceptual_hash_of_gray(to_gray(own.oriented(turn))) for turn in range(ORIENTATIONS)]
+        turned = [value for value in hashes if value is not None]
+        if len(turned) < ORIENTATIONS:  # an image of one color
             continue
         held.append(turned)
         for name, change in CHANGES.items():
