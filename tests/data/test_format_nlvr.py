@@ -221,7 +221,7 @@ def test_files_are_found_in_both_layouts_and_hidden_labels_are_null(tmp_path: Pa
     ("changes", "rule"),
     [
         ({"label": "maybe"}, "label_known"),
-        ({"label": True}, "record_readable"),
+        ({"label": 1}, "label_known"),
         ({"sentence": None}, "record_readable"),
         ({"sentence": "\udcff"}, "text_utf8"),
         ({"identifier": "train-1-2"}, "identifier_form"),

@@ -200,7 +200,7 @@ def test_bad_csv_row_is_quarantined_and_reading_continues(tmp_path: Path, line: 
 
 def test_missing_esnli_files_are_named(tmp_path: Path) -> None:
     write_csv(tmp_path / "ve", "other.csv", "")
-    with pytest.raises(DataError, match=r"contains none of esnlive_train\.csv"):
+    with pytest.raises(DataError, match=r"contains none of esnlive\.csv, esnlive_train\.csv"):
         load_esnli(tmp_path)
     write_csv(tmp_path / "ve", "esnlive.csv", HEADER)
     with pytest.raises(DataError, match=r"must name the columns .*split"):

@@ -46,7 +46,7 @@ from vlp_models.tasks.self_critical import SelfCriticalParams
 
 NEIGHBORS = 30  # training images whose captions the nearest-neighbor baseline chooses from
 NEAREST = "nearest-neighbor caption"
-CONSTANT = "constant baseline"
+CONSTANT = "constant caption"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ IMAGE, TEXTS, ENCODED = "image_D", "texts_ND", "encoded"  # intermediate fields 
 class RetrievalOptions(TaskOptions):
     """
     scorer     embeddings, or pairs (each fused). auto: embeddings, if the model has them
-    loss       loss on embeddings: margin or contrast. auto: contrast, if the model has its own temperature
+    loss       loss on embeddings: margin or contrastive. auto: contrastive, if the model has its own temperature
     temperature  with `loss: contrastive`, for a model without its own: the divisor of similarities, such as 0.05
     negatives  with a margin: `all` that violate it (TDEN's Multibatch), or each pair's `hardest` (its code)
     margin     with a margin: its size
@@ -149,7 +149,7 @@ class Retrieval(TaskModel):
         return options.scorer == "pairs" or (options.scorer == "auto" and not implements(model, Embeds))
 
     def read(self, samples: Sequence[Sample]) -> Batch:
-        """Collate the samples. Captions share an image in training only, where each has a draw; otherwise image i
+        """Collate the samples. Captions share an image in training only, where each has a seed; otherwise image i
         belongs to sample i."""
         trains = all(sample.seed is not None for sample in samples)
         return self.reader.collate(samples, share_images=self.by_pairs and trains)

@@ -34,7 +34,6 @@ from vlp_models.data.formats.base import (
     get,
     get_id,
     get_sentence,
-    get_text,
     image_row,
     join_id,
 )
@@ -178,10 +177,10 @@ def _descriptions(tables: Tables, images: list[tuple[str, int]], record: Row, pr
 
 
 def _label(record: Row) -> bool | None:
-    """Return the label, which files have as text; None if the split hides it."""
+    """Return the label, text or a JSON boolean; None if the split hides it."""
     if "label" not in record:
         return None
-    label = get_text(record, "label").strip().lower()
+    label = str(record["label"]).strip().lower()
     if label not in ("true", "false"):
         raise RecordError(f'`label` is {record["label"]!r}, expected "true" or "false"', rule="label_known")
     return label == "true"

@@ -205,7 +205,7 @@ def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
     )
     whole = root / WHOLE
     files = {split: whole if whole.is_file() else root / file for split, file in ESNLI_FILES.items()}
-    splits = select_splits(name, "e-SNLI-VE", params, SPLITS, files)
+    splits = select_splits(name, "e-SNLI-VE", params, SPLITS, files, also=WHOLE)
     tables = Tables()
 
     def records() -> Iterator[tuple[str, Row, str]]:

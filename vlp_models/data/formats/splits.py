@@ -30,7 +30,7 @@ TEXT_FOLDERS = ("", "Flickr8k_text")  # of lists and captions
 
 
 def select_splits(
-    name: str, dataset: str, params: SourceParams, known: Iterable[str], files: Mapping[str, Path]
+    name: str, dataset: str, params: SourceParams, known: Iterable[str], files: Mapping[str, Path], *, also: str = ""
 ) -> list[str]:
     """Return `params.splits`, or all splits whose file exists.
 
@@ -38,6 +38,7 @@ def select_splits(
         dataset: the format's name, for errors.
         known: names that `params.splits` may have.
         files: file of each split.
+        also: a file that holds all splits instead, for errors.
 
     Raises:
         DataError: an unknown split, or no split has a file.
@@ -50,7 +51,7 @@ def select_splits(
     splits = params.splits or [split for split, file in files.items() if file.is_file()]
     if not splits:
         root = Path(os.path.commonpath([file.parent for file in files.values()]))
-        missing = ", ".join(str(file.relative_to(root)) for file in files.values())
+        missing = ", ".join([also] * bool(also) + [str(file.relative_to(root)) for file in files.values()])
         raise DataError(f"{root}: contains none of {missing}; is it {dataset}'s folder?")
     return splits
 
