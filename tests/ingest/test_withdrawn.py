@@ -16,7 +16,7 @@ from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, WithdrawnList, read_withdrawn, withdraw
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.forgetting.catalog import Catalog, find_copies, near_rules, resolve_queries
+from vlp_models.forgetting.catalog import Catalog, find_copies, resolve_queries
 from vlp_models.ingest import ingest
 from vlp_models.pipeline.stages import prepare, validate
 
@@ -98,16 +98,17 @@ def prepared(workspace: Workspace) -> set[str]:
 
 def test_copies_found_by_id_path_or_file_are_left_out_of_the_tables(workspace: Workspace, tmp_path: Path) -> None:
     params = params_of(workspace)
+    rules = NearRules.of(params.validate.near_duplicates)
     everything = prepared(workspace)
     (workspace.root / "data/accepted").mkdir()
     (tmp_path / "sent.jpg").write_bytes(encoded(photo(1), quality=60))
     catalog = Catalog(params_only_tested(workspace), workspace)
     for name in ("tested/3.png", "data/raw/tested/3.png", str(tmp_path / "sent.jpg")):
         asked = resolve_queries([name], catalog, params, Workspace(workspace.root))
-        found = find_copies(asked, catalog, near_rules(params))
+        found = find_copies(asked, catalog, rules)
         assert [one.image.image_id for one in found] == ["tested/3.png", "tested/6.png"]
         assert found[1].how.startswith("mirrored and changed; ") and found[1].of == name
-    assert [one.image.image_id for one in find_copies(asked, catalog, near_rules(params), exact=True)] == []
+    assert find_copies(asked, catalog, rules, exact=True) == []
     with pytest.raises(DataError, match=r"^tested/99\.png: not an image id"):
         resolve_queries(["tested/99.png", "tested/3.png"], catalog, params, workspace)
 
@@ -124,6 +125,15 @@ def test_copies_found_by_id_path_or_file_are_left_out_of_the_tables(workspace: W
     (workspace.root / "data/raw/tested/3.png").unlink()
     assert prepared(workspace) == everything - {"tested/3.png", "tested/6.png"}, "its file may be deleted"
     validate.run(params_only_tested(workspace), workspace)
+
+
+@pytest.mark.parametrize("change", [{"print": "00"}, {"sha256": "00"}, {"perceptual": [-1]}])
+def test_line_of_another_format_is_an_error_that_names_it(workspace: Workspace, change: dict[str, object]) -> None:
+    withdraw(workspace.withdrawn, [entry(photo(5), keep_fingerprint=True)])
+    line = json.loads(workspace.withdrawn.read_text())
+    workspace.withdrawn.write_text(json.dumps(line | change) + "\n")
+    with pytest.raises(DataError, match=r"withdrawn\.jsonl:1: not a withdrawn image"):
+        read_withdrawn(workspace.withdrawn, RULES)
 
 
 def params_only_tested(workspace: Workspace):  # type: ignore[no-untyped-def]

@@ -62,12 +62,6 @@ class FoundImage:
     how: str
 
 
-def near_rules(params: Params) -> NearRules:
-    """Return the near-duplicate rules of params.yaml."""
-    near = params.validate.near_duplicates
-    return NearRules(max_hash_distance=near.max_hash_distance, keypoints=near.keypoints)
-
-
 @dataclass(frozen=True)
 class Catalog:
     """All images of the workspace's datasets: as `prepare` last read them, plus batches ingested since.

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from vlp_models.common.io import hash_path, read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.contents import trained_on_inputs
-from vlp_models.errors import VLPError
+from vlp_models.errors import VLPError, first_line
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.replay import FirstExposure, TrainingRun, run_settings
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
@@ -77,7 +77,9 @@ class CheckpointExposures:
             try:
                 self._cache[name] = self._determine(name)
             except READ_ERRORS as error:
-                self._cache[name] = Exposure(name=name, state="unknown", how=f"cannot be determined: {_line(error)}")
+                self._cache[name] = Exposure(
+                    name=name, state="unknown", how=f"cannot be determined: {first_line(error)}"
+                )
         return self._cache[name]
 
     def _determine(self, name: str) -> Exposure:
@@ -207,10 +209,6 @@ class CheckpointExposures:
         return here.images if here else frozenset(one.image.image_id for one in self.data.found)
 
 
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
 PULL = "run `dvc fetch` at the commit that made it"
 
 
@@ -252,7 +250,9 @@ def resume_state_exposure(left: Leftover, checkpoints: CheckpointExposures) -> E
     try:
         own, *input_exposure = checkpoints.trained(left.run, *load_provenance(left.path.parent))
     except READ_ERRORS as error:
-        return Exposure(name=place, state="unknown", how=f"cannot be determined from its {PROVENANCE}: {_line(error)}")
+        return Exposure(
+            name=place, state="unknown", how=f"cannot be determined from its {PROVENANCE}: {first_line(error)}"
+        )
     if own.first is not None and left.step < own.first.update:
         own = Exposure(
             name=place, state="clean", how=f"update {left.step}; the run first uses it in update {own.first.update}"

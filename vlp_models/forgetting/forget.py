@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
-from vlp_models.forgetting.catalog import Catalog, FoundImage, Query, find_copies, near_rules, resolve_queries
+from vlp_models.forgetting.catalog import Catalog, FoundImage, Query, find_copies, resolve_queries
 from vlp_models.forgetting.data_versions import DataVersions
 from vlp_models.forgetting.exposure import CheckpointExposures, Exposure, Leftover, leftovers, resume_state_exposure
 from vlp_models.forgetting.registered import RegisteredVersion, find_registered, read_lineages
@@ -69,7 +70,7 @@ def find_exposure(params: Params, workspace: Workspace, names: Sequence[str], *,
     """
     images = Catalog(params, workspace)
     queries = resolve_queries(names, images, params, workspace)
-    rules = near_rules(params)
+    rules = NearRules.of(params.validate.near_duplicates)
     found = find_copies(queries, images, rules, exact=exact)
     with mlflow_errors(params):
         client = _client(params, workspace)

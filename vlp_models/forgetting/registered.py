@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import SEARCH, Workspace
 from vlp_models.data.shards.contents import trained_on_inputs
-from vlp_models.errors import VLPError
+from vlp_models.errors import VLPError, first_line
 from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.exposure import DETECTOR, TOKENIZER, CheckpointExposures, Exposure, worst
 from vlp_models.forgetting.replay import TrainingRun, run_settings
@@ -142,7 +142,7 @@ def _by_lineage(
             parts.append(_parent(parent, then, checkpoints))
         return worst(name, parts)
     except (VLPError, OSError, KeyError, TypeError, ValueError) as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
+        line = first_line(error)
         return Exposure(name=name, state="unknown", how=f"cannot be determined: {line}")
 
 
@@ -152,7 +152,7 @@ def _with_captions(exposure: Exposure, version: ModelVersion, queries: Collectio
         if stores_captions_of(version, queries):
             return replace(exposure, state="exposed", how="it stores the image's captions", first=None)
     except store_errors() as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
+        line = first_line(error)
         return replace(exposure, state="unknown", how=f"whether it stores the captions cannot be determined: {line}")
     return exposure
 

@@ -1,7 +1,7 @@
 """Write a batch: the accepted pairs of one submission, in an immutable folder named by its content.
 
 <batch>/pairs.jsonl           image, caption, split; the image's hashes and size; the line it came from
-<batch>/fingerprints.parquet  fingerprints of the images (duplicates/fingerprints.py), in the order of pairs.jsonl
+<batch>/fingerprints.parquet  image fingerprints (curation/duplicates/fingerprints.py), in the order of pairs.jsonl
 <batch>/images/ab/....jpg     by sha256
 <batch>/quarantine.jsonl      every rejected pair, with rule and reason
 <batch>/manifest.json         the submission, the counts, the params

@@ -1,9 +1,9 @@
 """Decide which images of a submission are new: not repeated in it, not in the dataset, not in any evaluation split.
 
 Two images are the same if their bytes or pixels are equal, or if their perceptual hashes differ in at most `radius`
-bits and their thumbnails agree. For evaluation images, changed copies count as well (duplicates/search.py). An image in
-two splits is a leak, and the copy in the lower split (train < val < test) is rejected; an image twice in one split is a
-duplicate, and the first one stays.
+bits and their thumbnails agree. For evaluation images, changed copies count as well
+(curation/duplicates/search.py). An image in two splits is a leak, and the copy in the lower split (train < val < test)
+is rejected; an image twice in one split is a duplicate, and the first one stays.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.data.tables import open_parquet
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, first_line
 
 PAIRS, FINGERPRINTS, MANIFEST = "pairs.jsonl", "fingerprints.parquet", "manifest.json"
 BLOCK = 4096
@@ -312,8 +313,14 @@ def read_fingerprints(path: Path) -> Iterator[tuple[str, bytes]]:
     Raises:
         DataError: the file is missing or damaged.
     """
-    for block in open_parquet(path).iter_batches(BLOCK // 8):
-        yield from zip(block["image"].to_pylist(), block["fingerprint"].to_pylist(), strict=True)
+    try:
+        for block in open_parquet(path).iter_batches(BLOCK // 8):
+            yield from zip(block["image"].to_pylist(), block["fingerprint"].to_pylist(), strict=True)
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise DataError(
+            f"{path}: missing or damaged ({first_line(error)}); run `dvc checkout {path.parent}.dvc`, or remove the "
+            "batch and ingest its submission again"
+        ) from None
 
 
 def signed(value: int | None) -> int | None:

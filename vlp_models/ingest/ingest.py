@@ -25,7 +25,7 @@ from vlp_models.common.io import write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError
 from vlp_models.ingest.index import MANIFEST
 from vlp_models.params import IngestParams, Params
 
@@ -48,13 +48,11 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
     Raises:
         DataError: a submission has more bad pairs than `ingest.max_bad_fraction` or no readable listing (the others are
             ingested all the same); another ingest is running; DVC failed; a dataset of params.yaml is missing.
-        ParamsError: a value is out of range.
     """
     from vlp_models.ingest.dvc import fetch, track
     from vlp_models.ingest.submissions import find_submissions
 
     p = params.ingest
-    _check_ranges(p)
     report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "submissions": [], "notes": []}
     if not p.inbox and not p.fetch:
         print("ingest: ingest.inbox and ingest.fetch are empty: nothing to ingest (docs/new-data.md)")
@@ -77,16 +75,6 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
     if problems:
         raise DataError("\n".join(problems))
     return report
-
-
-def _check_ranges(p: IngestParams) -> None:
-    from vlp_models.curation.duplicates.search import MAX_RADIUS
-
-    if not -1 <= p.max_hash_distance <= MAX_RADIUS or not 0 <= p.max_bad_fraction <= 1 or p.settle_seconds < 0:
-        raise ParamsError(
-            f"params.yaml: `ingest.max_hash_distance` must be -1 to {MAX_RADIUS}, `max_bad_fraction` 0 to 1, "
-            f"`settle_seconds` not below 0; found {p.max_hash_distance}, {p.max_bad_fraction}, {p.settle_seconds}"
-        )
 
 
 @dataclass(frozen=True)
@@ -206,9 +194,7 @@ def _make_batch(
         except DataError as error:
             return "", str(error)
         index_datasets(run.index, run.params, workspace, has_held_out=staging.has_held_out())
-        near = NearRules(
-            max_hash_distance=limits.near_duplicates.max_hash_distance, keypoints=limits.near_duplicates.keypoints
-        )
+        near = NearRules.of(limits.near_duplicates)
         job = HashJob(
             folder=submission.folder,
             keep=partial,

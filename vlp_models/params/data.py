@@ -72,7 +72,7 @@ class SourceParams:
     validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories used as val
     splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr, snli_ve: splits to read; empty: all present
     split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: image lists by split
-    val_fraction: Share = 0.0  # share of the train images that becomes val, by a hash of the id (formats/splits.py)
+    val_fraction: Share = 0.0  # share of train images moved to val, by a hash of the id
     exclude: list[str] = field(default_factory=list)  # visual_genome: Karpathy files, or lists of COCO ids
     limit: NonNegativeInt = 0  # read only the first records; 0: all
 
@@ -182,7 +182,7 @@ class IngestParams:
     dataset: str = "data/accepted"
     fetch: list[str] = field(default_factory=list)
     settle_seconds: NonNegativeFloat = 300.0
-    max_hash_distance: Annotated[int, Field(ge=-1, le=32)] = 4
+    max_hash_distance: Annotated[int, Field(ge=-1, le=8)] = 4
     max_bad_fraction: Share = 0.05
     processes: NonNegativeInt = 0
     track: bool = True

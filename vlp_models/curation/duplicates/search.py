@@ -24,6 +24,7 @@ from vlp_models.curation.duplicates.fingerprints import (
     perceptual_hash_of_gray,
     to_gray,
 )
+from vlp_models.params.data import NearDuplicateParams
 
 MAX_RADIUS = 8  # nine bands of seven bits: beyond it, a band distinguishes too little
 PAIRS_BLOCK = 1 << 18  # candidate pairs compared together
@@ -52,6 +53,11 @@ class NearRules:
 
     max_hash_distance: int
     keypoints: bool
+
+    @staticmethod
+    def of(params: NearDuplicateParams) -> NearRules:
+        """Return the rules of `validate.near_duplicates`."""
+        return NearRules(max_hash_distance=params.max_hash_distance, keypoints=params.keypoints)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,9 @@ class WithdrawnImage:
             ValueError, KeyError, TypeError: the line is not a withdrawn image.
         """
         value = json.loads(line)
+        unknown = value.keys() - {"sha256", "pixels", "perceptual", "images", "fingerprint"}
+        if unknown:
+            raise ValueError(f"unknown key {min(unknown)}")
         sha256, pixels = (bytes.fromhex(value[name]).hex() for name in ("sha256", "pixels"))
         perceptual = [int(text, 16) for text in value["perceptual"]]
         if len(sha256) != 64 or len(pixels) != 64 or not all(0 <= number < 1 << 64 for number in perceptual):
