@@ -13,7 +13,7 @@ from typing import Any
 from vlp_models.params import Params, to_plain
 from vlp_models.registry.receipts import find_lost_versions, is_report_outdated
 
-NO_INBOX = "no drop folder"
+NO_INBOX = "no inbox"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`
 
 

@@ -146,7 +146,7 @@ def run_without_server(root: Path, parts: list[Part], params: FlowParams, *, nam
     """Run every part in order, with the flow's retries, lock and notification, but without Prefect and its server.
 
     Raises:
-        WorkspaceHeld: another run holds the workspace.
+        AnotherFlowRunning: another run holds the workspace.
         StageFailed: a part failed; the parts after it did not run.
     """
     label = f"{name} {time.strftime('%F %T')}"

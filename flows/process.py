@@ -109,13 +109,11 @@ def run_supervised(
             process is killed.
 
     Raises:
-        WorkspaceBusy, Preempted, Unreachable: worth a retry.
+        PathLocked, Preempted, Unreachable: worth a retry.
         TimedOut: the command was interrupted.
         StageFailed: any other exit code.
     """
-    env = {**command_environment(), "PYTHONUNBUFFERED": "1"}
-    if str(Path(sys.executable).parent) in os.environ.get("PATH", "").split(os.pathsep):
-        env["PATH"] = os.environ["PATH"]  # keep the user's order: a `vlp` earlier on the PATH is meant
+    env = {**command_environment(keep_order=True), "PYTHONUNBUFFERED": "1"}
     env["PYTHONPATH"] = f"{Path(__file__).parent.parent}{os.pathsep}{env.get('PYTHONPATH', '')}"
     (root / ".work").mkdir(exist_ok=True)
     supervisor = [sys.executable, "-m", "vlp_models.common.supervise", "--parent", str(os.getpid()), "--"]

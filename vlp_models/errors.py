@@ -90,3 +90,8 @@ _DISK_FULL_TEXTS = (
     "File too large",
     "PytorchStreamWriter failed",
 )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type's name if the message is empty."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

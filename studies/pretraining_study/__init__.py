@@ -1,4 +1,4 @@
-"""What pretraining is worth, asked so that an answer can be had: arms, contrasts written down before, paired seeds."""
+"""Small-scale tests of pretraining claims: arms, contrasts fixed before the runs, paired seeds."""
 
 from __future__ import annotations
 

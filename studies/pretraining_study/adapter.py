@@ -103,7 +103,7 @@ def begin_with(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 class StepLoss:
-    """What an update of pretraining minimises. updates_per_batch: how many in a row learn from one batch."""
+    """The loss of one pretraining update. updates_per_batch: consecutive updates on the same batch."""
 
     def __init__(self, model: nn.Module, wanted: Pretraining, *, family: str) -> None:
         count = len(wanted.objectives)

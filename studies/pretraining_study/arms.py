@@ -16,7 +16,8 @@ class Pretraining:
     updates          of the optimizer. With `alternate`, one batch serves a cycle of the objectives
     mix, shares      as a recipe's: `sample` needs shares, as many as objectives
     weights          of the losses, as many as objectives; none given: 1 each
-    passes           one, or two with scheduled sampling (Li et al. 2021, equations 1 to 3)
+    scheduled_sampling  `none`: one pass; `a`, `b`, `c`: two (Li et al. 2021, equations 1 to 3)
+    mask_probability of each word in MLM
     reads            pairs; texts alone; images alone; or texts next to a blank image, for a model that
                      reads no text without one
     where            the web's noisy pairs, or the target's own captions: the images that are then fine-tuned on
@@ -79,5 +80,5 @@ class Arm:
 
 
 def of_equal_compute(updates: int, cost_ratio: float) -> int:
-    """How many updates cost what `updates` of the cheaper kind do, if one costs `cost_ratio` of those."""
+    """Return the number of updates with the compute of `updates` cheaper ones; cost_ratio: cost of one, in those."""
     return round(updates / cost_ratio)

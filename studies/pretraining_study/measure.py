@@ -24,7 +24,7 @@ CANDIDATES = 10  # images for a caption, of a model that fuses each pair
 METRICS: dict[str, tuple[str, bool, int]] = {
     "nll": ("NLL a token, nats", True, 3),
     "cider": ("CIDEr", False, 1),
-    "true": ("true captions, %", False, 1),
+    "true": ("faithful captions, %", False, 1),
     "answer_nll": ("NLL of a question's answers, nats", True, 3),
     "vqa": ("VQA accuracy, %", False, 1),
     "match_nll": ("NLL of a caption's image, nats", True, 3),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-ALPHA = 0.05  # of the whole family of contrasts
 POWER = 0.8
 _MOST_SEEDS = 1000
 

@@ -66,7 +66,7 @@ def test_all_parts_run_once_without_a_server_and_a_refusal_is_an_answer(project:
     again = retrain(project)
     assert list(again) == NAMES
     assert states(again) == ["skipped"] * 2 + ["up to date"] * 11
-    assert again["ingest"].detail == "no drop folder"
+    assert again["ingest"].detail == "no inbox"
     assert summarize(again.values()) == "nothing was stale; nothing ran"
     asked = ["promote-captioning", "promote-vqa"]
     assert (project / "asked.txt").read_text().split() == asked, "the same version is not judged again"

@@ -72,7 +72,7 @@ def forget(
     if not (dry_run or yes or sys.stdin.isatty()):
         raise ParamsError("vlp forget: not a terminal: pass --dry-run or --yes")
     params, workspace = load_params(), Workspace()
-    with nullcontext() if dry_run else run_lock(workspace):
+    with nullcontext() if dry_run else run_lock(workspace, "forget"):
         report = find_exposure(params, workspace, images, exact=exact)
         if as_json:
             print(json.dumps(report_json(report, params), indent=2, ensure_ascii=False))

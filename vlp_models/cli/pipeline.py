@@ -126,7 +126,10 @@ def write_plan() -> bool:
     check_runs(params)
     record_packages(named_sources(params, regions="regions" in image_kinds(params).values()), workspace.root)
     if not is_generated(workspace.root):
-        print(f"{FILE} is marked as hand-written in its first line and is not updated", file=sys.stderr)
+        print(
+            f"{FILE} is not updated: its first line does not mark it as generated; delete the file to have it written",
+            file=sys.stderr,
+        )
         return False
     text, file = planned(params, workspace), workspace.root / FILE
     if file.exists() and file.read_text(encoding="utf-8") == text:
@@ -135,11 +138,11 @@ def write_plan() -> bool:
     return True
 
 
-def run_lock(workspace: Workspace) -> AbstractContextManager[int]:
+def run_lock(workspace: Workspace, command: str) -> AbstractContextManager[int]:
     """Return the lock that `vlp run` and `vlp forget` hold, so that only one of them uses a workspace."""
     from vlp_models.common.lock import file_lock
 
-    return file_lock(workspace.root / ".work" / "run.lock", "`vlp run`")
+    return file_lock(workspace.root / ".work" / "run.lock", f"`vlp {command}`")
 
 
 def run_pipeline(targets: list[str]) -> int:
@@ -157,7 +160,7 @@ def run_pipeline(targets: list[str]) -> int:
 
     start = time.perf_counter()
     params, workspace = load_params(), Workspace()
-    with run_lock(workspace):
+    with run_lock(workspace, "run"):
         if write_plan():
             print("dvc.yaml updated from params.yaml", file=sys.stderr)
         for line in repair(workspace.root):

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.io import atomic_write
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
@@ -89,12 +90,11 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     whole = params_file.resolve()  # keep a symbolic link
     with whole.open(encoding="utf-8", newline="") as before:
         newline = "\r\n" if before.readline().endswith("\r\n") else "\n"
-    temporary = whole.with_name(f".{whole.name}.partial")
-    temporary.unlink(missing_ok=True)
-    temporary.touch(mode=0o600)  # private until it has the mode of the file: it may contain a secret
-    temporary.write_text(buffer.getvalue(), encoding="utf-8", newline=newline)
-    shutil.copymode(whole, temporary)
-    temporary.replace(whole)
+    with atomic_write(whole) as temporary:
+        temporary.unlink(missing_ok=True)
+        temporary.touch(mode=0o600)  # private until it has the mode of the file: it may contain a secret
+        temporary.write_text(buffer.getvalue(), encoding="utf-8", newline=newline)
+        shutil.copymode(whole, temporary)
     return changes
 
 

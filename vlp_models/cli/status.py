@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlp_models.common.redaction import redact
-from vlp_models.errors import VLPError
+from vlp_models.errors import VLPError, first_line
 from vlp_models.registry.receipts import Receipt, find_challenger, find_lost_versions, read_registered, read_value
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _aliases(root: Path, params: Params, found: Status) -> dict[str, dict[str, i
         client = connect(params.tracking, root)
         return {m.name: {k: int(v) for k, v in m.aliases.items()} for m in client.search_registered_models()}
     except Exception as error:  # whatever MLflow raises: the rest is still worth showing
-        found.notes.append(redact(f"MLflow: {str(error).splitlines()[0]}"))
+        found.notes.append(redact(f"MLflow: {first_line(error)}"))
         return {}
 
 

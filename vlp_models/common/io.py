@@ -30,10 +30,10 @@ def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
     try:
         yield temporary
         if sync:
-            _sync(temporary)
+            sync_to_disk(temporary)
         temporary.replace(path)
         if sync:
-            _sync(path.parent)
+            sync_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -103,7 +103,8 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target)
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
+    """Flush a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

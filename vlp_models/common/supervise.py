@@ -66,16 +66,21 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
             _signal_group(child.pid, signal.SIGKILL)
 
 
-def command_environment() -> dict[str, str]:
-    """Return the environment of DVC and the stages it runs.
+def command_environment(*, keep_order: bool = False) -> dict[str, str]:
+    """Return the environment of DVC and the stages it runs. The telemetry of every tool is off.
 
     A stage's command is `vlp ...`: the one next to this interpreter comes first on the PATH, even if the venv is not
-    activated. The telemetry of every tool is off.
+    activated.
+
+    Args:
+        keep_order: leave the PATH as it is if it has the interpreter's folder: a deployment's own `vlp` wrapper may
+            come before it.
     """
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    folders = path.split(os.pathsep)
     return {
         **os.environ,
-        "PATH": path if path.split(os.pathsep)[0] == own else f"{own}{os.pathsep}{path}",
+        "PATH": path if folders[0] == own or (keep_order and own in folders) else f"{own}{os.pathsep}{path}",
         "DVC_NO_ANALYTICS": "1",
         "GX_ANALYTICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -2,8 +2,8 @@
 
 The record defines its canonical table (tables.py), what `validate` checks in every row (curation/validation/), the
 columns of the shards' index (shards/write.py), the content of a `Sample`, and which texts go into the vocabulary
-(stages/tokenizer.py). A new view is one record here, a reader that fills its table (formats/), and the rules that only
-it needs.
+(pipeline/stages/tokenizer.py). A new view is one record here, a reader that fills its table (data/formats/), and the
+rules that only it needs.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vlp_models.common.io import hash_file
 from vlp_models.common.limits import check_numbers
 from vlp_models.common.state_dicts import shorten_list
 from vlp_models.data.tokenizer import Tokenizer
@@ -85,7 +86,10 @@ class CheckpointInfo:
             KeyError: a field without a default is missing. ValueError: another format, or an invalid value.
         """
         if value.get("format") != FORMAT:
-            raise ValueError(f"format {value.get('format')!r}; this program reads {FORMAT}")
+            raise ValueError(
+                f"format {value.get('format')!r}; this version reads {FORMAT}; train the model again, or import its "
+                "weights with `vlp import-checkpoint`"
+            )
         fields = {f.name for f in dataclasses.fields(cls)}
         known = {name: item for name, item in value.items() if name in fields}
         for name in ("family", "name", "model_config", "max_text_len"):
@@ -184,8 +188,7 @@ def verify(directory: Path) -> None:
         if len(written) != 64 or path.name != name:
             raise CheckpointError(f"{directory / SUMS}: damaged; {way_out}")
         try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = hash_file(path)
         except OSError as error:
             raise CheckpointError(f"{path}: damaged: cannot be read: {error.strerror}; {way_out}") from None
         if found != written:

@@ -7,13 +7,12 @@ workspace, because DVC locks paths, not the whole workspace, while a stage runs.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Protocol
 
-from vlp_models.common.device import use_cuda
+from vlp_models.common.device import cpu_count, use_cuda
 from vlp_models.common.log import get_logger
 from vlp_models.params import Params
 
@@ -43,7 +42,8 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
         # Generated captions come from another fine-tuning.
         if not entry.start.startswith("finetune/") and not entry.augment.captions
     }
-    if params.trainer.parallel_finetune < 2 or len(starts) < 2 or use_cuda(params.trainer.accelerator):
+    on_cpu = params.trainer.accelerator in ("auto", "cpu") and not use_cuda(params.trainer.accelerator)
+    if params.trainer.parallel_finetune < 2 or len(starts) < 2 or not on_cpu:
         return 0
     stale = _find_stale(root, [f"finetune@{name}" for name in starts], environment)
     shared = {"shards", "tokenizer", "features", "detector", "validate", "plan"}
@@ -58,7 +58,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     if code:
         return code
     at_once = min(params.trainer.parallel_finetune, len(names))
-    threads = str(max(1, (os.cpu_count() or 1) // at_once))
+    threads = str(max(1, cpu_count() // at_once))
     # A dumb terminal: two progress bars would overwrite each other.
     own = {**environment, "TERM": "dumb", "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", threads)}
     logger.info("fine-tuning %d at a time: %s", at_once, ", ".join(names))

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,9 +33,6 @@ from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Param
 from vlp_models.params.schema import suggestion
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, read_bundle_info
 from vlp_models.tasks import TASKS
-
-if TYPE_CHECKING:
-    pass
 
 logger = get_logger(__name__)
 

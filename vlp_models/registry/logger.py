@@ -24,7 +24,7 @@ from vlp_models.common.io import write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact, redacted
-from vlp_models.errors import BusyError, TrackingError
+from vlp_models.errors import BusyError, TrackingError, first_line
 from vlp_models.params import TrackingParams
 from vlp_models.registry.client import connect, tracking_uri
 from vlp_models.training.log import LOG, read_log
@@ -143,7 +143,7 @@ class MLflowRun:
             if not self._warned:
                 self._warned = True
                 cause = error.__cause__ if isinstance(error, TrackingError) and error.__cause__ else error
-                reason = str(cause).splitlines()[0][:200] if str(cause) else type(cause).__name__
+                reason = first_line(cause)[:200]
                 logger.warning("MLflow at %s does not answer (%s); training continues", self.uri, redact(reason))
             return False
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlp_models.common.source_hash import PACKAGE, hash_source_text
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.contents import find_changed_data, trained_on_inputs
-from vlp_models.errors import VLPError
+from vlp_models.errors import VLPError, first_line
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.registry.evaluations import (
     LINEAGE_HASH,
@@ -56,7 +56,7 @@ def verify(client: MlflowClient, workspace: Workspace, version: ModelVersion) ->
         info = read_bundle_info(bundle)
         code = dict(json.loads((bundle / CONTENT).read_text(encoding="utf-8"))["code"])
     except Exception as error:  # whatever MLflow, a store or a damaged file raises
-        return [Check(subject="bundle", state="differs", text=f"cannot read its files: {_first_line(error)}")]
+        return [Check(subject="bundle", state="differs", text=f"cannot read its files: {first_line(error)}")]
     checks = [_run_check("bundle", lambda: _check_bundle(bundle, version))]
     text = read_lineage_file(client, version, RECORD)
     if text is None:
@@ -80,7 +80,7 @@ def _run_check(subject: str, check: Callable[[], tuple[State, str]]) -> Check:
     try:
         state, text = check()
     except (VLPError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        state, text = "differs", _first_line(error)
+        state, text = "differs", first_line(error)
     return Check(subject=subject, state=state, text=text)
 
 
@@ -183,7 +183,3 @@ def _git(root: Path, *arguments: str) -> bytes | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

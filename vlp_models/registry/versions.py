@@ -15,7 +15,7 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, first_line
 from vlp_models.params import TrackingParams
 from vlp_models.registry.card import make_example, make_signature
 from vlp_models.registry.client import find_model, find_version_by_content
@@ -249,7 +249,7 @@ def download_verified_bundle(version: ModelVersion) -> Path:
     try:
         bundle = download_bundle(version)
     except (MlflowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise DataError(f"{version.name} version {version.version}: cannot read its files ({reason})") from None
     check_content(bundle)  # names the file
     if hash_bundle(bundle) != version.tags.get("content"):

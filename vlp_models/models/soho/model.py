@@ -187,6 +187,7 @@ class SOHO(nn.Module):
 
     @property
     def inputs(self) -> ModelInputs:
+        """Return the pixels and text lengths that the model reads."""
         c = self.config
         return ModelInputs(
             image=PixelInput(

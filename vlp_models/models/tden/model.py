@@ -401,9 +401,11 @@ class TDEN(nn.Module):
     # ---- Understanding ---------------------------------------------------------------------------------------
 
     def embed_image(self, image: Image) -> Tensor:
+        """Return image vectors of unit length, [B, P]."""
         return self.pool_image(self.encode_image(image))
 
     def embed_text(self, text: Text) -> Tensor:
+        """Return text vectors of unit length, [N, P]."""
         words = Packing.of(text.mask_BT)
         return self.pool_text(self.encode_text(text.ids_BT, words), words)
 

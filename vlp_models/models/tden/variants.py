@@ -1,10 +1,10 @@
 """TDEN's variants: the paper's ablations, and the model of the authors' code.
 
-Ablations (table 1: other structures; *, table 2: ISM after the cross-modal encoder). Li et al. 2021, "Comparison with
-VL Pretraining Approaches": TDEN (Two-stream) and TDEN (Single-stream) share one stack across the proxy tasks. The paper
-does not say how one stack generates; here as in Unified VLP (Zhou et al. 2020, section 3.2): words attend to past words
-and all regions, regions attend to regions only, so no word reaches another one through the image. VQA's feature has no
-decoder part.
+Ablations: other structures (table 1), and ISM after the cross-modal encoder (the row marked * in table 2).
+Li et al. 2021, "Comparison with VL Pretraining Approaches": TDEN (Two-stream) and TDEN (Single-stream) share one stack
+across the proxy tasks. The paper does not say how one stack generates; here as in Unified VLP (Zhou et al. 2020,
+section 3.2): words attend to past words and all regions, regions attend to regions only, so no word reaches another one
+through the image. VQA's feature has no decoder part.
 
 Authors' code (YehLi/xmodaler), switch by switch, for its checkpoints: one feed-forward net per modality in the
 cross-modal encoder; ISM's poolers on every object layer, normalized over the batch; the decoder's memory from the

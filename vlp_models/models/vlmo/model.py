@@ -148,6 +148,7 @@ class VLMo(nn.Module):
 
     @property
     def inputs(self) -> ModelInputs:
+        """Return the pixels and text lengths that the model reads."""
         config, half = self.config, (HALF, HALF, HALF)
         low, high = config.crop_scale
         image = PixelInput(
@@ -243,10 +244,12 @@ class VLMo(nn.Module):
     # ---- The dual encoder ------------------------------------------------------------------------------------
 
     def embed_image(self, image: Image) -> Tensor:
+        """Return image vectors of unit length, [B, E]."""
         states_BSD = self.image_states(self.encode_image(image), self.biases(0))
         return F.normalize(self.image_projection(states_BSD[:, 0]), dim=-1)
 
     def embed_text(self, text: Text) -> Tensor:
+        """Return text vectors of unit length, [N, E]."""
         words = Packing.of(text.mask_BT)
         states_MD = self.text_states(text.ids_BT, words, self.biases(text.ids_BT.shape[1], image=False))
         return F.normalize(self.text_projection(take(states_MD, first_rows(words))), dim=-1)

@@ -57,7 +57,7 @@ def run(
 
 
 def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> None:
-    from vlp_models.common.device import peak_memory_mb
+    from vlp_models.common.device import peak_host_memory_mb
     from vlp_models.data.shards.dataset import ShardDataset
     from vlp_models.evaluation.predict import nearest_train_images, predict_all
     from vlp_models.pipeline.lineage import git_commit
@@ -121,7 +121,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
                     "dataset": source,
                     "split": split,
                     "seconds": seconds,
-                    "peak_memory_mb": round(peak_memory_mb(), 1),
+                    "peak_memory_mb": round(peak_host_memory_mb(), 1),
                 }
                 records += _records(
                     scored,

@@ -49,10 +49,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             with spooled(directory):
                 tables = read_source(key, source, workspace.root)
             found = len(tables["images"])
-            near = params.validate.near_duplicates
-            withdrawn = read_withdrawn(
-                workspace.withdrawn, NearRules(max_hash_distance=near.max_hash_distance, keypoints=near.keypoints)
-            )
+            withdrawn = read_withdrawn(workspace.withdrawn, NearRules.of(params.validate.near_duplicates))
             with FingerprintWriter(directory) as fingerprints:
                 failed = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
             if not (tables["images"] or tables["texts"]):

@@ -134,8 +134,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 def _find_near_duplicates(sources: list[Path], params: ValidateParams) -> list[Leak]:
     """Return near-duplicates of test images across all datasets (vlp_models/curation/duplicates)."""
     tested = _test_images(_files(sources, "images"))
-    near = params.near_duplicates
-    rules = NearRules(max_hash_distance=near.max_hash_distance, keypoints=near.keypoints)
+    rules = NearRules.of(params.near_duplicates)
     return find_leaks([source / FINGERPRINTS for source in sources], tested, rules, workers=cpu_count(MAX_PROCESSES))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.log import get_logger
-from vlp_models.errors import DataError, VLPError
+from vlp_models.errors import DataError, VLPError, first_line
 from vlp_models.metrics.score import ItemScores
 from vlp_models.params.operations import PromotionParams
 from vlp_models.registry.client import raise_if_away, store_errors
@@ -224,6 +224,6 @@ def check_readable(version: ModelVersion, hash_bundle: Callable[[Path], str]) ->
         content = hash_bundle(download_bundle(version))
     except store_errors() as error:
         raise_if_away(error, f"version {version.version}")
-        raise DataError(f"version {version.version}: cannot read its files ({str(error).splitlines()[0]})") from None
+        raise DataError(f"version {version.version}: cannot read its files ({first_line(error)})") from None
     if content != version.tags.get("content"):
         raise DataError(f"version {version.version}: its files are not those that were registered")

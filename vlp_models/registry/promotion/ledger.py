@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.io import sync_to_disk
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.errors import DataError
@@ -140,7 +141,7 @@ class Ledger:
         finally:
             os.close(descriptor)
         if is_new:
-            _fsync(self.path.parent)
+            sync_to_disk(self.path.parent)
         return entry
 
     def entries(self) -> list[Entry]:
@@ -165,8 +166,8 @@ class Ledger:
             return
         aside = self.path.with_name(f"{self.path.name}.torn-{len(lines) + 1}-{time.time_ns()}")
         aside.write_bytes(rest)
-        _fsync(aside)
-        _fsync(aside.parent)
+        sync_to_disk(aside)
+        sync_to_disk(aside.parent)
         with self.path.open("r+b") as file:
             file.truncate(sum(len(line) + 1 for line in lines))
             os.fsync(file.fileno())
@@ -188,6 +189,11 @@ def check_lines(lines: Sequence[bytes], name: str) -> list[Entry]:
             is_whole = isinstance(entry, dict) and entry.get("hash") == hash_entry(entry)
         except (ValueError, RecursionError):
             raise LedgerError(f"{name}, line {number}: not valid JSON, the ledger was changed; {restore}") from None
+        if isinstance(entry, dict) and "hash" not in entry:
+            raise LedgerError(
+                f"{name}, line {number}: not a line of this version's ledger; move the file away, then set each "
+                "champion with `vlp promote TASK --version N`"
+            )
         if not is_whole:
             raise LedgerError(f"{name}, line {number}: the line was changed; {restore}")
         if entry.get("seq") != number or entry.get("previous") != previous:
@@ -212,11 +218,3 @@ def hash_entry(entry: Mapping[str, Any]) -> str:
 
 def _dump(entry: Mapping[str, Any]) -> bytes:
     return json.dumps(entry, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
