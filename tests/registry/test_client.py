@@ -37,15 +37,18 @@ def test_artifacts_at_an_address_or_below_the_root(tmp_path: Path, address: str)
 
 
 @pytest.mark.slow
-def test_database_of_another_folder_is_refused(tmp_path: Path) -> None:
+def test_database_of_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, copy, link = tmp_path / "first", tmp_path / "a copy", tmp_path / "link"
     first.mkdir()
     connect(make_params(), first)
     shutil.copytree(first, copy)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     with pytest.raises(TrackingError, match=rf"mlflow\.db was created in {first} .*`vlp run register`"):
         connect(make_params(), copy)
     link.symlink_to(first)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     connect(make_params(), link)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     connect(make_params("elsewhere"), first)
 
 
