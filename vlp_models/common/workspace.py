@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,6 +106,15 @@ class Workspace:
         """Return `path` as tables store it: relative to the root if it is inside, else absolute."""
         path = path.absolute()
         return str(path.relative_to(self.root.absolute())) if path.is_relative_to(self.root.absolute()) else str(path)
+
+
+def run_git(root: Path, *arguments: str) -> bytes | None:
+    """Return git's output; None if it fails, hangs or is not installed."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def project_root(root: Path) -> Path:

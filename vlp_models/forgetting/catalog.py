@@ -22,7 +22,7 @@ from vlp_models.data.images import ImageError
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
 from vlp_models.ingest.index import FINGERPRINTS as BATCH_FINGERPRINTS
-from vlp_models.ingest.index import MANIFEST, PAIRS, read_fingerprints
+from vlp_models.ingest.index import PAIRS, batch_folders, read_fingerprints
 from vlp_models.ingest.ingest import dataset_name
 from vlp_models.params import Params
 
@@ -82,9 +82,8 @@ class Catalog:
                 if known.source == own:
                     seen.add(known.image_id.removeprefix(f"{own}/").partition("/")[0])
                 yield known
-        for manifest in sorted((self.workspace.root / self.params.ingest.dataset).glob(f"*/{MANIFEST}")):
-            batch = manifest.parent
-            if batch.name not in seen and not batch.name.startswith("."):
+        for batch in batch_folders(self.workspace.root / self.params.ingest.dataset):
+            if batch.name not in seen:
                 yield from _of_batch(batch, own, self.workspace)
 
 

@@ -8,13 +8,12 @@ earlier commits.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlp_models.common.io import hash_file
-from vlp_models.common.workspace import Workspace
+from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import read_withdrawn
 from vlp_models.data.shards.contents import CONTENTS, find_changed_data, trained_on_inputs
@@ -162,11 +161,7 @@ def _committed(root: Path) -> Iterator[Mapping[str, str]]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return (run_git(root, *arguments) or b"").decode(errors="replace")
 
 
 def _cached(root: Path, md5: str) -> dict[str, Path]:

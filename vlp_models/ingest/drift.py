@@ -14,6 +14,7 @@ from vlp_models.common.io import read_json, write_json
 from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.data.drift import compare, compare_embeddings, describe
 from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.ingest.index import batch_folders
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.stages.training_stats import embed, training_stats_path
 
@@ -34,10 +35,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
         return _finish(report, workspace)
     reference = read_json(path)
     dataset = workspace.root / params.ingest.dataset
-    batches = [
-        path.parent.name for path in sorted(dataset.glob("*/manifest.json")) if not path.parent.name.startswith(".")
-    ]
-    new = [name for name in batches if name not in reference["batches"]]
+    new = [batch.name for batch in batch_folders(dataset) if batch.name not in reference["batches"]]
     rows = Rows(dataset, new)
     if not new or not any(True for _ in rows):
         report["notes"].append("no new training pairs since the last training")

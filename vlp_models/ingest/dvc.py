@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import DataError
+from vlp_models.ingest.index import batch_folders
 
 LOCK_TIMEOUT = 120.0  # seconds to wait for another DVC process in the project
 BATCHES_PER_COMMAND = 200
@@ -48,8 +49,11 @@ def track(root: Path, dataset: Path) -> None:
     """Run `dvc add` for every batch without a .dvc file; one file a batch, so only new batches cost time."""
     if not dataset.is_dir():
         return
-    batches = sorted(path.parent for path in dataset.glob("*/manifest.json") if not path.parent.name.startswith("."))
-    new = [str(path.relative_to(root)) for path in batches if not path.with_name(f"{path.name}.dvc").exists()]
+    new = [
+        str(path.relative_to(root))
+        for path in batch_folders(dataset)
+        if not path.with_name(f"{path.name}.dvc").exists()
+    ]
     for start in range(0, len(new), BATCHES_PER_COMMAND):
         _dvc(root, "add", "--quiet", *new[start : start + BATCHES_PER_COMMAND])
 

@@ -96,7 +96,7 @@ class HashIndex:
         Raises:
             DataError: a batch is tracked but missing, or damaged.
         """
-        here = {path.parent.name for path in dataset.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")}
+        here = {batch.name for batch in batch_folders(dataset)}
         absent = sorted(path.stem for path in dataset.glob("*.dvc") if path.stem not in here)
         if absent:
             raise DataError(
@@ -305,6 +305,11 @@ def read_batch_manifest(batch: Path) -> dict[str, Any]:
         return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{batch / MANIFEST}: damaged ({error!r}); run `dvc checkout {batch}.dvc`") from None
+
+
+def batch_folders(dataset: Path) -> list[Path]:
+    """Return the folders of a dataset's complete batches, sorted by name."""
+    return sorted(path.parent for path in dataset.glob(f"*/{MANIFEST}") if not path.parent.name.startswith("."))
 
 
 def read_fingerprints(path: Path) -> Iterator[tuple[str, bytes]]:

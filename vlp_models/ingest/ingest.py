@@ -26,7 +26,7 @@ from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import DataError
-from vlp_models.ingest.index import MANIFEST
+from vlp_models.ingest.index import MANIFEST, batch_folders
 from vlp_models.params import IngestParams, Params
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def _archive(submission: Submission, snapshot: str, run: _Run) -> None:
 def _finish(report: dict[str, Any], workspace: Workspace, p: IngestParams, check: bool) -> dict[str, Any]:
     """Add the dataset's state to the report, write it and print it."""
     dataset = workspace.root / p.dataset
-    names = sorted(path.parent.name for path in dataset.glob("*/manifest.json") if path.parent.name[0] != ".")
+    names = [batch.name for batch in batch_folders(dataset)]
     report["batches"] = len(names)
     report["content"] = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16] if names else ""
     if not check:

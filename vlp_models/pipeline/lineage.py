@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ import pyarrow as pa
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.source_hash import PACKAGE, code_hash
-from vlp_models.common.workspace import Workspace
+from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.shards.contents import find_changed_data
 from vlp_models.data.tables import open_parquet, read_table
 from vlp_models.models import FAMILIES
@@ -116,15 +115,10 @@ def lineage_tags(root: Path, *, params: Any, data: Path, command: str) -> dict[s
 
 def git_commit(root: Path) -> str:
     """Return the commit, with `+changes` if tracked files differ from it; `unknown` outside a git checkout."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=20)
-        return done.stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
+    commit, changed = run_git(root, "rev-parse", "HEAD"), run_git(root, "status", "--porcelain", "--untracked-files=no")
+    if commit is None or changed is None:
         return "unknown"
+    return commit.decode().strip() + ("+changes" if changed.strip() else "")
 
 
 def variant_hash(params: Params, workspace: Workspace, run: str) -> str:

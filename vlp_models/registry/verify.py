@@ -8,7 +8,6 @@ cache.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlp_models.common.source_hash import PACKAGE, hash_source_text
-from vlp_models.common.workspace import Workspace
+from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.shards.contents import find_changed_data, trained_on_inputs
 from vlp_models.errors import VLPError, first_line
 from vlp_models.models.checkpoint import CheckpointInfo
@@ -133,12 +132,12 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
     name, changed, _ = commit.partition("+")
     if not code or name == "unknown":
         return "unknown", "no commit on record" if code else "the bundle does not list its code"
-    if _git(root, "cat-file", "-e", f"{name}^{{commit}}") is None:
+    if run_git(root, "cat-file", "-e", f"{name}^{{commit}}") is None:
         return "unknown", f"commit {name[:12]} is not in this checkout"
     differ = []
     for file, digest in code.items():
         if digest:
-            source = _git(root, "show", f"{name}:{PACKAGE}/{file}")
+            source = run_git(root, "show", f"{name}:{PACKAGE}/{file}")
             if source is None or hash_source_text(source, file) != digest:
                 differ.append(file)
     if differ and changed:
@@ -174,12 +173,3 @@ def _check_scores(client: MlflowClient, version: ModelVersion) -> tuple[State, s
         if same and same[0] is not None and abs(same[0] - own) > ROUNDING + 1e-6 * abs(own):
             return "differs", f"{scores.metric} on {scores.dataset} {scores.split}: {same[0]}, from its items {own}"
     return "holds", f"{len(items)} metrics follow from their items"
-
-
-def _git(root: Path, *arguments: str) -> bytes | None:
-    """Return git's output; None if it fails or is not installed."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
