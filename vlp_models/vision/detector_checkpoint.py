@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN
 
 from vlp_models.common.limits import check_numbers
@@ -46,13 +46,20 @@ def save_detector(
     directory: Path, model: FasterRCNN, config: DetectorConfig, classes: Sequence[str], training: Mapping[str, Any]
 ) -> str:
     """Write weights and config.json; return the detector's id, a hash of weights, architecture and classes."""
+    return save_network(directory / WEIGHTS, FORMAT, model, config, classes, training)
+
+
+def save_network(
+    path: Path, kind: str, net: nn.Module, config: Any, classes: Sequence[str], training: Mapping[str, Any]
+) -> str:
+    """Write weights to `path`, next to a config.json of format `kind`; return a hash of both without `training`."""
     from safetensors.torch import save_file
 
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, directory / WEIGHTS)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
+    save_file(state, path)
     description = {"architecture": to_plain(config), "classes": list(classes)}
-    detector_id = hash_weights(directory / WEIGHTS, description)
-    write_config(directory, FORMAT, {**description, "detector_id": detector_id, "training": dict(training)})
+    detector_id = hash_weights(path, description)
+    write_config(path.parent, kind, {**description, "detector_id": detector_id, "training": dict(training)})
     return detector_id
 
 

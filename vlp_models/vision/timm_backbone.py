@@ -32,14 +32,13 @@ from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.common.state_dicts import load_external_state_dict, read_state_dict
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import CheckpointError, DataError, ParamsError
-from vlp_models.params import TimmParams, build, to_plain
+from vlp_models.params import TimmParams, build
 from vlp_models.vision.detector_checkpoint import (
     CONFIG,
     check_weights_hash,
-    hash_weights,
     read_architecture,
     read_config,
-    write_config,
+    save_network,
 )
 from vlp_models.vision.image_io import one_thread, to_tensor
 from vlp_models.vision.pretrained_weights import check_model, data_config, pretrained_model_name, read_backbone_weights
@@ -206,14 +205,9 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
 
 def save_backbone(directory: Path, backbone: LoadedBackbone, training: Mapping[str, Any]) -> str:
     """Write weights and config.json; return the id, a hash of weights, architecture and classes."""
-    from safetensors.torch import save_file
-
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in backbone.model.net.state_dict().items()}
-    save_file(state, directory / WEIGHTS)
-    description = {"architecture": to_plain(backbone.model.config), "classes": list(backbone.classes)}
-    detector_id = hash_weights(directory / WEIGHTS, description)
-    write_config(directory, FORMAT, {**description, "detector_id": detector_id, "training": dict(training)})
-    return detector_id
+    return save_network(
+        directory / WEIGHTS, FORMAT, backbone.model.net, backbone.model.config, backbone.classes, training
+    )
 
 
 def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:

@@ -184,18 +184,8 @@ class HammingIndex:
             wanted = self._key(queries, band)
             low = np.searchsorted(keys, wanted, "left")
             counts = np.searchsorted(keys, wanted, "right") - low
-            ends = np.cumsum(counts)
-            first = 0
-            while first < len(queries):
-                # as many queries as have about PAIRS_BLOCK candidates together
-                before = int(ends[first - 1]) if first else 0
-                last = max(first + 1, int(np.searchsorted(ends, before + PAIRS_BLOCK, "right")))
-                rows = np.repeat(np.arange(first, last), counts[first:last])
-                within = np.arange(len(rows)) - np.repeat(
-                    ends[first:last] - counts[first:last] - before, counts[first:last]
-                )
-                indexed = order[low[rows] + within]
-                first = last
+            for rows, positions in _candidates(low, counts, PAIRS_BLOCK):
+                indexed = order[positions]
                 differing = queries[rows] ^ self._hashes[indexed]
                 close = np.bitwise_count(differing) <= self._radius
                 rows, indexed, differing = rows[close], indexed[close], differing[close]
@@ -254,27 +244,36 @@ class KeypointIndex:
             low = np.searchsorted(table, keys, "left")
             counts = np.searchsorted(table, keys, "right") - low
             counts[counts > CROWD] = 0
-            ends = np.cumsum(counts)
-            first = 0
-            while first < len(keys):
-                before = int(ends[first - 1]) if first else 0
-                last = max(first + 1, int(np.searchsorted(ends, before + VOTES_BLOCK, "right")))
-                rows = np.repeat(np.arange(first, last), counts[first:last])
-                start = np.repeat(ends[first:last] - counts[first:last] - before, counts[first:last])
-                indexed = order[low[rows] + np.arange(len(rows)) - start]
-                rows = query_order[rows]
+            for rows, positions in _candidates(low, counts, VOTES_BLOCK):
+                indexed, rows = order[positions], query_order[rows]
                 # `take` is several times as fast as indexing with []
                 differing = words.take(rows, axis=0) ^ self._words.take(indexed, axis=0)
                 near = np.bitwise_count(differing).sum(axis=1, dtype=np.uint16) <= SAME_CORNER
                 # (query keypoint, indexed image), once however many tables they meet in
                 found.append(_sorted_distinct(rows[near] * images + self._owners[indexed[near]]))
-                first = last
         if not found:
             empty = np.zeros(0, np.int64)
             return empty, empty, empty
         distinct = _sorted_distinct(np.concatenate(found))
         pairs, shared = np.unique(owners[distinct // images] * images + distinct % images, return_counts=True)
         return pairs // images, pairs % images, shared
+
+
+def _candidates(low: np.ndarray, counts: np.ndarray, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield rows and their candidates' positions in a sorted table, about `block` candidates at a time.
+
+    Args:
+        low, counts: int64 [N], each row's first candidate in the table and their number.
+    """
+    ends = np.cumsum(counts)
+    first = 0
+    while first < len(counts):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + block, "right")))
+        rows = np.repeat(np.arange(first, last), counts[first:last])
+        start = np.repeat(ends[first:last] - counts[first:last] - before, counts[first:last])
+        yield rows, low[rows] + np.arange(len(rows)) - start
+        first = last
 
 
 def _as_words(descriptors_KB: np.ndarray) -> np.ndarray:
