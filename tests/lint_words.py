@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".sh")
+SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".sh", ".lock", ".cff")
 SKIPPED = ("tests/lint_words.py", "tests/fuzz/corpus/", "tests/golden/", "benchmarks/results/")
 
 # word -> what to write

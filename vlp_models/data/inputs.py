@@ -78,7 +78,7 @@ class ReadFlags(TypedDict):
     pixels: bool
 
 
-class Extractor(Protocol):
+class ExtractsRegions(Protocol):
     """Extracts regions from images (vision/)."""
 
     def extract(self, images: Sequence[Picture]) -> list[RegionArrays]: ...
@@ -162,7 +162,7 @@ class InputReader:
 
 
 def prepare_images(
-    inputs: ModelInputs, pictures: Sequence[Picture], extractor: Extractor | None
+    inputs: ModelInputs, pictures: Sequence[Picture], extractor: ExtractsRegions | None
 ) -> list[dict[str, Any]]:
     """Return the image fields of a `Sample`, `regions` or `pixels`, for images from outside.
 
