@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vlp_models.data.batch import Batch, Pixels
-from vlp_models.data.inputs import Extractor, ModelInputs, prepare_images
+from vlp_models.data.inputs import ExtractsRegions, ModelInputs, prepare_images
 from vlp_models.data.pixels import PixelInput, place_boxes
 from vlp_models.data.sample import RegionArrays, Sample
 from vlp_models.models.protocols import Generates
@@ -37,7 +37,7 @@ NEGLIGIBLE = 0.05  # nats: a twentieth less likely
 class CachingExtractor:
     """An extractor that keeps the regions of the last image, since several questions are asked about one photo."""
 
-    def __init__(self, extractor: Extractor) -> None:
+    def __init__(self, extractor: ExtractsRegions) -> None:
         self._extractor = extractor
         self._last: tuple[tuple[tuple[int, int], bytes], RegionArrays] | None = None
 
