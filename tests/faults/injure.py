@@ -79,7 +79,7 @@ def inflict(ground: Ground, fault: Fault) -> Outcome:
     repeated = ran(rerun.output) & recorded - allowed
     if repeated and "dvc.lock" not in fault.kind:
         outcome.problems.append(f"repeated: {', '.join(sorted(repeated))}")
-    if fault.kind in DAMAGES and outcome.hit and "set aside" not in rerun.output:
+    if fault.kind in DAMAGES and outcome.hit and "damaged (its sha256 does not match)" not in rerun.output:
         outcome.problems.append("the message does not mention the damaged checkpoint")
     outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
     if not outcome.problems:
