@@ -16,9 +16,9 @@ from flows.notify import notify
 from flows.parts import DRIFTED, Part
 from flows.process import (
     WORTH_A_RETRY,
-    AnotherFlowRunning,
     Log,
     StageFailed,
+    WorkspaceInUse,
     hold_workspace,
     is_stale,
     repro,
@@ -146,7 +146,7 @@ def run_without_server(root: Path, parts: list[Part], params: FlowParams, *, nam
     """Run every part in order, with the flow's retries, lock and notification, but without Prefect and its server.
 
     Raises:
-        AnotherFlowRunning: another run holds the workspace.
+        WorkspaceInUse: another run holds the workspace.
         StageFailed: a part failed; the parts after it did not run.
     """
     label = f"{name} {time.strftime('%F %T')}"
@@ -162,7 +162,7 @@ def run_without_server(root: Path, parts: list[Part], params: FlowParams, *, nam
             run = Run(root, lock_fd)
             for part in parts:
                 _run_with_retries(run, part, params.retry_delays, log)
-    except AnotherFlowRunning as error:
+    except WorkspaceInUse as error:
         report("Cancelled", str(error), True)  # Prefect's name of the state; plain-ok
         raise
     except KeyboardInterrupt:

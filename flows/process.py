@@ -20,6 +20,7 @@ from pathlib import Path
 from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
 from vlp_models.common.supervise import command_environment
+from vlp_models.common.workspace import Workspace
 from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
 from vlp_models.pipeline.dvc.dvc_yaml import is_generated
 
@@ -58,8 +59,8 @@ class TimedOut(StageFailed):
     """The part took longer than `flow.timeout_hours` allows and was interrupted."""
 
 
-class AnotherFlowRunning(RuntimeError):
-    """Another flow is using this workspace; the message names it."""
+class WorkspaceInUse(RuntimeError):
+    """Another flow, or `vlp run`, is using this workspace; the message names it."""
 
 
 WORTH_A_RETRY = (PathLocked, Preempted, Unreachable)
@@ -81,12 +82,12 @@ def hold_workspace(root: Path, name: str, wait: float, log: Log) -> AbstractCont
 
     Args:
         name: name of the flow, for the message of another one.
-        wait: seconds to wait for another flow.
+        wait: seconds to wait for another flow, or for `vlp run`, which holds the same lock.
 
     Raises:
-        AnotherFlowRunning: timed out waiting for another flow.
+        WorkspaceInUse: timed out waiting.
     """
-    return file_lock(root / ".work" / "flow.lock", f"flow {name}", wait=wait, on_wait=log, busy=AnotherFlowRunning)
+    return file_lock(Workspace(root).lock, f"flow {name}", wait=wait, on_wait=log, busy=WorkspaceInUse)
 
 
 def run_supervised(

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State
 
 from flows.parts import retrain_parts
 from flows.pipeline import log_to_terminal, run_without_server
-from flows.process import AnotherFlowRunning, StageFailed
+from flows.process import StageFailed, WorkspaceInUse
 from flows.tasks import HOOKS, run_parts
 from vlp_models.common.log import configure_logging
 from vlp_models.errors import VLPError, is_disk_full
@@ -46,7 +46,7 @@ def main() -> int:
     except VLPError as error:
         log_to_terminal(f"vlp: {error}")
         return error.exit_code
-    except (StageFailed, AnotherFlowRunning) as error:
+    except (StageFailed, WorkspaceInUse) as error:
         log_to_terminal(str(error))
         return 1
     except OSError as error:

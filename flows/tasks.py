@@ -23,7 +23,7 @@ from flows.artifacts import make_artifacts
 from flows.notify import notify
 from flows.parts import Part
 from flows.pipeline import Run, summarize
-from flows.process import WORTH_A_RETRY, AnotherFlowRunning, hold_workspace, update_dvc_yaml
+from flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, update_dvc_yaml
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, load_params
@@ -74,7 +74,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[A
             line = summarize(run.outcomes)
             logger.info(line)
             return Completed(message=line, data={outcome.part: outcome.state for outcome in run.outcomes})
-    except AnotherFlowRunning as error:
+    except WorkspaceInUse as error:
         # Prefect calls no hook for a flow that returns this state itself.
         notify(
             params.flow,

@@ -12,17 +12,20 @@ from pathlib import Path
 import pytest
 
 from flows.process import (
-    AnotherFlowRunning,
     PathLocked,
     Preempted,
     StageFailed,
     TimedOut,
     Unreachable,
+    WorkspaceInUse,
     hold_workspace,
     is_stale,
     repro,
     run_supervised,
 )
+from vlp_models.cli.pipeline import run_lock
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import BusyError
 from vlp_models.pipeline.dvc.lock_file import repair
 
 ROOT = Path(__file__).parent.parent.parent
@@ -147,11 +150,26 @@ def test_second_flow_gets_the_name_of_the_first_and_the_lock_is_free_afterwards(
     holder = rf"another flow retrain \(weekly\) \(pid {os.getpid()}\) is using this workspace"
     with (
         hold_workspace(tmp_path, "retrain (weekly)", 0, ignore),
-        pytest.raises(AnotherFlowRunning, match=holder),
+        pytest.raises(WorkspaceInUse, match=holder),
         hold_workspace(tmp_path, "two", 0, ignore),
     ):
         pass
     with hold_workspace(tmp_path, "two", 0, ignore):
+        pass
+
+
+def test_flow_and_vlp_run_never_share_a_workspace(tmp_path: Path) -> None:
+    with (
+        hold_workspace(tmp_path, "retrain (weekly)", 0, ignore),
+        pytest.raises(BusyError, match=r"another flow retrain \(weekly\) \(pid \d+\) is using this workspace"),
+        run_lock(Workspace(tmp_path), "run"),
+    ):
+        pass
+    with (
+        run_lock(Workspace(tmp_path), "run"),
+        pytest.raises(WorkspaceInUse, match=r"another `vlp run` \(pid \d+\) is using this workspace"),
+        hold_workspace(tmp_path, "two", 0, ignore),
+    ):
         pass
 
 

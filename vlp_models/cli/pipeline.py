@@ -139,10 +139,10 @@ def write_plan() -> bool:
 
 
 def run_lock(workspace: Workspace, command: str) -> AbstractContextManager[int]:
-    """Return the lock that `vlp run` and `vlp forget` hold, so that only one of them uses a workspace."""
+    """Return the lock that `vlp run`, `vlp forget` and every flow hold, so that only one of them uses a workspace."""
     from vlp_models.common.lock import file_lock
 
-    return file_lock(workspace.root / ".work" / "run.lock", f"`vlp {command}`")
+    return file_lock(workspace.lock, f"`vlp {command}`")
 
 
 def run_pipeline(targets: list[str]) -> int:

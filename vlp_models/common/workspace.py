@@ -29,6 +29,11 @@ class Workspace:
 
     root: Path = field(default_factory=Path.cwd)
 
+    @property
+    def lock(self) -> Path:
+        """Lock file of `vlp run`, `vlp forget` and the flows: one of them at a time uses a workspace."""
+        return self.root / ".work" / "run.lock"
+
     def raw(self, name: str) -> Path:
         return self.root / "data" / "raw" / name
 
