@@ -11,8 +11,9 @@ import pytest
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
-from vlp_models.evaluation.ranking import rank_runs
+from vlp_models.evaluation.ranking import gate_rule, rank_runs
 from vlp_models.params import GateParams, Params, load_params
+from vlp_models.tasks import task_class
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,3 +103,13 @@ def test_default_metric_is_the_tasks_own(tmp_path: Path) -> None:
     params, workspace = make_project(tmp_path, runs, metric={})
     params = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, tasks={}))
     assert [candidate.run for candidate in rank_runs(params, workspace)["nlvr"]] == ["b", "a"]
+
+
+def test_default_direction_is_that_of_the_tasks_own_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: dict[str, dict[str, float | None]] = {"a": {"x": 70.0}, "b": {"x": 80.0}}
+    params, workspace = make_project(tmp_path, runs, metric={})
+    params = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, tasks={}))
+    monkeypatch.setattr(task_class("nlvr"), "direction", "lower")
+    assert [candidate.run for candidate in rank_runs(params, workspace)["nlvr"]] == ["a", "b"]
+    other = dataclasses.replace(params.promotion, tasks={"nlvr": GateParams(metric="consistency")})
+    assert gate_rule(dataclasses.replace(params, promotion=other), "nlvr").direction == "higher"

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params
+from vlp_models.params.operations import GateParams
 from vlp_models.tasks import task_class
 
 Scores = list[dict[str, Any]]
@@ -55,13 +56,17 @@ def competing_runs(params: Params, task: str) -> list[str]:
     return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
 
 
-def comparison_metric(params: Params, task: str) -> str:
-    """Return the metric that versions of the task are compared by: from params.yaml, else the task's own."""
-    return params.promotion.gate(task).metric or params.tracking.metric.get(task) or task_class(task).metric
+def gate_rule(params: Params, task: str) -> GateParams:
+    """Return `promotion.tasks.TASK` with metric and direction filled in: from params.yaml, else the task's own."""
+    rule, own = params.promotion.gate(task), task_class(task)
+    metric = rule.metric or params.tracking.metric.get(task) or own.metric
+    default = own.direction if metric == own.metric else "higher"
+    return replace(rule, metric=metric, direction=default if rule.direction == "task" else rule.direction)
 
 
 def _rank(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:
-    metric = comparison_metric(params, task)
+    rule = gate_rule(params, task)
+    metric = rule.metric
     judged = {name: _values(params.promotion.split, metric, records) for name, records in scores.items()}
     values = {name: _values(params.promotion.select_on, metric, records) for name, records in scores.items()}
     if not any(judged.values()) or any(found.keys() - values[name].keys() for name, found in judged.items()):
@@ -73,7 +78,7 @@ def _rank(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candi
         means = {n: math.fsum(v[d] for d in where) / len(where) for n, v in known.items() if where <= v.keys()}
     else:
         _check_scored(params, task, metric, scores)
-    sign = -1.0 if params.promotion.gate(task).direction == "higher" else 1.0
+    sign = 1.0 if rule.direction == "lower" else -1.0
     order = sorted(scores, key=lambda name: (name not in means, sign * means.get(name, 0.0)))
     return [
         Candidate(

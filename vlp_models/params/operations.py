@@ -68,7 +68,8 @@ DEFAULT_SEED_STD, DEFAULT_RELEVANT_GAIN = 1.25, 3.0  # for every other metric
 class GateParams:
     """The promotion gate of one task. Numbers are in the metric's unit (percentage points; CIDEr 1.2 is 120).
 
-    metric         empty: the one of tracking.metric
+    metric         empty: the one of tracking.metric, else the task's own
+    direction      which values are better; task: the task's own for its own metric, higher for any other one
     confidence     at least this share of bootstrap draws must exceed min_gain; the error budget demands more (at the
                    defaults 98% on the first decision, and more on a test set that was used before)
     relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`
@@ -78,7 +79,7 @@ class GateParams:
     """
 
     metric: str = ""
-    direction: Literal["higher", "lower"] = "higher"
+    direction: Literal["task", "higher", "lower"] = "task"
     min_gain: float = 0.0
     confidence: float = 0.95
     relevant_gain: float | None = None

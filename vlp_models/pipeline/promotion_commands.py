@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.evaluation.ranking import comparison_metric, competing_runs
+from vlp_models.evaluation.ranking import competing_runs, gate_rule
 from vlp_models.params import Params
 from vlp_models.pipeline.reevaluate import check_task
 from vlp_models.registry.client import mlflow_errors
@@ -45,13 +46,14 @@ def promote_task(
     from vlp_models.serving.bundle import hash_bundle
 
     check_task(task)
+    rule = gate_rule(params, task)
     request = GateRequest(
-        params=params.promotion,
+        params=dataclasses.replace(params.promotion, tasks={**params.promotion.tasks, task: rule}),
         services=GateServices(
             hash_bundle=hash_bundle,
             reevaluate=lambda bundle, lineage: reevaluate_bundle(params, workspace, bundle, lineage),
         ),
-        metric=comparison_metric(params, task),
+        metric=rule.metric,
         dataset=params.tracking.dataset.get(task, ""),
         runs=competing_runs(params, task),
         version=version,
@@ -184,7 +186,9 @@ def _explain_power(numbers: Mapping[str, Any]) -> list[str]:
             f"{numbers['std_seeds']:.2f} from seeds"
         )
     if numbers.get("limited_by") == "seeds":
-        lines.append("  more seeds would help (runs of one `variant`, docs/promotion.md); more items hardly would")
+        lines.append(
+            "  more seeds would help (runs of one `variant`, docs/guides/promotion.md); more items hardly would"
+        )
     return lines
 
 

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
+from vlp_models.evaluation.ranking import gate_rule
 from vlp_models.evaluation.report.charts import interval_bar, line_chart
 from vlp_models.evaluation.report.galleries import GALLERIES, Examples, read_examples
 from vlp_models.evaluation.report.pictures import Pictures, read_figures
@@ -163,7 +164,7 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
     tables = []
     for (task, dataset, split), own in places.items():
         rows = [(row, _as_cells(row)) for row in variant_rows(own)]
-        definition, gate = task_class(task), params.promotion.gate(task)
+        definition, rule = task_class(task), gate_rule(params, task)
         tables.append(
             ResultTable(
                 task=task,
@@ -181,8 +182,8 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
                 comparison=compare(
                     workspace,
                     own,
-                    gate.metric or params.tracking.metric.get(task) or definition.metric,
-                    gate.direction,
+                    rule.metric,
+                    rule.direction,
                     resamples=params.evaluate.bootstrap,
                 ),
             )

@@ -128,7 +128,7 @@ def rank_candidates(
                 withdrawn=is_withdrawn,
             )
         )
-    sign = -1.0 if direction == "higher" else 1.0
+    sign = 1.0 if direction == "lower" else -1.0
     return sorted(candidates, key=lambda c: (c.value is None, 0.0 if c.value is None else sign * c.value)), spec
 
 

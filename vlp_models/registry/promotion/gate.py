@@ -152,13 +152,13 @@ def check_floors(
         rows = [i for i, own in enumerate(challenger.slices) if name == ALL or name in own]
         value = challenger.value(rows) if rows else float("nan")
         is_finite = bool(np.isfinite(value))
-        met = is_finite and (value >= floor if rule.direction == "higher" else value <= floor)
+        met = is_finite and (value <= floor if rule.direction == "lower" else value >= floor)
         rounded = round(value, 4) if is_finite else None
         verdict.numbers["floors"].append({"slice": name, "n": len(rows), "floor": floor, "value": rounded, "met": met})
         if not rows:
             verdict.reasons.append(f"floor: no test item is in the slice {name}")
         elif not met:
-            relation = "below" if rule.direction == "higher" else "above"
+            relation = "above" if rule.direction == "lower" else "below"
             verdict.reasons.append(f"floor: {challenger.metric} {value:.2f} of {name} is {relation} {floor:g}")
     return verdict
 
@@ -185,7 +185,7 @@ def compare_to_champion(
     ours, theirs = [challenger, *other_seeds[0]], [champion, *other_seeds[1]]
     for other in (*theirs, *other_seeds[0]):
         check_comparable(challenger, other)
-    sign = 1.0 if rule.direction == "higher" else -1.0
+    sign = -1.0 if rule.direction == "lower" else 1.0
     metric, relevant = challenger.metric, rule.relevant_gain_of(challenger.metric)
     own = sign * (challenger.value() - champion.value())
     numbers: dict[str, Any] = {
@@ -261,7 +261,7 @@ def check_non_inferior(challenger: Measurement, champion: Measurement, rule: Gat
         NotComparableError: other test data or another scorer.
     """
     check_comparable(challenger, champion)
-    value = (1.0 if rule.direction == "higher" else -1.0) * (challenger.value() - champion.value())
+    value = (-1.0 if rule.direction == "lower" else 1.0) * (challenger.value() - champion.value())
     numbers = {"champion_value": round(champion.value(), 4), "gain": round(value, 4), "same_weights": True}
     if value >= 0:
         return Verdict(numbers=numbers)
