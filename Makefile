@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-photographs test-long faults fuzz audit image lint bench ablations-tden ablations-unified-vlp \
+.PHONY: help install demo nlvr flickr8k check test test-photographs test-long faults fuzz audit image lint docs bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
@@ -23,6 +23,7 @@ help:
 	@echo "make check      lint and unit tests (about 4 minutes on two cores): run it before every commit"
 	@echo "make test       install, run the tests (about 20 minutes on two cores)"
 	@echo "make lint       ruff, mypy, import layers, plain English"
+	@echo "make docs       build the docs into docs/_build/html; every warning is an error"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on NLVR (about an hour)"
 	@echo "make flickr8k ROOT=path/to/flickr8k   on Flickr8k, with a pretrained CNN and BERT (about an hour)"
 	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   also these models, about as long each"
@@ -72,7 +73,7 @@ test: install
 	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
 
 test-photographs: install
-	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock -r requirements-pictures.lock
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock -r requirements-pictures.lock -r requirements-docs.lock
 	@python -m pytest -m "photographs and not long" tests
 
 test-long: install
@@ -97,8 +98,15 @@ lint: install
 	@mypy
 	@MYPYPATH=studies mypy studies
 	@MYPYPATH=benchmarks mypy benchmarks
+	@MYPYPATH=docs/_ext mypy docs/_ext docs/conf.py
 	@lint-imports
 	@python tests/lint_words.py
+
+# A strict build: a broken reference, a missing file or an unknown drawing is an error.
+docs: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-docs.lock
+	@python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --builder html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 ablations-tden: install
 	@python studies/tden.py

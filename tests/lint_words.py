@@ -94,7 +94,10 @@ def find(text: str) -> list[tuple[int, str, str]]:
 
 def main(paths: list[str]) -> int:
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", *paths], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *paths],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     ).stdout.decode()
     hits = 0
     for name in filter(None, listed.split("\0")):

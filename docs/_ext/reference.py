@@ -1,0 +1,195 @@
+"""The generated reference pages: every key of params.yaml from the schema, every command from the CLI."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import typer
+
+from vlp_models.cli.main import app
+from vlp_models.params import Params
+
+ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*) {2,}(\S.*)$")  # of a class docstring: `name  what it sets`
+MORE = re.compile(r"^ {6,}(\S.*)$")
+
+
+def params_page() -> str:
+    """Return reference/params.md: one table per section of params.yaml, in the order of the schema."""
+    lines = [
+        "# params.yaml",
+        "",
+        "Every key, its type, its default and what it sets. Generated from the schema in {src}`vlp_models/params`. "
+        "An unknown key, a wrong type or a value out of range is an error that names the key and the nearest one.",
+        "`vlp use PRESET` merges a preset into params.yaml; `vlp use --set key.of.a.value=5` sets one value.",
+        "",
+    ]
+    hints = typing.get_type_hints(Params, include_extras=True)
+    for field in dataclasses.fields(Params):
+        cls = _dataclass_in(hints[field.name])
+        named = typing.get_origin(hints[field.name]) is dict
+        lines += [f"## {field.name}", ""]
+        if cls is None:
+            lines += [f"{_type_name(hints[field.name])}; default {_default(field)}.", ""]
+            continue
+        lines += [*_tables(cls, f"{field.name}.NAME" if named else field.name, set()), ""]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(cls: type, where: str, seen: set[type]) -> Iterator[str]:
+    """Yield the table of a params class, then those of the classes in it."""
+    seen.add(cls)
+    first = (inspect.getdoc(cls) or "").partition("\n")[0]
+    if first and not first.startswith(cls.__name__ + "("):
+        yield f"{_escape(first)}\n"
+    hints, meanings = typing.get_type_hints(cls, include_extras=True), describe_fields(cls)
+    yield "| key | type | default | |\n|---|---|---|---|"
+    inner = []
+    for field in dataclasses.fields(cls):
+        nested = _dataclass_in(hints[field.name])
+        kind = _type_name(hints[field.name])
+        yield f"| `{where}.{field.name}` | {kind} | {_default(field)} | {_escape(meanings.get(field.name, ''))} |"
+        if nested and nested not in seen:
+            many = typing.get_origin(hints[field.name]) is dict
+            inner.append((nested, f"{where}.{field.name}{'.NAME' if many else ''}"))
+    for nested, name in inner:
+        if nested not in seen:
+            yield f"\n### {name}\n"
+            yield from _tables(nested, name, seen)
+
+
+def describe_fields(cls: type) -> dict[str, str]:
+    """Return what the fields of a dataclass mean: from its docstring, or the comment at or above each field."""
+    found: dict[str, str] = {}
+    for base in reversed([c for c in cls.__mro__ if dataclasses.is_dataclass(c)]):
+        found |= _from_comments(base) | _from_docstring(base)
+    return found
+
+
+def _from_docstring(cls: type) -> dict[str, str]:
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in (cls.__doc__ or "").splitlines():
+        if entry := ENTRY.match(line):
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, entry[2])
+        elif names and (more := MORE.match(line)):
+            found |= {name: f"{found[name]} {more[1]}" for name in names}
+        else:
+            names = []
+    return found
+
+
+def _from_comments(cls: type) -> dict[str, str]:
+    lines, _ = inspect.getsourcelines(cls)
+    (node,) = ast.parse(inspect.cleandoc("".join(lines))).body
+    assert isinstance(node, ast.ClassDef)
+    text = inspect.cleandoc("".join(lines)).splitlines()
+    found = {}
+    for entry in node.body:
+        if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
+            continue
+        after = text[(entry.end_lineno or 1) - 1][entry.end_col_offset or 0 :].strip()
+        above: list[str] = []
+        for line in reversed(text[: entry.lineno - 1]):
+            if not line.strip().startswith("#"):
+                break
+            above.insert(0, line.strip().lstrip("# "))
+        found[entry.target.id] = after.lstrip("# ") if after.startswith("#") else " ".join(above)
+    return found
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    if dataclasses.is_dataclass(hint):
+        return hint  # type: ignore[return-value]
+    for argument in typing.get_args(hint):
+        if (found := _dataclass_in(argument)) is not None:
+            return found
+    return None
+
+
+def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is Annotated:
+        base, *extra = typing.get_args(hint)
+        limits = [m for field in extra for m in getattr(field, "metadata", [])]
+        bounds = {type(m).__name__.lower(): getattr(m, type(m).__name__.lower(), None) for m in limits}
+        signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+        return " ".join([_type_name(base), *(f"{signs[k]} {v}" for k, v in bounds.items() if k in signs)])
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return ", ".join(f"`{_yaml(value)}`" for value in arguments)
+    if origin is list or origin is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return f"mapping to {_type_name(arguments[1])}"
+    if arguments:
+        return " or ".join(_type_name(a) for a in arguments if a is not type(None))
+    if dataclasses.is_dataclass(hint):
+        return "section"
+    return {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}.get(hint, "any value")
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default
+    if value is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    if value is dataclasses.MISSING:
+        return "required"
+    return "below" if dataclasses.is_dataclass(value) else f"`{_yaml(value)}`"
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value or '""'
+    return "null" if value is None else re.sub(r"'", "", str(value)) or "{}"
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"\$", r"\\$", text.replace("|", "\\|").replace("<", "&lt;"))
+
+
+def cli_page() -> str:
+    """Return reference/cli.md: every command with its arguments and options, grouped as `vlp --help` groups them."""
+    root: Any = typer.main.get_command(app)  # Typer has its own copy of Click's classes
+    groups: dict[str, list[str]] = {}
+    for name, command in root.commands.items():
+        if not command.hidden:
+            groups.setdefault(command.rich_help_panel or "Commands", []).append(_command(f"vlp {name}", command))
+    lines = ["# Commands", "", "Generated from the commands; `vlp COMMAND --help` shows the same in a terminal.", ""]
+    for panel, texts in groups.items():
+        lines += [f"## {panel}", "", *texts]
+    return "\n".join(lines) + "\n"
+
+
+def _command_default(parameter: Any) -> str:
+    """Return the default as --help shows it, or that an option is required; flags and empty defaults have none."""
+    if parameter.required:
+        return " Required." if parameter.param_type_name == "option" else ""
+    value = parameter.default
+    shown = value not in (None, "", (), []) and not isinstance(value, bool) and parameter.show_default
+    return f" Default: `{value}`." if shown else ""
+
+
+def _command(name: str, command: Any) -> str:
+    lines = [f"### {name}", "", _escape(inspect.cleandoc(command.help or "").replace("\b", "")), ""]
+    usage, rows = [name], []
+    for parameter in command.params:
+        text = _escape(getattr(parameter, "help", "") or "") + _command_default(parameter)
+        if parameter.param_type_name == "argument":
+            label = (parameter.metavar or parameter.name).upper() + ("..." if parameter.nargs == -1 else "")
+            usage.append(label if parameter.required else f"[{label}]")
+            rows.append(f"| `{label}` | {text} |")
+        elif not parameter.hidden and parameter.name != "help":
+            names = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
+            rows.append(f"| {names} | {text} |")
+    lines += [f"```text\n{' '.join(usage)} [OPTIONS]\n```", ""]
+    if rows:
+        lines += ["| | |", "|---|---|", *rows, ""]
+    return "\n".join(lines)

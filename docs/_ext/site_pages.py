@@ -1,0 +1,140 @@
+"""What the docs add to Sphinx: checked source references, drawings, formulas as MathML, and generated reference pages.
+
+{src}`vlp_models/models/tden/model.py`   a file or folder of the repository; the build fails if it does not exist
+```{drawing} pipeline```                 a diagram of drawings.py, inline, in the colors of the theme
+$...$ and $$...$$                        MathML, which browsers draw without a script
+reference/params.md, reference/cli.md    written from the schema of params.yaml and from the commands
+sidebar                                  lists design/index, not the decisions below it: those are on that page
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+from typing import Any
+
+from bs4 import BeautifulSoup
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util import logging
+
+sys.path.insert(0, str(Path(__file__).parent))
+from drawings import DRAWINGS, ROOT, draw
+
+logger = logging.getLogger(__name__)
+ENTRY = re.compile(r"^([\w./]+(?:, [\w./]+)*) {2,}(\S.*)$")  # of a docstring: `name  meaning`
+
+
+def source_role(
+    name: str, rawtext: str, text: str, lineno: int, inliner: Any, options: Any = None, content: Any = None
+) -> tuple[list[nodes.Node], list[nodes.Node]]:
+    """Refer to a file of the repository; warn (an error in a strict build) if it does not exist.
+
+    It is a link if the environment variable DOCS_REPOSITORY has the repository's address.
+    """
+    if not (ROOT / text).exists():
+        source = inliner.document.settings.env.docname
+        logger.warning("no such file: %s", text, location=(source, lineno))
+    literal = nodes.literal(rawtext, text, classes=["file"])
+    repository = os.environ.get("DOCS_REPOSITORY", "").rstrip("/")
+    if not repository:
+        return [literal], []
+    return [nodes.reference("", "", literal, refuri=f"{repository}/blob/main/{text}")], []
+
+
+class DrawingDirective(Directive):
+    """Insert a drawing."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        if name not in DRAWINGS:
+            raise self.error(f"no drawing {name!r}; there are {', '.join(DRAWINGS)}")
+        return [nodes.raw("", f'<figure class="drawing">{draw(name)}</figure>', format="html")]
+
+
+def write_math(translator: Any, node: nodes.math) -> None:
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def write_math_block(translator: Any, node: nodes.math_block) -> None:
+    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
+def write_reference(app: Sphinx) -> None:
+    """Write the generated pages of reference/ before Sphinx reads the sources."""
+    from reference import cli_page, params_page
+
+    for name, make in (("params", params_page), ("cli", cli_page)):
+        path = Path(app.srcdir) / "reference" / f"{name}.md"
+        text = make()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def tidy_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn the plain tables of our docstrings (`name  meaning`) into field lists, and Markdown tables into text."""
+    found: list[str] = []
+    entry = False
+    for line in lines:
+        if line.startswith("|"):
+            found += [] if found and found[-1].startswith("    |") else ["::", ""]
+            found.append(f"    {line}")
+        elif match := ENTRY.match(line):
+            found += [] if entry else [""]
+            found.append(f":{match[1]}: {match[2]}")
+            entry = True
+            continue
+        elif entry and line.startswith("  "):
+            found.append(f"    {line.strip()}")
+            continue
+        else:
+            found += ["", line] if entry or (found and found[-1].startswith("    |")) else [line]
+        entry = False
+    lines[:] = found
+
+
+def check_sizes(app: Sphinx, env: Any) -> None:
+    """Fail on a page over 12 kB: nobody reads a scroll. Generated references are exempt."""
+    for name in env.found_docs:
+        size = Path(env.doc2path(name)).stat().st_size
+        if size > 12_288 and name not in ("reference/params", "reference/cli"):
+            logger.warning("page of %d bytes; the limit is 12,288", size, location=name)
+
+
+def fold_design(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Remove the pages below design/index from the sidebar, where some fifty titles would hide everything else."""
+    if "furo_navigation_tree" not in context:  # search, index
+        return
+    tree = BeautifulSoup(context["furo_navigation_tree"], "html.parser")
+    for entry in tree.select("li.toctree-l1"):
+        href = str(entry.a["href"]) if entry.a is not None else ""
+        target = page if href == "#" else normpath(str(PurePosixPath(page).parent / href)).removesuffix(".html")
+        if target == "design/index":
+            entry["class"] = " ".join(name for name in entry.get_attribute_list("class") if name != "has-children")
+            for hidden in entry.find_all(["input", "label", "ul"], recursive=False):
+                hidden.decompose()
+    context["furo_navigation_tree"] = str(tree)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_role("src", source_role)
+    app.add_directive("drawing", DrawingDirective)
+    app.connect("builder-inited", write_reference)
+    app.connect("autodoc-process-docstring", tidy_docstring)
+    app.connect("env-updated", check_sizes)
+    app.connect("html-page-context", fold_design, priority=900)  # after the theme has made the tree
+    try:
+        app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
+    except ExtensionError as error:
+        logger.warning("%s", error)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
