@@ -1,7 +1,7 @@
 """From new data to promoted models, as a Prefect flow. Prefect decides when to run, DVC decides what is stale.
 
 Run it without a server:      python -m flows.retrain
-As a deployment:              see docs/unattended.md
+As a deployment:              see docs/get-started/unattended.md
 """
 
 from __future__ import annotations

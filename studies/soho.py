@@ -2,7 +2,7 @@
 
     make ablations-soho    (runs python studies/soho.py; --help lists its other options)
 
-The contrasts are in soho.toml, next to this file. Writes docs/ablations/soho.md and
+The contrasts are in soho.toml, next to this file. Writes benchmarks/results/study-soho.md and
 benchmarks/results/study-soho.json. benchmarks/soho_inference.py measures the inference time that the paper reports.
 """
 

@@ -2,7 +2,7 @@
 
     make ablations-tden    (runs python studies/tden.py; --help lists its other options)
 
-The contrasts are in tden.toml, next to this file. Writes docs/ablations/tden.md and
+The contrasts are in tden.toml, next to this file. Writes benchmarks/results/study-tden.md and
 benchmarks/results/study-tden.json.
 """
 

@@ -2,7 +2,7 @@
 
     make ablations-unified-vlp    (runs python studies/unified_vlp.py; --help lists its other options)
 
-The contrasts are in unified_vlp.toml, next to this file. Writes docs/ablations/unified-vlp.md and
+The contrasts are in unified_vlp.toml, next to this file. Writes benchmarks/results/study-unified-vlp.md and
 benchmarks/results/study-unified-vlp.json.
 """
 

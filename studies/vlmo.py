@@ -2,7 +2,7 @@
 
     make ablations-vlmo    (runs python studies/vlmo.py; --help lists its other options)
 
-The contrasts are in vlmo.toml, next to this file. Writes docs/ablations/vlmo.md and
+The contrasts are in vlmo.toml, next to this file. Writes benchmarks/results/study-vlmo.md and
 benchmarks/results/study-vlmo.json.
 """
 

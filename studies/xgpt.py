@@ -2,7 +2,7 @@
 
     make ablations-xgpt    (runs python studies/xgpt.py; --help lists its other options)
 
-The contrasts are in xgpt.toml, next to this file. Writes docs/ablations/xgpt.md and
+The contrasts are in xgpt.toml, next to this file. Writes benchmarks/results/study-xgpt.md and
 benchmarks/results/study-xgpt.json.
 """
 

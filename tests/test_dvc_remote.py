@@ -1,4 +1,4 @@
-"""The commands of docs/scaling.md share a workspace's data through an S3 bucket: push here, pull there."""
+"""The commands of docs/guides/object-stores.md share a workspace's data through an S3 bucket: push here, pull there."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ pytestmark = pytest.mark.server
 
 
 def commands(heading: str) -> list[str]:
-    """Return the shell commands below a heading of docs/scaling.md."""
-    text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    """Return the shell commands below a heading of docs/guides/object-stores.md."""
+    text = (ROOT / "docs" / "guides" / "object-stores.md").read_text(encoding="utf-8")
     section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    return [line for block in re.findall(r"```bash\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
+    blocks = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
+    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
 
 
 def test_pushed_data_can_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ class Study:
 
     @property
     def document(self) -> Path:
-        return self.root / "docs" / "ablations" / f"{self.name}.md"
+        return self.root / "benchmarks" / "results" / f"study-{self.name}.md"
 
     @property
     def figures(self) -> Path:

@@ -1,4 +1,4 @@
-"""docs/unattended.md on a real Prefect server and worker: deploy, event, refusal, failure, two at once, cancel.
+"""docs/get-started/unattended.md on a real Prefect server: deploy, event, refusal, failure, two at once, cancel.
 
 fastapi >= 0.151 and sqlalchemy >= 2.1 break Prefect 3.8 without an error at import or deploy; the latter only stops
 schedules from creating runs. So one test waits for a scheduled run.

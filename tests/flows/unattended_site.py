@@ -1,4 +1,4 @@
-"""The setup of docs/unattended.md on a toy project: server, pool, deployments, automation, worker, and a webhook."""
+"""The setup of docs/get-started/unattended.md on a toy project: server, pool, deployments, worker, webhook."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60, what: object 
 
 
 def documented_commands() -> list[str]:
-    """Return the commands of docs/unattended.md, in order."""
-    section = (ROOT / "docs" / "unattended.md").read_text()
-    block = section.partition("```\n")[2].partition("```")[0]
-    return [line.partition("#")[0].strip() for line in block.splitlines() if line]
+    """Return the commands of docs/get-started/unattended.md, in order."""
+    page = (ROOT / "docs" / "get-started" / "unattended.md").read_text()
+    block = page.partition("```console\n")[2].partition("```")[0]
+    return [line.removeprefix("$ ").partition("  #")[0].strip() for line in block.splitlines() if line]
 
 
 @contextlib.contextmanager
 def open_site(folder: Path) -> Iterator[Site]:
-    """Run the commands of docs/unattended.md up to the worker, in their order."""
+    """Run the commands of docs/get-started/unattended.md up to the worker, in their order."""
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         webhook = stack.enter_context(Listener())

@@ -1,4 +1,4 @@
-"""Each task learns a toy set, and its predictions have the form of docs/contracts.md."""
+"""Each task learns a toy set, and its predictions have the form of docs/reference/checkpoints.md."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from vlp_models.tasks import TASKS
 
 Model = Annotated[
     str,
-    typer.Option(help="A registered model or version: vlp-vqa, vlp-vqa/3, vlp-vqa@challenger. Default: the champion."),
+    typer.Option(
+        help="A registered model or version: vlp-vqa, vlp-vqa/3, vlp-vqa@challenger. Default: the champion, or the "
+        "challenger before the first promotion."
+    ),
 ]
 
 

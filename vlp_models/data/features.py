@@ -1,4 +1,4 @@
-"""Region features on disk: chunks of images, an index and a manifest (docs/contracts.md, "Features").
+"""Region features on disk: chunks of images, an index and a manifest (docs/reference/tables.md, "Features").
 
 A chunk lists its images in its header, so the index can be rebuilt from finished chunks after an interruption. The same
 regions give the same bytes.

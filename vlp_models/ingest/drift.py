@@ -81,7 +81,7 @@ def _add_embeddings(
     """Add the two-sample test on region features (mean over regions), if the same features can be extracted here."""
     p = params.drift
     if not reference["points"]:
-        report["notes"].append("embeddings not compared: the training statistics have none (no model reads regions)")
+        report["notes"].append("embeddings not compared: the training statistics have none (no image has regions)")
         return
     chosen = heapq.nsmallest(p.images, rows.images(), key=lambda row: row["sha256"]) if p.images else []
     if min(len(chosen), len(reference["points"])) < MIN_IMAGES:

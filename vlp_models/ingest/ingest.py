@@ -55,7 +55,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
     p = params.ingest
     report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "submissions": [], "notes": []}
     if not p.inbox and not p.fetch:
-        print("ingest: ingest.inbox and ingest.fetch are empty: nothing to ingest (docs/new-data.md)")
+        print("ingest: ingest.inbox and ingest.fetch are empty: nothing to ingest (docs/guides/new-data.md)")
         return _finish(report, workspace, p, check)
     dataset = workspace.root / p.dataset
     with file_lock(workspace.root / ".work" / "ingest" / "lock", "`vlp ingest`"):
@@ -348,7 +348,8 @@ def _finish(report: dict[str, Any], workspace: Workspace, p: IngestParams, check
     if check:
         print(f"ingest --check: {states['ready']} ready, {states['unfinished']} unfinished; nothing was changed")
     elif report["new"]:
-        print(f"ingest: {report['new']:,} new pairs; {report['dataset']} has {report['batches']} batches")
+        batches = f"{report['batches']} batch{'es' * (report['batches'] != 1)}"
+        print(f"ingest: {report['new']:,} new pairs; {report['dataset']} has {batches}")
         print(f"        commit them with `git add {report['dataset']}`; `dvc repro` trains on them")
     else:
         print("ingest: nothing new")

@@ -1,4 +1,4 @@
-"""A model on disk: `model.safetensors`, `config.json` and the tokenizer, as docs/contracts.md describes them.
+"""A model on disk: `model.safetensors`, `config.json` and the tokenizer, as in docs/reference/checkpoints.md.
 
 The names of weights start with `model.`, and with `head.` for a task's head. Loading is strict: a checkpoint of another
 architecture is an error that lists the differences, never a half-initialized model.

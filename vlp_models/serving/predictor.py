@@ -78,7 +78,7 @@ class Predictor:
     def predict(
         self, images: Sequence[Any], texts: Sequence[str] | None = None, *, untrusted: bool = False
     ) -> list[dict[str, Any]]:
-        """Return one prediction per image, or per list of images (docs/contracts.md, "Predictions").
+        """Return one prediction per image, or per list of images (docs/reference/checkpoints.md, "Predictions").
 
         Args:
             images: anything `open_image` takes; for a task with several images, lists of that many.

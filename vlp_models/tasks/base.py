@@ -191,7 +191,7 @@ class TaskModel(nn.Module, ABC):
 
     @abstractmethod
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """Return one record per sample (docs/contracts.md); `batch` is `samples` collated, on the model's device.
+        """Return one record per sample (docs/reference/checkpoints.md); `batch` is `samples`, on the model's device.
 
         Puts the model into eval mode.
         """
@@ -357,7 +357,7 @@ def init_head(head: nn.Module, info: CheckpointInfo) -> None:
     """Initialize the linear layers of a new head like the model's own: N(0, init_std), zero biases.
 
     At BERT's 0.02, the head of a small model initialized at 0.08 passes so little gradient that a true/false task stays
-    at chance for 100,000 samples (docs/log-nlvr.md).
+    at chance for 100,000 samples (docs/project/history.md).
     """
     std = float(info.model_config.get("init_std", 0.02))
     for layer in head.modules():

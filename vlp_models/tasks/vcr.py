@@ -9,9 +9,10 @@ segment a token type of its own, the one that marks generated text in pretrainin
 
 The image's annotated objects come before the detected regions, up to `max_regions` (data/batch.py). Answers and
 rationales read the same regions, so the regions give no hint of the rationale. A model that reads pixels gets no object
-boxes: what its texts call 'person1' is not marked in the picture. TDEN's [IMG] is the mean of all regions it reads; its
-public code takes the means of the objects and of the detected regions and weights each by its count plus one, even if
-some regions are then dropped.
+boxes: what its texts call 'person1' is not marked in the picture. Nor does a model that reads regions get a link
+between a name and a region, as in the authors' code: only a region's content distinguishes two persons. TDEN's [IMG] is
+the mean of all regions it reads; its public code takes the means of the objects and of the detected regions and weights
+each by its count plus one, even if some regions are then dropped.
 
 Shape suffixes: B questions, N texts per question, G given answers, P fused feature.
 """

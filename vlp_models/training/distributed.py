@@ -153,8 +153,8 @@ def unwrap_fsdp(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def set_threads(model: nn.Module, trainer: TrainerParams) -> None:
     """Set torch's CPU threads to `trainer.torch_threads`.
 
-    0: one for a small model without pixel input (docs/log.md has timings), otherwise torch's default. With one thread a
-    small model gets the same weights no matter how many trainings run in parallel.
+    0: one for a small model without pixel input (docs/project/history.md has timings), otherwise torch's default. With
+    one thread a small model gets the same weights no matter how many trainings run in parallel.
     """
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)

@@ -170,7 +170,7 @@ def opencv() -> Any:
     except ImportError:
         raise ParamsError(
             "validate.near_duplicates.keypoints needs OpenCV, which is not installed: `pip install "
-            "opencv-python-headless`, or set it to false (hashes alone miss the copies listed in docs/new-data.md)"
+            "opencv-python-headless`, or set it to false (hashes alone miss copies: docs/concepts/leakage.md)"
         ) from None
     cv2.setNumThreads(1)
     return cv2

@@ -29,7 +29,9 @@ from vlp_models.curation.duplicates.hashes import ImageHashes
 from vlp_models.curation.duplicates.search import NearDuplicateIndex, NearRules
 from vlp_models.errors import DataError
 
-HASH_ONLY_DISTANCE = 6  # of 64 perceptual bits that may differ without a fingerprint to verify: docs/forgetting.md
+HASH_ONLY_DISTANCE = (
+    6  # of 64 perceptual bits that may differ without a fingerprint to verify: docs/guides/forgetting.md
+)
 
 
 @dataclass(frozen=True, kw_only=True)

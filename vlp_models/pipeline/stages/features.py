@@ -40,7 +40,7 @@ MAX_MISSING = 0.01  # of a split's images
 
 
 def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | None = None) -> None:
-    """Write data/features (docs/contracts.md, "Features") with a quarantine.parquet of the images left out.
+    """Write data/features (docs/reference/tables.md, "Features") with a quarantine.parquet of the images left out.
 
     Args:
         mapper: executes the chunks; default: `cluster.workers` processes, each with one thread on a CPU.

@@ -3,7 +3,8 @@
 Each region is left out in turn (for a model that reads pixels, each cell of a grid is blanked) to measure how much less
 likely the answer becomes. Attention would show where a layer took its values from, not what changes without them, and
 it means something else in each model. Occlusion means the same in all of them and costs one forward pass per region. A
-blanked cell has the mean color, as in the blind baseline (`Pixels.blanked`); a cell is not an object.
+blanked cell has the mean color, as in the blind baseline (`Pixels.blanked`); a cell is not an object. Two regions that
+show the same thing compensate for each other, so neither may matter alone.
 
 Shape suffixes: R regions, N cells, B samples, M tokens of all captions.
 """
