@@ -11,6 +11,7 @@ from torch import nn
 
 from vlp_models.errors import ParamsError
 from vlp_models.params.schema import build, load
+from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 
 # family -> module:class, imported when it is used. The class has `config_class`, a frozen dataclass, and is called with
 # an instance of it; if it has a `from_config`, that is called instead.
@@ -72,4 +73,4 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where:
             raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data has {value}")
     built = build(model_class.config_class, {**config, **known}, where=where)
     model: nn.Module = getattr(model_class, "from_config", model_class)(built)
-    return model
+    return fix_batch_norm_gradients(model)

@@ -44,6 +44,7 @@ from vlp_models.training.log import LOG, read_log, truncate_log
 from vlp_models.training.module import LossFunction, TrainingModule
 from vlp_models.training.reporting import ProgressDisplay, Recorder, Tracker, TrackerSync
 from vlp_models.training.resume import CooperativeStop, ResumePoint, ResumePoints, newest_resume_point
+from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 
 logger = get_logger(__name__)
 
@@ -157,6 +158,7 @@ def fit(
     _silence_lightning()
     torch.set_flush_denormal(True)
     set_threads(model, trainer)
+    fix_batch_norm_gradients(model)  # `build_model` did it for the model; a task's head may have batch norms as well
 
     start = newest_resume_point(work, tidy=is_main_process())
     chosen = choose_precision(trainer)

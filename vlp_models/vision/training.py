@@ -23,6 +23,7 @@ from torchvision.models.detection import FasterRCNN
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.tables import object_words
 from vlp_models.errors import NonFiniteLossError
+from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 from vlp_models.vision.image_io import read_image
 
 # ---- Labeled images ----------------------------------------------------------------------------------------------
@@ -136,6 +137,7 @@ def fit(
         NonFiniteLossError: before the step, with the ids of the batch's images.
     """
     torch.set_flush_denormal(True)  # vanishing activations are slow on CPUs otherwise
+    fix_batch_norm_gradients(model)  # a detector's, and those of a head for the warm-up
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, options))
     history: list[dict[str, float]] = []
