@@ -56,6 +56,14 @@ def test_resume_after_kill_is_bitwise_equal(
         assert untimed(after.rows) == untimed(result.rows), f"killed after {step}"
 
 
+def test_batch_norms_added_to_a_built_model_get_right_gradients(toy: Toy, tmp_path: Path) -> None:
+    """Such as a task's head; `build_model` fixes those of the model (vlp_models/vision/batch_norm.py)."""
+    model = toy.model()
+    model.extra = torch.nn.BatchNorm2d(3)
+    toy.fit(tmp_path, model, max_epochs=1, objectives={"ism": 1.0})
+    assert model.extra._forward_hooks and model.extra._forward_pre_hooks
+
+
 @pytest.mark.slow
 def test_damaged_checkpoint_falls_back_to_the_previous_one(
     toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
