@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vlp_models.data.batch import Regions
-from vlp_models.errors import ParamsError
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.layers.attention import MultiHeadAttention, causal_mask, padding_mask, scaled_dot_product
 from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock, init_weights
@@ -290,3 +290,20 @@ def test_second_pass_computes_the_changed_ends_only():
 
     for whole, part in zip(total(False), total(True), strict=True):
         torch.testing.assert_close(part, whole, rtol=0, atol=1e-11)
+
+
+def test_first_rows_are_those_of_the_first_tokens() -> None:
+    for mask in (MASK, MASK[:1], MASK[:0], torch.ones(3, 4, dtype=torch.bool)):
+        packing = Packing.of(mask)
+        rows = packing.first_rows()
+        assert packing.places_M[rows].tolist() == [i * mask.shape[1] for i in range(len(mask))]
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_sequence_without_a_first_token_is_an_error(empty: int) -> None:
+    mask = MASK.clone()
+    mask[empty] = False
+    with pytest.raises(DataError, match=r"1 of 3 texts in the batch have no first token: a text starts with \[CLS\]"):
+        Packing.of(mask).first_rows()
+    with pytest.raises(DataError, match="2 of 2 texts"):
+        Packing.of(MASK[:2, :0]).first_rows()

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlp_models.errors import DataError
+
 
 @dataclass(frozen=True, eq=False)
 class Packing:
@@ -100,6 +102,23 @@ class Packing:
     def rows_at(self, selected_BT: Tensor) -> Tensor:
         """Return the rows at the selected places, int64."""
         return selected_BT.flatten().index_select(0, self.places_M).nonzero().squeeze(1)
+
+    def first_rows(self) -> Tensor:
+        """Return the row of each sequence's first token, int64 [B]. Synchronizes with a GPU once, unless all are full.
+
+        Raises:
+            DataError: a sequence has no first token.
+        """
+        count, length = self.shape
+        if self.full and length:
+            return torch.arange(0, count * length, length, device=self.places_M.device)
+        rows_B = (self.positions_M == 0).nonzero().squeeze(1) if length else self.places_M
+        if len(rows_B) != count:
+            raise DataError(
+                f"{count - len(rows_B)} of {count} texts in the batch have no first token: a text starts with [CLS], "
+                "even if it has no word"
+            )
+        return rows_B
 
     def concat(self, other: Packing) -> Packing:
         """Join each sequence with the same sequence of `other`, placed after it. Rows: first all of this packing, then

@@ -306,8 +306,12 @@ class SOHO(nn.Module):
         return x[: joint.split], x[joint.split :], cells
 
     def cls_states(self, text_MD: Tensor, words: Packing) -> Tensor:
-        """Return the state of each text's [CLS], [P, D]."""
-        return take(text_MD, (words.positions_M == 0).nonzero().squeeze(1))
+        """Return the state of each text's [CLS], [P, D].
+
+        Raises:
+            DataError: a text has no token.
+        """
+        return take(text_MD, words.first_rows())
 
     # ---- Pretraining: MLM, MVM, ITM ----------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from vlp_models.data.batch import Batch, Image, Text
 from vlp_models.models.layers.attention import causal_mask, padding_mask
 from vlp_models.models.layers.blocks import ModalityBlock, TransformerBlock, init_weights
 from vlp_models.models.layers.cache import DecodingState, KeyValues
-from vlp_models.models.layers.packing import Packing
+from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.protocols import Fused
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.model import GENERATION, TDEN, UNDERSTANDING
@@ -75,9 +75,14 @@ class AblatedTDEN(TDEN):
     # ---- Matching after the cross-modal encoder --------------------------------------------------------------
 
     def match(self, understood_MD: Tensor, words: Packing, visual: VisualStates) -> Tensor:
-        """Return matching logits, [N], from [CLS] and [IMG] after the cross-modal encoder, as in ViLBERT."""
+        """Return matching logits, [N], from [CLS] and [IMG] after the cross-modal encoder, as in ViLBERT.
+
+        Raises:
+            DataError: a text has no token.
+        """
         x_MD, (*_, image_KD) = self.cross_encode(understood_MD, words, visual)
-        return self.matching_head(words.pad(x_MD)[:, 0] * visual.packing.pad(image_KD)[:, 0]).squeeze(-1)
+        cls_ND, img_ND = take(x_MD, words.first_rows()), take(image_KD, visual.packing.first_rows())
+        return self.matching_head(cls_ND * img_ND).squeeze(-1)
 
     def matching_loss(
         self, understood_MD: Tensor, words: Packing, batch: Batch, image: VisualStates, learners: Tensor | None

@@ -357,7 +357,8 @@ class UnifiedVLP(nn.Module):
         """Return VQA's feature: [CLS] times [SEP], then the first layer of the classifier.
 
         `image_BRD` has R + 1 tokens, [CLS] first; `text_BTD` has [SEP] first. Regions are embedded once even if several
-        texts share an image.
+        texts share an image. A text without any token, not even [SEP], has a zero state: its feature is the same for
+        every image.
         """
         regions_BRD, owner_N = self.embed_regions(image), text.owners(len(image))
         ids_NT = mask_one_word(text, self.config) if self.training and self.config.mask_question else text.ids_BT

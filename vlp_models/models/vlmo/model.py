@@ -252,7 +252,7 @@ class VLMo(nn.Module):
         """Return text vectors of unit length, [N, E]."""
         words = Packing.of(text.mask_BT)
         states_MD = self.text_states(text.ids_BT, words, self.biases(text.ids_BT.shape[1], image=False))
-        return F.normalize(self.text_projection(take(states_MD, first_rows(words))), dim=-1)
+        return F.normalize(self.text_projection(take(states_MD, words.first_rows())), dim=-1)
 
     def contrast_scale(self) -> Tensor:
         """Return 1 / temperature."""
@@ -290,7 +290,7 @@ class VLMo(nn.Module):
 
     def pool(self, text_MD: Tensor, words: Packing) -> Tensor:
         """Return each pair's feature, [N, D], from the text's [CLS]."""
-        return self.pooler(take(text_MD, first_rows(words))).tanh()
+        return self.pooler(take(text_MD, words.first_rows())).tanh()
 
     # ---- Pretraining -----------------------------------------------------------------------------------------
 
@@ -410,7 +410,7 @@ class VLMo(nn.Module):
                 tops.append((self.run(middle_MD, packing, "pair", biases, first=split), f"fused_{name}_projection"))
             vectors = []
             for top_MD, projection in tops:
-                cls_BD = self.norm(take(top_MD, first_rows(packing)))
+                cls_BD = self.norm(take(top_MD, packing.first_rows()))
                 vectors.append(F.normalize(getattr(self, projection)(cls_BD), dim=-1))
             return vectors
 
@@ -554,12 +554,6 @@ class VLMo(nn.Module):
         if self.config.stem == "timm":
             check_same_config(config, dataclasses.asdict(self.config), ("stem_backbone", "stem_stage"))
         return fit_weights(self.config, weights, config)
-
-
-def first_rows(packing: Packing) -> Tensor:
-    """Return the row of each sequence's first token, int64 [B]."""
-    counts_B = packing.mask_BT.sum(1)
-    return counts_B.cumsum(0) - counts_B
 
 
 def names_by_text(names: tuple[str, ...], owner_N: Tensor | None) -> tuple[str, ...]:
