@@ -23,7 +23,7 @@ from vlp_models.models.vlmo.interpolation import (
     resize_text_biases,
     spline_matrix,
 )
-from vlp_models.models.vlmo.transformer import image_index, text_index
+from vlp_models.models.vlmo.transformer import MoMEBlock, Route, image_index, text_index
 from vlp_models.params import OptimizerParams, to_plain
 from vlp_models.params.runs import GroupParams
 from vlp_models.training.optim import Freezing, block_matrices, build_optimizer
@@ -191,6 +191,38 @@ def test_gradients_match_finite_differences() -> None:
                 flat[place] -= step
             numeric = (values[0] - values[1]) / 2e-5
             assert numeric == pytest.approx(float(grad.view(-1)[place]), rel=1e-5, abs=1e-8), name
+
+
+@pytest.mark.parametrize("route", ["each", "vision_language"])
+def test_stochastic_depth_draws_for_image_and_text_of_a_pair(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each for their own experts; once per pair for attention and for the vision-language expert."""
+    pairs, drop = 400, 0.25
+    experts = ["vision", "language", "vision_language"]
+    block = MoMEBlock(8, 2, 8, experts=experts, layer_scale=0.0, drop_path=drop, eps=1e-6).train()
+    words = Packing.of(torch.arange(4) < torch.arange(1, 5).repeat(pairs // 4)[:, None])
+    joint = Packing.of(torch.ones(pairs, 3, dtype=torch.bool)).concat(words)
+
+    def kept(attention: float, expert: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return bool [pairs]: whose image and whose text keep the sub-layer that adds 1 while the other adds 0."""
+        monkeypatch.setattr(block.attention, "forward", lambda x, *_: torch.full_like(x, attention))
+        for each in block.experts.values():
+            monkeypatch.setattr(each, "forward", lambda x: torch.full_like(x, expert))
+        y = block(torch.zeros(len(joint), 8), None, joint, route)[:, 0] * (1 - drop)
+        image, text = y[: joint.split].view(pairs, 3), words.pad(y[joint.split :, None])[..., 0]
+        assert torch.equal(image, image[:, :1].expand(-1, 3)), "all tokens of an image share its draw"
+        assert torch.equal(text, text[:, :1] * words.mask_BT), "and all tokens of a text"
+        return image[:, 0].round().bool(), text[:, 0].round().bool()
+
+    torch.manual_seed(0)
+    image, text = kept(attention=1.0, expert=0.0)
+    assert torch.equal(image, text)
+    image, text = kept(attention=0.0, expert=1.0)
+    for side in (image, text):
+        assert abs(int((~side).sum()) - drop * pairs) < 40
+    if route == "each":
+        assert abs(int((image != text).sum()) - 2 * drop * (1 - drop) * pairs) < 40
+    else:
+        assert torch.equal(image, text)
 
 
 def test_frozen_parts_are_bitwise_unchanged() -> None:

@@ -21,7 +21,9 @@ Where the paper is silent or its code differs, this model does the following:
   does, which BEiT's weights require; so do these. `positions: absolute` is the formula.
 - The last 2 (base) or 3 (large) layers have a vision-language expert (`vl_start`), randomly initialized.
 - The two sub-layers' outputs are scaled by learned vectors, initially 0.1, and dropped by stochastic depth
-  (`layer_scale`, `drop_path`). All experts of a layer share its scales.
+  (`layer_scale`, `drop_path`). All experts of a layer share its scales. In the lower layers of a pair, the image's
+  expert and the text's are dropped independently, as in the public code; attention and the vision-language expert are
+  dropped for the whole pair.
 - `stem` may put a CNN before the patch projection, for models that train on few images; neither the paper nor its code
   has one (embeddings.py).
 - Text embeddings are normalized before the type is added, as in BERT.

@@ -85,10 +85,11 @@ class MoMEBlock(FamilyBlock):
 
     def forward(self, x_MD: Tensor, mask: Tensor | None, packing: Packing, route: Route) -> Tensor:
         """[M, D] -> [M, D]. mask: see `MultiHeadAttention`. With route `each`, rows before `packing.split` are image
-        tokens."""
+        tokens, and stochastic depth draws once for a pair's image and once for its text, as in the public code."""
         sequences_M = packing.sequences_M if self.drop_path and self.training else None
         y = self.attention(self.attention_norm(x_MD), mask, packing)
-        x_MD = x_MD + self._drop_sequences(self._scale(y, "attention_scale"), sequences_M, packing)
+        x_MD = x_MD + self._drop_sequences(self._scale(y, "attention_scale"), sequences_M, packing.shape[0])
+        draws_M, draws = sequences_M, packing.shape[0]
         if "shared" in self.experts:
             y = self.experts["shared"](x_MD)
         elif route != "each":
@@ -96,18 +97,25 @@ class MoMEBlock(FamilyBlock):
         else:
             image, text = x_MD[: packing.split], x_MD[packing.split :]
             y = torch.cat([self.experts["vision"](image), self.experts["language"](text)])
-        return x_MD + self._drop_sequences(self._scale(y, "expert_scale"), sequences_M, packing)
+            if sequences_M is not None:
+                # Draws of all pairs' texts first, then of their images
+                draws_M = torch.cat([sequences_M[: packing.split] + draws, sequences_M[packing.split :]])
+                draws *= 2
+        return x_MD + self._drop_sequences(self._scale(y, "expert_scale"), draws_M, draws)
 
     def _scale(self, y_MD: Tensor, name: str) -> Tensor:
         return y_MD * getattr(self, name) if self.layer_scale else y_MD
 
-    def _drop_sequences(self, y_MD: Tensor, sequences_M: Tensor | None, packing: Packing) -> Tensor:
-        """Apply stochastic depth (Huang et al. 2016): in training, drop a sub-layer's output for random sequences."""
-        if sequences_M is None:
+    def _drop_sequences(self, y_MD: Tensor, draws_M: Tensor | None, draws: int) -> Tensor:
+        """Apply stochastic depth (Huang et al. 2016): in training, drop a sub-layer's output for random sequences.
+
+        draws_M: the draw of each row; None: nothing is dropped. draws: their number.
+        """
+        if draws_M is None:
             return y_MD
-        kept = torch.rand(packing.shape[0], device=y_MD.device) >= self.drop_path
+        kept = torch.rand(draws, device=y_MD.device) >= self.drop_path
         scale = kept.to(y_MD.dtype) / max(1 - self.drop_path, 1e-6)
-        return y_MD * scale[sequences_M][:, None]
+        return y_MD * scale[draws_M][:, None]
 
 
 class PositionBias(nn.Module):
