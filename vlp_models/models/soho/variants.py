@@ -14,6 +14,12 @@ landscape image every column is, including padding. It only has an effect if the
 `width` differ, or if `tight_canvas` shrinks the canvas to the images. That code has landscape and portrait images in
 separate batches; here a batch of both has a canvas for both, on which neither its tokens nor its mask are that code's.
 
+One difference has no switch: the running variance of the batch norms in the neck and in the gate. That code copies an
+image's map for each of its four texts before the neck. The batch's mean and variance over the n cells here are the same
+over the 4n cells there, and so are outputs and gradients in training. But the running variance follows the unbiased
+one, which is n / (n - 1) times the batch's here and 4n / (4n - 1) times there: 0.5% apart for one image of 9 by 16
+cells, less in larger batches. It matters in eval mode only, after training here; imported statistics are unchanged.
+
 Shape suffixes as in model.py.
 """
 
