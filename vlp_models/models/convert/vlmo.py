@@ -4,6 +4,10 @@
 retrieval, VQA and NLVR2, which differ in their heads. Two things need arithmetic: BERT's token type 0, the only one
 that is used, is added to the word embeddings; attention there has no key bias, which is zero here and has no effect.
 
+The sum leaves every output unchanged, but further training differs: there the type is a parameter of its own that all
+words share, here each word's embedding is trained alone. With weight decay or another learning rate for a parameter, a
+word that is rare in the new data keeps its part of the imported type while frequent words move.
+
 Left out, and named in preset.yaml: absolute positions of texts if the model has relative biases (the authors' code
 stores them as well and never reads them).
 """
@@ -235,7 +239,8 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: V
 
     VLMo's blocks normalize before each sub-layer and BERT's after it, so BERT's blocks are not used; language experts
     learn from texts alone (section 3.4 of the paper). BERT's type 0, which every word of a sentence has, is added to
-    the words; its positions are used with `positions: absolute`.
+    the words and so is no parameter that further training shares among them; BERT's positions are used with
+    `positions: absolute`.
 
     bert: its config.json.
 
