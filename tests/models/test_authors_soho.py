@@ -49,6 +49,7 @@ STEPPED = {
 
 
 def close(found: Tensor, wanted: list[float], name: str, most: int = 24) -> None:
+    """Compare within 1e-5 or a millionth of the number, whichever is larger."""
     values = digest(found, most) if found.is_floating_point() else found.int().flatten().tolist()
     assert values == pytest.approx(wanted, rel=1e-6, abs=1e-5), name
 

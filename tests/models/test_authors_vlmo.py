@@ -44,7 +44,8 @@ FUNCTIONS = {"text": texts_alone, "retrieval": retrieval, "vqa": vqa, "nlvr2": n
 
 
 def check(found: Numbers, expected: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """Within 1e-5; logits divided by a temperature below 0.01 are large, and float32 rounds them more coarsely.
+    """Compare within 1e-5 plus a millionth of the number: logits divided by a temperature below 0.01 are large, and
+    float32 rounds them more coarsely.
 
     Which weights have a gradient is asked in either precision. What is recorded of one is a sum over thousands of
     numbers, so that it is asked in float64 alone.
