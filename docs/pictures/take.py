@@ -32,6 +32,7 @@ from urllib.parse import urlsplit
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SIZE = {"width": 1280, "height": 860}
+HERO = 860  # height of the picture in README, in pixels
 READY = 90.0  # seconds within which a server must respond
 
 
@@ -192,12 +193,21 @@ def dictionary(camera: Camera) -> None:
 
 
 def demo_page(camera: Camera, home: Path) -> None:
-    """Take the page with a scene of the test split: its caption, an answer, a search."""
+    """Take the page with a scene of the test split: its caption, an answer and, if a model is registered, a search.
+
+    hero.png, for README, is its top.
+    """
     from vlp_models.data.tables import read_table
 
     images = read_table("images", ROOT / "data" / "validated").to_pylist()
     scene = next(row["path"] for row in images if row["split"] == "test")
-    _page(camera, home, "page", ROOT / scene, "what color is the triangle?", "a red star and a blue square")
+    registered = json.loads((ROOT / "reports" / "registered.json").read_text(encoding="utf-8"))
+    wanted = "a red star and a blue square" if "retrieval" in registered else ""
+    _page(camera, home, "page", ROOT / scene, "what color is the triangle?", wanted)
+    from PIL import Image
+
+    with Image.open(HERE / "page.png") as page:
+        page.crop((0, 0, page.width, min(page.height, HERO))).save(HERE / "hero.png", optimize=True)
 
 
 def photo_page(camera: Camera, home: Path, photo: Path) -> None:
