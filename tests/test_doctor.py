@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from vlp_models.cli import doctor
-from vlp_models.errors import ParamsError
+from vlp_models.cli.status import status
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import load_params
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_missing_java_is_a_note_about_the_metrics_that_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -55,3 +61,40 @@ def test_a_package_of_another_checkout_is_reported_with_the_fix(tmp_path: Path) 
         load_params(tmp_path / "params.yaml")
     findings = {finding.subject: finding for finding in doctor.examine(tmp_path)}
     assert findings["code"].level == "problem" and str(tmp_path) in findings["code"].text
+
+
+def project(folder: Path, **changes: Any) -> Path:
+    """Write a git and DVC project whose params.yaml is the shipped one with other top-level keys."""
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw | changes))
+    (folder / ".dvc").mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    return folder
+
+
+def test_missing_data_and_packages_that_params_name_are_reported_with_their_keys(tmp_path: Path) -> None:
+    photos = {"format": "pairs", "root": "data/raw/photos", "pairs": "pairs.csv"}
+    vocabulary = {"source": "vocab", "vocab": "package:no-such-bert", "vocab_size": 100, "min_frequency": 1}
+    vocabulary |= {"lowercase": True, "min_answer_count": 1}
+    folder = project(tmp_path, data={"photos": photos}, generate={}, tokenizer=vocabulary)
+    texts = [f.text for f in doctor.examine(folder) if f.subject == "params.yaml" and f.level == "problem"]
+    assert any("`data.photos.root: data/raw/photos`: no such folder" in text for text in texts)
+    assert any("no-such-bert`: not installed; install it with" in text for text in texts)
+    (folder / "params.yaml").write_text("data: [\n")
+    assert any(f.subject == "params.yaml" and "not valid YAML" in f.text for f in doctor.examine(folder))
+
+
+def test_folder_outside_git_and_an_account_without_a_home_are_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".dvc").mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("HOME", str(tmp_path / "none"))
+    problems = {f.subject: f.text for f in doctor.examine(tmp_path) if f.level == "problem"}
+    assert "run `git init`" in problems["git"]
+    assert "set HOME" in problems["account"]
+
+
+def test_status_outside_a_project_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"^{tmp_path}: no params\.yaml here"):
+        status(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -38,7 +39,7 @@ class Finding:
 
 
 def print_findings() -> None:
-    """Check this machine: packages, Java, git, disk space, accelerator, ports.
+    """Check this machine: packages, what params.yaml names, Java, git, disk space, accelerator, ports.
 
     Exit code 1: there is a problem to fix.
     """
@@ -56,12 +57,14 @@ def print_findings() -> None:
 
 
 def examine(root: Path) -> Iterator[Finding]:
-    """Yield one finding per subject: python, code, packages, java, git, disk, accelerator, ports."""
+    """Yield one finding per subject: python, code, packages, params, java, git, account, disk, accelerator, ports."""
     yield Finding("ok", "python", sys.version.split()[0])
     yield _code(root)
     yield from _packages()
+    yield from _params(root)
     yield _java()
     yield _git(root)
+    yield _account()
     yield _disk(root)
     yield _accelerator()
     yield from _ports()
@@ -114,7 +117,56 @@ def _git(root: Path) -> Finding:
         return Finding("problem", "git", "not found: DVC needs it")
     if not (root / ".dvc").is_dir():
         return Finding("problem", "dvc", f"{root}: no .dvc folder; run in the project root, or run `dvc init`")
+    done = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        if "dubious ownership" in done.stderr:
+            way_out = f"another user's repository: run `git config --global --add safe.directory {root}`"
+        else:
+            way_out = "not a git repository: run `git init`; DVC and the ledger need it"
+        return Finding("problem", "git", f"{root}: {way_out}")
     return Finding("ok", "git and dvc", "a DVC project")
+
+
+def _params(root: Path) -> Iterator[Finding]:
+    """Yield what params.yaml names and this machine does not have: folders of raw data, and packages."""
+    from vlp_models.common.packages import check_installed
+    from vlp_models.errors import VLPError
+    from vlp_models.models.meta_model import image_kinds
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.dvc.external import named_sources
+
+    if not (root / "params.yaml").exists():
+        yield Finding("problem", "params.yaml", f"{root}: not found; run this in a project's folder")
+        return
+    try:
+        params = load_params(root / "params.yaml")
+    except VLPError as error:
+        yield Finding("problem", "params.yaml", str(error).removeprefix("params.yaml: "))
+        return
+    missing = []
+    for name, source in params.data.items():
+        if name not in params.generate and not (root / source.root).is_dir():
+            key = f"`data.{name}.root: {source.root}`"
+            missing.append(f"{key}: no such folder; put the dataset there, or change the key")
+    try:
+        check_installed(named_sources(params, regions="regions" in image_kinds(params).values()))
+    except VLPError as error:
+        missing.append(str(error).removeprefix("params.yaml: "))
+    for text in missing:
+        yield Finding("problem", "params.yaml", text)
+    if not missing:
+        yield Finding("ok", "params.yaml", "its folders of raw data and packages exist")
+
+
+def _account() -> Finding:
+    """DVC, MLflow and Prefect keep settings in the user's home folder."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without an entry in the password database, as in containers
+        home = Path("unknown")
+    if not home.is_dir() or not os.access(home, os.W_OK):
+        return Finding("problem", "account", f"no writable home folder ({home}): set HOME to one, such as a volume")
+    return Finding("ok", "account", f"home folder {home}")
 
 
 def _disk(root: Path) -> Finding:

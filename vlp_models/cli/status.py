@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlp_models.common.redaction import redact
-from vlp_models.errors import VLPError, first_line
+from vlp_models.errors import DataError, VLPError, first_line
 from vlp_models.registry.receipts import Receipt, find_challenger, find_lost_versions, read_registered, read_value
 
 if TYPE_CHECKING:
@@ -72,7 +72,13 @@ def print_status(
 
 
 def status(root: Path, *, ask_mlflow: bool = False) -> Status:
-    """Return everything that `vlp status` shows; whatever cannot be determined becomes a note."""
+    """Return everything that `vlp status` shows; whatever cannot be determined becomes a note.
+
+    Raises:
+        DataError: the folder has no project.
+    """
+    if not (root / "params.yaml").exists():
+        raise DataError(f"{root}: no params.yaml here; run this in a project's folder (a clone of the repository)")
     found = Status()
     _collect_running(root, found)
     _collect_stale(root, found)

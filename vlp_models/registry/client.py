@@ -36,6 +36,7 @@ DEFAULTS = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 SQLITE = "sqlite:///"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 NOT_FOUND_CODES = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
 # A missing file as a bucket or a server reports it; MLflow passes both on as internal errors.
 _MISSING_FILE = re.compile(r"An error occurred \((?:404|NoSuchKey)\)|\b404 Client Error")
@@ -90,7 +91,8 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
                 location = None  # the server's default
             elif not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", params.artifacts):  # a path, not an address like s3://...
                 location = (project_root(root) / params.artifacts).absolute().as_uri()
-            client.create_experiment(params.experiment, artifact_location=location)
+            # Without the tag, MLflow's UI opens the experiment in its view of traces, which hides the runs.
+            client.create_experiment(params.experiment, artifact_location=location, tags=EXPERIMENT_TAGS)
         elif uri.startswith(f"{SQLITE}{project_root(root).absolute()}/"):
             _check_not_moved(experiment.artifact_location, project_root(root), params.artifacts)
         mlflow.set_experiment(params.experiment)
