@@ -130,10 +130,12 @@ def test_missing_ids_are_errors() -> None:
         score_captions({"1": "a"}, {"1": []})
 
 
-def test_caption_without_tokens_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caption_that_loses_all_its_letters_is_tokenized_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing ends a run after its training."""
     monkeypatch.setattr("vlp_models.metrics.coco_tools.ptb_lines", lambda texts: ["" for _ in texts])
-    with pytest.raises(DataError, match="tokenizer returned nothing for the caption"):
-        score_captions({"1": "a cat"}, {"1": ["a cat"]})
+    tokens, note = tokenize(["a cat", "."])
+    assert tokens == {"a cat": "a cat", ".": ""}
+    assert note.startswith("ptb-like tokenizer for 1 of 2 captions")
 
 
 def test_constant_caption_is_the_most_common() -> None:

@@ -26,6 +26,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
+from vlp_models.common.words import CHARACTERS
 from vlp_models.errors import DataError
 
 if TYPE_CHECKING:
@@ -344,8 +345,8 @@ def _join(words: list[str]) -> str:
     text = " ".join(words)
     text = re.sub(r" ([.,;:?!%)\]])", r"\1", text)
     text = re.sub(r"([(\[]) ", r"\1", text)
-    text = re.sub(r"(?<=\w) ' (?=(?:s|t|re|ve|ll|d|m)\b)", "'", text)
-    return re.sub(r"(?<=\w) ([-/]) (?=\w)", r"\1", text)
+    text = re.sub(rf"(?<={CHARACTERS}) ' (?=(?:s|t|re|ve|ll|d|m)(?!{CHARACTERS}))", "'", text)
+    return re.sub(rf"(?<={CHARACTERS}) ([-/]) (?=\w)", r"\1", text)
 
 
 _POINTED = ("HEBREW", "ARABIC")  # scripts usually written without points

@@ -19,10 +19,17 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.common.log import get_logger
 from vlp_models.errors import DataError, MissingToolError
-from vlp_models.metrics.coco_tools import Meteor, find_java, package_directory, tokenize
+from vlp_models.metrics.coco_tools import (
+    Meteor,
+    find_java,
+    package_directory,
+    tokenize_captions,
+)
 from vlp_models.metrics.score import Evidence, Score, bleu_percent, mean_score, meteor_from_statistics, not_computed
 
+logger = get_logger(__name__)
 SPICE_TIMEOUT = 7200.0  # seconds
 
 Tokenized = Mapping[str, Sequence[str]]  # image id -> captions, tokens joined by spaces
@@ -46,13 +53,13 @@ def score_caption_sets(
 ) -> dict[str, list[Score]]:
     """Score several sets, starting each Java program once.
 
-    Without Java, BLEU, ROUGE-L and CIDEr use a Python tokenizer, as their note states, and METEOR and SPICE are None
-    with a note, never zero. CIDEr's document frequencies come from the set's own references, so values of sets of
-    different size are not comparable.
+    Without Java, BLEU, ROUGE-L and CIDEr use a Python tokenizer, as their note states. METEOR and SPICE are None with a
+    note, never zero, if they cannot run. Notes depend on the references only, so two models' scores of one test set
+    have the same note and can be compared. CIDEr's document frequencies come from the set's own references, so values
+    of sets of different size are not comparable.
 
     Raises:
-        DataError: ids of candidates and references differ, an image has no reference, or the tokenizer returned nothing
-            for a caption with letters.
+        DataError: ids of candidates and references differ, or an image has no reference.
     """
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
@@ -60,7 +67,7 @@ def score_caption_sets(
     for name, caption_set in sets.items():
         _check_ids(caption_set, name)
     with _meteor_process() as meteor:
-        tokenized, note = _tokenize_sets(sets, progress)
+        tokenized, notes, meteor_notes = _tokenize_sets(sets, progress)
         result: dict[str, list[Score]] = {}
         for name, (candidates, references) in tokenized.items():
             progress("BLEU, ROUGE-L, CIDEr")
@@ -68,6 +75,7 @@ def score_caption_sets(
                 names = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
                 result[name] = [not_computed(metric, 0, "nothing to score") for metric in names]
                 continue
+            note = notes[name]
             _, rouge = Rouge().compute_score(references, candidates)
             _, cider = Cider().compute_score(references, candidates)
             result[name] = [
@@ -77,7 +85,7 @@ def score_caption_sets(
             ]
         progress("METEOR")
         filled = {name: both for name, both in tokenized.items() if both[0]}
-        for name, score in _meteor(filled, meteor).items():
+        for name, score in _meteor(filled, meteor, meteor_notes).items():
             result[name].insert(4, score)  # after BLEU-4
     for name, (candidates, references) in filled.items():
         result[name].append(_spice(candidates, references))
@@ -86,12 +94,18 @@ def score_caption_sets(
 
 def _tokenize_sets(
     sets: Mapping[str, CaptionSet], progress: Callable[[str], None]
-) -> tuple[dict[str, tuple[Tokenized, Tokenized]], str]:
-    """Return the tokenized candidates and references of each set, and the tokenizer's note."""
+) -> tuple[dict[str, tuple[Tokenized, Tokenized]], dict[str, str], dict[str, str]]:
+    """Return each set's tokenized candidates and references, the note on scores of its words, and METEOR's note."""
     progress("tokenizing captions")
     texts = [text for s in sets.values() for text in s.candidates.values()]
-    texts += [text for s in sets.values() for captions in s.references.values() for text in captions]
-    tokens, note = tokenize(texts)
+    references = {name: [text for captions in s.references.values() for text in captions] for name, s in sets.items()}
+    found = tokenize_captions([*texts, *(text for own in references.values() for text in own)])
+    if lost := [text for text in texts if text in found.dropped]:
+        logger.warning(
+            f"{len(lost)} captions to score, such as {lost[0][:80]!r}, have letters or symbols that the Penn Treebank "
+            "tokenizer drops; the Python tokenizer was used for them"
+        )
+    tokens = found.tokens
     tokenized: dict[str, tuple[Tokenized, Tokenized]] = {
         name: (
             {i: [tokens[s.candidates[i]]] for i in s.candidates},
@@ -99,7 +113,8 @@ def _tokenize_sets(
         )
         for name, s in sets.items()
     }
-    return tokenized, note
+    notes = {name: found.note(own) for name, own in references.items()}
+    return tokenized, notes, {name: found.meteor_note(own) for name, own in references.items()}
 
 
 def _check_ids(caption_set: CaptionSet, name: str) -> None:
@@ -159,7 +174,9 @@ def _meteor_process() -> Iterator[Meteor | str]:
     yield missing
 
 
-def _meteor(sets: Mapping[str, tuple[Tokenized, Tokenized]], meteor: Meteor | str) -> dict[str, Score]:
+def _meteor(
+    sets: Mapping[str, tuple[Tokenized, Tokenized]], meteor: Meteor | str, notes: Mapping[str, str]
+) -> dict[str, Score]:
     """Score the sets; none is empty."""
     if isinstance(meteor, str):
         return {name: not_computed("METEOR", len(candidates), meteor) for name, (candidates, _) in sets.items()}
@@ -169,7 +186,7 @@ def _meteor(sets: Mapping[str, tuple[Tokenized, Tokenized]], meteor: Meteor | st
             parts = np.array([meteor.statistics(candidates[i][0], references[i]) for i in candidates], np.float64)
             evidence = Evidence(groups=list(candidates), parts_NK=parts, statistic=meteor_from_statistics)
             value = 100 * meteor.score(parts)
-            scores[name] = Score(metric="METEOR", value=value, n=len(candidates), evidence=evidence)
+            scores[name] = Score(metric="METEOR", value=value, n=len(candidates), note=notes[name], evidence=evidence)
     except MissingToolError as error:
         return {name: not_computed("METEOR", len(candidates), str(error)) for name, (candidates, _) in sets.items()}
     return scores

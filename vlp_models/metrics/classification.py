@@ -10,7 +10,6 @@ image only if it beats this baseline, not just chance.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from vlp_models.common.words import split_words
 from vlp_models.metrics.score import Evidence, Score, macro_f1_percent, mean_score, not_computed
 
 
@@ -111,7 +111,6 @@ def format_nlvr_csv(rows: Iterable[tuple[str, bool]]) -> str:
     return "".join(f"{image},{str(prediction).lower()}\n" for image, prediction in rows)
 
 
-WORD = re.compile(r"\w+")
 SMOOTHING = 1.0  # added to the count of every word and label
 
 
@@ -145,7 +144,7 @@ class HypothesisOnly:
 
 
 def _features(text: str) -> set[str]:
-    words = WORD.findall(text.lower())
+    words = split_words(text.lower())
     return {*words, *(f"{one} {other}" for one, other in pairwise(words))}
 
 

@@ -10,22 +10,37 @@ with Java on other text.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-from vlp_models.errors import DataError, MissingToolError
+from vlp_models.common.words import (
+    CHARACTERS,
+    JOINERS,
+    LETTER,
+    MARKS,
+    WORD,
+    separate_characters,
+    unspaced_scripts,
+)
+from vlp_models.errors import MissingToolError
 from vlp_models.metrics.score import FloatArray
 
 NOT_FOUND = "java not found"
 TOKENIZER_TIMEOUT = 600.0  # seconds; COCO's 5k test split takes three
 METEOR_TIMEOUT = 3600.0
+STATISTICS = 23  # numbers that METEOR counts per segment
+STOPPING = 1.0  # seconds for a failing program to finish its message
 
 
 def find_java() -> str:
@@ -70,8 +85,8 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise MissingToolError(f"java failed: {error}") from None
     if done.returncode:
-        raise MissingToolError(f"java failed: {_first_line(done.stderr)}")
-    result = done.stdout.decode("utf-8").split("\n")[:-1]
+        raise MissingToolError(f"java failed: {program_reason(done.stderr, done.stdout)}")
+    result = done.stdout.decode("utf-8", errors="replace").split("\n")[:-1]
     if len(result) != len(texts):
         raise MissingToolError(f"java failed: {len(texts)} captions gave {len(result)} lines of tokens")
     return result
@@ -81,7 +96,7 @@ class Meteor:
     """METEOR 1.5 for English as one process (about 5 s to start, 0.5 GB); a context manager.
 
     Raises:
-        MissingToolError: Java is missing, or METEOR died or timed out.
+        MissingToolError: Java is missing, METEOR died or timed out, or its answer is not the numbers asked for.
     """
 
     def __init__(self, timeout: float = METEOR_TIMEOUT) -> None:
@@ -89,9 +104,13 @@ class Meteor:
         command = [find_java(), "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", "meteor-1.5.jar"]
         command += ["-", "-", "-stdio", "-l", "en", "-norm"]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
-        self._process = subprocess.Popen(
-            command, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
-        )
+        try:
+            self._process = subprocess.Popen(
+                command, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            )
+        except OSError as error:
+            self._errors.close()
+            raise MissingToolError(f"METEOR failed: {error}") from None
         self._timer = threading.Timer(timeout, self._process.kill)
         self._timer.daemon = True
         self._timer.start()
@@ -111,32 +130,46 @@ class Meteor:
     def statistics(self, candidate: str, references: Sequence[str]) -> list[float]:
         """Return the 23 additive counts of one segment (lengths, matches by kind, chunks) for tokenized text."""
         fields = [" ".join(text.replace("|||", " ").split()) for text in ("SCORE", *references, candidate)]
-        return [float(value) for value in self._ask(" ||| ".join(fields), 1)[0].split()]
+        return self._ask(" ||| ".join(fields), [STATISTICS])[0]
 
     def score(self, statistics_NK: FloatArray) -> float:
         """Return the corpus score, 0 to 1. METEOR adds the statistics of segments, so they can be passed as one sum."""
         total = " ".join(str(value) for value in statistics_NK.sum(axis=0))
-        return float(self._ask(f"EVAL ||| {total}", 2)[-1])
+        return self._ask(f"EVAL ||| {total}", [1, 1])[-1][0]
 
-    def _ask(self, line: str, answers: int) -> list[str]:
+    def _ask(self, line: str, counts: Sequence[int]) -> list[list[float]]:
+        """Send a line; return one list of numbers per answered line, `counts` long."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        lines: list[bytes] = []
         try:
             self._process.stdin.write(f"{line}\n".encode("utf-8", errors="replace"))
             self._process.stdin.flush()
-            got = [self._process.stdout.readline().decode("utf-8").strip() for _ in range(answers)]
-        except OSError:
-            got = [""]
-        if not all(got):
-            self._process.kill()
-            self._process.wait()
-            self._errors.seek(0)
-            raise MissingToolError(f"METEOR failed: {_first_line(self._errors.read())}")
-        return got
+            lines.extend(self._process.stdout.readline() for _ in counts)
+            answers = [[float(value) for value in answer.split()] for answer in lines]
+            if all(len(a) == n and all(map(math.isfinite, a)) for a, n in zip(answers, counts, strict=True)):
+                return answers
+        except (OSError, ValueError):  # it died, or wrote something else, such as why the virtual machine did not start
+            pass
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOPPING)  # for the rest of its message
+        self._process.kill()
+        self._process.wait()
+        self._errors.seek(0)
+        output = b"".join(lines) + self._process.stdout.read()
+        raise MissingToolError(f"METEOR failed: {program_reason(self._errors.read(), output)}")
 
 
-def _first_line(output: bytes) -> str:
-    lines = [line.strip() for line in output.decode("utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[0][:200] if lines else "it exited without output"
+def program_reason(errors: bytes, output: bytes) -> str:
+    """Return the program's own words for its failure: the first two lines of stderr, else of stdout.
+
+    Java's virtual machine writes to stdout why it did not start.
+    """
+    for text in (errors, output):
+        lines = [line.strip() for line in text.decode("utf-8", errors="replace").splitlines() if line.strip()]
+        lines = [line for line in lines if not line.startswith("Picked up ")]  # JAVA_TOOL_OPTIONS
+        if lines:
+            return ": ".join(line[:200] for line in lines[:2])
+    return "it exited without output"
 
 
 # Dropped after tokenization, as in coco-caption. It lower-cases first, so brackets (`-lrb-`) stay.
@@ -153,55 +186,157 @@ _SPLIT_WORDS = {
     "cannot": "can not", "gonna": "gon na", "gotta": "got ta", "wanna": "wan na", "lemme": "lem me", "gimme": "gim me",
     "'tis": "'t is", "'twas": "'t was", "d'ye": "d' ye",
 }  # fmt: skip
+_END = rf"(?!{CHARACTERS})"
+_EMOJI_PARTS = rf"[{MARKS}\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"  # marks, skin tones, tags of flags
 _TOKEN = re.compile(
     rf"""
       https?://[^\s"<>]+ | www\.[^\s"<>]+
     | [\w.+-]+@[\w-]+(?:\.[\w-]+)+                                  # mail address
-    | [#@][^\W\d_]\w*                                               # tag, user
-    | (?:cannot|gonna|gotta|wanna|lemme|gimme|'tis|'twas|d'ye)\b
-    | 'n' | '(?:n|em|til|cause|\d\ds)(?![\w'])
-    | \w+?(?=n't\b) | n't\b                                         # is n't
-    | '(?:s|re|ve|ll|d|m)\b
-    | y'(?=all\b)
-    | (?:[^\W\d_]\.){{2,}}                                            # u.s.
+    | [#@]{LETTER}{CHARACTERS}*                                     # tag, user
+    | (?:cannot|gonna|gotta|wanna|lemme|gimme|'tis|'twas|d'ye){_END}
+    | 'n' | '(?:n|em|til|cause|\d\ds)(?![{MARKS}\w'])
+    | {CHARACTERS}+?(?=n't{_END}) | n't{_END}                         # is n't
+    | '(?:s|re|ve|ll|d|m){_END}
+    | y'(?=all{_END})
+    | (?:{LETTER}\.){{2,}}                                            # u.s.
     | (?:{_TITLES})\.(?=\s|$) | no\.(?=\d)                                 # mr.
-    | o'[^\W\d_]+ | c\+\+ | c\#
+    | o'(?:{LETTER})+ | c\+\+ | c\#
     | \d+(?:[.,:/-]\d+)+ | [.,]\d+
-    | \w+(?:[-.&/_]\w+)*
+    | {WORD}(?:[-.&/_]{WORD})*
     | \.{{2,}} | -{{2,}} | `` | ''
-    | \S
+    | [\U0001f1e6-\U0001f1ff]{{2}}                                    # flag
+    | [^\s{JOINERS}]{_EMOJI_PARTS}(?:\u200d[^\s{JOINERS}]{_EMOJI_PARTS})*
     """,
     re.VERBOSE,
 )
 
 
-def tokenize(texts: Sequence[str]) -> tuple[dict[str, str], str]:
-    """Return text -> its tokens joined by spaces, and a note: empty, or why the Python tokenizer was used.
+@dataclass(frozen=True, kw_only=True)
+class Tokenization:
+    """Tokens of captions, and how they were found.
 
-    Raises:
-        DataError: no token for a text with a letter or digit, which would silently score zero.
+    tokens    caption -> its tokens joined by spaces
+    no_java   why the Python tokenizer was used for all captions; empty if the Penn Treebank tokenizer was
+    dropped   caption -> a letter or symbol that the Penn Treebank tokenizer drops, so the Python tokenizer was used
     """
-    unique = sorted(set(texts))
+
+    tokens: Mapping[str, str]
+    no_java: str
+    dropped: Mapping[str, str]
+
+    def note(self, captions: Iterable[str]) -> str:
+        """Return how these captions were tokenized, for scores that depend on it; empty: as COCO's are."""
+        texts = set(captions)
+        notes = [f"ptb-like tokenizer ({self.no_java})"] if self.no_java else []
+        if lost := sorted(self.dropped[text] for text in texts if text in self.dropped):
+            example = unicodedata.name(lost[0], "unnamed")
+            notes.append(
+                f"ptb-like tokenizer for {len(lost)} of {len(texts)} captions: the Penn Treebank tokenizer drops "
+                f"letters or symbols from them, such as U+{ord(lost[0]):04X} {example}"
+            )
+        return "; ".join(filter(None, [*notes, _unspaced_note(texts)]))
+
+    def meteor_note(self, captions: Iterable[str]) -> str:
+        """Return what METEOR, whose rules are English, counts instead of the words of these captions; empty: words."""
+        texts = set(captions)
+        notes = [_unspaced_note(texts)]
+        if split := sum(any(map(_splits_in_meteor, self.tokens[text])) for text in texts):
+            notes.append(
+                f"METEOR splits words with combining marks, or with letters beyond U+FFFF, into letters "
+                f"({split} of {len(texts)} captions)"
+            )
+        return "; ".join(filter(None, notes))
+
+
+def _splits_in_meteor(character: str) -> bool:
+    kind = unicodedata.category(character)[0]
+    return not character.isascii() and (kind == "M" or (kind == "L" and ord(character) > 0xFFFF))
+
+
+def _unspaced_note(texts: set[str]) -> str:
+    """Return which captions have no spaces between words, and what their scores count instead; empty: none."""
+    found = [names for text in texts if (names := _unspaced_scripts(text))]
+    if not found:
+        return ""
+    scripts = ", ".join(sorted(set().union(*found)))
+    unit = "characters (Tibetan: syllables)" if "Tibetan" in scripts else "characters"
+    return (
+        f"{len(found)} of {len(texts)} captions have no spaces between words ({scripts}) and no tokenizer here finds "
+        f"the words: scored over {unit}"
+    )
+
+
+def _unspaced_scripts(text: str) -> set[str]:
+    return unspaced_scripts(text) | ({"Tibetan"} if "\u0f0b" in text else set())
+
+
+def tokenize(texts: Sequence[str]) -> tuple[Mapping[str, str], str]:
+    """Return text -> its tokens joined by spaces, and a note; see `tokenize_captions`."""
+    found = tokenize_captions(texts)
+    return found.tokens, found.note(texts)
+
+
+def tokenize_captions(texts: Sequence[str]) -> Tokenization:
+    """Tokenize by the Penn Treebank tokenizer if Java is available.
+
+    The Python tokenizer takes the place of the Penn Treebank tokenizer without Java; for a caption from which the Penn
+    Treebank tokenizer drops letters or symbols (it does so with those beyond U+FFFF and with the vowel signs of many
+    scripts); and for a caption in a script without spaces between words, which is split into characters. Composed and
+    decomposed accents are the same.
+    """
+    composed = {text: unicodedata.normalize("NFC", text) for text in sorted(set(texts))}
     try:
-        lines, note = [_without_punctuation(line.split()) for line in ptb_lines(unique)], ""
+        lines, no_java = ptb_lines(list(composed.values())), ""
     except MissingToolError as error:
-        lines, note = [ptb_like(text) for text in unique], f"ptb-like tokenizer ({error})"
-    for text, line in zip(unique, lines, strict=True):
-        if not line and any(character.isalnum() for character in text):
-            raise DataError(f"the tokenizer returned nothing for the caption {text[:80]!r}")
-    return dict(zip(unique, lines, strict=True)), note
+        return Tokenization(
+            tokens={text: ptb_like(own) for text, own in composed.items()}, no_java=str(error), dropped={}
+        )
+    tokens, dropped = {}, {}
+    for (text, own), line in zip(composed.items(), lines, strict=True):
+        lost = _first_dropped(own, line)
+        if lost:
+            dropped[text] = lost
+        exact = not lost and not _unspaced_scripts(own)
+        tokens[text] = _without_punctuation(line.split()) if exact else ptb_like(own)
+    return Tokenization(tokens=tokens, no_java=no_java, dropped=dropped)
+
+
+def _first_dropped(text: str, line: str) -> str:
+    """Return the first letter, mark, digit or pictograph of a text that its line of tokens lacks; empty: none.
+
+    ASCII is compared only if no token is left: the Penn Treebank tokenizer respells it (colour, brackets).
+    """
+    if text.isascii():
+        return next((c for c in text if c.isalnum()), "") if not line.strip() else ""
+    lost = Counter(filter(_must_stay, text.translate(_PLAIN).lower().casefold()))
+    lost.subtract(line.casefold())
+    return next((character for character in lost if lost[character] > 0), "")
+
+
+def _must_stay(character: str) -> bool:
+    if character.isascii():
+        return False
+    kind = unicodedata.category(character)
+    is_fraction = "\u2044" in unicodedata.normalize("NFKD", character)  # becomes 1/2
+    return (kind[0] in "LMN" and not is_fraction) or kind == "So" or character in "\u200c\u200d"
 
 
 def ptb_like(text: str) -> str:
     """Tokenize one caption as Stanford's tokenizer does for ordinary English; tokens joined by spaces."""
-    text = text.lower().translate(_PLAIN)
+    text = separate_characters(text.lower().translate(_PLAIN))
     tokens: list[str] = []
     for token in _TOKEN.findall(text):
         tokens.extend(_SPLIT_WORDS[token].split() if token in _SPLIT_WORDS else [_BRACKETS.get(token, token)])
     return _without_punctuation(tokens)
 
 
-_PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "--", "—": "--", "…": "..."})
+_PLAIN = str.maketrans(
+    {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "--", "—": "--", "…": "..."}
+    | dict(zip("。｡、､，！？：；（）「」『』", '..,,,!?:;()""""', strict=True))  # of Chinese and Japanese
+    | dict.fromkeys("\u0f0b\u0f0c\u0f0d\u200b\u2060\ufeff", " ")  # between syllables of Tibetan; of no width
+    | dict.fromkeys(["\u00ad", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))])
+    | dict.fromkeys(map(chr, range(0xFE00, 0xFE10)))  # variation selectors: with or without color
+)
 
 
 def _without_punctuation(tokens: Sequence[str]) -> str:

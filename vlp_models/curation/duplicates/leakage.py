@@ -10,7 +10,6 @@ word of the evaluation sentences.
 
 from __future__ import annotations
 
-import re
 import sys
 import unicodedata
 from collections import defaultdict
@@ -29,6 +28,7 @@ from rich.console import Console
 from rich.progress import track
 
 from vlp_models.common.executors import LocalMapper
+from vlp_models.common.words import split_words
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import ImageHashes
 from vlp_models.curation.duplicates.search import Match, NearDuplicateIndex, NearRules
@@ -44,8 +44,6 @@ MIN_WORDS = 4  # below it only equal sentences count: without a word, little of 
 
 _SCHEMA = pa.schema([("image_id", pa.string()), ("pixels", pa.binary()), ("fingerprint", pa.binary())])
 _LEAK_SCHEMA = pa.schema([(name, pa.string()) for name in ("image_id", "copy_of", "split", "how")])
-# A script without spaces between words counts each character as a word: kana, Han, Thai, Lao, Burmese, Khmer.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]|\w+")
 T = TypeVar("T")
 Row = tuple[str, str, bytes]  # image id, split, hash of its pixels
 SentenceMatch = Literal["equal", "one word apart"]
@@ -232,7 +230,7 @@ def compare_sentences(held_out: Sequence[str], trained_on: Iterable[str]) -> lis
     shortened: dict[bytes, list[int]] = defaultdict(list)
     long = [False] * len(held_out)
     for number, text in enumerate(held_out):
-        words = split_words(text)
+        words = compared_words(text)
         if words:
             equal[_hash(words)].append(number)
             long[number] = len(words) >= MIN_WORDS
@@ -240,7 +238,7 @@ def compare_sentences(held_out: Sequence[str], trained_on: Iterable[str]) -> lis
                 shortened[part].append(number)
     found: list[SentenceMatch | None] = [None] * len(held_out)
     for text in trained_on:
-        words = split_words(text)
+        words = compared_words(text)
         whole = _hash(words)
         near = set(shortened.get(whole, ()))
         for part in _hashes_without_one_word(words):
@@ -253,9 +251,9 @@ def compare_sentences(held_out: Sequence[str], trained_on: Iterable[str]) -> lis
     return found
 
 
-def split_words(text: str) -> list[str]:
+def compared_words(text: str) -> list[str]:
     """Split into words without case and punctuation; into characters where a script has no spaces between words."""
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    return split_words(unicodedata.normalize("NFKC", text).casefold())
 
 
 def _hashes_without_one_word(words: list[str]) -> Iterator[bytes]:
