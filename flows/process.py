@@ -183,11 +183,10 @@ def is_stale(root: Path, targets: list[str]) -> bool:
         cwd=root,
         env=command_environment(),
         capture_output=True,
-        text=True,
     )
     try:
         return done.returncode != 0 or json.loads(done.stdout) != {}
-    except json.JSONDecodeError:
+    except ValueError:
         return True
 
 

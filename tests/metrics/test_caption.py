@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -89,6 +90,96 @@ def test_meteor_timeout_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     score = by_name(score_captions(CANDIDATES, REFERENCES))["METEOR"]
     assert score.value is None
     assert score.note.startswith("not computed: METEOR failed")
+
+
+FAILING_JAVA = {  # what METEOR's process does, and the note
+    "no memory": (
+        "echo 'Error occurred during initialization of VM'; echo 'Could not reserve enough space for heap'; exit 1",
+        "METEOR failed: Error occurred during initialization of VM: Could not reserve enough space for heap",
+    ),
+    "out of memory": (
+        "read line; echo 'Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space' >&2; exit 3",
+        'METEOR failed: Exception in thread "main" java.lang.OutOfMemoryError: Java heap space',
+    ),
+    "warning": (
+        "read line; echo 'OpenJDK 64-Bit Server VM warning: INFO: os::commit_memory failed'; sleep 9",
+        "METEOR failed: OpenJDK 64-Bit Server VM warning: INFO: os::commit_memory failed",
+    ),
+    "half a line": ("read line; printf '1 2 3'; exit 0", "METEOR failed: 1 2 3"),
+    "not a number": ("read line; printf 'nan %.0s' $(seq 23); echo; exit 0", "METEOR failed: nan nan"),
+    "not text": ("read line; printf '\\377\\376\\n'; exit 0", "METEOR failed: \ufffd\ufffd"),
+    "silent": ("exit 1", "METEOR failed: it exited without output"),
+}
+
+
+def fake_java(folder: Path, script: str) -> str:
+    """Write a `java` that runs `script`; return the PATH on which it is the first."""
+    folder.mkdir(exist_ok=True)
+    (folder / "java").write_text(f"#!/bin/bash\n{script}\n")
+    (folder / "java").chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(("script", "note"), FAILING_JAVA.values(), ids=list(FAILING_JAVA))
+def test_meteor_that_fails_is_noted_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, note: str
+) -> None:
+    tokenizer = '[[ "$*" == *PTBTokenizer* ]] && { echo "tokenizer: no memory"; exit 1; }'
+    monkeypatch.setenv("PATH", fake_java(tmp_path / "bin", f"{tokenizer}\n{script}"))
+    scores = by_name(score_captions(CANDIDATES, REFERENCES))
+    assert scores["METEOR"].value is None
+    assert scores["METEOR"].note.startswith(f"not computed: {note}")
+    assert scores["CIDEr"].value == pytest.approx(100 * EXPECTED["CIDEr"], abs=1e-9)
+    assert scores["CIDEr"].note == "ptb-like tokenizer (java failed: tokenizer: no memory)"
+
+
+@pytest.mark.slow
+@needs_java
+def test_meteor_short_of_memory_is_noted() -> None:
+    """An address space of 2.5 GB has no room for METEOR's heap."""
+    code = "from vlp_models.metrics.coco_tools import Meteor\nwith Meteor() as m: m.statistics('a cat', ['a cat'])"
+    command = ["bash", "-c", f'ulimit -v 2500000; exec {sys.executable} -c "$0"', code]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert "MissingToolError: METEOR failed: Error occurred during initialization of VM: Could not" in done.stderr
+
+
+def test_java_that_cannot_be_started_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", fake_java(tmp_path, "exit 0"))
+    (tmp_path / "java").write_bytes(b"\x7fELF, cut off")
+    scores = by_name(score_captions(CANDIDATES, REFERENCES))
+    assert "Exec format error" in scores["METEOR"].note and scores["METEOR"].value is None
+    assert scores["CIDEr"].value == pytest.approx(100 * EXPECTED["CIDEr"], abs=1e-9)
+
+
+ONE = '{"image_id": "1", "scores": {"All": {"f": 0.5}}}'
+
+
+@pytest.mark.parametrize(
+    ("script", "value", "note"),
+    [
+        (f"echo '[{ONE}]' > $out", 50.0, ""),
+        ("echo 'Could not reserve enough space for object heap'; exit 1", None, "SPICE failed: Could not reserve"),
+        ("echo 'GC overhead limit exceeded' >&2; exit 0", None, "SPICE failed: GC overhead limit exceeded"),
+        ("echo '{\"image' > $out", None, "SPICE failed: its output is not a list of scores"),
+        ('echo \'[{"image_id": "1"}]\' > $out', None, "SPICE failed: its output is not a list of scores"),
+        ("echo '[]' > $out", None, "SPICE failed: it did not score every caption"),
+        (f"echo '[{ONE.replace('0.5', 'NaN')}]' > $out", None, "SPICE failed: it did not score every caption"),
+    ],
+)
+def test_spice_that_fails_is_noted_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, value: float | None, note: str
+) -> None:
+    library = tmp_path / "spice" / "lib"
+    library.mkdir(parents=True)
+    for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
+        (library / name).touch()
+    (tmp_path / "meteor").mkdir()
+    monkeypatch.setattr("vlp_models.metrics.caption.package_directory", lambda: tmp_path)
+    script = f'[[ "$*" == *spice* ]] || {{ echo no; exit 1; }}\nout="${{@: -3:1}}"\n{script}'
+    monkeypatch.setenv("PATH", fake_java(tmp_path / "bin", script))
+    score = by_name(score_captions({"1": "a cat"}, {"1": ["a cat"]}))["SPICE"]
+    assert score.value == value
+    assert score.note.startswith(f"not computed: {note}" if note else "")
 
 
 def test_missing_java_gives_notes_not_zeros(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

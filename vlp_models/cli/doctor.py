@@ -104,12 +104,13 @@ def _java() -> Finding:
     if java is None:
         return Finding("note", "java", f"not found: {missing}")
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, errors="replace", timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("note", "java", f"{java} failed to start ({error}): {missing}")
-    if done.returncode:
+    first = next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "")
+    if done.returncode or not first:
         return Finding("note", "java", f"{java} failed to start: {missing}")
-    return Finding("ok", "java", (done.stderr or done.stdout).splitlines()[0])
+    return Finding("ok", "java", first)
 
 
 def _git(root: Path) -> Finding:

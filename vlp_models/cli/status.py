@@ -112,6 +112,7 @@ def _collect_stale(root: Path, found: Status) -> None:
             env={**os.environ, "DVC_NO_ANALYTICS": "1"},
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=DVC_SECONDS,
         )
     except subprocess.TimeoutExpired:
@@ -121,8 +122,8 @@ def _collect_stale(root: Path, found: Status) -> None:
         found.notes.append(f"dvc status failed to start: {error}")
         return
     try:
-        stages = json.loads(done.stdout)
-    except ValueError:
+        stages = {name: list(changes) for name, changes in json.loads(done.stdout).items()}
+    except (ValueError, AttributeError, TypeError):
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         busy = any("busy" in line for line in lines)
         found.notes.append("dvc status: a stage is running" if busy else f"dvc status: {lines[0]}")

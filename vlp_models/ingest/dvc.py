@@ -75,6 +75,7 @@ def _dvc(root: Path, *arguments: str) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
         )
         if done.returncode == 0:
             return

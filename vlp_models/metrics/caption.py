@@ -8,6 +8,7 @@ in percent (a CIDEr of 1.2 reads 120, as in papers' tables).
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from vlp_models.metrics.coco_tools import (
     Meteor,
     find_java,
     package_directory,
+    program_reason,
     tokenize_captions,
 )
 from vlp_models.metrics.score import Evidence, Score, bleu_percent, mean_score, meteor_from_statistics, not_computed
@@ -195,29 +197,43 @@ def _meteor(
 def _spice(candidates: Tokenized, references: Tokenized) -> Score:
     """Return the mean F over images. Runs only if CoreNLP 3.6.0 and its models are next to SPICE's jar."""
     n = len(candidates)
-    directory = package_directory() / "spice"
-    needed = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-    if not all((directory / "lib" / name).exists() for name in needed):
-        return not_computed("SPICE", n, "CoreNLP 3.6.0 models not found next to pycocoevalcap's SPICE")
     try:
-        items = _run_spice(find_java(), directory, candidates, references)
-    except (MissingToolError, OSError, subprocess.SubprocessError, ValueError) as error:
-        return not_computed("SPICE", n, str(error).splitlines()[0] if str(error) else type(error).__name__)
-    values = [float(item["scores"]["All"]["f"]) for item in items]
-    return mean_score("SPICE", values, [str(item["image_id"]) for item in items])
+        directory = package_directory() / "spice"
+        needed = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
+        if not all((directory / "lib" / name).exists() for name in needed):
+            return not_computed("SPICE", n, "CoreNLP 3.6.0 models not found next to pycocoevalcap's SPICE")
+        values = _run_spice(find_java(), directory, candidates, references)
+    except MissingToolError as error:
+        return not_computed("SPICE", n, str(error))
+    return mean_score("SPICE", [values[i] for i in candidates], list(candidates))
 
 
-def _run_spice(java: str, directory: Path, candidates: Tokenized, references: Tokenized) -> list[dict[str, Any]]:
+def _run_spice(java: str, directory: Path, candidates: Tokenized, references: Tokenized) -> dict[str, float]:
+    """Return image id -> F.
+
+    Raises:
+        MissingToolError: SPICE failed, timed out, or did not score every caption.
+    """
     with tempfile.TemporaryDirectory(prefix="vlp-spice-") as temporary:
         source, target = Path(temporary) / "in.json", Path(temporary) / "out.json"
         rows = [{"image_id": i, "test": candidates[i][0], "refs": list(references[i])} for i in candidates]
         source.write_text(json.dumps(rows), encoding="utf-8")
         command = [java, "-Xmx8G", "-jar", "spice-1.0.jar", str(source), "-out", str(target), "-subset", "-silent"]
-        subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=SPICE_TIMEOUT)
-        items = json.loads(target.read_text(encoding="utf-8"))
-    if not isinstance(items, list) or len(items) != len(candidates):
-        raise MissingToolError("SPICE did not score every caption")
-    return items
+        try:
+            done = subprocess.run(command, cwd=directory, capture_output=True, timeout=SPICE_TIMEOUT, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise MissingToolError(f"SPICE failed: {error}") from None
+        reason = program_reason(done.stderr, done.stdout)
+        if done.returncode or not target.exists():
+            raise MissingToolError(f"SPICE failed: {reason}")
+        try:
+            items = json.loads(target.read_text(encoding="utf-8"))
+            values = {str(item["image_id"]): float(item["scores"]["All"]["f"]) for item in items}
+        except (OSError, ValueError, TypeError, KeyError):
+            raise MissingToolError(f"SPICE failed: its output is not a list of scores ({reason})") from None
+    if values.keys() != candidates.keys() or not all(map(math.isfinite, values.values())):
+        raise MissingToolError("SPICE failed: it did not score every caption")
+    return values
 
 
 def human_agreement(references: Mapping[str, Sequence[str]]) -> CaptionSet | None:

@@ -68,8 +68,9 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
 def _find_stale(root: Path, targets: list[str], environment: dict[str, str]) -> set[str]:
     """Return the stages, among the targets and what they depend on, that `dvc status` reports as changed."""
     command = [*DVC, "status", "--json", "--with-deps", *targets]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True)
     try:
-        return set(json.loads(done.stdout))
-    except json.JSONDecodeError:
+        stages = json.loads(done.stdout)
+    except ValueError:
         return set()
+    return set(stages) if isinstance(stages, dict) else set()
