@@ -7,6 +7,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -47,6 +48,38 @@ def test_every_form_gives_the_same_image(tmp_path: Path) -> None:
         image = open_image(form)
         assert (image.mode, image.size) == ("RGB", (8, 6))
         assert np.array_equal(np.asarray(image), array)
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_base64_is_read_as_clients_write_it(untrusted: bool) -> None:
+    data = png(24, 20)
+    plain, lines = base64.b64encode(data).decode(), base64.encodebytes(data).decode()
+    url_safe = base64.urlsafe_b64encode(data).decode()
+    assert {"-", "_", "="} <= set(url_safe), "the image has every character that differs"
+    forms = {
+        "final newline": f"{plain}\n",
+        "leading space": f" {plain}",
+        "MIME lines": lines,
+        "CRLF": lines.replace("\n", "\r\n"),
+        "URL-safe": url_safe,
+        "no padding": url_safe.rstrip("="),
+        "padding on its own line": plain.rstrip("=") + "\n=\n" * (len(plain) - len(plain.rstrip("="))),
+        "URI": f"data:image/png;base64,{plain}",
+        "URI in capitals": f"DATA:image/png;BASE64,{plain}",
+        "URI in lines": f"\ndata:image/png;base64,\n{lines}",
+        "URI, URL-safe": f"Data:image/png;charset=utf-8;base64,{url_safe}",
+        "URI, percent-encoded": f"data:image/png;base64,{quote(plain, safe='')}",
+    }
+    expected = np.asarray(open_image(data))
+    for name, text in forms.items():
+        for value in (text, text.encode(), bytearray(text.encode()), np.str_(text), memoryview(text.encode())):
+            assert np.array_equal(np.asarray(open_image(value, untrusted=untrusted)), expected), name
+    pair = np.array([plain.encode(), lines.encode()])
+    assert len(open_images(pair, 2, untrusted=untrusted)) == 2
+    for broken in (plain[: len(plain) // 4 * 2 + 1], f"data:image/png;base64,{plain[:41]}", lines.replace("\n", "*")):
+        for value in (broken, broken.encode()):
+            with pytest.raises(DataError, match=r"base64|not a readable image"):
+                open_image(value, untrusted=untrusted)
 
 
 @pytest.mark.parametrize(

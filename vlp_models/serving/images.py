@@ -9,6 +9,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from PIL import Image
@@ -19,7 +20,9 @@ from vlp_models.errors import DataError
 
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 1024 * 1024
-BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+BASE64 = re.compile(r"[A-Za-z0-9+/_\s-]+(?:=\s*){0,2}")  # either alphabet, lines of any length
+DATA_URI = re.compile(r"\s*data:[^,]*,", re.IGNORECASE)
+URL_SAFE = str.maketrans("-_", "+/")
 TOO_SMALL = "image_side"  # the rule's name, as `validate` counts it
 
 
@@ -32,7 +35,7 @@ def open_images(value: Any, count: int, *, untrusted: bool = False) -> list[Imag
     if count == 1:
         return [open_image(value, untrusted=untrusted)]
     is_list = isinstance(value, (list, tuple)) or (
-        isinstance(value, np.ndarray) and (value.ndim == 4 or value.dtype.kind in "OU")
+        isinstance(value, np.ndarray) and (value.ndim == 4 or value.dtype.kind in "OSU")
     )
     if not is_list or len(value) != count:
         found = f"{len(value)}" if is_list else type(value).__name__
@@ -44,7 +47,8 @@ def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
     """Open one image as upright RGB (EXIF rotation applied).
 
     Args:
-        value: a path, base64 text (a `data:` URI or bare), encoded bytes, or a uint8 array [H, W, 3] or [H, W].
+        value: a path, base64 text (a `data:` URI or bare; standard or URL-safe alphabet, with or without padding and
+            line breaks), the bytes of an image file or of base64 text, or a uint8 array [H, W, 3] or [H, W].
             With VLP_IMAGE_ROOT set, paths must be inside it.
         untrusted: the value comes from a request to a server. A path is then opened only if VLP_IMAGE_ROOT is set,
             relative to it, and a failure has the same message whether the file exists or not.
@@ -61,16 +65,28 @@ def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
         except ValueError:  # rows of different lengths
             raise DataError("an image array must be [H, W, 3] or [H, W]; found lists of different lengths") from None
         return _from_array(array)
-    if isinstance(value, (bytes, bytearray)):
-        return _decode(bytes(value), "image bytes")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _from_bytes(bytes(value))
     if isinstance(value, (str, Path)):
         return _from_request(str(value)) if untrusted else _from_text(str(value))
     raise DataError(f"an image must be a path, base64 text, bytes or an array; found {type(value).__name__}")
 
 
+def _from_bytes(data: bytes) -> Image.Image:
+    try:
+        return _decode(data, "image bytes")
+    except DataError:
+        text = data.decode("ascii", errors="replace")
+        if uri := DATA_URI.match(text):
+            return _decode(_unbase64(text[uri.end() :]), "data URI")
+        if len(text) > 64 and BASE64.fullmatch(text):
+            return _decode(_unbase64(text), "base64 text")
+        raise
+
+
 def _from_text(text: str) -> Image.Image:
-    if text.startswith("data:"):
-        return _decode(_unbase64(text.partition(",")[2]), "data URI")
+    if uri := DATA_URI.match(text):
+        return _decode(_unbase64(text[uri.end() :]), "data URI")
     if len(text) < 1024 and os.path.isfile(text):  # noqa: PTH113 - Path raises for a name too long
         return _from_path(Path(text))
     if len(text) > 64 and BASE64.fullmatch(text):
@@ -79,8 +95,8 @@ def _from_text(text: str) -> Image.Image:
 
 
 def _from_request(text: str) -> Image.Image:
-    if text.startswith("data:"):
-        return _decode(_unbase64(text.partition(",")[2]), "data URI")
+    if uri := DATA_URI.match(text):
+        return _decode(_unbase64(text[uri.end() :]), "data URI")
     root = os.environ.get("VLP_IMAGE_ROOT")
     if root and len(text) < 1024 and "\0" not in text:
         with suppress(DataError, OSError):
@@ -100,8 +116,15 @@ def _from_path(path: Path) -> Image.Image:
 
 
 def _unbase64(text: str) -> bytes:
+    """Decode base64 as clients write it: in lines, URL-safe, percent-encoded in a URI, without padding."""
+    if "%" in text:
+        text = unquote(text)
+    text = "".join(text.split())
     if len(text) > MAX_BYTES * 4 // 3:
         raise DataError(f"base64 image larger than {MAX_BYTES >> 20} MB")
+    text = text.translate(URL_SAFE)
+    if not text.endswith("="):
+        text += "=" * (-len(text) % 4)
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
