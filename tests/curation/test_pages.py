@@ -13,6 +13,19 @@ HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>",
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["a$b", "a${HOME}b", "$HOME", "$$", "a\\$b", "{0} %s #?", "secret|x"])
+def test_any_folder_name_is_taken_literally(tmp_path: Path, name: str) -> None:
+    """Great Expectations replaces `$NAME` in its config by environment variables."""
+    suites = SuiteRunner(tmp_path / name / "docs")
+    rule = Rule("images", "split_known", "split", OneOf(("train", "$HOME")), "")
+    rows = [{"row": number, "split": split} for number, split in enumerate(["train", "$HOME", "${b} $c"])]
+    assert suites.check("images", rows, [rule]) == [[2]]
+    suites.build_docs()
+    assert (tmp_path / name / "docs" / "index.html").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {name}
+
+
+@pytest.mark.slow
 def test_markup_in_values_is_neutralized(tmp_path: Path) -> None:
     suites = SuiteRunner(tmp_path)
     rule = Rule("images", "split_known", "split", OneOf(("train", "test")), "")

@@ -46,7 +46,7 @@ class SuiteRunner:
         site = {
             "class_name": "SiteBuilder",
             "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-            "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())},
+            "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": _escape_dollars(docs)},
         }
         config = DataContextConfig(
             store_backend_defaults=InMemoryStoreBackendDefaults(),
@@ -104,6 +104,11 @@ class SuiteRunner:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._context.build_data_docs()
+
+
+def _escape_dollars(path: Path) -> str:
+    """Return an absolute path for a Great Expectations config, where `$NAME` stands for an environment variable."""
+    return str(path.absolute()).replace("$", r"\$")
 
 
 def _neutralize_markup(value: Any) -> Any:
