@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,23 @@ def test_run_depends_only_on_its_own_family_task_and_start() -> None:
     needed = two["finetune"]["do"]["deps"]
     assert "data/plan/code/models/${item.family}.json" in needed
     assert not [dep for dep in needed if dep.startswith("vlp_models")], "code is represented by its hashes"
+
+
+@pytest.mark.slow
+def test_dvc_takes_paths_with_dollars_literally(tmp_path: Path) -> None:
+    """DVC replaces `${NAME}` in dvc.yaml, and stops if there is no such key."""
+    entry = {"format": "texts", "root": "data/${none}/$HOME", "texts": {"train": ["train.txt"]}}
+    found = stages(data={"own": entry}, features={"source": "tsv", "path": "regions${x}.tsv"})
+    assert found["features"]["deps"].count(r"regions\${x}.tsv") == 1
+    prepare = {"foreach": {"own": found["prepare"]["foreach"]["own"]}, "do": {"cmd": "true", "deps": ["${item.root}"]}}
+    features = {"cmd": "true", "deps": [dep for dep in found["features"]["deps"] if dep.startswith("regions")]}
+    (tmp_path / "dvc.yaml").write_text(render({"prepare": prepare, "features": features}))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw(data={"own": entry})))
+    dvc = [sys.executable, "-m", "dvc"]
+    subprocess.run([*dvc, "init", "--no-scm", "-q"], cwd=tmp_path, check=True)
+    done = subprocess.run([*dvc, "status", "--json"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "data/${none}/$HOME" in str(json.loads(done.stdout)["prepare@own"])
+    assert "regions${x}.tsv" in str(json.loads(done.stdout)["features"])
 
 
 def test_run_depends_on_its_part_of_the_shards() -> None:

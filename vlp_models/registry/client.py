@@ -49,7 +49,10 @@ def tracking_uri(params: TrackingParams, root: Path) -> str:
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or params.uri
     if uri.startswith(SQLITE) and not uri.startswith(SQLITE + "/"):
-        return f"{SQLITE}{(project_root(root) / uri.removeprefix(SQLITE)).absolute()}"
+        home = str(project_root(root).absolute())
+        if "?" in home:  # where the options of an SQLite address begin
+            raise TrackingError(f"{home}: MLflow cannot open a database in a folder with `?` in its name; rename it")
+        return f"{SQLITE}{home}/{uri.removeprefix(SQLITE)}"
     return uri
 
 

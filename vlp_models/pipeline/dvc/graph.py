@@ -117,7 +117,14 @@ def build_pipeline(
     """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
     context = Context(params, raw, kinds, views, withdrawn)
     stages = {build.__name__: build(context) for build in BUILDERS}
-    return {name: stage for name, stage in stages.items() if stage and stage.get("foreach", True)}
+    stages = {name: stage for name, stage in stages.items() if stage and stage.get("foreach", True)}
+    for stage in stages.values():
+        # DVC replaces `${NAME}`: only the `do` of a `foreach` has such names; a user's path is taken literally.
+        if "foreach" in stage:
+            stage["foreach"] = _literal(stage["foreach"])
+        else:
+            stage["deps"] = _literal(stage["deps"])
+    return stages
 
 
 def code(kind: str, name: str) -> str:
@@ -471,6 +478,15 @@ BUILDERS = (
     report,
 )
 STAGES = tuple(build.__name__ for build in BUILDERS)
+
+
+def _literal(value: Any) -> Any:
+    """Escape what DVC would replace in the strings of a value."""
+    if isinstance(value, Mapping):
+        return {key: _literal(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_literal(entry) for entry in value]
+    return value.replace("${", r"\${") if isinstance(value, str) else value
 
 
 def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
