@@ -27,6 +27,25 @@ def test_missing_java_is_a_note_about_the_metrics_that_need_it(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
+    ("script", "level", "text"),
+    [
+        ("echo 'Picked up _JAVA_OPTIONS: -Xmx1G' >&2; echo 'openjdk version \"17\"' >&2", "ok", 'openjdk version "17"'),
+        ("printf 'openjdk version \\377\\n'", "ok", "openjdk version"),
+        ("exit 0", "note", "failed to start"),
+        ("echo 'Could not create the Java Virtual Machine.'; exit 1", "note", "failed to start"),
+    ],
+)
+def test_output_of_java_is_read_whatever_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, level: str, text: str
+) -> None:
+    (tmp_path / "java").write_text(f"#!/bin/bash\n{script}\n")
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    finding = doctor._java()
+    assert finding.level == level and text in finding.text
+
+
+@pytest.mark.parametrize(
     ("package", "release", "reason"),
     [("lightning", "2.6.3", "malicious"), ("fastapi", "0.155.1", "Prefect"), ("sqlalchemy", "2.1.9", "scheduler")],
 )

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlp_models.common.io import hash_file
+from vlp_models.curation.validation.text import count_words
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_table
 from vlp_models.data.views import View
@@ -69,10 +70,10 @@ def slices_of(
             count = sum(objects[image_id] for image_id in sample.image_ids)
             found.append(f"objects={_bin(count, OBJECT_COUNTS, '6+')}")
         if sample.values.get("captions"):
-            lengths = sorted(len(caption.split()) for caption in sample["captions"])
+            lengths = sorted(count_words(caption) for caption in sample["captions"])
             found.append(f"caption_length={_bin(lengths[len(lengths) // 2], TEXT_LENGTHS, '16+')}")
         elif sample.text:
-            found.append(f"text_length={_bin(len(sample.text.split()), TEXT_LENGTHS, '16+')}")
+            found.append(f"text_length={_bin(count_words(sample.text), TEXT_LENGTHS, '16+')}")
         result[sample.sample_id] = found + own(sample)
     return result
 
