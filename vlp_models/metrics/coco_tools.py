@@ -304,7 +304,7 @@ def tokenize_captions(texts: Sequence[str]) -> Tokenization:
 def _first_dropped(text: str, line: str) -> str:
     """Return the first letter, mark, digit or pictograph of a text that its line of tokens lacks; empty: none.
 
-    ASCII is compared only if no token is left: the Penn Treebank tokenizer respells it (colour, brackets).
+    ASCII is compared only if no token is left: the Penn Treebank tokenizer respells British words and brackets.
     """
     if text.isascii():
         return next((c for c in text if c.isalnum()), "") if not line.strip() else ""

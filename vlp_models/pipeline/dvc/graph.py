@@ -116,8 +116,8 @@ def build_pipeline(
 ) -> dict[str, Stage]:
     """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
     context = Context(params, raw, kinds, views, withdrawn)
-    stages = {build.__name__: build(context) for build in BUILDERS}
-    stages = {name: stage for name, stage in stages.items() if stage and stage.get("foreach", True)}
+    built = {build.__name__: build(context) for build in BUILDERS}
+    stages = {name: stage for name, stage in built.items() if stage and stage.get("foreach", True)}
     for stage in stages.values():
         # DVC replaces `${NAME}`: only the `do` of a `foreach` has such names; a user's path is taken literally.
         if "foreach" in stage:
