@@ -53,14 +53,14 @@ def test_re_encoding_and_scaling_keep_the_perceptual_hash() -> None:
 
 def test_pixel_hash_is_of_displayed_pixels_in_any_file_format() -> None:
     image = picture(1)
-    png, bmp = (hash_image(encoded(image, form), "", 10**6) for form in ("PNG", "BMP"))
+    png, bmp = (hash_image(encoded(image, form), 10**6) for form in ("PNG", "BMP"))
     assert png.sha256 != bmp.sha256
     assert png.pixels == bmp.pixels and png.perceptual == bmp.perceptual
     exif = Image.Exif()
     exif[0x0112] = 6  # display rotated by 90 degrees
-    turned = hash_image(encoded(image.rotate(90, expand=True), "PNG", exif=exif), ".png", 10**6)
+    turned = hash_image(encoded(image.rotate(90, expand=True), "PNG", exif=exif), 10**6)
     assert turned.pixels == png.pixels
-    assert hash_image(encoded(picture(2), "PNG"), ".png", 10**6).pixels != png.pixels
+    assert hash_image(encoded(picture(2), "PNG"), 10**6).pixels != png.pixels
 
 
 def test_uniform_image_has_no_perceptual_hash() -> None:
@@ -71,18 +71,17 @@ def test_uniform_image_has_no_perceptual_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "suffix", "rule"),
+    ("content", "rule"),
     [
-        (b"", ".jpg", "image_not_empty"),
-        (b"GIF89", ".gif", "image_readable"),
-        (encoded(picture(1), "JPEG")[:900], ".jpg", "image_decodes"),
-        (encoded(picture(1), "JPEG"), ".png", "image_format"),
-        (encoded(Image.new("1", (2000, 2000)), "PNG"), ".png", "image_not_a_bomb"),
+        (b"", "image_not_empty"),
+        (b"GIF89", "image_readable"),
+        (encoded(picture(1), "JPEG")[:900], "image_decodes"),
+        (encoded(Image.new("1", (2000, 2000)), "PNG"), "image_not_a_bomb"),
     ],
 )
-def test_bad_file_raises_its_own_rule(content: bytes, suffix: str, rule: str) -> None:
+def test_bad_file_raises_its_own_rule(content: bytes, rule: str) -> None:
     with pytest.raises(ImageError) as caught:
-        hash_image(content, suffix, 10**6)
+        hash_image(content, 10**6)
     assert caught.value.rule == rule
 
 

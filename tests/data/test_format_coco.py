@@ -165,10 +165,26 @@ def test_karpathy_alone_gives_captions(root: Path) -> None:
     assert tables["captions"][2]["provenance"] == "karpathy.json#images[2].sentences[0]"
 
 
-def test_image_outside_karpathy_has_no_split(root: Path) -> None:
+def test_image_that_the_karpathy_file_lacks_is_quarantined_once(root: Path) -> None:
     rewrite(root / "karpathy.json", lambda content: content["images"].pop(1))
     tables = read_source("d", source(), root)
-    assert {row["image_id"]: row["split"] for row in tables["images"]}["d/42"] == "", "validation's rule split_known"
+    assert [row["image_id"] for row in tables["images"]] == ["d/9", "d/73"]
+    assert rules(tables) == [("images", "split_known", "captions.json#images[1]")]
+    assert tables["quarantine"][0]["row_id"] == "d/42"
+    assert tables["quarantine"][0]["reason"] == "image 42 is not in the Karpathy file, so it has no split"
+
+
+@pytest.mark.parametrize("name", ["validation", "valid", "dev", "Val", "VALIDATION "])
+def test_synonyms_of_splits_in_params_and_in_the_karpathy_file(root: Path, name: str) -> None:
+    def rename(content: Any) -> None:
+        content["images"][2]["split"] = name
+
+    rewrite(root / "karpathy.json", rename)
+    tables = read_source("d", source(), root)
+    assert [row["split"] for row in tables["images"]] == ["train", "train", "val"]
+    by_key = source(karpathy="", captions={name: ["captions.json"]}, instances={"val": ["instances.json"]})
+    tables = read_source("d", by_key, root)
+    assert {row["split"] for row in tables["images"]} == {"val"} and len(tables["images"]) == 3
 
 
 def test_same_id_for_two_files_reaches_validation(root: Path) -> None:
@@ -254,7 +270,7 @@ def test_truth_carries_the_source_name(root: Path) -> None:
         ({}, "{ not json", "captions.json:1: not JSON"),
         ({}, "[1, 2]", "expected a list under `images`, found list"),
         ({}, '{"questions": []}', "expected a list under `images`, found the keys questions"),
-        ({"captions": {"training": ["captions.json"]}}, None, "captions.training: expected one of train, val, test"),
+        ({"captions": {"trial": ["captions.json"]}}, None, "captions.trial: expected one of train, val, test"),
         ({"karpathy": ""}, None, "captions.all: files of every split need data.d.karpathy"),
         ({"captions": {}, "instances": {}, "karpathy": ""}, None, "data.d lists no images"),
         ({"questions": {}}, None, "annotations has `all`, but data.d.questions has not"),

@@ -47,6 +47,14 @@ def test_csv_with_bom_quotes_and_several_captions(tmp_path: Path) -> None:
     ]
 
 
+def test_usual_synonyms_of_splits_are_read(tmp_path: Path) -> None:
+    names = ["validation", "Valid", "dev", " val", "training", "testing", "TEST"]
+    lines = ["image,caption,split", *(f"{n}.jpg,a cat,{name}" for n, name in enumerate(names))]
+    tables = read(tmp_path, "\n".join([*lines, "0.jpg,a dog,dev"]))
+    assert [row["split"] for row in tables["images"]] == ["val", "val", "val", "val", "train", "test", "test"]
+    assert not tables["quarantine"], "dev and validation are one split"
+
+
 def test_bad_lines_cost_only_themselves(tmp_path: Path) -> None:
     tables = read(
         tmp_path,

@@ -102,8 +102,8 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="necla-ml/SNLI-VE"):
         load(tmp_path)
     write(tmp_path / "ve", "train", [line()])
-    with pytest.raises(DataError, match="no split 'dev'; known: train, val, test"):
-        load(tmp_path, splits=["dev"])
+    with pytest.raises(DataError, match="no split 'trial'; known: train, val, test"):
+        load(tmp_path, splits=["trial"])
     with pytest.raises(DataError, match=r"snli_ve_test\.jsonl: no such file"):
         load(tmp_path, splits=["test"])
     (tmp_path / "ve" / "snli_ve_train.jsonl").unlink()

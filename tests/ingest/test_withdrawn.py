@@ -25,8 +25,7 @@ CROP = (20, 10, 185, 135)
 
 
 def hashed(image: Image.Image, form: str = "PNG") -> ImageHashes:
-    suffix = {"PNG": ".png", "JPEG": ".jpg"}[form]
-    return hash_image(encoded(image, form), suffix, 10**6, keypoints=True, held_out=True)
+    return hash_image(encoded(image, form), 10**6, keypoints=True, held_out=True)
 
 
 def entry(image: Image.Image, *images: str, keep_fingerprint: bool = False) -> WithdrawnImage:

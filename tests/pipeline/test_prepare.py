@@ -16,7 +16,7 @@ from vlp_models.curation.duplicates import hashes
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import GeneratorParams, Params, SourceParams, load_params
-from vlp_models.pipeline.stages import prepare
+from vlp_models.pipeline.stages import prepare, validate
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,13 +51,13 @@ def test_pairs_with_bad_images(workspace: Workspace) -> None:
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
     out = workspace.interim("pairs")
     images = read_table("images", out).to_pylist()
-    assert [row["image_id"] for row in images] == ["pairs/good-1.jpg", "pairs/good-2.jpg", "pairs/good-3.png"]
+    names = ["good-1.jpg", "good-2.jpg", "good-3.png", "mislabelled.png"]
+    assert [row["image_id"] for row in images] == [f"pairs/{name}" for name in names]
     assert images[0]["path"] == "data/raw/pairs/good-1.jpg", "relative to the project, so that it can move"
     assert (images[0]["width"], images[0]["height"], len(images[0]["sha256"])) == (300, 200, 64)
     quarantine = {row["row_id"]: row for row in read_table("quarantine", out).to_pylist()}
     assert {name: row["rule"] for name, row in quarantine.items()} == {
         "pairs/cut.jpg": "image_decodes",
-        "pairs/mislabelled.png": "image_format",
         "pairs/empty.jpg": "image_not_empty",
         "pairs/bomb.png": "image_not_a_bomb",
         "pairs/no.jpg": "image_present",
@@ -66,7 +66,24 @@ def test_pairs_with_bad_images(workspace: Workspace) -> None:
     assert quarantine["pairs/no.jpg"]["reason"] == "data/raw/pairs/no.jpg: no such file"
     assert read_table("captions", out).num_rows == 8, "captions of bad images are validation's to judge"
     counts = json.loads((out / "manifest.json").read_text())["counts"]
-    assert (counts["images"], counts["captions"], counts["quarantine"]) == (3, 8, 5)
+    assert (counts["images"], counts["captions"], counts["quarantine"]) == (4, 8, 4)
+    assert counts["notes"] == {prepare.MISNAMED: 1}
+
+
+def test_unknown_split_is_quarantined_before_the_search_for_leaks(workspace: Workspace) -> None:
+    splits = {"good-1.jpg": "train", "good-2.jpg": "held-out", "good-3.png": ""}
+    listing = workspace.raw("pairs") / "pairs.csv"
+    listing.write_text("\n".join(["image,caption,split", *(f"{n},a photo,{s}" for n, s in splits.items())]))
+    params = params_for(pairs=PAIRS)
+    prepare.run(params, workspace, "pairs")
+    out = workspace.interim("pairs")
+    assert read_table("images", out)["image_id"].to_pylist() == ["pairs/good-1.jpg"]
+    assert [(row["rule"], row["reason"]) for row in read_table("quarantine", out).to_pylist()] == [
+        ("split_known", "data/raw/pairs/good-2.jpg: split 'held-out' is not one of train, val, test"),
+        ("split_known", "data/raw/pairs/good-3.png: no split, although other images of the dataset have one"),
+    ]
+    with pytest.raises(DataError, match="split_known: 2"):
+        validate.run(params, workspace)
 
 
 def test_external_images_need_allow_external_images(workspace: Workspace) -> None:
@@ -117,7 +134,7 @@ def test_listed_size_must_match_the_file(workspace: Workspace) -> None:
 
 
 def test_no_readable_image_stops_and_leaves_nothing(workspace: Workspace) -> None:
-    for path in workspace.raw("pairs").glob("good-*"):
+    for path in (*workspace.raw("pairs").glob("good-*"), workspace.raw("pairs") / "mislabelled.png"):
         path.unlink()
     with pytest.raises(DataError, match=r"none of 8 images is readable; the first, pairs/good-1\.jpg \(pairs\.csv:2\)"):
         prepare.run(params_for(pairs=PAIRS), workspace, "pairs")

@@ -202,7 +202,7 @@ def write_prints(workspace: Workspace, pictures: dict[str, Image.Image], rows: R
             content = io.BytesIO()
             picture.save(content, "PNG")
             tested = splits[image_id] != "train"
-            fingerprints.add(image_id, hash_image(content.getvalue(), ".png", 10**6, keypoints=True, held_out=tested))
+            fingerprints.add(image_id, hash_image(content.getvalue(), 10**6, keypoints=True, held_out=tested))
 
 
 def params_for(max_bad_fraction: float, *sources: str) -> Params:

@@ -55,17 +55,14 @@ class ImageError(ValueError):
         return self.reason
 
 
-def open_checked(
-    content: bytes, suffix: str, max_pixels: int, limit: str = "validate.max_image_pixels is"
-) -> Image.Image:
-    """Open an image and check its header; nothing is decoded yet.
+def open_checked(content: bytes, max_pixels: int, limit: str = "validate.max_image_pixels is") -> Image.Image:
+    """Open an image and check its header; nothing is decoded yet. The content decides the format, not the file's name.
 
     Args:
-        suffix: of the file name.
         limit: how the error names `max_pixels`.
 
     Raises:
-        ImageError: under image_not_empty, image_readable, image_format, image_not_a_bomb or image_still.
+        ImageError: under image_not_empty, image_readable, image_not_a_bomb or image_still.
     """
     if not content:
         raise ImageError("image_not_empty", "an empty file")
@@ -75,16 +72,13 @@ def open_checked(
         raise ImageError("image_not_a_bomb", f"{error} (Pillow's limit)") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile headers
         raise ImageError("image_readable", _unread(content, error)) from None
-    found, expected = get_format(image), FORMATS.get(suffix.lower())
-    if expected and expected != found:
-        raise ImageError("image_format", f"named {suffix}, but contains {found}")
     width, height = image.size
     if width * height > max_pixels:
         raise ImageError(
             "image_not_a_bomb",
             f"{width}x{height} is {width * height:,} pixels; {limit} {max_pixels:,}",
         )
-    if found != "JPEG" and _is_animated(image):
+    if get_format(image) != "JPEG" and _is_animated(image):
         raise ImageError("image_still", "an animation; save one of its frames as a file")
     return image
 
@@ -135,6 +129,11 @@ def _is_animated(image: Image.Image) -> bool:
 def get_format(image: Image.Image) -> str:
     """Return Pillow's name of the format; a JPEG with a second image in it (MPO) is a JPEG."""
     return "JPEG" if image.format == "MPO" else str(image.format)
+
+
+def is_misnamed(path: Path, found: str) -> bool:
+    """Return whether a file's suffix is that of another image format than the one found in it."""
+    return FORMATS.get(path.suffix.lower(), found) != found
 
 
 def decode_error(error: Exception) -> ImageError:

@@ -80,7 +80,7 @@ def decode(data: bytes, where: str) -> Image.Image:
         DataError: not an image, damaged, or more than `MAX_IMAGE_PIXELS` pixels.
     """
     try:
-        with open_checked(data, "", MAX_IMAGE_PIXELS) as image:
+        with open_checked(data, MAX_IMAGE_PIXELS) as image:
             try:
                 return to_upright_rgb(image)
             except Exception as error:  # Pillow's plugins raise anything on hostile files

@@ -17,6 +17,11 @@ import pyarrow.parquet as pq
 from vlp_models.data.views import TABLES
 
 SPLITS = ("train", "val", "test")
+_SPLIT_SYNONYMS = {
+    **dict.fromkeys(("training", "restval"), "train"),  # restval: the rest of COCO's val2014, in Karpathy's file
+    **dict.fromkeys(("validation", "valid", "dev", "development"), "val"),
+    "testing": "test",
+}
 BATCH_ROWS = 32_768  # rows that a `TableWriter` holds in memory
 
 SCHEMAS: dict[str, pa.Schema] = {
@@ -64,6 +69,20 @@ ID_COLUMN = {
     **{name: view.id_column for name, view in TABLES.items()},
     "objects": "object_id",
 }
+
+
+def standard_split(name: str) -> str:
+    """Return train, val or test for a usual synonym (`validation`, `valid`, `dev`, any letter case), else the name."""
+    name = name.strip().lower()
+    return _SPLIT_SYNONYMS.get(name, name)
+
+
+def check_split(split: str | None) -> None:
+    """Raise a ValueError with the reason if an image has no split or an unknown one."""
+    if not split:
+        raise ValueError("no split, although other images of the dataset have one")
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
 
 
 class TableWriter:

@@ -239,6 +239,7 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
     """
     from vlp_models.curation.duplicates.hashes import HashJob, hash_all
     from vlp_models.data.formats import read_source
+    from vlp_models.data.tables import SPLITS
 
     own = Path(params.ingest.dataset)
     others = {name: source for name, source in params.data.items() if Path(source.root) != own}
@@ -248,7 +249,9 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
         with_train = has_held_out or index.has_train(name)
         rows = read_source(name, source, workspace.root)["images"]
         listed = [
-            (row["image_id"], row["split"] or "", row["path"]) for row in rows if with_train or row["split"] != "train"
+            (row["image_id"], row["split"], row["path"])
+            for row in rows
+            if row["split"] in SPLITS and (with_train or row["split"] != "train")
         ]
         unreadable = index.sync_source(name, listed, lambda paths: hash_all(paths, job, _processes(params.ingest)))
         if unreadable:

@@ -20,7 +20,7 @@ from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_text, printable
 from vlp_models.data.formats.pairs import read_pairs
 from vlp_models.data.images import ImageError
-from vlp_models.data.tables import SPLITS
+from vlp_models.data.tables import SPLITS, standard_split
 from vlp_models.errors import DataError
 from vlp_models.ingest.index import BLOCK, signed
 from vlp_models.ingest.submissions import Submission
@@ -167,7 +167,7 @@ def _fields(record: dict[str, Any]) -> tuple[str, str, str]:
     path = get_text(record, "image").strip()
     if not path or "\0" in path:
         raise RecordError(f"`image` is not a path: {path!r}")
-    split = get_text(record, "split").strip().lower() if record.get("split") is not None else ""
+    split = standard_split(get_text(record, "split")) if record.get("split") is not None else ""
     if split and split not in SPLITS:
         raise RecordError(f"split {split!r} is not one of {', '.join(SPLITS)}", rule="split_known")
     return path, get_sentence(record, "caption"), split or "train"

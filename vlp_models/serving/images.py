@@ -131,17 +131,14 @@ def _unbase64(text: str) -> bytes:
         raise DataError("the image is not valid base64") from None
 
 
-def decode_checked(content: bytes, suffix: str = "") -> Image.Image:
+def decode_checked(content: bytes) -> Image.Image:
     """Decode an untrusted image file as upright RGB; requests and the demo page share these limits.
-
-    Args:
-        suffix: the file name's extension; empty: any.
 
     Raises:
         ImageError: not an image of a known format, an animation, damaged, smaller than `LEAST_SIDE`, or with more
             pixels than `MAX_PIXELS` (read from the header, before decoding).
     """
-    with open_checked(content, suffix, MAX_PIXELS, limit="the limit is") as image:
+    with open_checked(content, MAX_PIXELS, limit="the limit is") as image:
         _check_size(image)
         try:
             return to_upright_rgb(image)

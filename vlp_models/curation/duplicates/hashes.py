@@ -53,9 +53,7 @@ class ImageHashes:
     fingerprint: Fingerprint
 
 
-def hash_image(
-    content: bytes, suffix: str, max_pixels: int, *, keypoints: bool = False, held_out: bool = False
-) -> ImageHashes:
+def hash_image(content: bytes, max_pixels: int, *, keypoints: bool = False, held_out: bool = False) -> ImageHashes:
     """Check, decode and hash an image file's bytes.
 
     Args:
@@ -65,7 +63,7 @@ def hash_image(
     Raises:
         ImageError: a rule of `images.open_checked` is broken, or the file is truncated or damaged (image_decodes).
     """
-    with open_checked(content, suffix, max_pixels) as image:
+    with open_checked(content, max_pixels) as image:
         found = get_format(image)
         try:
             image.load()
@@ -97,7 +95,7 @@ def hash_image_file(path: Path, max_pixels: int, *, keypoints: bool = False, hel
     Raises:
         ImageError: see `hash_image`; also if the file is missing or unreadable (image_present).
     """
-    return hash_image(read_file(path), path.suffix, max_pixels, keypoints=keypoints, held_out=held_out)
+    return hash_image(read_file(path), max_pixels, keypoints=keypoints, held_out=held_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +160,7 @@ def _hash_chunk(chunk: list[Item], job: HashJob) -> list[tuple[int, ImageHashes 
 def _hash_one(path: str, held_out: bool, job: HashJob) -> ImageHashes | ImageError:
     try:
         content = read_file_inside(job.folder, path) if job.folder else read_file(Path(path))
-        suffix = os.path.splitext(path)[1]  # noqa: PTH122
-        hashes = hash_image(content, suffix, job.max_pixels, keypoints=job.keypoints, held_out=held_out)
+        hashes = hash_image(content, job.max_pixels, keypoints=job.keypoints, held_out=held_out)
         if min(hashes.width, hashes.height) < job.min_side:
             size = f"{hashes.width}x{hashes.height} pixels; the shorter side must have at least {job.min_side}"
             raise ImageError("image_side", size)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from vlp_models.data.formats.base import Tables
+from vlp_models.data.tables import standard_split
 from vlp_models.params import SourceParams
 from vlp_models.params.schema import check_known, load
 
@@ -37,5 +39,15 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
         DataError: its directory or one of its files is missing or not in the format.
     """
     check_known(params.format, FORMATS, f"data.{name}.format")
-    tables: Tables = load(FORMATS[params.format])(name, params, base)
+    tables: Tables = load(FORMATS[params.format])(name, _with_standard_splits(params), base)
     return tables
+
+
+def _with_standard_splits(params: SourceParams) -> SourceParams:
+    """Return the params with `validation`, `dev`, ... as keys of file lists replaced by the splits they stand for."""
+    changed: dict[str, dict[str, list[str]]] = {}
+    for section in ("captions", "instances", "questions", "annotations", "texts", "split_files"):
+        lists = changed[section] = {}
+        for key, files in getattr(params, section).items():
+            lists.setdefault(standard_split(key), []).extend(files)
+    return dataclasses.replace(params, **changed)

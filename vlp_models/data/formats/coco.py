@@ -91,6 +91,7 @@ class _Images:
     known: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> file name, split
     counts: dict[str, int] = field(default_factory=dict)  # split -> images kept
     cut: set[str] = field(default_factory=set)
+    unlisted: set[str] = field(default_factory=set)  # ids that the Karpathy file lacks
     listings: dict[Path, frozenset[str]] = field(default_factory=dict)
 
     def read(self, path: Path, key: str) -> None:
@@ -102,8 +103,13 @@ class _Images:
                 local = get_id(record, "id")
                 file_name = safe_name(get_text(record, "file_name"))
                 entry = self.entries.get(local) if self.entries is not None else None
-                # an image that is not in the Karpathy file gets no split, which validation reports
-                split = key if self.entries is None else entry.split if entry else ""
+                if self.entries is not None and entry is None:
+                    if local not in self.unlisted:  # reported once, although several files list the image
+                        self.unlisted.add(local)
+                        reason = f"image {local} is not in the Karpathy file, so it has no split"
+                        self.tables.quarantine("images", join_id(self.name, local), "split_known", reason, provenance)
+                    continue
+                split = entry.split if entry else key
                 repeated = local not in here and self.known.get(local) == (file_name, split)
                 here.add(local)
                 if not repeated:

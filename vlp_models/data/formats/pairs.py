@@ -27,7 +27,7 @@ from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence,
 from vlp_models.data.formats.files import open_lines, read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import bucket_of
 from vlp_models.data.joins import Database
-from vlp_models.data.tables import BATCH_ROWS, SPLITS, TableWriter, read_batches
+from vlp_models.data.tables import BATCH_ROWS, SPLITS, TableWriter, read_batches, standard_split
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -86,7 +86,7 @@ def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, 
             if not image or "\0" in image:
                 raise RecordError(f"`image` is not a path: {image!r}")
             text = get_sentence(record, "caption")
-            split = get_text(record, "split").strip().lower() if record.get("split") is not None else ""
+            split = standard_split(get_text(record, "split")) if record.get("split") is not None else ""
             mentions.append(
                 {
                     "number": number,

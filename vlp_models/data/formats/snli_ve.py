@@ -43,7 +43,7 @@ from vlp_models.data.formats.splits import (
     stem,
 )
 from vlp_models.data.images import FORMATS
-from vlp_models.data.tables import SPLITS
+from vlp_models.data.tables import SPLITS, standard_split
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.params import SourceParams
 
@@ -188,7 +188,6 @@ def photo_file(record: Row, keys: tuple[str, ...]) -> str:
 
 WHOLE = "esnlive.csv"
 ESNLI_FILES = {"train": "esnlive_train.csv", "val": "esnlive_dev.csv", "test": "esnlive_test.csv"}
-OURS = {"train": "train", "dev": "val", "val": "val", "test": "test"}
 COLUMNS = ("pairID", "Flickr30kID", "hypothesis", "gold_label")
 
 
@@ -211,13 +210,13 @@ def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
     def records() -> Iterator[tuple[str, Row, str]]:
         if whole.is_file():
             for provenance, row in read_csv(whole, tables, "hypotheses", (*COLUMNS, "split")):
-                own = OURS.get(row["split"].strip(), "")
-                if not own:
+                own = standard_split(row["split"])
+                if own not in SPLITS:
                     tables.quarantine(
                         "hypotheses",
                         "",
                         "split_known",
-                        f"split {row['split']!r} is none of {', '.join(OURS)}",
+                        f"split {row['split']!r} is not one of {', '.join(SPLITS)}",
                         provenance,
                     )
                 elif own in splits:

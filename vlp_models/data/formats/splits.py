@@ -21,7 +21,7 @@ from typing import Any
 from vlp_models.data.formats.base import RecordError, Tables, get, get_id, get_sentence, get_text, is_utf8
 from vlp_models.data.formats.files import read_records, read_text
 from vlp_models.data.images import FORMATS
-from vlp_models.data.tables import SPLITS
+from vlp_models.data.tables import SPLITS, standard_split
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -43,12 +43,15 @@ def select_splits(
     Raises:
         DataError: an unknown split, or no split has a file.
     """
-    for split in params.splits:
+    known = list(known)
+    # `dev` is a split of its own in NLVR and val elsewhere
+    wanted = list(dict.fromkeys(split if split in known else standard_split(split) for split in params.splits))
+    for split in wanted:
         if split not in known:
             raise DataError(
                 f"params.yaml: data.{name}.splits: {dataset} has no split {split!r}; known: {', '.join(known)}"
             )
-    splits = params.splits or [split for split, file in files.items() if file.is_file()]
+    splits = wanted or [split for split, file in files.items() if file.is_file()]
     if not splits:
         root = Path(os.path.commonpath([file.parent for file in files.values()]))
         missing = ", ".join([also] * bool(also) + [str(file.relative_to(root)) for file in files.values()])
@@ -173,9 +176,8 @@ def read_karpathy(path: Path, tables: Tables, sentences: bool) -> dict[str, Karp
         with tables.record("images", provenance):
             filename = safe_name(get_text(record, "filename"))
             image_id = get_id(record, "cocoid") if "cocoid" in record else PurePosixPath(filename).stem
-            split = get_text(record, "split")
             entry = KarpathyEntry(
-                split="train" if split == "restval" else split,
+                split=standard_split(get_text(record, "split")),
                 filepath=safe_name(get_text(record, "filepath")) if record.get("filepath") else "",
                 filename=filename,
                 sentences=tuple(_sentences(record, tables, provenance)) if sentences else (),

@@ -8,7 +8,7 @@ streamed, so memory does not grow with their number, unless the format is a sing
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -23,13 +23,14 @@ from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdrawn
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, remove_images, spooled
-from vlp_models.data.images import ImageError
-from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, read_batches
+from vlp_models.data.images import ImageError, is_misnamed
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
 
 logger = get_logger(__name__)
 
+MISNAMED = "images whose name has the suffix of another format"
 MAX_PROCESSES = 8  # each decodes an image of up to `validate.max_image_pixels`
 
 
@@ -51,7 +52,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             found = len(tables["images"])
             withdrawn = read_withdrawn(workspace.withdrawn, NearRules.of(params.validate.near_duplicates))
             with FingerprintWriter(directory) as fingerprints:
-                failed = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
+                failed, notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
             if not (tables["images"] or tables["texts"]):
                 raise DataError(_no_image(key, source, found, failed))
             tables.close()
@@ -64,7 +65,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                     "max_image_pixels": params.validate.max_image_pixels,
                     "near_duplicates": to_plain(params.validate.near_duplicates),
                 },
-                counts=counts | {"left_out": dict(tables.skipped)},
+                counts=counts | {"left_out": dict(tables.skipped), "notes": dict(notes)},
             )
     logger.info("prepare %s: %s", key, ", ".join(f"{count:,} {name}" for name, count in counts.items() if count))
 
@@ -88,11 +89,11 @@ def _check_images(
     workspace: Workspace,
     fingerprints: FingerprintWriter,
     withdrawn: WithdrawnList,
-) -> str:
+) -> tuple[str, Counter[str]]:
     """Add width, height and sha256 to the images table, write fingerprints, and quarantine rows whose file fails.
 
     Returns:
-        The reason of the first failure.
+        The reason of the first failure, and counts of what is unusual in the images that are used.
     """
     source = params.data[key]
     folders = _folders(workspace.root / source.root, source.images)
@@ -102,13 +103,18 @@ def _check_images(
     waiting = listed.path.rename(tables.directory / ".listed.parquet")
     checked = tables.rows["images"] = TableWriter("images", tables.directory)
     first = ""
+    notes: Counter[str] = Counter()
     gone: dict[str, str] = {}
 
     rows = (row for table in read_batches([waiting], BATCH_ROWS) for row in table.to_pylist())
     job = HashJob.in_place(params.validate)
 
-    def refuse(path: Path) -> ImageError | None:
-        return None if source.allow_external_images else _outside(path, folders, key)
+    def refuse(row: Row) -> ImageError | None:
+        try:
+            check_split(row["split"])  # the search for leaks, in `validate`, needs a known one
+        except ValueError as error:
+            return ImageError("split_known", str(error))
+        return None if source.allow_external_images else _outside(Path(row["path"]), folders, key)
 
     with progress_bar(f"checking images of {key}", len(listed), "images") as bar:
         for row, result in _hash_rows(rows, job, refuse):
@@ -126,6 +132,7 @@ def _check_images(
             elif row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
                 size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
                 fingerprints.add(row["image_id"], result)
+                notes[MISNAMED] += is_misnamed(Path(row["path"]), result.format)
                 checked.append({**row, **size, "path": path})
                 continue
             else:
@@ -140,11 +147,14 @@ def _check_images(
         )
         for name, how in gone.items():
             logger.info("prepare %s: %s is left out with its rows: it was withdrawn (%s)", key, name, how)
-    return first
+    notes = +notes  # without zeros
+    for note, count in notes.items():
+        logger.info("prepare %s: %d %s; they are used", key, count, note)
+    return first, notes
 
 
 def _hash_rows(
-    rows: Iterable[Row], job: HashJob, refuse: Callable[[Path], ImageError | None]
+    rows: Iterable[Row], job: HashJob, refuse: Callable[[Row], ImageError | None]
 ) -> Iterator[tuple[Row, ImageHashes | ImageError]]:
     """Yield each row, in order, with the hashes of its image or the reason why it is unusable.
 
@@ -155,7 +165,7 @@ def _hash_rows(
 
     def items() -> Iterator[Item]:
         for number, row in enumerate(rows):
-            error = refuse(Path(row["path"]))
+            error = refuse(row)
             pending.append((row, error))
             if error is None:
                 yield number, row["path"], row["split"] != SPLITS[0]

@@ -143,7 +143,7 @@ def _test_images(files: list[Path]) -> dict[str, str]:
     found: dict[str, str] = {}
     for table in read_batches(files, BATCH_ROWS, ["image_id", "split"]):
         rows = zip(table["image_id"].to_pylist(), table["split"].to_pylist(), strict=True)
-        found |= {image: split for image, split in rows if split != SPLITS[0]}
+        found |= {image: split for image, split in rows if split in SPLITS[1:]}
     return found
 
 

@@ -49,7 +49,7 @@ def open_photo(path: str | Path) -> Image.Image:
     except OSError as error:
         raise DataError(f"{path.name}: cannot be read ({error.strerror})") from None
     try:
-        return decode_checked(content, path.suffix)
+        return decode_checked(content)
     except ImageError as error:
         raise DataError(f"{path.name}: {error}") from None
 
