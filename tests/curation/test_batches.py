@@ -65,6 +65,8 @@ def plain_verdicts(workspace: Workspace, sources: list[str], params: ValidatePar
         aside = [r for source in sources for r in read_table("quarantine", workspace.interim(source)).to_pylist()]
         bad = [(r["table"], r["row_id"], r["rule"], r["reason"], r["provenance"]) for r in aside if r["table"] == table]
         derived = add_derived_columns(table, rows, plain_others(table, rows, images, quarantined))
+        kept = [number for number, entry in enumerate(derived) if not entry.get("same_as")]  # equal captions are no fault
+        rows, derived = [rows[number] for number in kept], [derived[number] for number in kept]
         for entry in derived:
             entry["broken"] = [rule for rule in rules_for(table, params) if not passes(rule.check, entry[rule.column])]
             bad += [
@@ -88,6 +90,7 @@ def bad_data(workspace: Workspace, seed: int) -> list[str]:
         for rule, changes in rules.items():
             bad = row(table, rule, **changes)
             rows[table] += [bad] * rng.choice((1, 1, 2))
+    rows["captions"] += [row("captions", f"equal-{number}", text="CAPTION good") for number in range(9)]
     for number in range(6):  # one caption in other letters; one picture in several splits
         text = rng.choice(("Straße am Meer", "STRASSE am Meer ", "another caption", "Another Caption"))
         rows["captions"].append(row("captions", f"same-{number}", text=text))
@@ -126,7 +129,6 @@ def test_verdicts_do_not_depend_on_batches(
     assert sorted(found, key=repr) == sorted(wanted, key=repr)
     assert {rule for _, _, rule, *_ in found} >= {
         "id_unique",
-        "caption_unique",
         "split_disjoint",
         "images_of_one_split",
     }

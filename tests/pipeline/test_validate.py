@@ -100,7 +100,6 @@ BROKEN: dict[str, dict[str, dict[str, Any]]] = {
         **IMAGE,
         **TEXTS,
         "caption_words": {"text": "Dog"},
-        "caption_unique": {"text": "CAPTION good"},
     },
     "questions": {
         "question_id_present": {"question_id": None},
@@ -244,10 +243,28 @@ def test_each_broken_row_is_quarantined_by_exactly_its_rule(tmp_path: Path) -> N
     report = json.loads((workspace.reports / "validation.json").read_text())
     failed = {(entry["table"], entry["rule"]): entry["failed"] for entry in report["rules"]}
     assert failed == {(table, rule): 1 for table, rules in BROKEN.items() for rule in rules}
-    assert report["tables"]["captions"] == {"rows": 11, "good": 1, "bad": 10, "bad_percent": 90.909}
+    assert report["tables"]["captions"] == {"rows": 10, "good": 1, "bad": 9, "bad_percent": 90.0}
     docs = workspace.reports / "data_docs"
     assert "captions" in (docs / "index.html").read_text()
     assert len(list((docs / "validations").rglob("*.html"))) == len(ID_COLUMN)
+
+
+@pytest.mark.slow
+def test_equal_captions_of_an_image_are_dropped_and_counted(tmp_path: Path) -> None:
+    """RSICD has them by design: they must not stop the pipeline, and none is trained on twice."""
+    workspace, rows = Workspace(tmp_path), good_rows(images=2)
+    texts = ["Many planes", "many  planes", "MANY PLANES", "many planes", "a white plane"]
+    rows["captions"] = [row("captions", str(number), text=text) for number, text in enumerate(texts)]
+    rows["captions"].append(row("captions", "other", image_id="d/images-more-0", text="many planes"))
+    write_interim(workspace, rows)
+    validate.run(params_for(0.0), workspace)
+    left = read_table("captions", workspace.validated)["caption_id"].to_pylist()
+    assert left == ["d/captions-0", "d/captions-4", "d/captions-other"]
+    assert not read_table("quarantine", workspace.validated).num_rows
+    report = json.loads((workspace.reports / "validation.json").read_text())
+    assert report["tables"]["captions"] == {"rows": 6, "good": 3, "bad": 0, "bad_percent": 0.0}
+    manifest = json.loads((workspace.validated / "manifest.json").read_text())
+    assert report["left_out"] == manifest["counts"]["left_out"] == {validate.REPEATED: 3}
 
 
 def unreadable(table: str, row_id: str, rule: str) -> dict[str, Any]:

@@ -165,7 +165,6 @@ def _caption_rules(params: ValidateParams) -> list[Rule]:
     low, high = params.min_caption_words, params.max_caption_words
     return [
         Rule("captions", "caption_words", "words", Between(low, high), f"{{words}} words, expected {low} to {high}"),
-        Rule("captions", "caption_unique", "same_as", EMPTY, "the image already has this caption, as {same_as}"),
     ]
 
 

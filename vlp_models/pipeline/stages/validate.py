@@ -2,7 +2,7 @@
 
 Images are checked first, since every other row depends on one. Rows are streamed in batches, so memory does not grow
 with their number. Reports are always written; data/validated is replaced only if no table lost more than
-`validate.max_bad_fraction` of its rows.
+`validate.max_bad_fraction` of its rows. A caption that its image already has is dropped and counted; it is not bad.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ logger = get_logger(__name__)
 
 Row = dict[str, Any]
 EXAMPLES = 3
+REPEATED = "repeated captions of an image"
 MAX_PROCESSES = 8  # for the search of near-duplicates, with about 300 MB each
 BATCH = 65_536  # rows that are held as Python objects and checked at once
 
@@ -58,6 +59,7 @@ class _TableResult:
     rows: int = 0  # records, including unreadable ones
     good: int = 0
     bad: int = 0  # rows lost; a row may break several rules
+    repeated: int = 0  # captions that their image already has: dropped, but not bad
     checked: dict[str, int] = field(default_factory=dict)  # rule -> rows it was checked on
     failed: Counter[str] = field(default_factory=Counter)
     first: dict[str, Row] = field(default_factory=dict)  # rule -> its first quarantined row
@@ -96,8 +98,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             with Crossing.within(directory) as crossing:
                 results = _check_tables(sources, params.validate, docs, directory, crossing, leaks)
             repeated = _repeated_captions(directory)
+            left_out = {REPEATED: results["captions"].repeated} if results["captions"].repeated else {}
             report = _report(results, params.validate) | {
-                "across_splits": {"near_duplicates": len(duplicates), **repeated}
+                "left_out": left_out,
+                "across_splits": {"near_duplicates": len(duplicates), **repeated},
             }
             write_json(workspace.reports / "validation.json", report)
             _refuse(results, params.validate, workspace, sources, directory, refused)
@@ -110,7 +114,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 directory,
                 stage="validate",
                 params={"validate": to_plain(params.validate), "sources": list(params.data)},
-                counts=counts | {"quarantine": quarantined, "truth": truth},
+                counts=counts | {"quarantine": quarantined, "truth": truth, "left_out": left_out},
                 splits=dict(sorted(results["images"].splits.items())),
             )
     for split, found in repeated["captions"].items():
@@ -123,6 +127,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             split,
             similar,
         )
+    for what, number in left_out.items():
+        logger.info("validate: %s %s left out", f"{number:,}", what)
     logger.info(
         "validate: %s; %s rows in quarantine; %s",
         ", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
@@ -236,7 +242,9 @@ def _check_table(
     unread, failed_unread, start = result.bad, list(result.failed), 0
     for table, others in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
         rows = add_derived_columns(name, table.to_pylist(), others, start, leaks)
-        broken = suites.check(name, rows, rules)
+        repeated = {row["row"] for row in rows if row.get("same_as")}
+        checked = [row for row in rows if row["row"] not in repeated]
+        broken = suites.check(name, checked, rules) if checked else [[] for _ in rules]
         for rule, numbers in zip(rules, broken, strict=True):
             for number in numbers:
                 row = rows[number - start]
@@ -250,14 +258,18 @@ def _check_table(
                 quarantine.append(entry)
                 result.quarantine(entry)
         bad = {number for numbers in broken for number in numbers}
-        kept = table.filter(pa.array([number not in bad for number in range(start, start + len(rows))], pa.bool_()))
+        lost = bad | repeated
+        kept = table.filter(pa.array([number not in lost for number in range(start, start + len(rows))], pa.bool_()))
         if name == "images":
             result.splits.update(kept["split"].to_pylist())
         good.write(kept)
         result.bad += len(bad)
+        result.repeated += len(repeated)
         start += len(rows)
     result.rows, result.good = start + unread, len(good)
-    result.checked = dict.fromkeys(failed_unread, result.rows) | {rule.name: start for rule in rules}
+    result.checked = dict.fromkeys(failed_unread, result.rows) | {
+        rule.name: start - result.repeated for rule in rules
+    }
     return result
 
 
