@@ -65,7 +65,9 @@ def plain_verdicts(workspace: Workspace, sources: list[str], params: ValidatePar
         aside = [r for source in sources for r in read_table("quarantine", workspace.interim(source)).to_pylist()]
         bad = [(r["table"], r["row_id"], r["rule"], r["reason"], r["provenance"]) for r in aside if r["table"] == table]
         derived = add_derived_columns(table, rows, plain_others(table, rows, images, quarantined))
-        kept = [number for number, entry in enumerate(derived) if not entry.get("same_as")]  # equal captions are no fault
+        kept = [
+            number for number, entry in enumerate(derived) if not entry.get("same_as")
+        ]  # equal captions are no fault
         rows, derived = [rows[number] for number in kept], [derived[number] for number in kept]
         for entry in derived:
             entry["broken"] = [rule for rule in rules_for(table, params) if not passes(rule.check, entry[rule.column])]

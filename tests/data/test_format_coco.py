@@ -282,3 +282,63 @@ def test_wrong_files_are_named(root: Path, changes: dict[str, Any], content: str
     with pytest.raises(DataError) as caught:
         read_source("d", source(**changes), root)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [None, 0, -1, "", "?", [], True, 0.5, float("nan"), float("inf")])
+def test_odd_sizes_are_unknown(root: Path, size: Any) -> None:
+    rewrite(root / "captions.json", lambda content: content["images"][1].update(width=size))
+    tables = read_source("d", source(instances={}), root)
+    assert [(row["width"], row["height"]) for row in tables["images"]] == [(64, 48), (None, None), (64, 48)]
+    assert not tables["quarantine"]
+
+
+@pytest.mark.parametrize("size", [64, 64.0, "64", " 64.0 "])
+def test_sizes_as_text_or_float_are_converted(root: Path, size: Any) -> None:
+    rewrite(root / "captions.json", lambda content: content["images"][0].update(id=9.0, width=size))
+    tables = read_source("d", source(instances={}), root)
+    assert (tables["images"][0]["image_id"], tables["images"][0]["width"]) == ("d/9", 64)
+    assert not tables["quarantine"], "ids of pandas are floats"
+
+
+def test_odd_optional_fields_cost_no_record(root: Path) -> None:
+    rewrite(root / "karpathy.json", lambda content: content["images"][0].update(filepath=None))
+
+    def change(content: Any) -> None:
+        content["annotations"][0]["iscrowd"] = "0"
+        content["annotations"][1]["iscrowd"] = True
+        content["annotations"][2].update(iscrowd=None, attributes={"occluded": False})
+
+    rewrite(root / "instances.json", change)
+    tables = read_source("d", source(), root)
+    assert [row["object_id"] for row in tables["objects"]] == ["d/1", "d/3"]
+    assert tables.skipped["crowd regions"] == 1 and not tables["quarantine"]
+    rewrite(root / "karpathy.json", lambda content: [image.update(cocoid=None) for image in content["images"]])
+    tables = read_source("f", SourceParams(format="coco", root=".", karpathy="karpathy.json"), root)
+    assert len(tables["images"]) == 3 and not tables["quarantine"]
+
+
+def test_questions_without_types_and_with_numbers_as_answers(root: Path) -> None:
+    def change(content: Any) -> None:
+        for annotation, answer in zip(content["annotations"], (2, "Yes", 2.5), strict=True):
+            annotation["answers"] = [{"answer": answer}] * 10
+            del annotation["question_type"], annotation["answer_type"]
+        content["annotations"][0]["answers"][0] = {"answer": 3.0}
+        content["annotations"][1].update(question_type=None, answer_type=7, answers=["Yes"] * 10)
+
+    rewrite(root / "answers.json", change)
+    tables = read_source("d", source(), root)
+    assert not tables["quarantine"]
+    assert [row["answers"][:2] for row in tables["questions"]] == [["3", "2"], ["Yes", "Yes"], ["2.5", "2.5"]]
+    found = [(row["question_type"], row["answer_type"]) for row in tables["questions"]]
+    assert found == [("", "number"), ("", "yes/no"), ("", "number")]
+
+
+def test_the_readable_one_of_two_annotations_is_kept(root: Path) -> None:
+    def change(content: Any) -> None:
+        good = content["annotations"][0]
+        content["annotations"][:1] = [{**good, "answers": None}, good, {**good, "answers": [{"answer": "x"}] * 10}]
+
+    rewrite(root / "answers.json", change)
+    tables = read_source("d", source(), root)
+    assert len(tables["questions"]) == 3 and tables["questions"][0]["answers"] == ["A Cup"] * 10
+    assert rules(tables) == [("questions", "id_unique", "answers.json#annotations[2]")]

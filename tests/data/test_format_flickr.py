@@ -176,5 +176,5 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     write_lists(tmp_path / "f")
     with pytest.raises(DataError, match=r"captions\.txt:1: the first line must name the columns image, caption"):
         load(tmp_path)
-    with pytest.raises(DataError, match=r"split_files\.dev: expected one of train, val, test"):
-        load(tmp_path, split_files={"dev": ["Flickr_8k.devImages.txt"]})
+    with pytest.raises(DataError, match=r"split_files\.trial: expected one of train, val, test"):
+        load(tmp_path, split_files={"trial": ["Flickr_8k.devImages.txt"]})

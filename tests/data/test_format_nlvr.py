@@ -261,3 +261,15 @@ def test_missing_nlvr2_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "nlvr2" / "data" / "dev.json").unlink()
     with pytest.raises(DataError, match=r"contains none of train\.json, dev\.json"):
         load_nlvr2(tmp_path)
+
+
+def test_the_readable_one_of_repeated_identifiers_is_kept(tmp_path: Path) -> None:
+    write_split(tmp_path / "nlvr", "train", [line("1-0", sentence=None), line("1-0"), line("1-0", sentence="again")])
+    tables = load(tmp_path)
+    assert len(tables["images"]) == len(tables["statements"]) == 6 and len(tables["objects"]) == 12
+    assert {row["provenance"] for row in tables["statements"]} == {"train/train.json:2"}
+    assert [row["rule"] for row in tables["quarantine"]] == ["record_readable", "id_unique"]
+    pairs = [nlvr2_line("train-1-0-0", sentence=None), nlvr2_line("train-1-0-0", label=None)]
+    write(tmp_path / "nlvr2", "train", pairs)
+    tables = load_nlvr2(tmp_path)
+    assert [(row["provenance"], row["label"]) for row in tables["image_pairs"]] == [("train.json:2", None)]

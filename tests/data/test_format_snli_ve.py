@@ -84,7 +84,6 @@ def test_hypotheses_without_majority_label_are_skipped_and_counted(tmp_path: Pat
         ({"gold_label": "maybe"}, "gold_label_known"),
         ({"gold_label": 1}, "record_readable"),
         ({"sentence2": None}, "record_readable"),
-        ({"annotator_labels": "entailment"}, "record_readable"),
         ({"Flikr30kID": "../../etc/passwd"}, "path_inside"),
         ({"Flikr30kID": ""}, "record_readable"),
         ({"pairID": "111222.jpg#2r1e"}, "id_unique"),
@@ -205,3 +204,19 @@ def test_missing_esnli_files_are_named(tmp_path: Path) -> None:
     write_csv(tmp_path / "ve", "esnlive.csv", HEADER)
     with pytest.raises(DataError, match=r"must name the columns .*split"):
         load_esnli(tmp_path)
+
+
+def test_odd_optional_fields_and_a_repeated_id(tmp_path: Path) -> None:
+    lines = [
+        line("1.jpg#0r1e", annotator_labels=None, gold_label=None),
+        line("2.jpg#0r1e", annotator_labels="entailment"),
+        line("3.jpg#0r1e", sentence2=None),
+        line("3.jpg#0r1e"),
+        line("3.jpg#0r1e", sentence2="Again."),
+    ]
+    write(tmp_path / "ve", "train", lines)
+    tables = load(tmp_path)
+    found = [(row["hypothesis_id"], row["gold_label"], row["annotator_labels"]) for row in tables["hypotheses"]]
+    assert found[:2] == [("ve/1.jpg#0r1e", None, []), ("ve/2.jpg#0r1e", "entailment", [])]
+    assert [row["provenance"] for row in tables["hypotheses"]][2:] == ["snli_ve_train.jsonl:4"], "the readable one"
+    assert [row["rule"] for row in tables["quarantine"]] == ["record_readable", "id_unique"]

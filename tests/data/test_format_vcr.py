@@ -142,5 +142,14 @@ def test_many_persons_share_names_and_missing_files_are_named(tmp_path: Path) ->
     assert len(load(tmp_path, limit=1)["choices"]) == 1
     with pytest.raises(DataError, match=r"train\.jsonl"):
         load(tmp_path, splits=["train"])
-    with pytest.raises(DataError, match="no split 'dev'"):
-        load(tmp_path, splits=["dev"])
+    with pytest.raises(DataError, match="no split 'trial'"):
+        load(tmp_path, splits=["trial"])
+
+
+def test_unknown_size_and_a_repeated_id(tmp_path: Path) -> None:
+    lines = [line(answer_label=9), line(), line(question=["Again", "?"])]
+    write(tmp_path / "vcr", "train", lines, metadata={"width": None, "height": "48"})
+    tables = load(tmp_path)
+    assert [(row["width"], row["height"]) for row in tables["images"]] == [(None, None)]
+    assert [row["provenance"] for row in tables["choices"]] == ["train.jsonl:2"], "the first readable one"
+    assert [row["rule"] for row in tables["quarantine"]] == ["label_known", "id_unique"]

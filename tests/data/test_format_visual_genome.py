@@ -115,3 +115,12 @@ def test_errors_name_the_file(tmp_path: Path, root: Path) -> None:
     (root / "image_data.json").write_text("{}")
     with pytest.raises(DataError, match="expected a list, found dict"):
         load(tmp_path)
+
+
+def test_unknown_sizes_and_a_repeated_id(tmp_path: Path, root: Path) -> None:
+    listed = [{**image(7), "url": None}, {**image(7), "width": None}, image(7), {**image(8), "height": "40"}]
+    (root / "image_data.json").write_text(json.dumps(listed))
+    tables = load(tmp_path)
+    assert [(row["image_id"], row["width"]) for row in tables["images"]] == [("vg/7", None), ("vg/8", 60)]
+    rules = [row["rule"] for row in tables["quarantine"] if row["table"] == "images"]
+    assert rules == ["record_readable", "id_unique"]

@@ -136,9 +136,43 @@ def test_listed_size_must_match_the_file(workspace: Workspace) -> None:
 def test_no_readable_image_stops_and_leaves_nothing(workspace: Workspace) -> None:
     for path in (*workspace.raw("pairs").glob("good-*"), workspace.raw("pairs") / "mislabelled.png"):
         path.unlink()
-    with pytest.raises(DataError, match=r"none of 8 images is readable; the first, pairs/good-1\.jpg \(pairs\.csv:2\)"):
+    with pytest.raises(DataError, match="none of 8 images is readable") as caught:
         prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    assert "\n  pairs/good-1.jpg (pairs.csv:2): data/raw/pairs/good-1.jpg: no such file\n" in str(caught.value)
+    assert str(caught.value).endswith("and 5 more") and "params.yaml" not in str(caught.value), "some are damaged"
     assert not list((workspace.root / "data" / "interim").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("comma.csv", "image,caption\n" + "a.jpg,one, two\n" * 5, "comma.csv:2: 3 fields, the header has 2"),
+        ("latin.csv", b"image,caption\na.jpg,caf\xe9\n", "latin.csv:2): `caption` is not UTF-8"),
+        ("keys.jsonl", '{"file_name": "a.jpg", "text": "b"}\n', "no field `image`; has file_name, text"),
+        ("list.jsonl", '{"image": "a.jpg", "caption": ["b"]}\n', "`caption` is ['b'], expected str"),
+        ("split.csv", "image,caption,split\ngood-1.jpg,a cat,third\n", "split 'third' is not one of train, val, test"),
+        ("text.jsonl", "image: a.jpg\n", "none of its 1 lines is a JSON object; line 1: Expecting value"),
+    ],
+)
+def test_reasons_are_shown_if_no_record_can_be_read(
+    workspace: Workspace, name: str, content: str | bytes, reason: str
+) -> None:
+    (workspace.raw("pairs") / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError) as caught:
+        prepare.run(params_for(pairs=dataclasses.replace(PAIRS, pairs=name)), workspace, "pairs")
+    assert reason in str(caught.value)
+    assert "lists no image" not in str(caught.value) and "data.pairs.images" not in str(caught.value)
+
+
+def test_hint_names_the_folder_only_if_the_files_are_missing(workspace: Workspace) -> None:
+    (workspace.raw("pairs") / "pairs.csv").write_text("image,caption\nx/1.jpg,a cat\nx/2.jpg,a dog\n")
+    with pytest.raises(
+        DataError, match=r"none of 2 images is readable(.|\n)*relative to the file that data\.pairs\.pairs"
+    ):
+        prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    (workspace.raw("pairs") / "pairs.csv").write_text("image,caption\n")
+    with pytest.raises(DataError, match="lists no image"):
+        prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
 
 
 def test_missing_dataset_names_where_to_get_it(tmp_path: Path) -> None:

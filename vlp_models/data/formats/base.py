@@ -234,12 +234,35 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or (type(value) is int and abs(value) < LARGE)
 
 
+def get_size(record: Row) -> tuple[int | None, int | None]:
+    """Return the optional fields `width` and `height`; both are None if either is not a positive whole number.
+
+    The file itself has the size, so a placeholder (null, 0, "") costs nothing. 96.0 and "96" are 96.
+    """
+    sides = []
+    for key in ("width", "height"):
+        value = record.get(key)
+        try:
+            number = float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            return None, None
+        except OverflowError:  # a whole number with hundreds of digits, which `image_row` refuses
+            number = float(LARGE)
+        if not (number > 0 and number.is_integer()):
+            return None, None
+        sides.append(int(number))
+    return sides[0], sides[1]
+
+
 def get_id(record: Any, key: str) -> str:
-    """Return an id as text. Public files have whole numbers or strings."""
-    value = str(get(record, key, (int, str)))
-    if not value or not is_utf8(value):
+    """Return an id as text. Public files have whole numbers or strings; tables saved from pandas also have 9.0 for 9."""
+    value = get(record, key, (int, float, str))
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    local = "" if isinstance(value, float) else str(value)
+    if not local or not is_utf8(local):
         raise RecordError(f"`{key}` is not an id: {_short(value)}")
-    return value
+    return local
 
 
 def get_text(record: Any, key: str) -> str:

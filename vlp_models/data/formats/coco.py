@@ -4,13 +4,15 @@ The split of an image is the key of its file in params (`train`, `val`, `test`) 
 that file; files with all splits have the key `all` and need one. Boxes are x, y, width, height and become corners.
 Crowd regions are groups, not objects, and are skipped.
 
-VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each.
+VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each. Your own files
+may lack `question_type` and `answer_type`, and an answer may be a number; `width` and `height` of images are optional.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ from vlp_models.data.formats.base import (
     get,
     get_id,
     get_sentence,
+    get_size,
     get_text,
     image_row,
     is_number,
@@ -113,13 +116,13 @@ class _Images:
                 repeated = local not in here and self.known.get(local) == (file_name, split)
                 here.add(local)
                 if not repeated:
-                    size = (get(record, "width", int), get(record, "height", int)) if "width" in record else None
-                    self.add(local, file_name, [entry.filepath if entry else "", folder], split, size, provenance)
+                    folders = [entry.filepath if entry else "", folder]
+                    self.add(local, file_name, folders, split, get_size(record), provenance)
 
     def add_entries(self) -> None:
         """Add the images and captions of a Karpathy file that has no captions file."""
         for local, entry in (self.entries or {}).items():
-            self.add(local, entry.filename, [entry.filepath], entry.split, None, entry.provenance)
+            self.add(local, entry.filename, [entry.filepath], entry.split, (None, None), entry.provenance)
             if local in self.cut:
                 continue
             for index, (sentence_id, text) in enumerate(entry.sentences):
@@ -133,7 +136,13 @@ class _Images:
                 )
 
     def add(
-        self, local: str, file_name: str, folders: list[str], split: str, size: tuple[int, int] | None, provenance: str
+        self,
+        local: str,
+        file_name: str,
+        folders: list[str],
+        split: str,
+        size: tuple[int | None, int | None],
+        provenance: str,
     ) -> None:
         """Add one image; a second one of the same id is kept here and reported by validation."""
         self.known.setdefault(local, (file_name, split))
@@ -148,8 +157,8 @@ class _Images:
                 split=split,
                 path=str(self.find(file_name, folders)),
                 provenance=provenance,
-                width=size[0] if size else None,
-                height=size[1] if size else None,
+                width=size[0],
+                height=size[1],
             )
         )
 
@@ -195,7 +204,7 @@ def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
             image = get_id(record, "image_id")
             if image in images.cut:
                 continue
-            if record.get("iscrowd"):
+            if str(record.get("iscrowd")).lower() in ("1", "1.0", "true"):
                 tables.skipped["crowd regions"] += 1
                 continue
             with tables.record("objects", provenance, join_id(images.name, local)):
@@ -286,11 +295,40 @@ def _read_annotations(path: Path, name: str, into: dict[str, tuple[str, Any]], t
     for provenance, record in read_records(path, "annotations", "a VQA v2 annotations file"):
         with tables.record("questions", provenance):
             local = get_id(record, "question_id")
-            if local in into:
+            if local in into and _is_readable(into[local][1]):
                 reason = f"question_id {local} is annotated again; {into[local][0]} is kept"
                 tables.quarantine("questions", join_id(name, local), "id_unique", reason, provenance)
                 continue
             into[local] = (provenance, record)
+
+
+def _is_readable(annotation: Any) -> bool:
+    try:
+        get_id(annotation, "image_id")
+        return bool(_answers(annotation))
+    except RecordError:
+        return False
+
+
+def _answers(annotation: Any) -> list[str]:
+    """Return the answers as text; a number is written as the annotator would type it, 2.0 as 2."""
+    answers = []
+    for answer in get(annotation, "answers", list):
+        value = get(answer if isinstance(answer, dict) else {"answer": answer}, "answer", (str, int, float))
+        if isinstance(value, str):
+            value = get_text({"answer": value}, "answer")
+        answers.append(str(int(value) if isinstance(value, float) and value.is_integer() else value))
+    return answers
+
+
+def _answer_type(annotation: Any, answers: list[str]) -> str:
+    """Return the optional `answer_type`, or VQA v2's type of the most frequent answer."""
+    if isinstance(annotation.get("answer_type"), str) and annotation["answer_type"].strip():
+        return get_text(annotation, "answer_type")
+    most = Counter(answer.strip().lower() for answer in answers).most_common(1)[0][0] if answers else ""
+    if most in ("yes", "no"):
+        return "yes/no"
+    return "number" if most.replace(".", "", 1).isdigit() else "other" if most else ""
 
 
 def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str, Any]:
@@ -306,9 +344,10 @@ def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str
     if annotation is not None:
         if get_id(annotation, "image_id") != get_id(question, "image_id"):
             raise RecordError("its annotation is about another image", rule="annotation_found")
-        row["question_type"] = get_text(annotation, "question_type")
-        row["answer_type"] = get_text(annotation, "answer_type")
-        row["answers"] = [get_text(answer, "answer") for answer in get(annotation, "answers", list)]
+        kind = annotation.get("question_type")
+        row["question_type"] = get_text(annotation, "question_type") if isinstance(kind, str) else ""
+        row["answers"] = _answers(annotation)
+        row["answer_type"] = _answer_type(annotation, row["answers"])
         if len(row["answers"]) == 1:  # in other formats one answer means the only right one
             raise RecordError("1 answer, expected 10", rule="ten_answers")
     return row

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from vlp_models.data.formats.base import RecordError, Tables, _short
+from vlp_models.data.formats.base import RecordError, Tables, _short, printable
 from vlp_models.errors import DataError
 
 
@@ -89,7 +89,7 @@ def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator
     Raises:
         DataError: the file is missing, or none of its lines is a JSON object.
     """
-    good = bad = 0
+    good, bad, first = 0, 0, ""
     # split on "\n" alone: str.splitlines also splits at U+2028, which JSON strings may contain
     for number, line in enumerate(open_lines(path, purpose), start=1):
         if not line.strip():
@@ -101,12 +101,13 @@ def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator
                 raise RecordError(f"expected an object, found {_short(record)}")
         except (ValueError, RecursionError) as error:
             bad += 1
+            first = first or f"line {number}: {error}"
             tables.quarantine(table, "", "record_readable", f"not a JSON object: {error}", provenance)
             continue
         good += 1
         yield provenance, record
     if bad and not good:
-        raise DataError(f"{path}: not {purpose}: none of its {bad} lines is a JSON object")
+        raise DataError(f"{path}: not {purpose}: none of its {bad} lines is a JSON object; {printable(first)}")
 
 
 def require_directory(base: Path, root: str, way_out: str) -> Path:

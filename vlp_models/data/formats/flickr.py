@@ -111,7 +111,7 @@ def fill(
 def _lines(
     path: Path, tables: Tables, parse: Callable[[str], tuple[str, str, str]], *, header: bool = False
 ) -> Iterator[Captioned]:
-    good = bad = 0
+    good, bad, first = 0, 0, 0
     for number, line in enumerate(open_lines(path, "captions of photos"), start=1):
         if not line.strip() or (header and number == 1):
             continue
@@ -119,13 +119,13 @@ def _lines(
         try:
             file, caption, text = parse(line.rstrip("\r"))
         except RecordError as error:
-            bad += 1
+            bad, first = bad + 1, first or number
             tables.quarantine("captions", "", error.rule, str(error), provenance)
             continue
         good += 1
         yield Captioned(file=file, number=caption, text=text, provenance=provenance)
     if bad and not good:
-        raise DataError(f"{path}: none of its {bad} lines is a photo's file name, a number and a caption")
+        raise DataError(f"{path}:{first}: none of the {bad} lines is a photo's file name, a number and a caption")
 
 
 def _token(line: str) -> tuple[str, str, str]:

@@ -70,6 +70,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 def _read_split(tables: Tables, name: str, split: str, directory: Path, params: SourceParams) -> None:
     held_out = {str(d) for d in params.validation_directories}
     seen: dict[str, str] = {}
+    unreadable: dict[str, list[tuple[str, int]]] = {}  # identifier without a readable sentence -> its images
     # by name, not by `directory`: hidden.json has none, and a path in a record could point anywhere
     files = {path.name: path for path in (directory / "images").rglob("*.png")}
     lines = read_lines(directory / f"{split}.json", tables, "statements", f"NLVR's {split} split, JSON lines")
@@ -81,7 +82,6 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
             identifier = get_id(record, "identifier")
             if identifier in seen:
                 raise RecordError(f"identifier {identifier} is already used in {seen[identifier]}", rule="id_unique")
-            seen[identifier] = provenance
             ours = SPLITS[split]
             folder = str(record.get("directory", ""))
             if split == "train" and folder in held_out:
@@ -89,8 +89,14 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
             orders = record.get("permutations", len(ORDERS))
             if not isinstance(orders, int) or not 1 <= orders <= len(ORDERS):
                 raise RecordError(f"`permutations` is {orders!r}, expected 1 to {len(ORDERS)}")
-            found = _images(tables, name, ours, files, f"{split}-{identifier}", orders, provenance)
-            _statements(tables, found, f"{name}/{split}", identifier, record, provenance, captions=ours != "test")
+            repeated = identifier in unreadable
+            if not repeated:
+                unreadable[identifier] = _images(tables, name, ours, files, f"{split}-{identifier}", orders, provenance)
+            found = unreadable[identifier]
+            if _statements(tables, found, f"{name}/{split}", identifier, record, provenance, captions=ours != "test"):
+                seen[identifier] = provenance  # of a repeated identifier the first readable record is kept
+            if repeated:
+                continue
             if ours != "test":
                 _descriptions(tables, found, record, provenance)
             _objects(tables, found, record, provenance)
@@ -123,16 +129,21 @@ def _statements(
     provenance: str,
     *,
     captions: bool,
-) -> None:
-    """Add the line's sentence, and those under `more` (synthetic files only), for each of its images."""
+) -> bool:
+    """Add the line's sentence, and those under `more` (synthetic files only), for each of its images.
+
+    Returns:
+        Whether the line's own sentence can be read.
+    """
     more = record.get("more", [])
     if not isinstance(more, list):
         raise RecordError(f"`more` is {more!r}, expected a list")
-    presentation = identifier.partition("-")[0]
+    presentation, readable = identifier.partition("-")[0], False
     for index, statement in enumerate([record, *more]):
         suffix = f"-s{index}" if index else ""
         with tables.record("statements", provenance, f"{source}-{identifier}{suffix}"):
             text, label = get_sentence(statement, "sentence"), _label(statement)
+            readable = readable or statement is record
             number = f".{statement['number']}" if "number" in statement else ""
             for image_id, _ in images:
                 tables["statements"].append(
@@ -154,6 +165,7 @@ def _statements(
                             "provenance": provenance,
                         }
                     )
+    return readable
 
 
 def _descriptions(tables: Tables, images: list[tuple[str, int]], record: Row, provenance: str) -> None:
@@ -178,7 +190,7 @@ def _descriptions(tables: Tables, images: list[tuple[str, int]], record: Row, pr
 
 def _label(record: Row) -> bool | None:
     """Return the label, text or a JSON boolean; None if the split hides it."""
-    if "label" not in record:
+    if record.get("label") is None:
         return None
     label = str(record["label"]).strip().lower()
     if label not in ("true", "false"):
@@ -271,7 +283,6 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
                     raise RecordError(
                         f"identifier {identifier} is already used in {seen[identifier]}", rule="id_unique"
                     )
-                seen[identifier] = provenance
                 of_set, pair, sentence = _parts(identifier, split)
                 directory = safe_name(get_id(record, "directory")) if split == "train" else ""
                 stem = f"{split}-{of_set}-{pair}"
@@ -287,6 +298,7 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
                 }
                 ours = "val" if split == "train" and directory in held_out else NLVR2_SPLITS[split]
                 tables["image_pairs"].append(row)
+                seen[identifier] = provenance  # only now: of a repeated id the first readable record is kept
                 for image_id in (left, right):
                     if image_id not in images:
                         images.add(image_id)

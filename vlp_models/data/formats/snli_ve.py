@@ -76,15 +76,13 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
 
 
 def _hypothesis(local: str, record: Row) -> Hypothesis:
-    given: Any = record.get("annotator_labels", [])
-    if not isinstance(given, list):
-        raise RecordError("`annotator_labels` is not a list")
+    given: Any = record.get("annotator_labels")
     return Hypothesis(
         local=local,
         file=photo_file(record, IMAGE_KEYS),
         text=get_sentence(record, "sentence2"),
-        label=known_label(get_text(record, "gold_label")) if "gold_label" in record else None,
-        annotators=[label for label in given if label in ENTAILMENT],
+        label=known_label(get_text(record, "gold_label")) if record.get("gold_label") is not None else None,
+        annotators=[label for label in given if label in ENTAILMENT] if isinstance(given, list) else [],
     )
 
 
@@ -128,11 +126,12 @@ def fill(
             with tables.record("hypotheses", provenance, join_id(name, local)):
                 if local in seen:
                     raise RecordError(f"pairID {local} is already used in {seen[local]}", rule="id_unique")
-                seen[local] = provenance
                 if record.get("gold_label") == UNDECIDED:
+                    seen[local] = provenance
                     tables.skipped["hypotheses without a majority label"] += 1
                     continue
                 hypothesis = parse(local, record)
+                seen[local] = provenance  # only now: of a repeated id the first readable record is kept
                 photo = photo_id(hypothesis.file)
                 if listed is not None and photo not in listed.splits:
                     tables.skipped["hypotheses about unlisted photos"] += 1

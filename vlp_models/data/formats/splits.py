@@ -175,7 +175,7 @@ def read_karpathy(path: Path, tables: Tables, sentences: bool) -> dict[str, Karp
     for provenance, record in read_records(path, "images", "a Karpathy split file"):
         with tables.record("images", provenance):
             filename = safe_name(get_text(record, "filename"))
-            image_id = get_id(record, "cocoid") if "cocoid" in record else PurePosixPath(filename).stem
+            image_id = PurePosixPath(filename).stem if record.get("cocoid") is None else get_id(record, "cocoid")
             entry = KarpathyEntry(
                 split=standard_split(get_text(record, "split")),
                 filepath=safe_name(get_text(record, "filepath")) if record.get("filepath") else "",

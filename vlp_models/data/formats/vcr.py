@@ -22,6 +22,7 @@ from vlp_models.data.formats.base import (
     Tables,
     get,
     get_id,
+    get_size,
     get_text,
     image_row,
     is_number,
@@ -77,9 +78,9 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 with tables.record("choices", provenance, join_id(name, local)):
                     if local in seen:
                         raise RecordError(f"annot_id {local} is already used in {seen[local]}", rule="id_unique")
-                    seen[local] = provenance
                     image = images.find(record, split, provenance)
                     tables["choices"].append(_row(join_id(name, local), image, record, provenance))
+                    seen[local] = provenance  # only now: of a repeated id the first readable record is kept
     return tables
 
 
@@ -132,7 +133,7 @@ class _Images:
                 "or different names",
                 rule="objects_match",
             )
-        image_id = join_id(self.name, local)
+        image_id, (width, height) = join_id(self.name, local), get_size(metadata)
         image = _Image(image_id=image_id, objects=objects, boxes=[_corners(box, metadata_file) for box in boxes])
         self.tables["images"].append(
             image_row(
@@ -141,8 +142,8 @@ class _Images:
                 split=split,
                 path=os.path.normpath(self.directory / file_name),
                 provenance=provenance,
-                width=get(metadata, "width", int),
-                height=get(metadata, "height", int),
+                width=width,
+                height=height,
             )
         )
         for number, (category, box) in enumerate(zip(objects, image.boxes, strict=True)):

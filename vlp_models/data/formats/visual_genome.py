@@ -25,6 +25,7 @@ from vlp_models.data.formats.base import (
     get,
     get_id,
     get_sentence,
+    get_size,
     get_text,
     image_row,
     is_number,
@@ -76,7 +77,7 @@ def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) ->
                     continue
                 address = PurePosixPath(urlsplit(get_text(record, "url")).path)
                 file = safe_name("/".join(address.parts[-2:]))
-                kept.add(local)
+                width, height = get_size(record)
                 tables["images"].append(
                     image_row(
                         join_id(name, local),
@@ -84,10 +85,11 @@ def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) ->
                         split="val" if is_held_out(local, params.val_fraction) else "train",
                         path=_path(root, params.images, file),
                         provenance=provenance,
-                        width=get(record, "width", int),
-                        height=get(record, "height", int),
+                        width=width,
+                        height=height,
                     )
                 )
+                kept.add(local)
     return cut
 
 

@@ -31,6 +31,7 @@ from vlp_models.params import Params, SourceParams, to_plain
 logger = get_logger(__name__)
 
 MISNAMED = "images whose name has the suffix of another format"
+EXAMPLES = 3  # of reasons in an error
 MAX_PROCESSES = 8  # each decodes an image of up to `validate.max_image_pixels`
 
 
@@ -52,9 +53,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             found = len(tables["images"])
             withdrawn = read_withdrawn(workspace.withdrawn, NearRules.of(params.validate.near_duplicates))
             with FingerprintWriter(directory) as fingerprints:
-                failed, notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
+                notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
             if not (tables["images"] or tables["texts"]):
-                raise DataError(_no_image(key, source, found, failed))
+                raise DataError(_no_image(key, source, found, tables))
             tables.close()
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
             write_manifest(
@@ -89,11 +90,11 @@ def _check_images(
     workspace: Workspace,
     fingerprints: FingerprintWriter,
     withdrawn: WithdrawnList,
-) -> tuple[str, Counter[str]]:
+) -> Counter[str]:
     """Add width, height and sha256 to the images table, write fingerprints, and quarantine rows whose file fails.
 
     Returns:
-        The reason of the first failure, and counts of what is unusual in the images that are used.
+        Counts of what is unusual in the images that are used.
     """
     source = params.data[key]
     folders = _folders(workspace.root / source.root, source.images)
@@ -102,7 +103,6 @@ def _check_images(
     listed.close()
     waiting = listed.path.rename(tables.directory / ".listed.parquet")
     checked = tables.rows["images"] = TableWriter("images", tables.directory)
-    first = ""
     notes: Counter[str] = Counter()
     gone: dict[str, str] = {}
 
@@ -139,7 +139,6 @@ def _check_images(
                 rule = "image_size"
                 reason = f"{path}: {result.width}x{result.height}, listed as {row['width']}x{row['height']}"
             tables.quarantine("images", row["image_id"], rule, reason, row["provenance"])
-            first = first or f"{row['image_id']} ({row['provenance']}): {reason}"
     waiting.unlink()
     if gone:
         tables.skipped.update(
@@ -150,7 +149,7 @@ def _check_images(
     notes = +notes  # without zeros
     for note, count in notes.items():
         logger.info("prepare %s: %d %s; they are used", key, count, note)
-    return first, notes
+    return notes
 
 
 def _hash_rows(
@@ -196,9 +195,27 @@ def _outside(path: Path, folders: list[Path], key: str) -> ImageError | None:
     return ImageError("image_inside", reason)
 
 
-def _no_image(key: str, source: SourceParams, found: int, failed: str) -> str:
-    if not found:
-        return f"data.{key}: the dataset under {source.root} lists no image; check its files in params.yaml"
-    return (
-        f"data.{key}: none of {found} images is readable; the first, {failed}; check data.{key}.images in params.yaml"
-    )
+def _no_image(key: str, source: SourceParams, found: int, tables: Tables) -> str:
+    """Return why the dataset has no image and no text: the first reasons of what was set aside, or what was skipped.
+
+    Args:
+        found: number of images that it lists.
+    """
+    bad = list(tables["quarantine"])
+    shown = [row for row in bad if row["table"] == "images"] if found else bad
+    if shown:
+        what = f"none of {found:,} images is readable" if found else f"none of {len(bad):,} records can be read"
+        examples = [
+            f"  {row['row_id']} ({row['provenance']})" if row["row_id"] else f"  {row['provenance']}" for row in shown
+        ]
+        lines = [f"{where}: {row['reason']}" for where, row in zip(examples[:EXAMPLES], shown, strict=False)]
+        lines += [f"  and {len(shown) - EXAMPLES:,} more"] if len(shown) > EXAMPLES else []
+        if all(row["rule"] == "image_present" for row in shown):
+            listing = f"  paths of images are relative to the file that data.{key}.pairs names"
+            folder = f"  check data.{key}.images in params.yaml, the folder of the images"
+            lines.append(listing if source.format == "pairs" else folder)
+        return f"data.{key}: {what}:\n" + "\n".join(lines)
+    if tables.skipped:
+        skipped = ", ".join(f"{count:,} {kind}" for kind, count in tables.skipped.items())
+        return f"data.{key}: no image of the dataset under {source.root} is left; skipped: {skipped}"
+    return f"data.{key}: the dataset under {source.root} lists no image; check its files in params.yaml"

@@ -267,9 +267,7 @@ def _check_table(
         result.repeated += len(repeated)
         start += len(rows)
     result.rows, result.good = start + unread, len(good)
-    result.checked = dict.fromkeys(failed_unread, result.rows) | {
-        rule.name: start - result.repeated for rule in rules
-    }
+    result.checked = dict.fromkeys(failed_unread, result.rows) | {rule.name: start - result.repeated for rule in rules}
     return result
 
 
