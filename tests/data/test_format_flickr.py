@@ -10,10 +10,11 @@ import pytest
 
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
+from vlp_models.data.formats.splits import photo_id
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
-PHOTOS = ["100_ab.jpg", "200_cd.jpg", "300_ef.jpg", "400_01.jpg"]
+PHOTOS = ["100_ab00000001.jpg", "200_cd.jpg", "300_ef.jpg", "400_01.jpg"]
 SPLITS = {"train": PHOTOS[:2], "dev": PHOTOS[2:3], "test": PHOTOS[3:]}
 NEVER = "999_zz.jpg"  # that no list has
 
@@ -61,7 +62,7 @@ def test_both_layouts_of_flickr8k_are_the_same_dataset(tmp_path: Path) -> None:
         assert tables.skipped == Counter({"captions of unlisted photos": 5})
         found = {(row["image_id"], row["split"], Path(row["path"]).parts[-2:]) for row in tables["images"]}
         assert found == {
-            ("f/100_ab", "train", (folder, "100_ab.jpg")),
+            ("f/100_ab00000001", "train", (folder, "100_ab00000001.jpg")),
             ("f/200_cd", "train", (folder, "200_cd.jpg")),
             ("f/300_ef", "val", (folder, "300_ef.jpg")),
             ("f/400_01", "test", (folder, "400_01.jpg")),
@@ -94,10 +95,15 @@ def test_dev_can_be_test_with_val_held_out_of_train(tmp_path: Path) -> None:
 def test_broken_lines_and_lists_are_quarantined(tmp_path: Path) -> None:
     as_sent(tmp_path / "f")
     text = tmp_path / "f" / "Flickr8k_text" / "Flickr8k.token.txt"
-    extra = ["no tab", "100_ab.jpg#x\tno number", "100_other.jpg#0\tanother file", "../400_01.jpg#7\tup and away"]
+    extra = [
+        "no tab",
+        "100_ab00000001.jpg#x\tno number",
+        "100_ab00000002.jpg#0\tanother file",
+        "../400_01.jpg#7\tup and away",
+    ]
     text.write_text(text.read_text() + "\n".join(extra) + "\n")
     with (tmp_path / "f" / "Flickr8k_text" / "Flickr_8k.testImages.txt").open("a") as file:
-        file.write("100_ab.jpg\n")  # of train as well
+        file.write("100_ab00000001.jpg\n")  # of train as well
     tables = load(tmp_path)
     assert [(row["rule"], row["provenance"]) for row in tables["quarantine"]] == [
         ("split_disjoint", "Flickr_8k.testImages.txt:2"),
@@ -178,3 +184,33 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(DataError, match=r"split_files\.trial: expected one of train, val, test"):
         load(tmp_path, split_files={"trial": ["Flickr_8k.devImages.txt"]})
+
+
+def test_own_photos_with_underscores_in_their_names_stay_distinct(tmp_path: Path) -> None:
+    names = ["IMG_0001.jpg", "IMG_0002.jpg", "20240131_123059.jpg", "20240131_123101.jpg", "DSC_1.JPG", "100_1.jpg"]
+    root = tmp_path / "f"
+    root.mkdir()
+    for split, photos in {"train": names[:4], "dev": names[4:5], "test": names[5:]}.items():
+        (root / f"Flickr_8k.{split}Images.txt").write_text("".join(f"{photo}\n" for photo in photos))
+    lines = ["image,caption", *(f"{name},a photo of {name}" for name in names)]
+    (root / "captions.txt").write_text("\n".join(lines))
+    tables = load(tmp_path)
+    assert not tables["quarantine"] and not tables.skipped
+    assert [Path(row["path"]).name for row in tables["images"]] == names
+    assert [row["split"] for row in tables["images"]] == ["train"] * 4 + ["val", "test"]
+
+
+@pytest.mark.parametrize(
+    ("file", "photo"),
+    [
+        ("2181846120_3744ca3942.jpg", "2181846120"),
+        ("2258277193_586949ec62.jpg.1", "2258277193"),
+        ("2181846120_3744ca3942_b.jpg", "2181846120"),
+        ("2181846120.jpg", "2181846120"),
+        ("IMG_0001.jpg", "IMG_0001"),
+        ("image12.png", "image12"),
+        ("2181846120_3744ca3942a.jpg", "2181846120_3744ca3942a"),
+    ],
+)
+def test_only_names_of_flickr_are_cut(file: str, photo: str) -> None:
+    assert photo_id(file) == photo

@@ -150,23 +150,28 @@ def rows(*lines: str) -> str:
 def test_one_file_with_photos_of_flickr8k_and_splits_by_its_lists(tmp_path: Path) -> None:
     """A hypothesis is in its photo's split, regardless of the csv."""
     lines = [
-        "train,1.jpg#0r1e,1.jpg,1_ab.jpg,A dog runs.,entailment,x",
-        "train,2.jpg#0r1e,2.jpg,2_cd.jpg,A cat runs.,neutral,x",
+        "train,1.jpg#0r1e,1.jpg,1_ab00000001.jpg,A dog runs.,entailment,x",
+        "train,2.jpg#0r1e,2.jpg,2_cd00000001.jpg,A cat runs.,neutral,x",
         "dev,3.jpg#0r1e,3.jpg,3_ef.jpg,A man runs.,contradiction,x",
     ]
     write_csv(tmp_path / "ve", "esnlive.csv", rows(*lines))
     own = {row["image_id"]: row["split"] for row in load_esnli(tmp_path)["images"]}
-    assert own == {"ve/1_ab": "train", "ve/2_cd": "train", "ve/3_ef": "val"}
+    assert own == {"ve/1_ab00000001": "train", "ve/2_cd00000001": "train", "ve/3_ef": "val"}
     write_csv(tmp_path / "ve", "train.txt", "3_ef.jpg\n")
-    write_csv(tmp_path / "ve", "dev.txt", "1_ab.jpg\n")
+    write_csv(tmp_path / "ve", "dev.txt", "1_ab00000001.jpg\n")
     tables = load_esnli(tmp_path, split_files={"train": ["train.txt"], "test": ["dev.txt"]})
-    assert {row["image_id"]: row["split"] for row in tables["images"]} == {"ve/1_ab": "test", "ve/3_ef": "train"}
+    assert {row["image_id"]: row["split"] for row in tables["images"]} == {
+        "ve/1_ab00000001": "test",
+        "ve/3_ef": "train",
+    }
     assert tables.skipped["hypotheses about unlisted photos"] == 1
     (tmp_path / "ve" / "Flickr8k_text").mkdir()
     (tmp_path / "ve" / "dev.txt").rename(tmp_path / "ve" / "Flickr8k_text" / "dev.txt")  # as its authors send them
-    write_csv(tmp_path / "ve", "esnlive.csv", rows(*(line.replace(",1_ab.jpg", ",") for line in lines)))
+    write_csv(tmp_path / "ve", "esnlive.csv", rows(*(line.replace(",1_ab00000001.jpg", ",") for line in lines)))
     by_list = load_esnli(tmp_path, split_files={"test": ["dev.txt"]})
-    assert [row["image_id"] for row in by_list["images"]] == ["ve/1_ab"], "Flickr8k's list has the file of 1.jpg"
+    assert [row["image_id"] for row in by_list["images"]] == ["ve/1_ab00000001"], (
+        "Flickr8k's list has the file of 1.jpg"
+    )
     (tmp_path / "ve" / "Images").mkdir()
     (tmp_path / "ve" / "Images" / "1.jpg").touch()
     there = load_esnli(tmp_path, split_files={"test": ["dev.txt"]})
@@ -178,18 +183,18 @@ def test_one_file_with_photos_of_flickr8k_and_splits_by_its_lists(tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
-        ("train,1.jpg#0r1e,1.jpg,1_ab.jpg,Again.,entailment,x", "id_unique"),
+        ("train,1.jpg#0r1e,1.jpg,1_ab00000001.jpg,Again.,entailment,x", "id_unique"),
         ("train,5.jpg#0r1e,5.jpg,5_ab.jpg,Text.,maybe,x", "gold_label_known"),
         ("train,5.jpg#0r1e,5.jpg,5_ab.jpg,,neutral,x", "record_readable"),
         ("train,5.jpg#0r1e,5.jpg,../5.jpg,Text.,neutral,x", "path_inside"),
         ("somewhere,5.jpg#0r1e,5.jpg,5_ab.jpg,Text.,neutral,x", "split_known"),
-        ("dev,5.jpg#0r1e,1.jpg,1_ab.jpg,Text.,neutral,x", "split_disjoint"),
+        ("dev,5.jpg#0r1e,1.jpg,1_ab00000001.jpg,Text.,neutral,x", "split_disjoint"),
         ("train,5.jpg#0r1e,5.jpg,5_ab.jpg,Text, with a comma,neutral,x", "record_readable"),
         ('train,5.jpg#0r1e,5.jpg,5_ab.jpg,"Text.,neutral,x', "record_readable"),
     ],
 )
 def test_bad_csv_row_is_quarantined_and_reading_continues(tmp_path: Path, line: str, rule: str) -> None:
-    good = "train,1.jpg#0r1e,1.jpg,1_ab.jpg,A dog runs.,entailment,x"
+    good = "train,1.jpg#0r1e,1.jpg,1_ab00000001.jpg,A dog runs.,entailment,x"
     last = 'train,2.jpg#0r1e,2.jpg,2_ab.jpg,"A dog, again.",entailment,x'
     write_csv(tmp_path / "ve", "esnlive.csv", rows(good, line, last))
     tables = load_esnli(tmp_path)

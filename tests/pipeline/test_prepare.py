@@ -224,5 +224,5 @@ def test_parallel_result_equals_sequential_with_refused_rows(
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
     assert hash_path(workspace.interim("pairs")) == alone
     listing.write_text("image,caption\n../a.jpg,a caption\n/b.jpg,a caption")
-    with pytest.raises(DataError, match=r"none of 2 images is readable; the first, .*outside of data\.pairs\.root"):
+    with pytest.raises(DataError, match=r"none of 2 images is readable:\n.*outside of data\.pairs\.root"):
         prepare.run(params_for(pairs=PAIRS), workspace, "pairs")

@@ -255,7 +255,7 @@ def get_size(record: Row) -> tuple[int | None, int | None]:
 
 
 def get_id(record: Any, key: str) -> str:
-    """Return an id as text. Public files have whole numbers or strings; tables saved from pandas also have 9.0 for 9."""
+    """Return an id as text. Public files have whole numbers or strings; tables saved from pandas have 9.0 for 9."""
     value = get(record, key, (int, float, str))
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -4,8 +4,8 @@ The split of an image is the key of its file in params (`train`, `val`, `test`) 
 that file; files with all splits have the key `all` and need one. Boxes are x, y, width, height and become corners.
 Crowd regions are groups, not objects, and are skipped.
 
-VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each. Your own files
-may lack `question_type` and `answer_type`, and an answer may be a number; `width` and `height` of images are optional.
+VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each. Your own
+files may lack `question_type` and `answer_type`, and an answer may be a number. `width` and `height` are optional.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Splits: lists of photos, Karpathy's split files, and hashes.
 
-A photo is identified by its Flickr id: its file name up to the first `_` or the suffix. Flickr8k calls a photo
-`2181846120_3744ca3942.jpg`, Flickr30k and SNLI-VE call the same one `2181846120.jpg`. So one list divides them all
-alike, and photos held out of one are held out of the others.
+A photo of Flickr is identified by its Flickr id. Flickr8k calls a photo `2181846120_3744ca3942.jpg`, Flickr30k and
+SNLI-VE call the same one `2181846120.jpg`. So one list divides them all alike, and photos held out of one are held out
+of the others. Any other name (`IMG_0001.jpg`) is an id of its own, without the suffix.
 
 A Karpathy file (dataset_coco.json, dataset_flickr30k.json) lists the images of each split. `restval`, the part of
 COCO's val2014 that is neither val nor test, is read as train, as in every paper. Flickr30k's file has no `cocoid`:
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,8 @@ from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 FOLDERS = ("Images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images")
+# an id and a secret of ten hexadecimal digits, not the date and time of a camera's `20240131_123059.jpg`
+_FLICKR_NAME = re.compile(r"([0-9]+)_[0-9a-f]{10}(?![0-9A-Za-z])")
 TEXT_FOLDERS = ("", "Flickr8k_text")  # of lists and captions
 
 
@@ -64,8 +67,9 @@ def text_folders(root: Path) -> list[Path]:
 
 
 def photo_id(file: str) -> str:
-    """Return `2181846120` for `2181846120_3744ca3942.jpg`, `image12` for `image12.png`."""
-    return stem(Path(file).name).partition("_")[0]
+    """Return `2181846120` for `2181846120_3744ca3942.jpg`, `IMG_0001` for `IMG_0001.jpg`."""
+    flickr = _FLICKR_NAME.match(Path(file).name)
+    return flickr[1] if flickr else stem(Path(file).name)
 
 
 def stem(file: str) -> str:
