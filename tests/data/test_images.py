@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+import unicodedata
 import zlib
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from vlp_models.curation.duplicates.hashes import hash_image, hash_image_file
-from vlp_models.data.images import ImageError, is_misnamed, to_upright_rgb
+from vlp_models.data.images import ImageError, is_misnamed, read_file_inside, to_upright_rgb
 from vlp_models.data.pixels import decode
 from vlp_models.serving.images import open_image
 from vlp_models.serving.page.photos import open_photo
@@ -210,3 +211,18 @@ def test_animation_is_refused(tmp_path: Path, form: str) -> None:
     assert caught.value.rule == "image_still"
     frames[0].save(path)
     assert hash_image_file(path, 10**6).width == 20, "one frame is a picture"
+
+
+def test_file_inside_a_folder_is_found_by_a_name_that_differs_in_form(tmp_path: Path) -> None:
+    (tmp_path / "Sub").mkdir()
+    decomposed = unicodedata.normalize("NFD", "é.jpg")
+    for name in (decomposed, "Sub/A.JPG", "two.jpg", "TWO.jpg"):
+        (tmp_path / name).write_bytes(name.encode())
+    assert read_file_inside(tmp_path, unicodedata.normalize("NFC", "é.jpg")) == decomposed.encode()
+    assert read_file_inside(tmp_path, "sub\\a.jpg") == read_file_inside(tmp_path, "Sub/A.JPG") == b"Sub/A.JPG"
+    assert read_file_inside(tmp_path, "two.jpg") == b"two.jpg", "the exact name comes first"
+    (tmp_path / "link.jpg").symlink_to(tmp_path / "two.jpg")
+    for name, rule in (("Two.jpg", "image_present"), ("..\\x.jpg", "path_inside"), ("LINK.jpg", "path_inside")):
+        with pytest.raises(ImageError) as caught:
+            read_file_inside(tmp_path, name)
+        assert caught.value.rule == rule

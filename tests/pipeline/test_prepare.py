@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -226,3 +227,35 @@ def test_parallel_result_equals_sequential_with_refused_rows(
     listing.write_text("image,caption\n../a.jpg,a caption\n/b.jpg,a caption")
     with pytest.raises(DataError, match=r"none of 2 images is readable:\n.*outside of data\.pairs\.root"):
         prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+
+
+def test_names_that_differ_in_unicode_form_letter_case_or_slashes_are_found(workspace: Workspace) -> None:
+    """As archives of macOS and listings of Windows have them; only if exactly one file fits."""
+    folder = workspace.raw("pairs")
+    composed, decomposed = (unicodedata.normalize(form, "café-ダム.png") for form in ("NFC", "NFD"))
+    (folder / "Sub").mkdir()
+    for name in (decomposed, "Sub/IMG_1.JPG", "left\\over.png", "two.png", "TWO.png", "photo-17.png"):
+        pixels = random.Random(name).randbytes(64 * 64 * 3)
+        Image.frombytes("RGB", (64, 64), pixels).save(folder / name, "PNG")
+    listed = [composed, "sub\\img_1.jpg", "left/over.png", "Two.png", "photo-71.png", "..\\..\\x.png", "SUB/none.png"]
+    (folder / "pairs.csv").write_text("\n".join(["image,caption,split", *(f"{n},a photo,train" for n in listed)]))
+    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
+    out = workspace.interim("pairs")
+    paths = [row["path"].removeprefix("data/raw/pairs/") for row in read_table("images", out).to_pylist()]
+    assert paths == [decomposed, "Sub/IMG_1.JPG", "left\\over.png"]
+    assert [row["reason"].partition(": ")[2] for row in read_table("quarantine", out).to_pylist()] == [
+        "no such file; 2 files differ from it only in letter case or Unicode form: TWO.png, two.png",
+        "no such file; the nearest name there is photo-17.png",
+        "no such file",
+        "no such file",
+    ]
+    assert json.loads((out / "manifest.json").read_text())["counts"]["notes"][prepare.RENAMED] == 3
+
+    images = [{"id": 0, "file_name": "photos\\" + composed}, {"id": 1, "file_name": "PHOTOS\\plain.png"}]
+    (folder / "images" / "train" / "photos").mkdir(parents=True)
+    (folder / decomposed).rename(folder / "images" / "train" / "photos" / decomposed)
+    (folder / "photo-17.png").rename(folder / "images" / "train" / "photos" / "plain.png")
+    (folder / "c_train.json").write_text(json.dumps({"images": images, "annotations": []}))
+    source = SourceParams(format="coco", root="data/raw/pairs", captions={"train": ["c_train.json"]})
+    prepare.run(params_for(c=source), workspace, "c")
+    assert read_table("images", workspace.interim("c"))["image_id"].to_pylist() == ["c/0", "c/1"]

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vlp_models.data.names import fold_name
+
 FORMATS = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
@@ -164,10 +166,15 @@ def _name(error: Exception) -> str:
 def read_file_inside(folder: Path, relative: str) -> bytes:
     """Return the contents of a regular file below `folder`, without following links.
 
+    If there is no file of exactly this name, but one that differs only in Unicode form, letter case or the direction of
+    slashes, it is that one.
+
     Raises:
         ImageError: under path_inside (absolute, `..`, or through a link), image_present, image_not_a_bomb.
     """
     parts = [part for part in relative.split("/") if part not in ("", ".")]
+    if "\\" in relative and not os.path.lexists(folder / relative):
+        return read_file_inside(folder, relative.replace("\\", "/"))
     if relative.startswith("/") or ".." in parts or "\0" in relative or not parts:
         raise ImageError("path_inside", f"{relative!r} leaves its folder; image paths are relative to the listing")
     descriptor = -1
@@ -176,7 +183,7 @@ def read_file_inside(folder: Path, relative: str) -> bytes:
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             kind = os.O_NONBLOCK if last else os.O_DIRECTORY  # opening a pipe would block
-            below = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | kind, dir_fd=descriptor)
+            below = _open_inside(descriptor, part, os.O_RDONLY | os.O_NOFOLLOW | kind)
             os.close(descriptor)
             descriptor = below
         status = os.fstat(descriptor)
@@ -201,3 +208,25 @@ def read_file_inside(folder: Path, relative: str) -> bytes:
 
 
 MAX_IMAGE_PIXELS = 50_000_000
+
+
+_folded: dict[tuple[int, int, int], dict[str, list[str]]] = {}  # device, inode and time of a folder -> folded names
+
+
+def _open_inside(folder: int, name: str, flags: int) -> int:
+    """Open a file or folder in an open folder, or the only one there whose name is equal if folded."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        status = os.fstat(folder)
+        key = (status.st_dev, status.st_ino, status.st_mtime_ns)
+        if key not in _folded:
+            if len(_folded) >= 8:
+                _folded.clear()
+            listing = _folded[key] = {}
+            for found in os.listdir(folder):
+                listing.setdefault(fold_name(found), []).append(found)
+        alike = _folded[key].get(fold_name(name), [])
+        if len(alike) != 1:
+            raise
+        return os.open(alike[0], flags, dir_fd=folder)

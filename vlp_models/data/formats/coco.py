@@ -33,6 +33,7 @@ from vlp_models.data.formats.base import (
 )
 from vlp_models.data.formats.files import read_lines, read_records
 from vlp_models.data.formats.splits import KarpathyEntry, read_karpathy, safe_name
+from vlp_models.data.names import FileNames
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -96,6 +97,7 @@ class _Images:
     cut: set[str] = field(default_factory=set)
     unlisted: set[str] = field(default_factory=set)  # ids that the Karpathy file lacks
     listings: dict[Path, frozenset[str]] = field(default_factory=dict)
+    names: FileNames = field(default_factory=FileNames)
 
     def read(self, path: Path, key: str) -> None:
         """Add the `images` list of one annotation file; captions and instances files list the same images."""
@@ -172,6 +174,11 @@ class _Images:
                     self.listings[path.parent] = frozenset(file.name for file in files)
                 if path.name in self.listings[path.parent]:
                     return path
+        for parent in (self.directory, self.root):
+            for folder in [*folders, ""]:
+                found = self.names.find(parent / folder, file_name)
+                if len(found) == 1:
+                    return found[0]
         return Path(os.path.normpath(self.directory / file_name))
 
 

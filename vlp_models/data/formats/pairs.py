@@ -90,7 +90,8 @@ def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, 
             mentions.append(
                 {
                     "number": number,
-                    "key": posixpath.normpath(prefix + image.lstrip("/") if prefix else image),  # ./a.jpg is a.jpg
+                    # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
+                    "key": posixpath.normpath(prefix + image.lstrip("/") if prefix else image).replace("\\", "/"),
                     "split": split,
                     "path": os.path.normpath(path.parent / image),
                     "caption_id": row_id,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -68,8 +69,9 @@ def text_folders(root: Path) -> list[Path]:
 
 def photo_id(file: str) -> str:
     """Return `2181846120` for `2181846120_3744ca3942.jpg`, `IMG_0001` for `IMG_0001.jpg`."""
-    flickr = _FLICKR_NAME.match(Path(file).name)
-    return flickr[1] if flickr else stem(Path(file).name)
+    name = unicodedata.normalize("NFC", Path(file.replace("\\", "/")).name)  # lists and captions may differ in form
+    flickr = _FLICKR_NAME.match(name)
+    return flickr[1] if flickr else stem(name)
 
 
 def stem(file: str) -> str:
@@ -198,15 +200,16 @@ def read_karpathy(path: Path, tables: Tables, sentences: bool) -> dict[str, Karp
 
 
 def safe_name(name: str) -> str:
-    """Return the relative path of an annotation file unchanged.
+    """Return the relative path of an annotation file with forward slashes; files from Windows have backslashes.
 
     Raises:
         RecordError: it leaves the dataset's directory.
     """
-    path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+    slashes = name.replace("\\", "/")
+    path = PurePosixPath(slashes)
+    if not name or path.is_absolute() or ".." in path.parts or "\0" in name or re.match("[A-Za-z]:/", slashes):
         raise RecordError(f"{name!r} is not a path inside the dataset", rule="path_inside")
-    return name
+    return slashes
 
 
 def _sentences(record: Any, tables: Tables, provenance: str) -> list[tuple[str, str]]:

@@ -24,12 +24,14 @@ from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdra
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, remove_images, spooled
 from vlp_models.data.images import ImageError, is_misnamed
+from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
 
 logger = get_logger(__name__)
 
+RENAMED = "images whose name differs from the listing in letter case, Unicode form or slashes"
 MISNAMED = "images whose name has the suffix of another format"
 EXAMPLES = 3  # of reasons in an error
 MAX_PROCESSES = 8  # each decodes an image of up to `validate.max_image_pixels`
@@ -104,6 +106,7 @@ def _check_images(
     waiting = listed.path.rename(tables.directory / ".listed.parquet")
     checked = tables.rows["images"] = TableWriter("images", tables.directory)
     notes: Counter[str] = Counter()
+    names, renamed = FileNames(), set[str]()
     gone: dict[str, str] = {}
 
     rows = (row for table in read_batches([waiting], BATCH_ROWS) for row in table.to_pylist())
@@ -114,7 +117,22 @@ def _check_images(
             check_split(row["split"])  # the search for leaks, in `validate`, needs a known one
         except ValueError as error:
             return ImageError("split_known", str(error))
-        return None if source.allow_external_images else _outside(Path(row["path"]), folders, key)
+        error = None if source.allow_external_images else _outside(Path(row["path"]), folders, key)
+        return error or locate(row)
+
+    def locate(row: Row) -> ImageError | None:
+        """Set the path to that of the file; an error if there is none, or no single one that fits the name."""
+        path = Path(os.path.abspath(row["path"]))  # noqa: PTH100
+        folder = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
+        if os.path.lexists(path):
+            return None
+        relative = str(path.relative_to(folder))
+        found = names.find(folder, relative)
+        if len(found) != 1:
+            return ImageError("image_present", f"no such file{names.explain(folder, relative, found)}")
+        row["path"] = str(found[0])
+        renamed.add(row["image_id"])
+        return None
 
     with progress_bar(f"checking images of {key}", len(listed), "images") as bar:
         for row, result in _hash_rows(rows, job, refuse):
@@ -132,6 +150,7 @@ def _check_images(
             elif row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
                 size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
                 fingerprints.add(row["image_id"], result)
+                notes[RENAMED] += row["image_id"] in renamed
                 notes[MISNAMED] += is_misnamed(Path(row["path"]), result.format)
                 checked.append({**row, **size, "path": path})
                 continue

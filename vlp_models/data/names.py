@@ -1,0 +1,67 @@
+"""Find files whose names differ from a listing only in Unicode form, letter case or the direction of slashes.
+
+macOS writes decomposed names (NFD) where most tools compose them (NFC), Windows ignores case and writes `\\`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import unicodedata
+from pathlib import Path
+
+MANY = 20_000  # names of a folder among which the nearest one is still looked for
+
+
+def fold_name(name: str) -> str:
+    """Return what equal names have in common: composed characters, no letter case, forward slashes."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold()).replace("\\", "/")
+
+
+class FileNames:
+    """Looks files up by folded names; each folder is listed once."""
+
+    def __init__(self) -> None:
+        self._listings: dict[Path, dict[str, list[str]]] = {}
+        self._suggested = 0
+
+    def find(self, folder: Path, relative: str) -> list[Path]:
+        """Return the files below `folder` whose path differs from `relative` only as described above.
+
+        The result is empty if `relative` leaves the folder.
+        """
+        parts = [part for part in relative.replace("\\", "/").split("/") if part not in ("", ".")]
+        if not parts or ".." in parts:
+            return []
+        listing = self._list(folder)
+        # also a file that an archive of Windows left with a backslash in its name
+        whole = [folder / name for name in listing.get(fold_name("/".join(parts)), ())]
+        found = [path for path in whole if path.is_file()]
+        if len(parts) > 1:
+            for name in listing.get(fold_name(parts[0]), ()):
+                found += self.find(folder / name, "/".join(parts[1:]))
+        return found
+
+    def explain(self, folder: Path, relative: str, found: list[Path]) -> str:
+        """Return a remark on a missing file: the candidates among which none can be chosen, or the nearest name."""
+        if found:
+            names = ", ".join(str(path.relative_to(folder)) for path in found[:3])
+            return f"; {len(found)} files differ from it only in letter case or Unicode form: {names}"
+        path = folder / relative.replace("\\", "/")
+        names = [name for several in self._list(path.parent).values() for name in several]
+        if self._suggested >= 100 or len(names) > MANY:  # a comparison of all names for each missing file is slow
+            return ""
+        self._suggested += 1
+        near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+        return f"; the nearest name there is {near[0]}" if near else ""
+
+    def _list(self, folder: Path) -> dict[str, list[str]]:
+        if folder not in self._listings:
+            try:
+                names = sorted(os.listdir(folder))  # noqa: PTH208 (names only)
+            except OSError:
+                names = []
+            listing = self._listings[folder] = {}
+            for name in names:
+                listing.setdefault(fold_name(name), []).append(name)
+        return self._listings[folder]
