@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import io
 import json
+import lzma
 import tempfile
 import time
 from collections import Counter
@@ -225,3 +228,32 @@ def test_a_pattern_reads_batches_whose_ids_do_not_depend_on_each_other(tmp_path:
         ("p/bb/i/x.jpg", str(tmp_path / "bb/i/x.jpg")),
     ]
     assert tables["captions"][3]["provenance"] == "bb/pairs.jsonl:2"
+
+
+LISTING = b"image,caption\na.jpg,a cat\n"
+COMPRESSED = [
+    (gzip.compress(LISTING), "compressed with gzip"),
+    (bz2.compress(LISTING), "compressed with bzip2"),
+    (lzma.compress(LISTING), "compressed with xz"),
+    (b"PK\x03\x04" + bytes(200), "a zip archive or a spreadsheet"),
+    (LISTING.decode().encode("utf-16"), "UTF-16 text; save it as UTF-8"),
+    (LISTING.decode().encode("utf-16-le"), "UTF-16 text; save it as UTF-8"),
+    (bytes(range(256)) * 9, "a binary file, not text"),
+    (bytes(500), "nothing but zeros"),
+]
+
+
+@pytest.mark.parametrize("name", ["pairs.csv", "pairs.tsv", "pairs.jsonl"])
+@pytest.mark.parametrize(("content", "reason"), COMPRESSED)
+def test_file_that_is_not_text_is_one_clear_sentence(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}: {reason}"):
+        read(tmp_path, content, name)
+    (tmp_path / "d.json").write_bytes(content)
+    with pytest.raises(DataError, match=rf"d\.json: {reason}"):
+        read_source("d", SourceParams(format="coco", root=".", captions={"train": ["d.json"]}), tmp_path)
+
+
+def test_column_named_twice_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"pairs\.csv:1: the column 'caption' is named twice; rename or delete one"):
+        read(tmp_path, "image,caption,Caption\na.jpg,a cat,a dog\n")
+    assert len(read(tmp_path, ",image,caption,\n0,a.jpg,a cat,\n")["captions"]) == 1, "columns without a name"

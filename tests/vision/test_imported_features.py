@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,13 @@ def test_file_without_readable_records_is_refused(tmp_path: Path) -> None:
         open_tsv(write(tmp_path / "a.tsv", damaged()["base64"]), 9)
     with pytest.raises(DataError, match="no TSV"):
         open_tsv(tmp_path / "missing.tsv", 9)
+    packed = tmp_path / "a.tsv.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "a.tsv").read_bytes()))
+    with pytest.raises(DataError, match=r"a\.tsv\.gz: compressed with gzip, not text; unpack it"):
+        open_tsv(packed, 9)
+    (tmp_path / "b.tsv").write_bytes(b"caf\xc3\xa9\tb\n")
+    with pytest.raises(DataError, match=r"b\.tsv:1: byte 4 of the line is not ASCII"):
+        open_tsv(tmp_path / "b.tsv", 9)
 
 
 def save_npz(path: Path, **changes: np.ndarray) -> None:

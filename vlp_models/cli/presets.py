@@ -15,7 +15,7 @@ from vlp_models.common.io import atomic_write
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
 from vlp_models.params import parse_params, to_plain
-from vlp_models.params.load import parse_yaml
+from vlp_models.params.load import parse_yaml, read_yaml_text
 
 # The keys that define what an entry of these sections is; a preset may change all others.
 DEFINING = {
@@ -56,11 +56,9 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
 
     def read(path: Path) -> Any:
         try:
-            return parsed(path.read_text(encoding="utf-8"), path)
+            return parsed(read_yaml_text(path), path)
         except FileNotFoundError:
             raise ParamsError(f"{path}: no such file") from None
-        except UnicodeDecodeError as error:
-            raise ParamsError(f"{path}: not UTF-8: {error}") from None
 
     document = read(params_file)
     if not isinstance(document, dict):

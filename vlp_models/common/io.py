@@ -79,6 +79,37 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: not valid JSON: {error}") from None
 
 
+HEAD = 4096  # bytes that `explain_not_text` needs
+_COMPRESSED = {
+    b"\x1f\x8b": "compressed with gzip",
+    b"\xfd7zXZ\0": "compressed with xz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"PK\x03\x04": "a zip archive or a spreadsheet",
+}
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
+
+
+def explain_not_text(head: bytes) -> str:
+    """Return why a file with these first bytes is not UTF-8 text, and the way out; empty if it may be text.
+
+    A few control characters are left to the reader, which reports their lines.
+    """
+    for mark, name in _COMPRESSED.items():
+        if head.startswith(mark):
+            return f"{name}, not text; unpack it, or save it as text"
+    if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
+        return "compressed with bzip2, not text; unpack it, or save it as text"
+    zeros = [half.count(0) / max(1, len(half)) for half in (head[::2], head[1::2])]
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (len(head) >= 8 and min(zeros) < 0.1 and max(zeros) > 0.4):
+        return "UTF-16 text; save it as UTF-8"
+    if len(head) >= 8 and not head.strip(b"\0"):
+        return "nothing but zeros, as an interrupted download leaves it; get the file again"
+    control = len(head) - len(head.translate(None, _CONTROL))
+    binary = control >= 8 and control > len(head) / 33 and "\ufffd" in head[:-4].decode("utf-8", "replace")
+    return "a binary file, not text" if binary else ""
+
+
 def hash_file(path: Path) -> str:
     """Return the sha256 of a file's content."""
     with path.open("rb") as file:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.io import HEAD, explain_not_text
 from vlp_models.common.source_hash import refuse_other_package
 from vlp_models.errors import ParamsError
 from vlp_models.params.data import (
@@ -115,7 +116,7 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
     refuse_other_package(path.parent)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        raw = parse_yaml(path.read_text(encoding="utf-8"), lambda text: yaml.load(text, Loader=loader))
+        raw = parse_yaml(read_yaml_text(path), lambda text: yaml.load(text, Loader=loader))
     except FileNotFoundError:
         raise ParamsError(f"{path}: not found; run in the project root, or pass --params") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: also an impossible date or number
@@ -123,6 +124,30 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected one section per stage, found {type(raw).__name__}")
     return raw
+
+
+def read_yaml_text(path: Path) -> str:
+    """Return the text of a YAML file that a user edits.
+
+    Raises:
+        ParamsError: it is not UTF-8 text, or a merge left git's conflict markers in it.
+        FileNotFoundError
+    """
+    content = path.read_bytes()
+    if reason := explain_not_text(content[:HEAD]):
+        raise ParamsError(f"{path}: {reason}")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ParamsError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
+    for number, line_text in enumerate(text.split("\n"), start=1):
+        if line_text.startswith(("<<<<<<<", ">>>>>>>")):
+            raise ParamsError(
+                f"{path}:{number}: git's conflict markers ({line_text.strip()[:40]}); keep one of the two versions and "
+                "delete the lines <<<<<<<, ======= and >>>>>>>"
+            )
+    return text
 
 
 def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:

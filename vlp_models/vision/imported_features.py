@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from vlp_models.common.io import HEAD, explain_not_text
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
@@ -247,6 +248,9 @@ class TsvFile:
         megabytes = sum(path.stat().st_size for path in paths) >> 20
         with progress_bar("indexing features", megabytes, "MB") as bar:
             for path in paths:
+                with path.open("rb") as file:
+                    if reason := explain_not_text(file.read(HEAD)):
+                        raise DataError(f"{path}: {reason} (a TSV of region features)")
                 before = 0
                 for number, offset, line in _tsv_lines(path):
                     self._index.setdefault(line.split(b"\t", 1)[0].decode("utf-8", "replace"), (path, number, offset))
@@ -267,7 +271,10 @@ class TsvFile:
             line = file.readline(MAX_LINE)
         try:
             return _parse_tsv_line(line.decode("ascii").rstrip("\r\n").split("\t"))
-        except (RecordError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            reason = f"byte {error.start + 1} of the line is not ASCII; the file is damaged or not a features TSV"
+            raise RecordError(f"{path.name}:{number}: {reason}") from None
+        except RecordError as error:
             raise RecordError(f"{path.name}:{number}: {error}") from None
 
 

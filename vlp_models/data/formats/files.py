@@ -7,12 +7,15 @@ by one; a file that is missing or in another format raises `DataError`.
 from __future__ import annotations
 
 import csv
+import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from vlp_models.common.io import HEAD, explain_not_text
 from vlp_models.data.formats.base import RecordError, Tables, _short, printable
 from vlp_models.errors import DataError
 
@@ -20,7 +23,9 @@ from vlp_models.errors import DataError
 def read_text(path: Path, purpose: str) -> str:
     """Return the file's text without a byte-order mark; bytes that are not UTF-8 become surrogates (see `is_utf8`)."""
     with _readable(path, purpose):
-        return path.read_bytes().decode("utf-8-sig", "surrogateescape")
+        content = path.read_bytes()
+    _check_text(content[:HEAD], path, purpose)
+    return content.decode("utf-8-sig", "surrogateescape")
 
 
 def open_lines(path: Path, purpose: str, *, universal: bool = False) -> Iterator[str]:
@@ -29,8 +34,11 @@ def open_lines(path: Path, purpose: str, *, universal: bool = False) -> Iterator
     universal: `\\r` and `\\r\\n` end lines as well.
     """
     with _readable(path, purpose):
-        file = path.open(encoding="utf-8-sig", errors="surrogateescape", newline=None if universal else "\n")
-    with file:
+        binary = path.open("rb")
+        head = binary.peek(HEAD)[:HEAD]
+    newline = None if universal else "\n"
+    with io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
+        _check_text(head, path, purpose)
         ended = True
         while line := _next_line(file, path, purpose):
             ended = line.endswith("\n")
@@ -42,6 +50,11 @@ def open_lines(path: Path, purpose: str, *, universal: bool = False) -> Iterator
 def _next_line(file: TextIO, path: Path, purpose: str) -> str:
     with _readable(path, purpose):
         return file.readline()
+
+
+def _check_text(head: bytes, path: Path, purpose: str) -> None:
+    if reason := explain_not_text(head):
+        raise DataError(f"{path}: {reason} ({purpose})")
 
 
 @contextmanager
@@ -139,7 +152,7 @@ def read_csv(
     White space around column names is ignored, and so is the case of `needed` and `optional` ones.
 
     Raises:
-        DataError: the file is missing or empty, or lacks one of the `needed` columns.
+        DataError: the file is missing or empty, names a column twice, or lacks one of the `needed` columns.
     """
     lines = (line + "\n" for line in open_lines(path, "a csv with a header", universal=True))
     ours = {name.lower(): name for name in (*needed, *optional)}
@@ -150,6 +163,11 @@ def read_csv(
             continue
         if not header:
             header = [ours.get(cell.strip().lower(), cell.strip()) for cell in cells]
+            twice = [column for column, count in Counter(header).items() if column and count > 1]
+            if twice:
+                raise DataError(
+                    f"{path}:{number}: the column {twice[0]!r} is named twice; rename or delete one of them"
+                )
             if not set(needed) <= set(header):
                 more = f" (and may name {', '.join(optional)})" if optional else ""
                 raise DataError(

@@ -121,7 +121,7 @@ def _check_images(
         return error or locate(row)
 
     def locate(row: Row) -> ImageError | None:
-        """Set the path to that of the file; an error if there is none, or no single one that fits the name."""
+        """Set the path to that of the file; an error unless exactly one file fits the name."""
         path = Path(os.path.abspath(row["path"]))  # noqa: PTH100
         folder = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
         if os.path.lexists(path):
