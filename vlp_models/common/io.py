@@ -6,6 +6,7 @@ leaves at most a `.NAME.partial` behind.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -106,8 +107,13 @@ def explain_not_text(head: bytes) -> str:
     if len(head) >= 8 and not head.strip(b"\0"):
         return "nothing but zeros, as an interrupted download leaves it; get the file again"
     control = len(head) - len(head.translate(None, _CONTROL))
-    binary = control >= 8 and control > len(head) / 33 and "\ufffd" in head[:-4].decode("utf-8", "replace")
-    return "a binary file, not text" if binary else ""
+    if control < 8 or control < len(head) / 33:
+        return ""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
+    except UnicodeDecodeError:
+        return "a binary file, not text"
+    return ""
 
 
 def hash_file(path: Path) -> str:
