@@ -45,8 +45,8 @@ class FileNames:
     def explain(self, folder: Path, relative: str, found: list[Path]) -> str:
         """Return a remark on a missing file: the candidates among which none can be chosen, or the nearest name."""
         if found:
-            names = ", ".join(str(path.relative_to(folder)) for path in found[:3])
-            return f"; {len(found)} files differ from it only in letter case or Unicode form: {names}"
+            alike = ", ".join(str(path.relative_to(folder)) for path in found[:3])
+            return f"; {len(found)} files differ from it only in letter case or Unicode form: {alike}"
         path = folder / relative.replace("\\", "/")
         names = [name for several in self._list(path.parent).values() for name in several]
         if self._suggested >= 100 or len(names) > MANY:  # a comparison of all names for each missing file is slow
