@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from vlp_models.data.formats.base import Tables
 from vlp_models.data.tables import standard_split
@@ -45,9 +46,10 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
 
 def _with_standard_splits(params: SourceParams) -> SourceParams:
     """Return the params with `validation`, `dev`, ... as keys of file lists replaced by the splits they stand for."""
-    changed: dict[str, dict[str, list[str]]] = {}
+    changed: dict[str, Any] = {}
     for section in ("captions", "instances", "questions", "annotations", "texts", "split_files"):
-        lists = changed[section] = {}
+        lists: dict[str, list[str]] = {}
         for key, files in getattr(params, section).items():
             lists.setdefault(standard_split(key), []).extend(files)
+        changed[section] = lists
     return dataclasses.replace(params, **changed)

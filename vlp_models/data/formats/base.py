@@ -241,7 +241,7 @@ def get_size(record: Row) -> tuple[int | None, int | None]:
     """
     sides = []
     for key in ("width", "height"):
-        value = record.get(key)
+        value: Any = record.get(key)
         try:
             number = float("nan") if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):

@@ -339,7 +339,7 @@ def _answer_type(annotation: Any, answers: list[str]) -> str:
 
 
 def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str, Any]:
-    row = {
+    row: dict[str, Any] = {
         "question_id": join_id(name, get_id(question, "question_id")),
         "image_id": join_id(name, get_id(question, "image_id")),
         "text": get_sentence(question, "question"),
@@ -353,8 +353,8 @@ def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str
             raise RecordError("its annotation is about another image", rule="annotation_found")
         kind = annotation.get("question_type")
         row["question_type"] = get_text(annotation, "question_type") if isinstance(kind, str) else ""
-        row["answers"] = _answers(annotation)
-        row["answer_type"] = _answer_type(annotation, row["answers"])
+        answers = _answers(annotation)
+        row |= {"answers": answers, "answer_type": _answer_type(annotation, answers)}
         if len(row["answers"]) == 1:  # in other formats one answer means the only right one
             raise RecordError("1 answer, expected 10", rule="ten_answers")
     return row

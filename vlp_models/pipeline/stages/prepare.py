@@ -117,8 +117,8 @@ def _check_images(
             check_split(row["split"])  # the search for leaks, in `validate`, needs a known one
         except ValueError as error:
             return ImageError("split_known", str(error))
-        error = None if source.allow_external_images else _outside(Path(row["path"]), folders, key)
-        return error or locate(row)
+        outside = None if source.allow_external_images else _outside(Path(row["path"]), folders, key)
+        return outside or locate(row)
 
     def locate(row: Row) -> ImageError | None:
         """Set the path to that of the file; an error unless exactly one file fits the name."""
