@@ -12,7 +12,7 @@ from vlp_models.cli.pipeline import run_stage
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.pipeline.dvc.consistency import record_params, remove_wrong_entries
-from vlp_models.pipeline.dvc.lock_file import BACKUP, back_up, repair, stage_entry
+from vlp_models.pipeline.dvc.lock_file import BACKUP, DAMAGED, back_up, repair, stage_entry
 from vlp_models.pipeline.stages import prepare, tokenizer
 from vlp_models.pipeline.unrecorded import RECORD, restore_unrecorded_result, save_unrecorded_result
 
@@ -53,7 +53,17 @@ def test_lock_file_truncated_anywhere_is_restored_or_valid(root: Path, length: i
     else:
         assert len(done) == 1 and "restored from" in done[0]
         assert (root / "dvc.lock").read_text() == INTACT
+        assert (root / DAMAGED).read_text() == INTACT[:length]
     assert repair(root) == []
+
+
+def test_conflict_markers_are_an_error_and_both_sides_stay(root: Path) -> None:
+    ours, theirs = "    cmd: run b\n", "    cmd: run c\n"
+    merged = INTACT.replace(ours, f"<<<<<<< HEAD\n{ours}=======\n{theirs}>>>>>>> other\n")
+    (root / "dvc.lock").write_text(merged)
+    with pytest.raises(DataError, match=r"dvc\.lock:\d+: git's conflict markers; .*git checkout --ours dvc\.lock"):
+        repair(root)
+    assert (root / "dvc.lock").read_text() == merged
 
 
 def test_intact_lock_file_is_left_alone_and_backed_up(root: Path) -> None:

@@ -16,9 +16,11 @@ import psutil
 import yaml
 
 from vlp_models.common.io import write_text
+from vlp_models.errors import DataError
 
 LOCK_FILE = "dvc.lock"
 BACKUP = f".work/{LOCK_FILE}"  # the last intact one
+DAMAGED = f".work/{LOCK_FILE}.damaged"  # what a restored backup replaced
 
 
 def read_stages(path: Path) -> dict[str, Any] | None:
@@ -75,8 +77,12 @@ def repair(root: Path) -> list[str]:
 
     Returns:
         What was done, one line each.
+
+    Raises:
+        DataError: a merge left git's conflict markers in dvc.lock.
     """
     rwlock, lock_file, backup = root / ".dvc" / "tmp" / "rwlock", root / LOCK_FILE, root / BACKUP
+    _check_merged(lock_file)
     rwlock_damaged = _is_damaged_json(rwlock)
     stages, saved = read_stages(lock_file), read_stages(backup)
     # An empty lock file is damaged as well: DVC truncates it before it writes.
@@ -90,13 +96,31 @@ def repair(root: Path) -> list[str]:
         rwlock.unlink()
         done.append(f"removed a damaged {rwlock.relative_to(root)}: no DVC process is alive")
     if damaged and saved:
+        (root / DAMAGED).write_bytes(lock_file.read_bytes())
         write_text(lock_file, backup.read_text(encoding="utf-8"), sync=True)
-        done.append(f"{LOCK_FILE} was damaged: restored from {BACKUP}, as it was before the last stage")
+        done.append(
+            f"{LOCK_FILE} was damaged: restored from {BACKUP}, as it was before the last stage; the damaged file is "
+            f"{DAMAGED}"
+        )
     elif damaged:
         aside = lock_file.with_suffix(".lock.damaged")
         lock_file.replace(aside)
         done.append(f"{LOCK_FILE} was damaged: moved to {aside.name}; `git checkout {LOCK_FILE}` may restore it")
     return done
+
+
+def _check_merged(lock_file: Path) -> None:
+    """Refuse conflict markers: both sides are whole, and only the user knows which one to keep."""
+    try:
+        lines = lock_file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError):
+        return
+    for number, line in enumerate(lines, start=1):
+        if line.startswith(("<<<<<<< ", ">>>>>>> ")):
+            raise DataError(
+                f"{lock_file}:{number}: git's conflict markers; take one side with `git checkout --ours {LOCK_FILE}` "
+                f"or `git checkout --theirs {LOCK_FILE}`, then run again: what differs is computed again"
+            )
 
 
 def back_up(root: Path) -> None:
