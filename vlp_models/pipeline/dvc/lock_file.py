@@ -110,7 +110,7 @@ def repair(root: Path) -> list[str]:
 
 
 def _check_merged(lock_file: Path) -> None:
-    """Refuse conflict markers: both sides are whole, and only the user knows which one to keep."""
+    """Refuse conflict markers: both sides are whole, and only the user can choose."""
     try:
         lines = lock_file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
