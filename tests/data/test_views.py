@@ -71,6 +71,6 @@ def test_text_files_are_read_line_by_line(tmp_path: Path) -> None:
     ]
     assert [(row["rule"], row["provenance"]) for row in tables["quarantine"]] == [("text_utf8", "a.txt:3")]
     assert not tables["images"]
-    for wrong, message in (({}, "names no file"), ({"dev": ["a.txt"]}, "expected one of train, val, test")):
+    for wrong, message in (({}, "names no file"), ({"holdout": ["a.txt"]}, "expected one of train, val, test")):
         with pytest.raises(DataError, match=message):
             read_source("b", SourceParams(format="texts", root=".", texts=wrong), tmp_path)

@@ -22,7 +22,13 @@ from vlp_models.pipeline.stages import prepare, validate
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-FLICKR8K = {"100_ab": "train", "200_cd": "train", "300_ef": "train", "400_01": "dev", "500_23": "test"}
+FLICKR8K = {
+    "100_ab00000000": "train",
+    "200_cd00000000": "train",
+    "300_ef00000000": "train",
+    "400_0100000000": "dev",
+    "500_2300000000": "test",
+}
 SNLI_VE = {
     "100": "test",
     "200": "train",
@@ -89,15 +95,15 @@ def test_overlapping_splits_are_found_by_image_content(workspace: Workspace) -> 
     assert "is in test as snli_ve/100" in str(caught.value)
     run(settings(0.6), workspace)
     assert splits(workspace) == {
-        "flickr8k/200_cd": "train",
-        "flickr8k/300_ef": "train",
-        "flickr8k/400_01": "val",
-        "flickr8k/500_23": "test",
+        "flickr8k/200_cd00000000": "train",
+        "flickr8k/300_ef00000000": "train",
+        "flickr8k/400_0100000000": "val",
+        "flickr8k/500_2300000000": "test",
         "snli_ve/100": "test",
         "snli_ve/200": "train",
     }, "the copy that is tested on stays, the one that would be trained from or chosen by goes"
     captioned = read_table("captions", workspace.validated)["image_id"].to_pylist()
-    assert "flickr8k/100_ab" not in captioned, "and so does what was written of it"
+    assert "flickr8k/100_ab00000000" not in captioned, "and so does what was written of it"
 
 
 def test_shared_split_lists_prevent_the_overlap(workspace: Workspace) -> None:

@@ -214,9 +214,9 @@ def test_status_of_an_empty_folder_names_what_is_missing(tmp_path: Path) -> None
         "import sys; sys.argv = ['vlp', 'status']\n"
         "from vlp_models.cli.main import main\n"
         "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
+        "except SystemExit as end: assert end.code == 2\n"
         "print('HEAVY', sorted({'torch', 'mlflow', 'numpy', 'pyarrow', 'pandas'} & set(sys.modules)))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert "HEAVY []" in done.stdout and "params.yaml: not found" in done.stdout, done.stdout + done.stderr
+    assert "HEAVY []" in done.stdout and f"{tmp_path}: no params.yaml here" in done.stderr, done.stdout + done.stderr
