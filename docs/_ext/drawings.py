@@ -167,7 +167,7 @@ def pipeline() -> Drawing:
     drawing, wide, across = Drawing("The stages of the pipeline and what they read"), 128, 160
     places: dict[str, float] = {}
     for number in sorted(rows):
-        # Each stage as close as possible to the mean place of what it reads.
+        # Each stage is as close as possible to the mean place of its inputs.
         names = sorted(rows[number], key=lambda n: sum(places[d] for d in depends[n]) / max(1, len(depends[n])))
         for k, name in enumerate(names):
             places[name] = 300 + (k - (len(names) - 1) / 2) * across

@@ -96,7 +96,7 @@ def _check_images(
     """Add width, height and sha256 to the images table, write fingerprints, and quarantine rows whose file fails.
 
     Returns:
-        Counts of what is unusual in the images that are used.
+        How many of the used images have an unusual name, by kind.
     """
     source = params.data[key]
     folders = _folders(workspace.root / source.root, source.images)
@@ -215,7 +215,7 @@ def _outside(path: Path, folders: list[Path], key: str) -> ImageError | None:
 
 
 def _no_image(key: str, source: SourceParams, found: int, tables: Tables) -> str:
-    """Return why the dataset has no image and no text: the first reasons of what was set aside, or what was skipped.
+    """Return why the dataset has no image and no text: the first reasons in quarantine, or the skipped records.
 
     Args:
         found: number of images that it lists.
