@@ -122,6 +122,15 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def stat_file(status: os.stat_result) -> tuple[int, ...]:
+    """Return numbers that change whenever a file is written or replaced, without reading it.
+
+    A date can be set back (`touch -d`, `cp -p`, rsync) and a size can be equal, but the kernel sets the change time.
+    They also change if only permissions or links do, so they say that a file is the same, never that it differs.
+    """
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def hash_path(path: Path) -> str:
     """Return the sha256 of a file, or of the names and contents of a directory's files."""
     if path.is_file():

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from vlp_models.common.io import stat_file
 from vlp_models.errors import ParamsError
 
 PACKAGE = "vlp_models"
@@ -76,7 +77,7 @@ def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
         files = (other for other in path.parent.iterdir() if other.is_file() and not other.name.startswith("."))
         todo += [other for other in files if other.suffix not in (".py", ".pyc")]
         if path.suffix == ".py":
-            todo += [root / name for name in _imports(path, root, path.stat().st_mtime_ns)]
+            todo += [root / name for name in _imports(path, root, stat_file(path.stat()))]
     targets = {name: "" for name in names if ":" in name}
     return targets | {str(path.relative_to(root)): hash_source(path) for path in sorted(found)}
 
@@ -91,7 +92,7 @@ def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
 
 def hash_source(path: Path) -> str:
     """Return the sha256 of a source file without the tables."""
-    return _hash_source(path, path.stat().st_mtime_ns)
+    return _hash_source(path, stat_file(path.stat()))
 
 
 def hash_source_text(content: bytes, name: str) -> str:
@@ -101,7 +102,7 @@ def hash_source_text(content: bytes, name: str) -> str:
 
 
 @functools.cache
-def _hash_source(path: Path, changed: int) -> str:
+def _hash_source(path: Path, changed: tuple[int, ...]) -> str:
     return hash_source_text(path.read_bytes(), path.name)
 
 
@@ -123,7 +124,7 @@ def _file_of(module: str, root: Path) -> Path:
 
 
 @functools.cache
-def _imports(path: Path, root: Path, changed: int) -> tuple[str, ...]:
+def _imports(path: Path, root: Path, changed: tuple[int, ...]) -> tuple[str, ...]:
     """Return the package's files that the file at `path` imports directly."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     names: set[str] = set()

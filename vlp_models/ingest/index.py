@@ -1,7 +1,7 @@
 """An index of the hashes of all accepted and evaluation images, in a SQLite file, so memory stays flat.
 
 The index is a cache: batches store their images' hashes, so it can be rebuilt from the batches, and a batch that a kill
-left out is added at the next start. Images of other datasets are hashed once and cached by path, size and date.
+left out is added at the next start. Images of other datasets are hashed once and cached by path and `stat_file`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from vlp_models.common.io import stat_file
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError, first_line
 
 PAIRS, FINGERPRINTS, MANIFEST = "pairs.jsonl", "fingerprints.parquet", "manifest.json"
 BLOCK = 4096
-_VERSION = 4  # of the schema; an index with another version, or with other fingerprints, is rebuilt
+_VERSION = 5  # of the schema; an index with another version, or with other fingerprints, is rebuilt
 _SCHEMA = """
 CREATE TABLE images (
     id INTEGER PRIMARY KEY, origin TEXT NOT NULL, image_id TEXT NOT NULL, split TEXT NOT NULL,
-    path TEXT, size INTEGER, mtime INTEGER, sha256 BLOB NOT NULL, pixels BLOB NOT NULL, perceptual INTEGER,
+    path TEXT, state TEXT, sha256 BLOB NOT NULL, pixels BLOB NOT NULL, perceptual INTEGER,
     fingerprint BLOB);
 CREATE INDEX images_sha256 ON images (sha256);
 CREATE INDEX images_pixels ON images (pixels);
@@ -182,28 +183,26 @@ class HashIndex:
         """
         origin = f"data/{source}"
         run = self.connection.execute
-        run(
-            "CREATE TEMP TABLE IF NOT EXISTS wanted (image_id TEXT, split TEXT, path TEXT, size INTEGER, mtime INTEGER)"
-        )
+        run("CREATE TEMP TABLE IF NOT EXISTS wanted (image_id TEXT, split TEXT, path TEXT, state TEXT)")
         run("DELETE FROM wanted")
         unreadable = 0
         with self._transaction():
             for image_id, split, path in listed:
                 try:
-                    status = Path(path).stat()
+                    state = str(stat_file(Path(path).stat()))
                 except OSError:
                     unreadable += 1
                     continue
                 run(
-                    "INSERT INTO wanted VALUES (?, ?, ?, ?, ?)",
-                    (image_id, split, path, status.st_size, status.st_mtime_ns),
+                    "INSERT INTO wanted VALUES (?, ?, ?, ?)",
+                    (image_id, split, path, state),
                 )
-        same = "(image_id, split, path, size, mtime)"
+        same = "(image_id, split, path, state)"
         with self._transaction():
             run(f"DELETE FROM images WHERE origin = ? AND {same} NOT IN (SELECT * FROM wanted)", (origin,))
             run(
                 f"DELETE FROM wanted WHERE {same} IN "
-                "(SELECT image_id, split, path, size, mtime FROM images WHERE origin = ?)",
+                "(SELECT image_id, split, path, state FROM images WHERE origin = ?)",
                 (origin,),
             )
         query = "SELECT rowid, path, split FROM wanted ORDER BY rowid"
@@ -226,8 +225,8 @@ class HashIndex:
         with self._transaction():
             self.connection.executemany(
                 "INSERT INTO images "
-                "(origin, image_id, split, path, size, mtime, sha256, pixels, perceptual, fingerprint) "
-                "SELECT ?1, image_id, split, path, size, mtime, ?2, ?3, ?4, ?5 FROM wanted WHERE rowid = ?6",
+                "(origin, image_id, split, path, state, sha256, pixels, perceptual, fingerprint) "
+                "SELECT ?1, image_id, split, path, state, ?2, ?3, ?4, ?5 FROM wanted WHERE rowid = ?6",
                 block,
             )
 

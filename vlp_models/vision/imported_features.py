@@ -6,6 +6,10 @@ do not support masked object classification. The first regions in the file's ord
 `features.order: score` sorts them by confidence first, if the file has one (else every score is 1).
 `features.min_score` does not apply.
 
+The id of imported features is the hash of the files' content, so half an import never continues with other files of
+the same names. A TSV is hashed while it is indexed; .npz files are read once more. Files that change during an import
+end it.
+
 TSV: arrays are base64 of raw numbers, the line has no header. The number of columns distinguishes three layouts: the
 original's (Anderson et al., 2018), the same with class probabilities (ViLBERT), and LXMERT's, whose class numbers do
 not count the background.
@@ -18,7 +22,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import json
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +30,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from vlp_models.common.io import HEAD, explain_not_text
+from vlp_models.common.io import HEAD, explain_not_text, hash_file, stat_file
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
@@ -58,8 +61,26 @@ class Record:
     scores: np.ndarray | None = None
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The files that features are imported from.
+
+    id     hash of their names and contents
+    state  hash of their names, sizes, dates and inodes: while it is the same, so are the contents
+    """
+
+    id: str
+    state: str
+
+
 class RecordFile(Protocol):
     """Random access to the records of a file or a directory of files."""
+
+    stamps: dict[Path, tuple[int, ...]]  # each file's `stat_file` before it was read
+
+    def hash_contents(self) -> str: ...
+
+    def path_of(self, key: str) -> Path: ...
 
     def keys(self) -> Iterable[str]: ...
 
@@ -80,17 +101,25 @@ class ImportedSource:
 
     Args:
         order: of an image's regions, before those beyond `max_regions` are left out.
+        known: origin of the same files, opened by another process; their contents are not hashed again.
 
     Raises:
-        DataError: not a single record is readable.
+        DataError: not a single record is readable, or the files have changed since `known`.
     """
 
     by_content = False
     device = "cpu"
 
-    def __init__(self, file: RecordFile, path: Path, detector_id: str, max_regions: int, order: Order = "file") -> None:
-        self.detector_id = detector_id
+    def __init__(
+        self, file: RecordFile, path: Path, max_regions: int, order: Order = "file", known: Origin | None = None
+    ) -> None:
+        state = hashlib.sha256(repr(sorted((p.name, *stamp) for p, stamp in file.stamps.items())).encode()).hexdigest()
+        if known is not None and known.state != state:
+            raise _changed(path)
+        self.origin = known or Origin(f"import-{file.hash_contents()[:16]}", state)
+        self.detector_id = self.origin.id
         self._file = file
+        self._check_unchanged(file.stamps)
         self._keys = set(file.keys())
         self._max_regions = max_regions
         self._order = order
@@ -102,8 +131,13 @@ class ImportedSource:
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]
     ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
-        """Return regions and quarantine rows. An image with a missing or damaged record gets no regions and a row."""
+        """Return regions and quarantine rows. An image with a missing or damaged record gets no regions and a row.
+
+        Raises:
+            DataError: a file has changed since it was opened.
+        """
         regions, quarantine = [], []
+        read = set[Path]()
         for image in images:
             key = self._key(image)
             try:
@@ -112,12 +146,19 @@ class ImportedSource:
                     quarantine.append(quarantine_row(image, MISSING, f"no record named {names}", ""))
                     regions.append(self._empty())
                 else:
+                    read.add(self._file.path_of(key))
                     regions.append(self._arrays(self._file.read(key)))
             except RecordError as error:
                 quarantine.append(quarantine_row(image, UNREADABLE, str(error), self._file.where(str(key))))
                 regions.append(self._empty())
             advance(1)
+        self._check_unchanged(read)
         return regions, quarantine
+
+    def _check_unchanged(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            if not path.exists() or stat_file(path.stat()) != self._file.stamps[path]:
+                raise _changed(path)
 
     def check_names(self, images: Iterable[Row]) -> None:
         """Check that each record belongs to one image.
@@ -207,10 +248,8 @@ def record_names(image: Row) -> tuple[str, ...]:
     return tuple(dict.fromkeys((image_id, image_id.partition("/")[2], Path(str(image["path"])).stem)))
 
 
-def import_id(kind: str, files: Iterable[Path]) -> str:
-    """Return an id of imported features from names and sizes of their files; hashing 25 GB would be slow."""
-    listing = sorted((path.name, path.stat().st_size) for path in files)
-    return "import-" + hashlib.sha256(json.dumps([kind, listing]).encode()).hexdigest()[:16]
+def _changed(path: Path) -> DataError:
+    return DataError(f"{path}: changed while it was being imported; run the same command again")
 
 
 # ---- TSV ---------------------------------------------------------------------------------------------------------
@@ -228,22 +267,24 @@ CLASSES = 1601  # Visual Genome's, as in all these files, including the backgrou
 MAX_LINE = 64 * 2**20  # bytes; 100 regions of 2048 features and 1601 probabilities take 2 MB
 
 
-def open_tsv(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
+def open_tsv(path: Path, max_regions: int, order: Order = "file", known: Origin | None = None) -> ImportedSource:
     """Open a TSV file, or a directory of files with `.tsv` in their names (`karpathy_train.tsv.0`, ...).
 
     Raises:
-        DataError: no such file, or no readable record.
+        DataError: no such file, no readable record, or other files than those of `known`.
     """
     paths = sorted(p for p in path.glob("*.tsv*") if p.is_file()) if path.is_dir() else [path]
     if not paths or not all(p.is_file() for p in paths):
         raise DataError(f"{path}: no TSV of region features; set features.path to the file or its directory")
-    return ImportedSource(TsvFile(paths), path, import_id("tsv", paths), max_regions, order)
+    return ImportedSource(TsvFile(paths), path, max_regions, order, known)
 
 
 class TsvFile:
-    """Random access by id. Opening reads every line once to index the ids."""
+    """Random access by id. Opening reads every line once, to index the ids and to hash the content."""
 
     def __init__(self, paths: list[Path]) -> None:
+        self.stamps = {path: stat_file(path.stat()) for path in paths}
+        self._digest = hashlib.sha256(b"tsv")
         self._index: dict[str, tuple[Path, int, int]] = {}  # id -> file, line number, offset
         megabytes = sum(path.stat().st_size for path in paths) >> 20
         with progress_bar("indexing features", megabytes, "MB") as bar:
@@ -252,10 +293,18 @@ class TsvFile:
                     if reason := explain_not_text(file.read(HEAD)):
                         raise DataError(f"{path}: {reason} (a TSV of region features)")
                 before = 0
+                self._digest.update(f"{path.name}\0{path.stat().st_size}\0".encode("utf-8", "surrogateescape"))
                 for number, offset, line in _tsv_lines(path):
                     self._index.setdefault(line.split(b"\t", 1)[0].decode("utf-8", "replace"), (path, number, offset))
+                    self._digest.update(line)
                     bar.advance(by=(offset >> 20) - before)
                     before = offset >> 20
+
+    def hash_contents(self) -> str:
+        return self._digest.hexdigest()
+
+    def path_of(self, key: str) -> Path:
+        return self._index[key][0]
 
     def keys(self) -> Iterable[str]:
         return self._index
@@ -337,16 +386,16 @@ MAX_NPZ_BYTES = 64 * 2**20  # of one image's arrays when unpacked
 _NEEDED = ("features", "boxes", "image_h", "image_w")
 
 
-def open_npz(path: Path, max_regions: int, order: Order = "file") -> ImportedSource:
+def open_npz(path: Path, max_regions: int, order: Order = "file", known: Origin | None = None) -> ImportedSource:
     """Open the .npz files of a directory.
 
     Raises:
-        DataError: no such directory, or no readable record.
+        DataError: no such directory, no readable record, or other files than those of `known`.
     """
     paths = sorted(path.glob("*.npz"))
     if not paths:
         raise DataError(f"{path}: no .npz files; set features.path to the directory that holds them")
-    return ImportedSource(NpzDirectory(paths), path, import_id("npz", paths), max_regions, order)
+    return ImportedSource(NpzDirectory(paths), path, max_regions, order, known)
 
 
 class NpzDirectory:
@@ -354,6 +403,18 @@ class NpzDirectory:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = {path.stem: path for path in paths}
+        self.stamps = {path: stat_file(path.stat()) for path in self._paths.values()}
+
+    def hash_contents(self) -> str:
+        digest = hashlib.sha256(b"npz")
+        with progress_bar("hashing features", len(self._paths), "files") as bar:
+            for path in self._paths.values():
+                digest.update(f"{path.name}\0{hash_file(path)}\n".encode("utf-8", "surrogateescape"))
+                bar.advance()
+        return digest.hexdigest()
+
+    def path_of(self, key: str) -> Path:
+        return self._paths[key]
 
     def keys(self) -> Iterable[str]:
         return self._paths

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from PIL import Image
 from torch import Tensor
 
+from vlp_models.common.io import hash_file
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
 from vlp_models.vision.image_io import read_image
@@ -75,11 +76,14 @@ class ImageRegionSource:
     ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
         """
         Raises:
-            DataError: an image can't be read, or has too few pixels.
+            DataError: an image can't be read, has too few pixels, or is not the file that `prepare` has checked.
         """
         regions = []
         for row in images:
-            picture = read_image(self._root / row["path"], row["width"], row["height"])
+            path = self._root / row["path"]
+            picture = read_image(path, row["width"], row["height"])
+            if row.get("sha256") and hash_file(path) != row["sha256"]:  # its regions are kept under this hash
+                raise DataError(f"{path}: has changed since `prepare`; run `dvc repro validate`, or `vlp run`")
             try:
                 regions += self._extractor.extract([picture])
             except DataError as error:

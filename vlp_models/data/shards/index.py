@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from vlp_models.common.io import stat_file
 from vlp_models.data.shards.archive import BLOCK, KEY
 from vlp_models.data.shards.write import INDEX_SCHEMA, PLACE_COLUMNS
 from vlp_models.data.tables import open_parquet
@@ -90,9 +91,9 @@ def _split_into_pieces(rows: pa.Table) -> pa.Table:
 
 def _map_rows(file: Path, view: View, columns: list[str]) -> pa.Table:
     """Map a file with the view's rows, which is valid as long as the index does not change."""
-    found = file.stat()
+    stamp = "-".join(f"{number:x}" for number in stat_file(file.stat()))
     folder = file.parent.with_name(f".{file.parent.name}-mapped")
-    path = folder / f"{file.stem}-{view.name}-{found.st_size:x}-{found.st_mtime_ns:x}.arrow"
+    path = folder / f"{file.stem}-{view.name}-{stamp}.arrow"
     if not path.exists():
         folder.mkdir(exist_ok=True)
         schema = pa.schema([INDEX_SCHEMA.field(name) for name in columns])

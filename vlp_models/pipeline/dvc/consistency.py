@@ -21,7 +21,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import write_text
+from vlp_models.common.io import stat_file, write_text
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, parse_params, read_yaml
@@ -136,7 +136,7 @@ def _input_files(params: Params, workspace: Workspace, stage: str, key: str) -> 
 
 
 def _hash_status(status: os.stat_result) -> int:
-    return hash((status.st_mtime_ns, status.st_size))
+    return hash(stat_file(status))
 
 
 def _value_at(params: Any, key: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from vlp_models.params import FeaturesParams, Params, to_plain
 from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
 
 if TYPE_CHECKING:
+    from vlp_models.vision.imported_features import Origin
     from vlp_models.vision.region_source import RegionSource
 
 logger = get_logger(__name__)
@@ -71,7 +73,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         made, reused = _make_chunks(mapper, source, params, images, workspace.root, work, kept)
         seconds = time.perf_counter() - start
         notes = [row for path in sorted(work.glob("notes-*.json")) for row in json.loads(path.read_text("utf-8"))]
-        _refuse_missing(notes, images, workspace)
+        _refuse_missing(notes, images, workspace, work)
         with output_directory(workspace.features) as directory:
             for path in sorted(work.glob("features-*.safetensors")):
                 link_or_copy(path, directory / path.name)  # kept in `work` until the stage has ended
@@ -116,7 +118,8 @@ def _check(p: FeaturesParams) -> None:
         )
 
 
-def _open(params: Params, workspace: Workspace) -> RegionSource:
+def _open(params: Params, workspace: Workspace, known: Origin | None = None) -> RegionSource:
+    """known: origin of the files to import, if another process has hashed them."""
     p = params.features
     if p.source == "boxes":
         from vlp_models.vision.simple_regions import SymbolSource
@@ -125,11 +128,11 @@ def _open(params: Params, workspace: Workspace) -> RegionSource:
     if p.source == "tsv":
         from vlp_models.vision.imported_features import open_tsv
 
-        return open_tsv(workspace.root / p.path, p.max_regions, p.order)
+        return open_tsv(workspace.root / p.path, p.max_regions, p.order, known)
     if p.source == "npz":
         from vlp_models.vision.imported_features import open_npz
 
-        return open_npz(workspace.root / p.path, p.max_regions, p.order)
+        return open_npz(workspace.root / p.path, p.max_regions, p.order, known)
     from vlp_models.vision.extractors import open_source
 
     if p.source != "grid":
@@ -188,7 +191,10 @@ def _make_chunks(
             for chunk in missing:
                 reused += _make_chunk(chunk, source, work, kept, advance)
         else:
-            make = functools.partial(_make_chunk_elsewhere, params=params, root=root, work=work, kept=kept)
+            origin = getattr(source, "origin", None)
+            make = functools.partial(
+                _make_chunk_elsewhere, params=params, root=root, work=work, kept=kept, origin=origin
+            )
             for count, known in mapper.map(make, missing):
                 advance(count)
                 reused += known
@@ -230,25 +236,25 @@ def _kept(directory: Path) -> FeatureCache:
 
 
 def _make_chunk_elsewhere(
-    chunk: Chunk, *, params: Params, root: Path, work: Path, kept: Path | None
+    chunk: Chunk, *, params: Params, root: Path, work: Path, kept: Path | None, origin: Origin | None
 ) -> tuple[int, int]:
     """Make a chunk in a worker process, which opens the source for its first chunk.
 
     Returns:
         The number of images, and how many of them were reused.
     """
-    reused = _make_chunk(chunk, _source(work, params, root), work, kept, lambda count: None)
+    reused = _make_chunk(chunk, _source(work, params, root, origin), work, kept, lambda count: None)
     return len(chunk[1]), reused
 
 
-_opened: dict[Path, RegionSource] = {}  # work directory of a run -> its source, in this process
+_opened: dict[tuple[Path, Origin | None], RegionSource] = {}  # by work directory and imported files, in this process
 
 
-def _source(work: Path, params: Params, root: Path) -> RegionSource:
-    if work not in _opened:
+def _source(work: Path, params: Params, root: Path, origin: Origin | None) -> RegionSource:
+    if (work, origin) not in _opened:
         _opened.clear()
-        _opened[work] = _open(params, Workspace(root))
-    return _opened[work]
+        _opened[work, origin] = _open(params, Workspace(root), origin)
+    return _opened[work, origin]
 
 
 def _finished(path: Path, rows: list[Row]) -> bool:
@@ -267,7 +273,8 @@ def _check_names(source: RegionSource, images: list[Row]) -> None:
         source.check_names(images)
 
 
-def _refuse_missing(notes: list[Row], images: list[Row], workspace: Workspace) -> None:
+def _refuse_missing(notes: list[Row], images: list[Row], workspace: Workspace, work: Path) -> None:
+    """Refuse features that too many images lack, and forget them: the next run reads the files again."""
     from vlp_models.vision.imported_features import MISSING, UNREADABLE
 
     lost = {row["row_id"]: row for row in notes if row["rule"] in (MISSING, UNREADABLE)}
@@ -279,6 +286,7 @@ def _refuse_missing(notes: list[Row], images: list[Row], workspace: Workspace) -
         if without[split] > MAX_MISSING * count
     ]
     if lines:
+        shutil.rmtree(work)
         write_table(notes, "quarantine", workspace.work("features", "refused"))
         example = next(iter(lost.values()))
         raise DataError(

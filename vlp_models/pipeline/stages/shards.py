@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import io
 import shutil
 from collections import Counter
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlp_models.common.executors import LocalMapper, Mapper
-from vlp_models.common.io import output_directory, read_json, write_json
+from vlp_models.common.io import output_directory, read_json, stat_file, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
@@ -119,12 +120,10 @@ PART_FORMAT = 2  # version of the format of a part
 def _work(workspace: Workspace, settings: dict[str, Any], required: RequiredContent) -> Path:
     """Return the folder of finished shards.
 
-    Chunks of features are identified by size and time, since there may be terabytes of them.
+    Chunks of features are identified by `stat_file`, since there may be terabytes of them.
     """
     features = workspace.features
-    chunks = [
-        (f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in features.glob("*.safetensors") if required.regions
-    ]
+    chunks = [(f.name, *stat_file(f.stat())) for f in features.glob("*.safetensors") if required.regions]
     inputs = {
         "validated": workspace.validated,
         **({"features": features / "manifest.json"} if required.regions else {}),
@@ -147,11 +146,11 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
     part = work / f"{split}-{number:05d}"
     if part.exists():
         return part.name
-    store = _store(features, (features / "manifest.json").stat().st_mtime_ns) if features else None
+    store = _store(features, stat_file((features / "manifest.json").stat())) if features else None
     with output_directory(part) as directory:
         writer = ShardWriter(directory, split, len(records), first=number)
         for record in records:
-            data, extension = _read_pixels(root / record["path"]) if required.pixels else (None, "")
+            data, extension = _read_pixels(root / record["path"], record["sha256"]) if required.pixels else (None, "")
             writer.add(
                 ImageRecord(
                     image_id=record["image_id"],
@@ -187,7 +186,7 @@ def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, requ
 
 
 @functools.lru_cache(maxsize=1)
-def _store(features: Path, changed: int) -> FeatureStore:
+def _store(features: Path, changed: tuple[int, ...]) -> FeatureStore:
     """Open the features once per process, not once per shard."""
     return FeatureStore(features)
 
@@ -261,14 +260,20 @@ class _ImageRows:
             yield from rows
 
 
-def _read_pixels(path: Path) -> tuple[bytes, str]:
-    """Return the bytes and extension of a PNG or JPEG file; convert others (WebP, GIF, BMP) to PNG."""
+def _read_pixels(path: Path, sha256: str) -> tuple[bytes, str]:
+    """Return the bytes and extension of a PNG or JPEG file; convert others (WebP, GIF, BMP) to PNG.
+
+    Raises:
+        DataError: the file is missing, or is not the one that `prepare` has checked.
+    """
     from PIL import Image
 
     from vlp_models.data.images import to_upright_rgb
 
     try:
         data = path.read_bytes()
+        if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+            raise DataError(f"{path}: has changed since `prepare`; run `dvc repro validate`, or `vlp run`")
         with Image.open(io.BytesIO(data)) as image:  # validate has checked its size
             if image.format in ("PNG", "JPEG"):
                 return data, {"PNG": "png", "JPEG": "jpg"}[image.format]
