@@ -131,10 +131,11 @@ def _git(root: Path) -> Finding:
 def _params(root: Path) -> Iterator[Finding]:
     """Yield what params.yaml names and this machine does not have: folders of raw data, and packages."""
     from vlp_models.common.packages import check_installed
+    from vlp_models.common.workspace import Workspace
     from vlp_models.errors import VLPError
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.params import load_params
-    from vlp_models.pipeline.dvc.external import named_sources
+    from vlp_models.pipeline.dvc.external import find_untracked, named_sources
 
     if not (root / "params.yaml").exists():
         yield Finding("problem", "params.yaml", f"{root}: not found; run this in a project's folder")
@@ -157,6 +158,8 @@ def _params(root: Path) -> Iterator[Finding]:
         yield Finding("problem", "params.yaml", text)
     if not missing:
         yield Finding("ok", "params.yaml", "its folders of raw data and packages exist")
+    for sentence in find_untracked(params, Workspace(root)):
+        yield Finding("note", "data", sentence)
 
 
 def _account() -> Finding:

@@ -47,11 +47,26 @@ def use(
         print(line)
     if write_plan():
         print("dvc.yaml updated")
+    _print_untracked()
 
 
 def plan() -> None:
-    """Regenerate dvc.yaml after editing models, runs or datasets. Checks params.yaml first."""
+    """Regenerate dvc.yaml after editing models, runs or datasets. Checks params.yaml first.
+
+    Lists the data that is in neither git nor DVC, and the command that tracks it.
+    """
     print("dvc.yaml updated" if write_plan() else "dvc.yaml is up to date")
+    _print_untracked()
+
+
+def _print_untracked() -> None:
+    """Print which data no other copy of the project would have."""
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.dvc.external import find_untracked
+
+    for sentence in find_untracked(load_params(), Workspace()):
+        print(sentence, file=sys.stderr)
 
 
 def complete_stage() -> list[str]:

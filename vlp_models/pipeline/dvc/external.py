@@ -1,11 +1,16 @@
-"""External inputs that params.yaml names: vocabularies, initial weights, backbones, and files outside a dataset."""
+"""External inputs that params.yaml names: vocabularies, initial weights, backbones, and files outside a dataset.
+
+`find_untracked` lists the data among them that neither git nor DVC has, so another copy of the project lacks it.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from vlp_models.common.packages import dependency, library_of
+from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.params import Params, SourceParams
 
 
@@ -56,6 +61,48 @@ def files_outside_root(source: SourceParams) -> list[str]:
     named = [file for file in (source.karpathy, source.scene_graphs, *source.exclude, *listed) if file]
     paths = {os.path.normpath(Path(source.root, file)) for file in named}
     return sorted(path for path in paths if not Path(path).is_relative_to(os.path.normpath(source.root)))
+
+
+def find_untracked(params: Params, workspace: Workspace) -> list[str]:
+    """Return a sentence for each folder or file of data in the project that neither git nor DVC tracks.
+
+    `dvc exp run --temp`, a clone and a colleague get what one of them tracks. Data outside the project is not listed.
+    """
+    root = workspace.root.absolute()
+    roots = {f"data.{name}.root": source.root for name, source in params.data.items()}
+    named = {key: path for key, path in roots.items() if path != params.ingest.dataset}  # `vlp ingest` adds its batches
+    named |= {f"data.{name}": path for name, source in params.data.items() for path in files_outside_root(source)}
+    named |= {"features.path": params.features.path} if params.features.path else {}
+    generated = [workspace.raw(name).absolute() for name in params.generate]
+    found: dict[Path, str] = {}
+    for key, name in named.items():
+        path = Path(os.path.normpath(root / name))
+        inside = path.is_relative_to(root) and path != root and path.exists() and path not in found
+        made = any(path.is_relative_to(folder) for folder in (*generated, *found))
+        if inside and not made and _is_untracked(path, root):
+            found[path] = (
+                f"`{key}: {name}` is in neither git nor DVC, so a clone, a colleague and `dvc exp run --temp` will not "
+                f"have it: run `{_track_command(path, root)}`"
+            )
+    return list(found.values())
+
+
+def _is_untracked(path: Path, root: Path) -> bool:
+    """Return whether a path is in no .dvc file and no commit; False if git does not work here."""
+    folders = [path, *(folder for folder in path.parents if folder.is_relative_to(root) and folder != root)]
+    if any(folder.with_name(f"{folder.name}.dvc").is_file() for folder in folders) or any(path.glob("*.dvc")):
+        return False
+    return run_git(root, "ls-files", "--", str(path)) == b""
+
+
+def _track_command(path: Path, root: Path) -> str:
+    """Return the command that tracks a path; DVC refuses a .dvc file that git ignores."""
+    name = path.relative_to(root).as_posix()
+    quoted = shlex.quote(name)
+    add = f"dvc add {quoted} && git add {shlex.quote(f'{name}.dvc')}"
+    if run_git(root, "check-ignore", "-q", f"{name}.dvc") is None:
+        return add
+    return f"git check-ignore -v {shlex.quote(f'{name}.dvc')}` to see which line of .gitignore to change, then `{add}"
 
 
 def _image_weights(params: Params) -> list[tuple[str, str]]:

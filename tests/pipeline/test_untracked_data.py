@@ -1,0 +1,58 @@
+"""Data that neither git nor DVC tracks is named with the command that tracks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloned_project import commit, new_clone, run, run_in_process
+from photos import photo
+
+PAIRS = "data.pairs={format: pairs, root: data/raw/pairs, pairs: pairs.csv}"
+ADD = "dvc add data/raw/pairs && git add data/raw/pairs.dvc"
+SENTENCE = (
+    "`data.pairs.root: data/raw/pairs` is in neither git nor DVC, so a clone, a colleague and `dvc exp run --temp` "
+    f"will not have it: run `{ADD}`"
+)
+
+
+def test_own_pairs_are_missing_elsewhere_until_the_named_command_is_run(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    new_clone(project)
+    folder = project / "data" / "raw" / "pairs"
+    folder.mkdir(parents=True)
+    for number in range(6):
+        photo(number).save(folder / f"{number}.png")
+    (folder / "pairs.csv").write_text("image,caption\n" + "".join(f"{n}.png,a photo\n" for n in range(6)))
+    assert SENTENCE in run_in_process(project, "vlp", "use", "--set", PAIRS).stderr
+    assert run_in_process(project, "vlp", "plan").stderr.splitlines() == [SENTENCE]
+    assert " ".join(SENTENCE.split()) in " ".join(run(project, "vlp", "doctor", check=False).stdout.split())
+    commit(project, "without the photos")
+    alone = run(project, "dvc", "exp", "run", "--temp", "prepare@pairs", check=False)
+    assert alone.returncode and "data/raw/pairs" in alone.stderr
+
+    run(project, "bash", "-c", ADD)
+    assert run(project, "git", "diff", "--cached", "--name-only").stdout.split() == ["data/raw/pairs.dvc"]
+    assert run_in_process(project, "vlp", "plan").stderr == ""
+    assert "in neither git" not in run(project, "vlp", "doctor", check=False).stdout
+    commit(project, "with the photos")
+    run(project, "dvc", "exp", "run", "--temp", "prepare@pairs")
+
+
+def test_what_cannot_be_added_below_an_ignored_folder_is_reported(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    new_clone(project)
+    (project / "data" / "raw" / "deep" / "pairs").mkdir(parents=True)
+    (project / "data" / "kept").mkdir()
+    (project / "data" / "kept" / "pairs.csv").write_text("image,caption\n")
+    (tmp_path / "outside").mkdir()
+    commit(project, "a small dataset in git")
+    for name, root in {"deep": "data/raw/deep/pairs", "kept": "data/kept", "far": f"{tmp_path}/outside"}.items():
+        run_in_process(
+            project, "vlp", "use", "--set", PAIRS.replace("pairs=", f"{name}=").replace("data/raw/pairs", root)
+        )
+    (line,) = run_in_process(project, "vlp", "plan").stderr.splitlines()
+    assert line.startswith("`data.deep.root: data/raw/deep/pairs` is in neither git nor DVC")
+    assert "`git check-ignore -v data/raw/deep/pairs.dvc` to see which line of .gitignore to change" in line
+    assert "data/raw/deep/pairs.dvc" in run(project, "git", "check-ignore", "-v", "data/raw/deep/pairs.dvc").stdout
