@@ -214,3 +214,14 @@ def test_own_photos_with_underscores_in_their_names_stay_distinct(tmp_path: Path
 )
 def test_only_names_of_flickr_are_cut(file: str, photo: str) -> None:
     assert photo_id(file) == photo
+
+
+def test_split_lists_match_in_another_letter_case(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "captions.txt").write_text("image,caption\nIMG_1.JPG,a dog\nimg_2.jpg,a cat\nImg_2.jpg,a cat\n")
+    for split, listed in {"train": "img_1.jpg", "dev": "IMG_2.jpg", "test": ""}.items():
+        (folder / f"Flickr_8k.{split}Images.txt").write_text(listed)
+    tables = load(tmp_path)
+    assert [(row["image_id"], row["split"]) for row in tables["images"]] == [("f/IMG_1", "train"), ("f/img_2", "val")]
+    assert [row["rule"] for row in tables["quarantine"]] == ["id_unique"], "one listed photo is not two"

@@ -273,3 +273,17 @@ def test_the_readable_one_of_repeated_identifiers_is_kept(tmp_path: Path) -> Non
     write(tmp_path / "nlvr2", "train", pairs)
     tables = load_nlvr2(tmp_path)
     assert [(row["provenance"], row["label"]) for row in tables["image_pairs"]] == [("train.json:2", None)]
+
+
+def test_images_are_found_in_another_letter_case_and_else_the_nearest_name_is_shown(tmp_path: Path) -> None:
+    write_split(tmp_path / "nlvr", "dev", [line("7-0")], missing=("dev-7-0-5.png",))
+    folder = tmp_path / "nlvr" / "dev" / "images" / "4"
+    (folder / "dev-7-0-0.png").rename(folder / "DEV-7-0-0.PNG")
+    tables = load(tmp_path)
+    assert [Path(row["path"]).name for row in tables["images"]] == [
+        "DEV-7-0-0.PNG",
+        *(f"dev-7-0-{k}.png" for k in range(1, 5)),
+    ]
+    ((row_id, reason),) = [(row["row_id"], row["reason"]) for row in tables["quarantine"]]
+    assert row_id == "nlvr/dev-7-0-5"
+    assert reason.startswith("no file dev-7-0-5.png under images/; the nearest name there is dev-7-0-")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
-from vlp_models.data.formats.pairs import split_by_hash
+from vlp_models.data.formats.splits import split_by_hash
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -160,7 +160,7 @@ def test_limit(tmp_path: Path) -> None:
         (
             "pairs.csv",
             "file,text\na.jpg,x\n",
-            "pairs.csv:1: the first line must name the columns image, caption (and may name split)",
+            "pairs.csv:1: the first line must name the columns image, caption (and may name split, group, lang)",
         ),
         ("pairs.csv", "image;caption\na.jpg;x\n", "separated by ','; found 'image;caption'"),
         ("pairs.csv", "", "pairs.csv: empty"),

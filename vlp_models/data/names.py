@@ -8,14 +8,44 @@ from __future__ import annotations
 import difflib
 import os
 import unicodedata
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+SUGGESTED = 100  # missing files for which the nearest name is looked for: comparing all names is slow
 MANY = 20_000  # names of a folder among which the nearest one is still looked for
 
 
 def fold_name(name: str) -> str:
     """Return what equal names have in common: composed characters, no letter case, forward slashes."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold()).replace("\\", "/")
+
+
+class Names:
+    """Names among which one is looked up that may differ in letter case, Unicode form or slashes."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = dict.fromkeys(names)
+        self._folded: dict[str, list[str]] = {}
+        for name in self._names:
+            self._folded.setdefault(fold_name(name), []).append(name)
+        self._suggested = 0
+
+    def match(self, name: str) -> str | None:
+        """Return the name itself, or the only one that differs from it as described above; None: none or several."""
+        alike = self._folded.get(fold_name(name), [])
+        return name if name in self._names else alike[0] if len(alike) == 1 else None
+
+    def nearest(self, name: str) -> str:
+        """Return a remark with the nearest name, for a message; empty if none is near, or after many searches."""
+        self._suggested += 1
+        return _nearest(name, self._folded) if self._suggested <= SUGGESTED else ""
+
+
+def _nearest(name: str, folded: Mapping[str, list[str]]) -> str:
+    if len(folded) > MANY:
+        return ""
+    near = difflib.get_close_matches(fold_name(name), folded, n=1, cutoff=0.8)
+    return f"; the nearest name there is {folded[near[0]][0]}" if near else ""
 
 
 class FileNames:
@@ -48,12 +78,8 @@ class FileNames:
             alike = ", ".join(str(path.relative_to(folder)) for path in found[:3])
             return f"; {len(found)} files differ from it only in letter case or Unicode form: {alike}"
         path = folder / relative.replace("\\", "/")
-        names = [name for several in self._list(path.parent).values() for name in several]
-        if self._suggested >= 100 or len(names) > MANY:  # a comparison of all names for each missing file is slow
-            return ""
         self._suggested += 1
-        near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
-        return f"; the nearest name there is {near[0]}" if near else ""
+        return _nearest(path.name, self._list(path.parent)) if self._suggested <= SUGGESTED else ""
 
     def _list(self, folder: Path) -> dict[str, list[str]]:
         if folder not in self._listings:

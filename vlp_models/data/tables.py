@@ -6,7 +6,9 @@ Ids are strings and start with their dataset's name (`scenes/17`), so tables of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -69,6 +71,38 @@ ID_COLUMN = {
     **{name: view.id_column for name, view in TABLES.items()},
     "objects": "object_id",
 }
+
+
+LANGUAGES = "languages.jsonl"  # of captions, next to their table: image_id, caption_id, language
+UNKNOWN = "unknown"  # language of a caption that names none
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,8})*")  # BCP 47: de, pt-br, zh-hant
+_NO_LANGUAGE = ("und", "mis", "mul", "zxx", "nan", "na")  # ISO 639's, and what spreadsheets write in place of nothing
+
+
+def standard_language(name: object) -> str:
+    """Return a language code in lower case with hyphens; `unknown` for anything else."""
+    code = name.strip().lower().replace("_", "-") if isinstance(name, str) else ""
+    return code if _LANGUAGE.fullmatch(code) and code not in _NO_LANGUAGE else UNKNOWN
+
+
+def read_languages(directory: Path, image_ids: Collection[str]) -> dict[str, dict[str, list[str]]]:
+    """Return language -> image id -> its captions in that language; empty if no caption of the images names one.
+
+    Args:
+        directory: of the validated tables.
+    """
+    if not (directory / LANGUAGES).exists():
+        return {}
+    with (directory / LANGUAGES).open(encoding="utf-8") as lines:
+        rows = (json.loads(line) for line in lines)
+        languages = {row["caption_id"]: row["language"] for row in rows if row["image_id"] in image_ids}
+    found: dict[str, dict[str, list[str]]] = {}
+    for table in read_batches([directory / "captions.parquet"], BATCH_ROWS) if languages else ():
+        for row in table.to_pylist():
+            if row["image_id"] in image_ids:
+                own = found.setdefault(languages.get(row["caption_id"], UNKNOWN), {})
+                own.setdefault(row["image_id"], []).append(row["text"])
+    return dict(sorted(found.items()))
 
 
 def standard_split(name: str) -> str:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from vlp_models.common.io import hash_file
 from vlp_models.curation.validation.text import count_words
 from vlp_models.data.sample import Sample
-from vlp_models.data.tables import read_table
+from vlp_models.data.tables import read_languages, read_table
 from vlp_models.data.views import View
 
 
@@ -56,19 +56,25 @@ def slices_of(
 ) -> dict[str, list[str]]:
     """Return sample id -> its slices, such as `question_type=how many` or `objects=6+`.
 
-    `dataset`; `objects` (of all its images, if the dataset has object annotations); `caption_length` (median number of
-    words of the references) or `text_length`; and the task's own slices, from `own`.
+    `dataset`; `language` of the references, if their dataset names languages (`several`: not of one); `objects` (of all
+    its images, if the dataset has object annotations); `caption_length` (median number of words of the references) or
+    `text_length`; and the task's own slices, from `own`.
     """
     table = read_table("objects", validated, columns=["image_id"])
     wanted = pa.array({image_id for sample in samples for image_id in sample.image_ids}, pa.string())
     objects = Counter(table.filter(pc.is_in(table["image_id"], value_set=wanted))["image_id"].to_pylist())
     with_objects = {image_id.partition("/")[0] for image_id in objects}
+    languages: dict[str, str] = {}
+    for language, captions in read_languages(validated, set(wanted.to_pylist())).items():
+        languages |= {image_id: "several" if image_id in languages else language for image_id in captions}
     result: dict[str, list[str]] = {}
     for sample in samples:
         found = [f"dataset={sample.source}"]
         if sample.image_id.partition("/")[0] in with_objects:
             count = sum(objects[image_id] for image_id in sample.image_ids)
             found.append(f"objects={_bin(count, OBJECT_COUNTS, '6+')}")
+        if sample.values.get("captions") and sample.image_id in languages:
+            found.append(f"language={languages[sample.image_id]}")
         if sample.values.get("captions"):
             lengths = sorted(count_words(caption) for caption in sample["captions"])
             found.append(f"caption_length={_bin(lengths[len(lengths) // 2], TEXT_LENGTHS, '16+')}")

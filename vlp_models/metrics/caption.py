@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,15 @@ def _run_spice(java: str, directory: Path, candidates: Tokenized, references: To
     if values.keys() != candidates.keys() or not all(map(math.isfinite, values.values())):
         raise MissingToolError("SPICE failed: it did not score every caption")
     return values
+
+
+def note_language(score: Score, language: str) -> Score:
+    """Return the score with a note if its rules are those of another language than the references'."""
+    if language.partition("-")[0] == "en" or score.value is None:
+        return score
+    rules = {"METEOR": "stems, synonyms and function words", "SPICE": "parser"}.get(score.metric, "tokenizer")
+    which = "of unknown language" if language == "unknown" else f"in {language}"
+    return replace(score, note="; ".join(filter(None, (score.note, f"English {rules} for references {which}"))))
 
 
 def human_agreement(references: Mapping[str, Sequence[str]]) -> CaptionSet | None:

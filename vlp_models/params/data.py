@@ -68,7 +68,8 @@ class SourceParams:
     annotations: dict[str, list[str]] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files with one text per line, no images
     scene_graphs: str = ""  # synthetic scenes only: ground truth for the share of faithful captions
-    pairs: str = ""  # CSV, TSV or JSONL of image,caption[,split]; a glob pattern for several files
+    pairs: str = ""  # CSV, TSV or JSONL of image,caption[,split][,group][,lang]; a glob pattern for several files
+    group_near_duplicates: bool = False  # pairs without splits: near-duplicates go into the same split
     validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories used as val
     splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr, snli_ve: splits to read; empty: all present
     split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: image lists by split

@@ -13,12 +13,14 @@ from torch import nn
 from vlp_models.common.io import write_json
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
+from vlp_models.data.tables import read_languages
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.caption import (
     CaptionSet,
     constant_caption,
     human_agreement,
+    note_language,
     score_caption_sets,
     score_faithfulness,
 )
@@ -198,7 +200,8 @@ class Captioning(TaskModel):
 
         Baselines: the constant caption most common in train, the caption that similar training images agree on (with
         the gain over it), the blind model's captions, and each image's last reference scored against the others
-        ("human"). For synthetic scenes, also the share of captions that is true of the scene.
+        ("human"). For synthetic scenes, also the share of captions that is true of the scene. If references name their
+        languages, also `METRIC (LANGUAGE)`: the captions of the images with references in it, against these alone.
         """
         references = {sample.image_id: list(sample["captions"]) for sample in samples}
         captions = {p["image_id"]: p["caption"] for p in predictions}
@@ -215,6 +218,9 @@ class Captioning(TaskModel):
         if predictions and "caption_blind" in predictions[0]:
             blind = {p["image_id"]: p["caption_blind"] for p in predictions}
             sets[BLIND] = CaptionSet(candidates=blind, references=references)
+        languages = read_languages(context.validated, references.keys())
+        for language, own in languages.items():
+            sets[language] = CaptionSet(candidates={i: captions[i] for i in own}, references=own)
         human = human_agreement(references)
         if human is not None:
             sets["human"] = human
@@ -235,6 +241,8 @@ class Captioning(TaskModel):
         ]
         for suffix in (*decoders, BLIND):
             scores += [with_suffix(score, suffix) for score in scored.get(suffix, ())]
+        for language in languages:
+            scores += [with_suffix(note_language(score, language), language) for score in scored.pop(language)]
         for name in decoders:
             scored.pop(name)
         return TaskScores(scores=scores, baselines=baselines_by_metric(scored))

@@ -39,6 +39,7 @@ FINGERPRINTS = "fingerprints.parquet"
 LEAKS = "leaks.parquet"  # in data/validated: every leak found, quarantined or not
 BATCH = 512  # images that are streamed together
 INDEXED = 4096  # evaluation images indexed together, about 60 kB each
+SERIES = 12  # images verified per image when near-duplicates are grouped: a photo may have many copies
 RANK = {split: number for number, split in enumerate(SPLITS)}  # train < val < test: keep the copy in the higher split
 MIN_WORDS = 4  # below it only equal sentences count: without a word, little of "a red ball" is left
 
@@ -150,6 +151,47 @@ def _find_in_block(
         for match in index.search(fingerprints, in_lower_split):
             add(*batch[match.query][:2], *rows[match.indexed][:2], describe_match(match))
     return list(found.values())
+
+
+def find_near_duplicates(file: Path, rules: NearRules, *, workers: int = 1) -> Iterator[tuple[str, str]]:
+    """Yield pairs of ids of images that are copies of each other, whatever their splits.
+
+    Every image is compared with every other one: about five times the work of `find_leaks` with a fifth held out.
+
+    Args:
+        file: `fingerprints.parquet` of a dataset, all of whose images were hashed as `held_out`.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    count = sum(1 for _ in _read_fingerprints([file], {}, train=True))
+    blocks = [(first, first + INDEXED) for first in range(0, count, INDEXED)]
+    parts = track(
+        LocalMapper(max(1, min(workers, len(blocks)))).map(partial(_find_pairs_in_block, file, rules), blocks),
+        description="searching for near-duplicates",
+        total=len(blocks),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    for part in parts:
+        yield from part
+
+
+def _find_pairs_in_block(file: Path, rules: NearRules, block: tuple[int, int]) -> list[tuple[str, str]]:
+    ours = list(islice(_read_fingerprints([file], {}, train=True), *block))
+    ids = [image_id for (image_id, _, _), _ in ours]
+    by_pixels = {pixels: image_id for (image_id, _, pixels), _ in ours}
+    index = NearDuplicateIndex([fingerprint for _, fingerprint in ours], rules)
+    found: list[tuple[str, str]] = []
+    for batch, fingerprints in batches(_read_fingerprints([file], {}, train=True)):
+        found += [(name, by_pixels[pixels]) for name, _, pixels in batch if by_pixels.get(pixels, name) != name]
+
+        def are_two(query: int, indexed: int, batch: Sequence[Row] = batch) -> bool:
+            return batch[query][0] != ids[indexed]
+
+        found += [(batch[m.query][0], ids[m.indexed]) for m in index.search(fingerprints, are_two, SERIES)]
+    return found
 
 
 def write_leaks(directory: Path, leaks: Sequence[Leak]) -> None:

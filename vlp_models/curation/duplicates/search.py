@@ -36,7 +36,7 @@ VOTES_BLOCK = 1 << 20  # pairs of descriptors compared together
 UNPACK_ROWS = 1 << 13  # descriptors whose bits are unpacked together
 
 MIN_SHARED = 8  # shared keypoints below which a pair is not verified
-MAX_PROPOSALS = 3  # indexed images verified per query, those that share most keypoints
+MAX_PROPOSALS = 3  # by default
 
 KeepPair = Callable[[int, int], bool]  # (number of the query, number of the indexed image)
 _MIRRORED = ("", "mirrored")
@@ -92,11 +92,17 @@ class NearDuplicateIndex:
         if rules.keypoints and len(owners):
             self._keypoints = KeypointIndex(_stack(view.descriptors_KB for view in views), owners)
 
-    def search(self, queries: Sequence[Fingerprint], keep: KeepPair = lambda query, indexed: True) -> list[Match]:
+    def search(
+        self,
+        queries: Sequence[Fingerprint],
+        keep: KeepPair = lambda query, indexed: True,
+        proposals: int = MAX_PROPOSALS,
+    ) -> list[Match]:
         """Return the indexed images that each query is a copy of, including itself if it is indexed.
 
         Args:
             keep: which pairs to verify.
+            proposals: indexed images verified per query, those that share most keypoints.
         """
         found: dict[tuple[int, int], Match] = {}
         for query, indexed, orientation in self._propose_by_hash(queries):
@@ -106,7 +112,7 @@ class NearDuplicateIndex:
                 parts = (_MIRRORED[orientation // 4], _ROTATED[orientation % 4])
                 change = " and ".join(filter(None, parts)) or "hardly changed"
                 found[query, indexed] = Match(indexed=indexed, query=query, change=change, agreement=agreement)
-        for query, view in self._propose_by_keypoints(queries):
+        for query, view in self._propose_by_keypoints(queries, proposals):
             indexed, mirrored = divmod(view, 2)
             if (query, indexed) in found or not keep(query, indexed):
                 continue
@@ -128,7 +134,7 @@ class NearDuplicateIndex:
         }
         return sorted(found)
 
-    def _propose_by_keypoints(self, queries: Sequence[Fingerprint]) -> list[tuple[int, int]]:
+    def _propose_by_keypoints(self, queries: Sequence[Fingerprint], proposals: int) -> list[tuple[int, int]]:
         """Return (query, view) of the views that share most keypoints, those with most first."""
         if self._keypoints is None:
             return []
@@ -138,8 +144,8 @@ class NearDuplicateIndex:
         queries_P, views_P, shared_P = (part[counts[2] >= MIN_SHARED] for part in counts)
         order = np.lexsort((views_P, -shared_P, queries_P))
         queries_P, views_P = queries_P[order], views_P[order]
-        # the first MAX_PROPOSALS pairs of each query
-        first = np.arange(len(order)) - np.searchsorted(queries_P, queries_P) < MAX_PROPOSALS
+        # the first pairs of each query
+        first = np.arange(len(order)) - np.searchsorted(queries_P, queries_P) < proposals
         return list(zip(queries_P[first].tolist(), views_P[first].tolist(), strict=True))
 
 

@@ -21,11 +21,12 @@ from typing import Any, Protocol, TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, TableWriter, read_batches
+from vlp_models.data.tables import BATCH_ROWS, LANGUAGES, SCHEMAS, TableWriter, read_batches
 from vlp_models.data.views import OTHER_IMAGES
 
 Row = dict[str, Any]
 TRUTH = "truth.jsonl"
+LINES = {"truth": TRUTH, "languages": LANGUAGES}  # rows about images that are JSON lines
 LARGE = 2**31  # numbers of pixels are below this
 
 
@@ -59,9 +60,9 @@ def _take_spool() -> Path | None:
 
 def _rows(directory: Path | None) -> dict[str, Rows]:
     if directory is None:
-        return {name: [] for name in (*SCHEMAS, "truth")}
+        return {name: [] for name in (*SCHEMAS, *LINES)}
     writers: dict[str, Rows] = {name: TableWriter(name, directory) for name in SCHEMAS}
-    return writers | {"truth": _Lines(directory / TRUTH)}
+    return writers | {name: _Lines(directory / file) for name, file in LINES.items()}
 
 
 class _Lines:
@@ -118,6 +119,10 @@ class Tables:
     skipped: Counter[str] = field(
         default_factory=Counter
     )  # valid records that are not used, by kind, e.g. crowd regions
+    notes: Counter[str] = field(default_factory=Counter)  # records that are used although something is odd, by kind
+    # id of each image that the reader assigned a split to -> what decides it (`splits.Division`); empty unless
+    # `group_near_duplicates` lets `prepare` divide again
+    divided: dict[str, str] = field(default_factory=dict)
     rows: dict[str, Rows] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,17 +137,18 @@ class Tables:
             if isinstance(rows, TableWriter | _Lines):
                 rows.close()
 
-    def keep_truth(self, of: Callable[[str], bool]) -> None:
-        """Remove the ground truth of all images for which `of` is false."""
-        before = self["truth"]
-        if isinstance(before, _Lines) and len(before):
-            after = before.moved_aside()
-            after.extend(row for row in before if of(row["image_id"]))
-            after.close()
-            before.delete()
-            self.rows["truth"] = after
-        elif not isinstance(before, _Lines):
-            self.rows["truth"] = [row for row in before if of(row["image_id"])]
+    def keep_lines(self, of: Callable[[str], bool]) -> None:
+        """Remove ground truth and languages of all images for which `of` is false."""
+        for name in LINES:
+            before = self[name]
+            if isinstance(before, _Lines) and len(before):
+                after = before.moved_aside()
+                after.extend(row for row in before if of(row["image_id"]))
+                after.close()
+                before.delete()
+                self.rows[name] = after
+            elif not isinstance(before, _Lines):
+                self.rows[name] = [row for row in before if of(row["image_id"])]
 
     def quarantine(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
         """Add one bad row to the quarantine. `row_id` may be empty if the record has no readable id."""
@@ -312,7 +318,7 @@ def remove_images(tables: Tables, images: Set[str]) -> int:
         before = len(tables[name])
         tables.rows[name] = _filter_rows(name, tables, images)
         count += before - len(tables[name])
-    tables.keep_truth(lambda image: image not in images)
+    tables.keep_lines(lambda image: image not in images)
     return count
 
 

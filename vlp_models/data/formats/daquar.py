@@ -21,6 +21,7 @@ from pathlib import Path
 from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_text, require_directory
 from vlp_models.data.formats.splits import is_held_out, read_lists
+from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -45,6 +46,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     files = _files(name, params, root)
     listed = "all" in files or bool(params.split_files) or bool(params.karpathy)  # else the split is that of the file
     lists = read_lists(name, params, root, LISTS, tables).splits if listed else {}
+    names = Names(lists)
     folder = next((root / f for f in (params.images, PHOTO_FOLDER) if (root / f).is_dir()), root / params.images)
     endings = {path.stem: path.suffix for path in sorted(folder.iterdir())} if folder.is_dir() else {}
     kept: Counter[str] = Counter()
@@ -56,6 +58,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                 row_id = join_id(name, number if own == "all" else f"{own}-{number}")
                 with tables.record("questions", provenance, row_id):
                     photo = f"image{PHOTO.findall(question)[-1][1]}"
+                    photo = names.match(photo) or photo
                     if listed and photo not in lists:
                         tables.skipped["questions about unlisted photos"] += 1
                         continue

@@ -27,6 +27,7 @@ from pathlib import Path
 from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_csv, require_directory
 from vlp_models.data.formats.splits import photo_folder, photo_id, read_lists, safe_name, stem, text_folders
+from vlp_models.data.names import Names
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -76,14 +77,15 @@ def fill(
         splits: photo id -> split.
         folder: directory of the photos.
     """
+    listed = Names(splits)
     files: dict[str, str] = {}  # photo -> its first file name
     kept: Counter[str] = Counter()  # split -> photos
     cut: set[str] = set()  # photos beyond the limit
     for line in lines:
         with tables.record("captions", line.provenance):
             file = safe_name(get_id({"file": line.file}, "file"))
-            photo, image_id = photo_id(file), join_id(name, stem(file))
-            if photo not in splits:
+            photo, image_id = listed.match(photo_id(file)), join_id(name, stem(file))
+            if photo is None:
                 tables.skipped["captions of unlisted photos"] += 1
                 continue
             caption_id = f"{image_id}#{line.number}"

@@ -39,6 +39,7 @@ from vlp_models.data.formats.base import (
 )
 from vlp_models.data.formats.files import read_lines, require_directory
 from vlp_models.data.formats.splits import safe_name, select_splits
+from vlp_models.data.names import Names
 from vlp_models.params import SourceParams
 
 SPLITS = {"train": "train", "val": "val", "dev": "test", "test": "test", "hidden": "test"}
@@ -72,7 +73,8 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
     seen: dict[str, str] = {}
     unreadable: dict[str, list[tuple[str, int]]] = {}  # identifier without a readable sentence -> its images
     # by name, not by `directory`: hidden.json has none, and a path in a record could point anywhere
-    files = {path.name: path for path in (directory / "images").rglob("*.png")}
+    files = {path.name: path for path in (directory / "images").rglob("*") if path.suffix.lower() == ".png"}
+    names = Names(files)
     lines = read_lines(directory / f"{split}.json", tables, "statements", f"NLVR's {split} split, JSON lines")
     for number, (provenance, record) in enumerate(lines):
         if params.limit and number >= params.limit:
@@ -91,7 +93,8 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
                 raise RecordError(f"`permutations` is {orders!r}, expected 1 to {len(ORDERS)}")
             repeated = identifier in unreadable
             if not repeated:
-                unreadable[identifier] = _images(tables, name, ours, files, f"{split}-{identifier}", orders, provenance)
+                stem = f"{split}-{identifier}"
+                unreadable[identifier] = _images(tables, name, ours, files, names, stem, orders, provenance)
             found = unreadable[identifier]
             if _statements(tables, found, f"{name}/{split}", identifier, record, provenance, captions=ours != "test"):
                 seen[identifier] = provenance  # of a repeated identifier the first readable record is kept
@@ -103,16 +106,26 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
 
 
 def _images(
-    tables: Tables, name: str, split: str, files: dict[str, Path], stem: str, orders: int, provenance: str
+    tables: Tables,
+    name: str,
+    split: str,
+    files: dict[str, Path],
+    names: Names,
+    stem: str,
+    orders: int,
+    provenance: str,
 ) -> list[tuple[str, int]]:
     """Return (image id, k) of the example's images that exist; the others are quarantined."""
     found = []
     for k in range(orders):
         image_id = join_id(name, f"{stem}-{k}")
-        path = files.get(f"{stem}-{k}.png")
-        if path is None:
-            tables.quarantine("images", image_id, "image_exists", f"no file {stem}-{k}.png under images/", provenance)
+        file = f"{stem}-{k}.png"
+        matched = names.match(file)
+        if matched is None:
+            reason = f"no file {file} under images/{names.nearest(file)}"
+            tables.quarantine("images", image_id, "image_exists", reason, provenance)
             continue
+        path = files[matched]
         tables["images"].append(
             image_row(image_id, source=name, split=split, path=os.path.normpath(path), provenance=provenance)
         )

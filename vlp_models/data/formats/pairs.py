@@ -1,9 +1,11 @@
 """Your own data: image-text pairs, or texts without images.
 
-Pairs are a CSV (or TSV) with a header, or JSON lines, with `image`, `caption` and optionally `split`. An image may be
-in several rows, one caption each. Image paths are relative to the file. If no row names a split, images are divided
-80/10/10 by a hash of their path: the same file gives the same split on every machine, and new images do not move old
-ones (except if a split of a handful of images would be empty).
+Pairs are a CSV (or TSV) with a header, or JSON lines, with `image`, `caption` and optionally `split`, `group` and
+`lang`. An image may be in several rows, one caption each. Image paths are relative to the file. If no row names a
+split, images are divided 80/10/10 by a hash of their path: the same file gives the same split on every machine, and new
+images do not move old ones (except if a split of a handful of images would be empty). Images with the same `group` are
+divided by the hash of their group, so they stay together. `lang` is a caption's language code (de, pt-BR); anything
+else is unknown.
 
 `pairs` may be a pattern (`*/pairs.jsonl`): matching files are read in the order of their names, and ids start with the
 folder of the file. So a dataset of batches grows without rewriting a file. Memory does not grow with the rows: they are
@@ -18,20 +20,39 @@ from __future__ import annotations
 import os
 import posixpath
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
-from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, get_text, image_row, is_utf8, join_id
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    get_id,
+    get_sentence,
+    get_text,
+    image_row,
+    is_utf8,
+    join_id,
+)
 from vlp_models.data.formats.files import open_lines, read_csv, read_lines, require_directory
-from vlp_models.data.formats.splits import bucket_of
+from vlp_models.data.formats.splits import Division
 from vlp_models.data.joins import Database
-from vlp_models.data.tables import BATCH_ROWS, SPLITS, TableWriter, read_batches, standard_split
+from vlp_models.data.tables import (
+    BATCH_ROWS,
+    SPLITS,
+    UNKNOWN,
+    TableWriter,
+    read_batches,
+    standard_language,
+    standard_split,
+)
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+NO_LANGUAGE = "captions whose `lang` is blank or no language code: unknown"
 JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
 
 
@@ -40,14 +61,20 @@ MENTIONS = pa.schema(
         ("number", pa.int64()),
         ("key", pa.string()),  # the image's id without the dataset
         ("split", pa.string()),
-        *((name, pa.string()) for name in ("path", "caption_id", "text", "provenance")),
+        *((name, pa.string()) for name in ("together", "language", "path", "caption_id", "text", "provenance")),
     ]
 )
-# the first mention of each image; and each mention with the image's first one
-_FIRST = "SELECT key, min(number) AS number FROM mentions GROUP BY key"
-_IMAGES = f"SELECT m.* FROM mentions m JOIN ({_FIRST}) f ON m.number = f.number ORDER BY m.number"
+# the first mention of each image, with the first group that one names; and each mention with the image's first one
+_FIRST = """
+    SELECT key, min(number) AS number, arg_min(together, number) FILTER (WHERE together <> '') AS together
+    FROM mentions GROUP BY key
+"""
+_IMAGES = f"""
+    SELECT m.* EXCLUDE together, coalesce(f.together, '') AS together
+    FROM mentions m JOIN ({_FIRST}) f ON m.number = f.number ORDER BY m.number
+"""
 _CAPTIONS = f"""
-    SELECT m.*, f.split AS first_split, f.provenance AS first_provenance
+    SELECT m.*, f.split AS first_split, f.together AS first_group, f.provenance AS first_provenance
     FROM mentions m JOIN ({_IMAGES}) f ON m.key = f.key ORDER BY m.number
 """
 
@@ -67,7 +94,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
         with Database.within(Path(place)) as database:
             database.load("mentions", read_batches([mentions.path], BATCH_ROWS), MENTIONS)
             mentions.path.unlink()
-            _add_images(name, tables, database)
+            _add_images(name, params, tables, database)
             _add_captions(name, tables, database)
     return tables
 
@@ -93,6 +120,8 @@ def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, 
                     # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
                     "key": posixpath.normpath(prefix + image.lstrip("/") if prefix else image).replace("\\", "/"),
                     "split": split,
+                    "together": _read_group(record),
+                    "language": standard_language(record["lang"]) if "lang" in record else "",
                     "path": os.path.normpath(path.parent / image),
                     "caption_id": row_id,
                     "text": text,
@@ -101,18 +130,24 @@ def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, 
             )
 
 
-def _add_images(name: str, tables: Tables, database: Database) -> None:
+def _read_group(record: Row) -> str:
+    return get_id(record, "group").strip() if record.get("group") not in (None, "") else ""
+
+
+def _add_images(name: str, params: SourceParams, tables: Tables, database: Database) -> None:
     def found() -> Iterator[Row]:
         for piece in database.stream(_IMAGES):
             yield from piece.to_pylist()
 
     named = database.value(f"SELECT count(*) FROM ({_IMAGES}) WHERE split <> ''")
-    divided = None if named else _Divided(row["key"] for row in found())
+    divided = None if named else Division(row["together"] or row["key"] for row in found())
+    if divided and params.group_near_duplicates:
+        tables.divided = {join_id(name, row["key"].lstrip("/")): row["together"] or row["key"] for row in found()}
     tables["images"].extend(
         image_row(
             join_id(name, row["key"].lstrip("/")),
             source=name,
-            split=divided.split_of(row["key"]) if divided else row["split"],
+            split=divided.split_of(row["together"] or row["key"]) if divided else row["split"],
             path=row["path"],
             provenance=row["provenance"],
         )
@@ -130,6 +165,16 @@ def _add_captions(name: str, tables: Tables, database: Database) -> None:
                         f"{row['first_provenance']}",
                         rule="split_disjoint",
                     )
+                if row["together"] not in ("", row["first_group"]):
+                    raise RecordError(
+                        f"the image is of group {row['together']!r} here and of {row['first_group']!r} elsewhere",
+                        rule="group_unique",
+                    )
+                if row["language"] == UNKNOWN:
+                    tables.notes[NO_LANGUAGE] += 1
+                elif row["language"]:
+                    ids = {"image_id": join_id(name, row["key"].lstrip("/")), "caption_id": row["caption_id"]}
+                    tables["languages"].append({**ids, "language": row["language"]})
                 tables["captions"].append(
                     {
                         "caption_id": row["caption_id"],
@@ -138,39 +183,6 @@ def _add_captions(name: str, tables: Tables, database: Database) -> None:
                         "provenance": row["provenance"],
                     }
                 )
-
-
-class _Divided:
-    """`split_by_hash` name by name; only if a split might be empty must all names be known."""
-
-    MANY = 1000  # with this many names a split is empty with probability 1e-45
-
-    def __init__(self, names: Iterable[str]) -> None:
-        few: list[str] = []
-        for name in names:
-            few.append(name)
-            if len(few) > self.MANY:
-                self._few: dict[str, str] | None = None
-                return
-        self._few = split_by_hash(few)
-
-    def split_of(self, name: str) -> str:
-        return _split(name) if self._few is None else self._few[name]
-
-
-def split_by_hash(names: list[str]) -> dict[str, str]:
-    """Return name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
-    order = sorted(names, key=bucket_of)
-    splits = {name: _split(name) for name in order}
-    # val twice: the name taken for train may have been the only one of val.
-    for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
-        if len(order) >= 3 and wanted not in splits.values():
-            splits[order[candidate]] = wanted
-    return splits
-
-
-def _split(name: str) -> str:
-    return "train" if bucket_of(name) < 0.8 else "val" if bucket_of(name) < 0.9 else "test"
 
 
 def _files(name: str, root: Path, pattern: str) -> list[tuple[Path, str]]:
@@ -195,7 +207,9 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
     """
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
-        return read_csv(path, tables, "captions", ("image", "caption"), ("split",), delimiter=DELIMITERS[suffix])
+        return read_csv(
+            path, tables, "captions", ("image", "caption"), ("split", "group", "lang"), delimiter=DELIMITERS[suffix]
+        )
     if suffix in JSON_LINES:
         return read_lines(path, tables, "captions", "image-caption pairs as JSON lines")
     raise DataError(

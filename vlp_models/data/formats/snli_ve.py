@@ -43,6 +43,7 @@ from vlp_models.data.formats.splits import (
     stem,
 )
 from vlp_models.data.images import FORMATS
+from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS, standard_split
 from vlp_models.data.views import ENTAILMENT
 from vlp_models.params import SourceParams
@@ -115,6 +116,7 @@ def fill(
         parse: (id, record) -> hypothesis; raises `RecordError`.
     """
     listed = read_lists(name, params, root, {}, tables) if params.split_files or params.karpathy else None
+    names = Names(listed.splits if listed else ())
     folder = photo_folder(root, params.images)
     seen: dict[str, str] = {}
     files: dict[str, str] = {}  # file name in the record -> existing file name
@@ -133,6 +135,8 @@ def fill(
                 hypothesis = parse(local, record)
                 seen[local] = provenance  # only now: of a repeated id the first readable record is kept
                 photo = photo_id(hypothesis.file)
+                if listed is not None:
+                    photo = names.match(photo) or photo
                 if listed is not None and photo not in listed.splits:
                     tables.skipped["hypotheses about unlisted photos"] += 1
                     continue

@@ -88,6 +88,63 @@ def is_held_out(photo: str, share: float) -> bool:
     return bucket_of(photo) < share
 
 
+class Division:
+    """The division of images into train (80%), val (10%) and test (10%), by a hash of their units.
+
+    A unit is what stays together: an image's path, or its group. Adding units does not move others, except if a split
+    of a handful would be empty: three units or more give at least one of each.
+    """
+
+    MANY = 1000  # with this many units a split is empty with probability 1e-45; fewer must all be known
+
+    def __init__(self, units: Iterable[str]) -> None:
+        few: set[str] = set()
+        for unit in units:
+            few.add(unit)
+            if len(few) > self.MANY:
+                few.clear()
+                break
+        self._few = split_by_hash(few)
+
+    def split_of(self, unit: str) -> str:
+        return self._few.get(unit) or _split(unit)
+
+
+def split_by_hash(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
+    order = sorted(names, key=bucket_of)
+    splits = {name: _split(name) for name in order}
+    # val twice: the name taken for train may have been the only one of val.
+    for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
+        if len(order) >= 3 and wanted not in splits.values():
+            splits[order[candidate]] = wanted
+    return splits
+
+
+def _split(name: str) -> str:
+    return "train" if bucket_of(name) < 0.8 else "val" if bucket_of(name) < 0.9 else "test"
+
+
+class Clusters:
+    """Names that belong together, directly or through others."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+
+    def join(self, one: str, other: str) -> None:
+        low, high = sorted((self.first(one), self.first(other)))
+        self._parents[high] = low
+
+    def first(self, name: str) -> str:
+        """Return the first name, in the order of their characters, of those that belong to `name`."""
+        found = name
+        while (parent := self._parents.get(found, found)) != found:
+            found = parent
+        while (parent := self._parents.get(name, name)) != found:  # shorten the way for the next search
+            self._parents[name], name = found, parent
+        return found
+
+
 def photo_folder(root: Path, images: str) -> Path:
     """Return `images` below `root`, or the first existing folder with one of the usual names of Flickr's photos."""
     return next((root / folder for folder in (images, *FOLDERS) if (root / folder).is_dir()), root / images)

@@ -31,6 +31,7 @@ from vlp_models.data.formats.base import (
 )
 from vlp_models.data.formats.files import read_json, read_lines, require_directory
 from vlp_models.data.formats.splits import safe_name, select_splits
+from vlp_models.data.names import FileNames
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -98,6 +99,7 @@ class _Images:
     name: str
     directory: Path
     tables: Tables
+    names: FileNames = field(default_factory=FileNames)
     known: dict[str, tuple[str, _Image | RecordError]] = field(default_factory=dict)  # img_id -> file, image
 
     def find(self, record: Row, split: str, provenance: str) -> _Image:
@@ -122,8 +124,15 @@ class _Images:
 
     def _add(self, record: Row, local: str, file_name: str, split: str, provenance: str) -> _Image:
         metadata_file = safe_name(get_text(record, "metadata_fn"))
+        path = self.directory / metadata_file
+        if not path.exists():
+            found = self.names.find(self.directory, metadata_file)
+            if len(found) != 1:
+                explained = self.names.explain(self.directory, metadata_file, found)
+                raise RecordError(f"{path}: no such file{explained}", rule="metadata_readable")
+            path = found[0]
         try:
-            metadata = read_json(self.directory / metadata_file, "the metadata of a VCR image")
+            metadata = read_json(path, "the metadata of a VCR image")
         except DataError as error:
             raise RecordError(str(error), rule="metadata_readable") from None
         objects, names, boxes = _objects(record), get(metadata, "names", list), get(metadata, "boxes", list)

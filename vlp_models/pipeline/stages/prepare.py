@@ -18,11 +18,12 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.curation.duplicates.hashes import HashJob, ImageHashes, Item, hash_all
-from vlp_models.curation.duplicates.leakage import FingerprintWriter
+from vlp_models.curation.duplicates.leakage import FINGERPRINTS, FingerprintWriter, find_near_duplicates
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdrawn
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, remove_images, spooled
+from vlp_models.data.formats.splits import Clusters, Division
 from vlp_models.data.images import ImageError, is_misnamed
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
@@ -33,6 +34,8 @@ logger = get_logger(__name__)
 
 RENAMED = "images whose name differs from the listing in letter case, Unicode form or slashes"
 MISNAMED = "images whose name has the suffix of another format"
+TOGETHER = "images moved to the split of a near-duplicate"
+OPTIONAL = ("group_near_duplicates",)  # in the manifest only if set
 EXAMPLES = 3  # of reasons in an error
 MAX_PROCESSES = 8  # each decodes an image of up to `validate.max_image_pixels`
 
@@ -58,17 +61,24 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
             if not (tables["images"] or tables["texts"]):
                 raise DataError(_no_image(key, source, found, tables))
+            if tables.divided:
+                notes[TOGETHER] = _group_near_duplicates(
+                    tables, directory, NearRules.of(params.validate.near_duplicates)
+                )
             tables.close()
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
+            counts |= {"languages": len(tables["languages"])} if tables["languages"] else {}
+            for note, count in tables.notes.items():
+                logger.info("prepare %s: %d %s", key, count, note)
             write_manifest(
                 directory,
                 stage="prepare",
                 params={
-                    "data": to_plain(source),
+                    "data": {name: value for name, value in to_plain(source).items() if name not in OPTIONAL or value},
                     "max_image_pixels": params.validate.max_image_pixels,
                     "near_duplicates": to_plain(params.validate.near_duplicates),
                 },
-                counts=counts | {"left_out": dict(tables.skipped), "notes": dict(notes)},
+                counts=counts | {"left_out": dict(tables.skipped), "notes": dict(notes + tables.notes)},
             )
     logger.info("prepare %s: %s", key, ", ".join(f"{count:,} {name}" for name, count in counts.items() if count))
 
@@ -109,7 +119,7 @@ def _check_images(
     names, renamed = FileNames(), set[str]()
     gone: dict[str, str] = {}
 
-    rows = (row for table in read_batches([waiting], BATCH_ROWS) for row in table.to_pylist())
+    rows = _read_rows(waiting)
     job = HashJob.in_place(params.validate)
 
     def refuse(row: Row) -> ImageError | None:
@@ -135,7 +145,7 @@ def _check_images(
         return None
 
     with progress_bar(f"checking images of {key}", len(listed), "images") as bar:
-        for row, result in _hash_rows(rows, job, refuse):
+        for row, result in _hash_rows(rows, job, refuse, held_out=bool(tables.divided)):
             bar.advance()
             path = workspace.relative(Path(row["path"]))
             if not isinstance(result, ImageError):
@@ -171,12 +181,47 @@ def _check_images(
     return notes
 
 
+def _group_near_duplicates(tables: Tables, directory: Path, rules: NearRules) -> int:
+    """Divide the images again, so that near-duplicates of each other, and their groups, are in one split.
+
+    Returns:
+        How many images changed their split.
+    """
+    clusters = Clusters()
+    pairs = find_near_duplicates(directory / FINGERPRINTS, rules, workers=cpu_count(MAX_PROCESSES))
+    for one, other in pairs:
+        clusters.join(tables.divided[one], tables.divided[other])
+    listed = tables["images"]
+    assert isinstance(listed, TableWriter)
+    listed.close()
+    waiting = listed.path.rename(directory / ".divided.parquet")
+    units = {image_id: clusters.first(unit) for image_id, unit in tables.divided.items()}
+    division = Division(units[row["image_id"]] for row in _read_rows(waiting))
+    moved = 0
+    tables.rows["images"] = again = TableWriter("images", directory)
+    for row in _read_rows(waiting):
+        split = division.split_of(units[row["image_id"]])
+        moved += split != row["split"]
+        again.append({**row, "split": split})
+    waiting.unlink()
+    logger.info("prepare: %d %s", moved, TOGETHER)
+    return moved
+
+
+def _read_rows(path: Path) -> Iterator[Row]:
+    for table in read_batches([path], BATCH_ROWS):
+        yield from table.to_pylist()
+
+
 def _hash_rows(
-    rows: Iterable[Row], job: HashJob, refuse: Callable[[Row], ImageError | None]
+    rows: Iterable[Row], job: HashJob, refuse: Callable[[Row], ImageError | None], *, held_out: bool
 ) -> Iterator[tuple[Row, ImageHashes | ImageError]]:
     """Yield each row, in order, with the hashes of its image or the reason why it is unusable.
 
     Images that `refuse` returns an error for are not opened.
+
+    Args:
+        held_out: fingerprint training images as well so that their mirrored copies are found.
     """
     # Refused rows skip the hashing processes; the queue merges both back in order.
     pending: deque[tuple[Row, ImageError | None]] = deque()
@@ -186,7 +231,7 @@ def _hash_rows(
             error = refuse(row)
             pending.append((row, error))
             if error is None:
-                yield number, row["path"], row["split"] != SPLITS[0]
+                yield number, row["path"], held_out or row["split"] != SPLITS[0]
 
     def leading_refusals() -> Iterator[tuple[Row, ImageError]]:
         while pending and (error := pending[0][1]):

@@ -36,7 +36,7 @@ from vlp_models.curation.validation.cross_row_facts import Crossing
 from vlp_models.curation.validation.rules import Rule, rules_for
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.joins import Database, write_boxed
-from vlp_models.data.tables import BATCH_ROWS, ID_COLUMN, SPLITS, TableWriter, read_batches
+from vlp_models.data.tables import BATCH_ROWS, ID_COLUMN, LANGUAGES, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
 
@@ -108,13 +108,16 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             write_leaks(directory, duplicates)
             write_boxed(directory)
             quarantined = _join_quarantine(sources, directory)
-            truth = _write_truth(sources, directory)
+            truth = _write_lines(sources, directory, TRUTH)
+            languages = _write_lines(sources, directory, LANGUAGES)
             counts: dict[str, Any] = {name: result.good for name, result in results.items()}
             write_manifest(
                 directory,
                 stage="validate",
                 params={"validate": to_plain(params.validate), "sources": list(params.data)},
-                counts=counts | {"quarantine": quarantined, "truth": truth, "left_out": left_out},
+                counts=counts
+                | {"quarantine": quarantined, "truth": truth, "left_out": left_out}
+                | ({"languages": languages} if languages else {}),
                 splits=dict(sorted(results["images"].splits.items())),
             )
     for split, found in repeated["captions"].items():
@@ -351,9 +354,9 @@ def _join_quarantine(sources: list[Path], directory: Path) -> int:
     return len(writer)
 
 
-def _write_truth(sources: list[Path], directory: Path) -> int:
-    """Write the lines of ground truth on good images, if there are any; return their number."""
-    lines = (line for source in sources if (source / TRUTH).exists() for line in _lines(source / TRUTH))
+def _write_lines(sources: list[Path], directory: Path, name: str) -> int:
+    """Write the lines of a file (ground truth, languages) on good images, if there are any; return their number."""
+    lines = (line for source in sources if (source / name).exists() for line in _lines(source / name))
     first = next(lines, None)
     if first is None:
         return 0
@@ -367,7 +370,7 @@ def _write_truth(sources: list[Path], directory: Path) -> int:
         )
         kept = "SELECT line FROM truth t SEMI JOIN images i ON t.image_id = i.image_id ORDER BY number"
         for piece in database.stream(kept):
-            with (directory / TRUTH).open("a", encoding="utf-8", newline="\n") as file:
+            with (directory / name).open("a", encoding="utf-8", newline="\n") as file:
                 file.writelines(piece["line"].to_pylist())
             count += len(piece)
     return count

@@ -1,0 +1,128 @@
+"""Where the project divides images itself, a group and the near-duplicates of an image stay in one split."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from photos import photo
+from PIL import Image, ImageEnhance, ImageOps
+
+from vlp_models.common.workspace import Workspace
+from vlp_models.curation.duplicates import leakage
+from vlp_models.data.formats import read_source
+from vlp_models.data.tables import read_table
+from vlp_models.params import Params, SourceParams, load_params
+from vlp_models.pipeline.stages import prepare, validate
+
+ROOT = Path(__file__).parents[2]
+PAIRS = SourceParams(format="pairs", root="raw", pairs="pairs.csv", group_near_duplicates=True)
+CHANGES = {
+    "flipped": ImageOps.mirror,
+    "cropped": lambda image: image.crop((25, 10, 185, 130)),
+    "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.3),
+    "mirrored and cropped": lambda image: ImageOps.mirror(image.crop((5, 20, 185, 150))),
+    "again": lambda image: image,  # as JPEG of low quality, like all copies
+}
+PHOTOS = 30
+
+
+@pytest.fixture(scope="module")
+def augmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty photos, each with five changed copies, as an augmentation script leaves them; and a flat one, twice."""
+    root = tmp_path_factory.mktemp("augmented")
+    (root / "raw").mkdir()
+    names = []
+    for number in range(PHOTOS):
+        whole = photo(number)
+        for copy, change in {"": lambda image: image, **CHANGES}.items():
+            # an augmentation script's names say nothing about their origin
+            names.append(f"{len(names) * 7919 % 1000:03d}.jpg")
+            change(whole).save(root / "raw" / names[-1], quality=50 if copy else 95)
+    (root / "raw" / "pairs.csv").write_text("\n".join(["image,caption", *(f"{name},a photo" for name in names)]))
+    (root / "families.json").write_text(json.dumps(names))
+    return root
+
+
+def params_for(source: SourceParams) -> Params:
+    return dataclasses.replace(load_params(ROOT / "params.yaml"), data={"own": source})
+
+
+def splits_of_photos(root: Path, source: SourceParams) -> list[set[str]]:
+    """Return the splits that each photo's copies are in."""
+    workspace = Workspace(root)
+    prepare.run(params_for(source), workspace, "own")
+    names = json.loads((root / "families.json").read_text())
+    splits = {row["image_id"]: row["split"] for row in read_table("images", workspace.interim("own")).to_pylist()}
+    found = defaultdict(set)
+    for number, name in enumerate(names):
+        found[number // (len(CHANGES) + 1)].add(splits[f"own/{name}"])
+    return list(found.values())
+
+
+def test_augmented_copies_stay_in_one_split(augmented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = splits_of_photos(augmented, dataclasses.replace(PAIRS, group_near_duplicates=False))
+    assert sum(len(splits) > 1 for splits in apart) > PHOTOS / 2, "copies are spread without the option"
+    together = splits_of_photos(augmented, PAIRS)
+    assert [len(splits) for splits in together] == [1] * PHOTOS
+    assert {split for splits in together for split in splits} == {"train", "val", "test"}
+    assert max(sum(split in splits for splits in together) for split in ("val", "test")) < PHOTOS / 3
+    manifest = json.loads((augmented / "data" / "interim" / "own" / "manifest.json").read_text())
+    assert manifest["counts"]["notes"][prepare.TOGETHER] > PHOTOS
+    validate.run(params_for(PAIRS), Workspace(augmented))
+    assert len(read_table("images", augmented / "data" / "validated")) == PHOTOS * (len(CHANGES) + 1), "no leak is left"
+
+    monkeypatch.setattr(leakage, "INDEXED", 50)  # in blocks, and the rows in another order
+    header, *rows = (augmented / "raw" / "pairs.csv").read_text().splitlines()
+    (augmented / "raw" / "reversed.csv").write_text("\n".join([header, *reversed(rows)]))
+    assert splits_of_photos(augmented, dataclasses.replace(PAIRS, pairs="reversed.csv")) == together
+
+
+def test_unrelated_photos_are_divided_as_without_the_option(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    names = [f"{number}.png" for number in range(12)]
+    for number, name in enumerate(names):
+        photo(number).save(tmp_path / "raw" / name)
+    (tmp_path / "raw" / "pairs.csv").write_text("\n".join(["image,caption", *(f"{name},a photo" for name in names)]))
+    workspace = Workspace(tmp_path)
+    tables = {}
+    for option in (False, True):
+        source = dataclasses.replace(PAIRS, group_near_duplicates=option)
+        prepare.run(params_for(source), workspace, "own")
+        tables[option] = read_table("images", workspace.interim("own"))
+    assert tables[True].equals(tables[False])
+
+
+def test_images_of_a_group_stay_in_one_split(tmp_path: Path) -> None:
+    rows = [f"{n}.jpg,a photo,{'' if n % 5 == 0 else f'walk {n // 20}'}" for n in range(400)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["image,caption,Group", *rows, "3.jpg,again,", "4.jpg,again,other"]))
+    tables = read_source("p", SourceParams(format="pairs", root=".", pairs="pairs.csv"), tmp_path)
+    splits = [row["split"] for row in tables["images"]]
+    walks = [{splits[n] for n in range(20 * walk, 20 * walk + 20) if n % 5} for walk in range(20)]
+    assert [len(found) for found in walks] == [1] * 20
+    assert len({splits[n] for n in range(0, 400, 5)}) == 3, "images without a group are divided on their own"
+    ((reason, rule),) = [(row["reason"], row["rule"]) for row in tables["quarantine"]]
+    assert (reason, rule) == ("the image is of group 'other' here and of 'walk 0' elsewhere", "group_unique")
+
+
+def test_copies_join_groups(tmp_path: Path) -> None:
+    """A copy of a photo in a group brings its own group along."""
+    (tmp_path / "raw").mkdir()
+    rows = []
+    for number in range(8):
+        first, second = photo(2 * number), photo(2 * number + 1)
+        for name, image, group in (("a", first, "day"), ("b", second, "day"), ("c", ImageOps.mirror(second), "night")):
+            image.save(tmp_path / "raw" / f"{number}{name}.png")
+            rows.append(f"{number}{name}.png,a photo,{group} {number}")
+        Image.new("RGB", (64, 64), (number * 30, 0, 0)).save(tmp_path / "raw" / f"{number}d.png")
+        rows.append(f"{number}d.png,a photo,night {number}")
+    (tmp_path / "raw" / "pairs.csv").write_text("\n".join(["image,caption,group", *rows]))
+    prepare.run(params_for(PAIRS), Workspace(tmp_path), "own")
+    splits = {
+        r["image_id"]: r["split"] for r in read_table("images", tmp_path / "data" / "interim" / "own").to_pylist()
+    }
+    assert [len({splits[f"own/{number}{name}.png"] for name in "abcd"}) for number in range(8)] == [1] * 8
+    assert len(set(splits.values())) == 3
