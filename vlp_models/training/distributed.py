@@ -3,7 +3,7 @@
 ddp: every process holds the whole model; gradients are averaged. fsdp: every process holds a shard of the weights,
 gradients and optimizer state, and gathers whole weights one transformer block at a time. In both cases several
 processes learn exactly what one would from the same batches: the losses are normalized over all of them
-(training/normalization.py, objectives/distributed.py). FSDP has not been run on GPUs yet.
+(training/normalization.py, objectives/distributed.py). FSDP fails at its first step on a GPU.
 """
 
 from __future__ import annotations
