@@ -23,6 +23,7 @@ from vlp_models.common.supervise import command_environment
 from vlp_models.common.workspace import Workspace
 from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
 from vlp_models.pipeline.dvc.dvc_yaml import is_generated
+from vlp_models.pipeline.dvc.repro import REPRO
 
 Log = Callable[[str], None]
 UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not respond to a stage that requires it
@@ -215,7 +216,7 @@ def repro(root: Path, targets: list[str], log: Log, *, timeout: float = 0, lock_
 
     clear_records(root)
     try:
-        run_supervised(root, [sys.executable, "-m", "dvc", "repro", *targets], watch, timeout=timeout, lock_fd=lock_fd)
+        run_supervised(root, [*REPRO, *targets], watch, timeout=timeout, lock_fd=lock_fd)
     finally:
         if edited := remove_wrong_entries(root):
             log(explain_removal(edited))

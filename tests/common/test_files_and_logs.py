@@ -69,7 +69,7 @@ def test_log_lines_go_to_stderr_and_warnings_are_marked(capsys: pytest.CaptureFi
 def test_progress_is_a_line_now_and_then_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.0)
     with progress.progress_bar("detector", 6, "steps") as bar:
         for _ in range(6):
             bar.advance("loss 0.5")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.evaluation.report.records import print_results
+from vlp_models.cli.results import print_results
 
 
 def record(split: str, value: float, **changes: Any) -> dict[str, Any]:

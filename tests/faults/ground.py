@@ -270,7 +270,7 @@ def role_of(command: list[str]) -> str:
     words = [Path(word).name for word in command[:4]]
     if "vlp" in words and "stage" in words:
         return "stage"
-    if "dvc" in words and "repro" in words:
+    if "vlp_models.pipeline.dvc.repro" in words or ("dvc" in words and "repro" in words):
         return "dvc"
     if "vlp_models.common.supervise" in words:
         return "supervisor"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlp_models.common.redaction import redact
 from vlp_models.common.supervise import command_environment, supervise_commands
 from vlp_models.errors import ParamsError, TrackingError
 
@@ -161,13 +160,15 @@ def run_lock(workspace: Workspace, command: str) -> AbstractContextManager[int]:
 
 
 def run_pipeline(targets: list[str]) -> int:
-    """Run `dvc repro`, then print the results, the report's path and the command that opens MLflow.
+    """Run `dvc repro`, then print the results beside the previous ones, where to look, and what to do next.
 
     Returns DVC's exit code.
 
     Raises:
         DataError: another `vlp run` is using this workspace.
     """
+    from vlp_models.cli.results import print_next_steps, print_places, print_results, read_scores
+    from vlp_models.common.progress import clock
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
@@ -175,7 +176,9 @@ def run_pipeline(targets: list[str]) -> int:
 
     start = time.perf_counter()
     params, workspace = load_params(), Workspace()
+    summary = workspace.reports / "summary.json"
     with run_lock(workspace, "run"):
+        before = read_scores(summary)  # DVC deletes the file before the stage `report`
         if write_plan():
             print("dvc.yaml updated from params.yaml", file=sys.stderr)
         for line in repair(workspace.root):
@@ -192,17 +195,22 @@ def run_pipeline(targets: list[str]) -> int:
         if not code and (not targets or "register" in targets):
             code = _restore_versions(params, workspace)
         if not code:
-            print(f"took       {time.perf_counter() - start:.0f} s")
+            print()
+            if summary.exists():
+                print_results(summary, before)
+            print_places(params, workspace)
+            print(f"took       {clock(time.perf_counter() - start)}")
+            print_next_steps(params, workspace)
         return code
 
 
 def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
+    from vlp_models.pipeline.dvc.repro import REPRO
     from vlp_models.pipeline.parallel_finetune import finetune_in_parallel
 
-    began = time.time()
     environment = _environment()
     code = finetune_in_parallel(params, workspace.root, environment, supervise_commands) if not targets else 0
-    code = code or supervise_commands([[sys.executable, "-m", "dvc", "repro", *targets]], environment)
+    code = code or supervise_commands([[*REPRO, *targets]], environment)
     if code:
         print(
             "\nThe pipeline stopped at the stage above. Finished stages are kept; run the same command again to "
@@ -212,14 +220,6 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
         for line in _missing_checkpoints(params, workspace):
             print(line, file=sys.stderr)
         return code
-    summary = workspace.reports / "summary.json"
-    if summary.exists():
-        if summary.stat().st_mtime < began:  # otherwise the stage `report` has just printed it
-            from vlp_models.evaluation.report.records import print_results
-
-            print_results(summary)
-        print(f"\nreport     {workspace.reports / 'index.html'}")
-    print(f"MLflow UI  mlflow ui --backend-store-uri {redact(params.tracking.uri)} --host 127.0.0.1 --port 5000")
     return 0
 
 
@@ -246,6 +246,7 @@ def _missing_checkpoints(params: Params, workspace: Workspace) -> list[str]:
 
 def _restore_versions(params: Params, workspace: Workspace) -> int:
     """Register again what the registry has lost since `register` ran, which DVC cannot see. Return DVC's exit code."""
+    from vlp_models.pipeline.dvc.repro import REPRO
     from vlp_models.registry.receipts import find_lost_versions
 
     try:
@@ -256,7 +257,7 @@ def _restore_versions(params: Params, workspace: Workspace) -> int:
     if not lost:
         return 0
     print(f"MLflow has lost {', '.join(lost)}; registering again", file=sys.stderr)
-    command = [sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "register"]
+    command = [*REPRO, "--force", "--single-item", "register"]
     return supervise_commands([command], _environment())
 
 

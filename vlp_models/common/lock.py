@@ -24,6 +24,7 @@ def file_lock(
     *,
     wait: float = 0.0,
     on_wait: Callable[[str], None] = logger.info,
+    announce_after: float = 0.0,
     busy: type[Exception] = BusyError,
 ) -> Iterator[int]:
     """Hold an exclusive lock on `path`; yield its file descriptor.
@@ -35,7 +36,7 @@ def file_lock(
         path: the lock file; it is created and stays, and names its holder, for messages.
         what: the holder's name in messages, e.g. "`vlp run`".
         wait: seconds to wait for another holder.
-        on_wait: called once with a message if there is a wait.
+        on_wait: called once with a message if there is a wait of more than `announce_after` seconds.
         busy: the exception to raise.
 
     Raises:
@@ -51,7 +52,7 @@ def file_lock(
                     f"another {_holder(path, what)} is using this workspace; wait for it to finish or stop it "
                     "(training saves its state first), then run again"
                 )
-            if not announced:
+            if not announced and time.monotonic() >= deadline - wait + announce_after:
                 on_wait(f"waiting up to {wait:,.0f} s for another {_holder(path, what)}")
                 announced = True
             time.sleep(min(0.2, max(0.01, deadline - time.monotonic())))

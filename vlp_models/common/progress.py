@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-LINE_EVERY = 20.0  # seconds between lines where stderr is not a terminal
+# Where stderr is not a terminal: seconds until the first line. The wait doubles with each line, up to the longest one.
+FIRST_LINE, LONGEST_WAIT = 60.0, 600.0
 
 
 class ProgressBar:
@@ -22,10 +23,12 @@ class ProgressBar:
         self._description, self._total, self._unit = description, total, unit
         self._first = self._completed = completed
         self._started = self._shown = time.monotonic()
+        self._wait = FIRST_LINE
 
-    @property
-    def on_terminal(self) -> bool:
-        return not self._progress.disable
+    def is_due(self, refresh: float) -> bool:
+        """Return whether the display is due for an update; on a terminal it is every `refresh` seconds."""
+        wait = self._wait if self._progress.disable else refresh
+        return time.monotonic() - self._shown >= wait
 
     def advance(self, note: str = "", by: int = 1) -> None:
         """Count `by` more units as completed; `note` is shown behind them."""
@@ -39,12 +42,14 @@ class ProgressBar:
         """
         self._completed = completed
         self._progress.update(self._task, completed=completed, note=note)
-        if self._progress.disable and (force or time.monotonic() - self._shown >= LINE_EVERY):
+        if not self._progress.disable:
+            self._shown = time.monotonic()
+        elif force or self.is_due(0.0):
             self.print_line(note)
 
     def print_line(self, note: str = "") -> None:
         """Print the state as one plain line."""
-        self._shown = time.monotonic()
+        self._shown, self._wait = time.monotonic(), min(2 * self._wait, LONGEST_WAIT)
         seconds = self._shown - self._started
         left = (self._total - self._completed) * seconds / max(1, self._completed - self._first)
         parts = [f"{self._description}  {self._completed:,}/{self._total:,} {self._unit}", note, f"{clock(left)} left"]

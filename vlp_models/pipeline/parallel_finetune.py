@@ -15,10 +15,9 @@ from typing import Protocol
 from vlp_models.common.device import cpu_count, use_cuda
 from vlp_models.common.log import get_logger
 from vlp_models.params import Params
+from vlp_models.pipeline.dvc.repro import REPRO
 
 logger = get_logger(__name__)
-
-DVC = [sys.executable, "-m", "dvc"]
 
 
 class RunCommands(Protocol):
@@ -54,7 +53,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
             names.append(name)
     if len(names) < 2:
         return 0
-    code = run([[*DVC, "repro", *sorted({starts[name].replace("/", "@", 1) for name in names})]], environment)
+    code = run([[*REPRO, *sorted({starts[name].replace("/", "@", 1) for name in names})]], environment)
     if code:
         return code
     at_once = min(params.trainer.parallel_finetune, len(names))
@@ -62,12 +61,12 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     # A dumb terminal: two progress bars would overwrite each other.
     own = {**environment, "TERM": "dumb", "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", threads)}
     logger.info("fine-tuning %d at a time: %s", at_once, ", ".join(names))
-    return run([[*DVC, "repro", "--single-item", f"finetune@{name}"] for name in names], own, at_once=at_once)
+    return run([[*REPRO, "--single-item", f"finetune@{name}"] for name in names], own, at_once=at_once)
 
 
 def _find_stale(root: Path, targets: list[str], environment: dict[str, str]) -> set[str]:
     """Return the stages, among the targets and what they depend on, that `dvc status` reports as changed."""
-    command = [*DVC, "status", "--json", "--with-deps", *targets]
+    command = [sys.executable, "-m", "dvc", "status", "--json", "--with-deps", *targets]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True)
     try:
         stages = json.loads(done.stdout)

@@ -129,7 +129,9 @@ def _database_lock(uri: str, home: Path) -> Iterator[None]:
     if not uri.startswith(SQLITE):
         yield
         return
-    with file_lock(home / ".work" / "locks" / "mlflow.lock", "process that opens MLflow's database", wait=300):
+    with file_lock(
+        home / ".work" / "locks" / "mlflow.lock", "process that opens MLflow's database", wait=300, announce_after=30
+    ):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vlp_models.common.device import peak_memory_mb
-from vlp_models.common.progress import LINE_EVERY, ProgressBar, progress_bar
+from vlp_models.common.progress import ProgressBar, progress_bar
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.training.averaging import Snapshots
 from vlp_models.training.data import Windows
@@ -121,11 +121,11 @@ class ProgressDisplay(Callback):
         self._total = total_steps
         self._bar: ProgressBar | None = None
         self._closing = ExitStack()
-        self._start = self._shown = 0.0
+        self._start = 0.0
         self._samples = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start = self._shown = time.perf_counter()
+        self._start = time.perf_counter()
         if trainer.is_global_zero:
             bar = progress_bar(self._title, self._total, "steps", completed=trainer.global_step)
             self._bar = self._closing.enter_context(bar)
@@ -135,12 +135,10 @@ class ProgressDisplay(Callback):
         self._samples += len(pl_module.window[-1].sample_ids) * trainer.world_size
         if self._bar is None:
             return
-        now, step = time.perf_counter(), trainer.global_step
-        wait = REFRESH if self._bar.on_terminal else LINE_EVERY
-        if now - self._shown < wait and step != self._total:
+        step = trainer.global_step
+        if step != self._total and not self._bar.is_due(REFRESH):
             return
-        self._shown = now
-        rate = self._samples / (now - self._start)
+        rate = self._samples / (time.perf_counter() - self._start)
         loss = float(mean_losses([pl_module.window[-1].totals])["loss"])
         self._bar.update(step, f"loss {loss:.3f}  {rate:,.0f} samples/s", force=True)
 

@@ -220,8 +220,8 @@ def _log(report: Report) -> None:
             f"{counts['train_images']:,} images, {counts['classes']} classes",
             f"{report['seconds']:.0f} s at {report['images_per_second']:.0f} images/s",
         ]
-    logger.info("detector %s: %s", report["detector_id"], ", ".join(parts))
     if "val" in report:
-        logger.info("  val  %s", "  ".join(f"{name} {value:.1f}" for name, value in report["val"].items()))
+        parts.append("val " + " ".join(f"{name} {value:.1f}" for name, value in report["val"].items()))
     elif "note" in report:
-        logger.info("  %s", report["note"])
+        parts.append(report["note"])
+    logger.info("detector %s: %s", report["detector_id"], ", ".join(parts))

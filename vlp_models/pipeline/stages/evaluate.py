@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import output_directory, write_json, write_text
@@ -139,9 +141,10 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         write_manifest(
             directory, stage=f"evaluate@{key}", params=shown, counts=counts, skipped=skipped, data=facts["data"]
         )
-    for record in records:
-        if record["value"] is not None and record["metric"] in (model.metric, *model.headlines):
-            logger.info("%s: %s %s %s %.2f", key, *(record[name] for name in ("dataset", "split", "metric", "value")))
+    for (dataset, split), own in groupby(records, key=itemgetter("dataset", "split")):
+        known = [r for r in own if r["value"] is not None and r["metric"] in (model.metric, *model.headlines)]
+        scores = ", ".join(f"{record['metric']} {record['value']:.2f}" for record in known)
+        logger.info("%s: %s %s  %s", key, dataset, split, scores)
 
 
 def _load_model(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> TaskModel:

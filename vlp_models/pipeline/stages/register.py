@@ -88,11 +88,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 receipt |= {"content": record.content, "challenger": one.is_challenger}
                 receipts.setdefault(one.task, []).append(receipt)
                 state = "registered" if version.created else "already registered"
-                logger.info("%s version %d: %s (run %s)", version.name, version.version, state, record.run)
+                role = ", the challenger" if one.is_challenger else ""
+                logger.info("%s version %d%s: %s (run %s)", version.name, version.version, role, state, record.run)
             for receipt in (receipt for several in receipts.values() for receipt in several):
                 if receipt["challenger"]:
                     set_challenger(client, receipt["name"], receipt["version"])
-                    logger.info("%s: challenger is version %d", receipt["name"], receipt["version"])
         write_json(workspace.reports / "registered.json", receipts)
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from vlp_models.common.io import write_json, write_text
-from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.evaluation.report.page import render
-from vlp_models.evaluation.report.records import evaluation_records, nested, pipeline_records, print_results
+from vlp_models.evaluation.report.records import evaluation_records, nested, pipeline_records
 from vlp_models.params import Params
-
-logger = get_logger(__name__)
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -20,5 +17,3 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         write_json(workspace.reports / "metrics.json", nested(evaluations, pipeline))
         page = workspace.reports / "index.html"
         write_text(page, render(params, workspace, evaluations))
-        print_results(workspace.reports / "summary.json")
-        logger.info("report: %s", page)

@@ -120,16 +120,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 | ({"languages": languages} if languages else {}),
                 splits=dict(sorted(results["images"].splits.items())),
             )
-    for split, found in repeated["captions"].items():
-        equal, similar = f"{found['equal']:,}", f"{found['one_word_apart']:,}"
-        captions = f"{found['captions']:,}"
-        logger.info(
-            "validate: %s of %s captions of %s are also in train, %s except for one word",
-            equal,
-            captions,
-            split,
-            similar,
-        )
+    copied = (
+        f"{found['equal']:,} of {found['captions']:,} in {split} ({found['one_word_apart']:,} but for one word)"
+        for split, found in repeated["captions"].items()
+    )
+    if repeated["captions"]:
+        logger.info("validate: captions that train has, too: %s", ", ".join(copied))
     for what, number in left_out.items():
         logger.info("validate: %s %s left out", f"{number:,}", what)
     logger.info(

@@ -1,0 +1,183 @@
+"""What `vlp run` prints at its end: the scores beside the previous ones, where to look, and what to do next."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from vlp_models.common.io import read_json
+from vlp_models.common.redaction import redact
+from vlp_models.common.workspace import Workspace
+from vlp_models.data.tables import SPLITS
+from vlp_models.errors import TrackingError, VLPError
+from vlp_models.evaluation.report.records import Record, is_headline
+from vlp_models.params import Params
+
+Scores = dict[tuple[str, str, str, str], float]  # run, dataset, split, metric -> value
+STEPS = 3
+ADDRESS = "http://127.0.0.1:5000"
+
+
+def read_scores(summary: Path) -> Scores:
+    """Return the headline scores in a reports/summary.json; none if it does not exist or is damaged."""
+    try:
+        records = read_json(summary)
+        return {_place(r): r["value"] for r in records if is_headline(r) and r["value"] is not None}
+    except (VLPError, OSError, KeyError, TypeError):
+        return {}
+
+
+def print_results(summary: Path, before: Scores | None = None) -> None:
+    """Print the headline metrics of every run, in percent: one table per task and dataset.
+
+    Only the last split of each dataset is shown; the report has all of them.
+
+    Args:
+        before: earlier scores, shown beside those that differ.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console, before = Console(), before or {}
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 120  # a log file has no width; rich would assume 80
+    tables: dict[str, list[Record]] = {}
+    for record in _last_split([record for record in read_json(summary) if is_headline(record)]):
+        tables.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
+    for title, records in tables.items():
+        order = list(dict.fromkeys(record["metric"] for record in records))
+        records.sort(key=lambda record: order.index(record["metric"]))
+        columns = {
+            "metric": [record["metric"] for record in records],
+            "run": [record["run"] for record in records],
+            "score": [_number(record["value"]) for record in records],
+            "95% interval": [_interval(record) for record in records],
+            "before": [_before(record, before) for record in records],
+            "best baseline": [_best_baseline(record) for record in records],
+            "without leaked items": [_value_without_leaked(record) for record in records],
+        }
+        table = Table(title=Text(title, "bold"), title_justify="left", box=None, pad_edge=False, header_style="dim")
+        for name, cells in columns.items():
+            if any(cells):
+                numbers = name in ("score", "before", "without leaked items")
+                words = name in ("metric", "run", "best baseline")
+                table.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=not words)
+        for row in zip(*(cells for cells in columns.values() if any(cells)), strict=True):
+            table.add_row(*(Text(cell) for cell in row))  # Text: brackets in a name are not markup
+        console.print(table)
+
+
+def print_places(params: Params, workspace: Workspace) -> None:
+    """Print the report's path, and the command and address that show the runs in MLflow."""
+    print(f"report     {workspace.reports / 'index.html'}")
+    if not params.tracking.uri:
+        return
+    if params.tracking.uri.startswith(("http://", "https://")):
+        print(f"MLflow     {redact(params.tracking.uri)}{_experiment(params, workspace)}")
+        return
+    print(f"MLflow     mlflow ui --backend-store-uri {redact(params.tracking.uri)} --host 127.0.0.1 --port 5000")
+    print(f"           {ADDRESS}{_experiment(params, workspace)}")
+
+
+def print_next_steps(params: Params, workspace: Workspace) -> None:
+    """Print up to three commands that make sense now, each with its purpose."""
+    steps = next_steps(params, workspace)[:STEPS]
+    width = max((len(command) for command, _ in steps), default=0)
+    for i, (command, purpose) in enumerate(steps):
+        print(f"{'next' if not i else '':10} {command:{width}}  {purpose}")
+
+
+def next_steps(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
+    """Return commands and their purposes: promote what has no champion, use a champion, commit what DVC recorded."""
+    from vlp_models.registry.promotion.ledger import Ledger, LedgerError, replay
+    from vlp_models.registry.receipts import find_challenger, read_registered
+
+    try:
+        champions = replay(Ledger(workspace.root / params.promotion.ledger).entries())
+    except (LedgerError, OSError):
+        return []
+    waiting, crowned = [], []
+    for task, receipts in read_registered(workspace.reports).items():
+        state, challenger = champions.get(f"{params.tracking.model_prefix}-{task}"), find_challenger(receipts)
+        if state is not None and state.champion is not None:
+            crowned.append(task)
+        if challenger is not None and (state is None or state.champion != challenger["version"]):
+            waiting.append(task)
+    steps = [
+        (f"vlp promote {task}", "let the gate decide whether its best version becomes champion") for task in waiting
+    ]
+    steps = steps[: STEPS - 1]
+    if _lock_changed(workspace.root):
+        steps.append(
+            ("git add dvc.lock params.yaml dvc.yaml && git commit", "`dvc metrics diff` compares later runs with it")
+        )
+    if "captioning" in crowned:
+        steps.append(("vlp caption IMAGE...", "caption images with the champion"))
+    if crowned:
+        steps.append(("vlp demo", "try the champions on a web page"))
+    return steps
+
+
+def _place(record: Record) -> tuple[str, str, str, str]:
+    return record["run"], record["dataset"], record["split"], record["metric"]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _interval(record: Record) -> str:
+    return "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}"
+
+
+def _before(record: Record, before: Scores) -> str:
+    old = before.get(_place(record))
+    return "" if old is None or old == record["value"] else _number(old)
+
+
+def _best_baseline(record: Record) -> str:
+    """Return the highest baseline by name; what people score is none. Or why there is no score."""
+    if record["value"] is None:
+        return str(record["note"])
+    rivals = {name: value for name, value in record["baselines"].items() if name != "human"}
+    return "" if not rivals else f"{max(rivals.values()):.1f} {max(rivals, key=lambda name: rivals[name])}"
+
+
+def _value_without_leaked(record: Record) -> str:
+    figure = (record["leakage"] or {}).get("without_both")
+    return "" if figure is None else f"{figure['value']:.1f}"
+
+
+def _last_split(records: list[Record]) -> list[Record]:
+    """Keep the test split of datasets that were also scored on val, which runs are selected on."""
+    last: dict[tuple[str, str], str] = {}
+    for record in records:
+        place = record["task"], record["dataset"]
+        last[place] = max(last.get(place, record["split"]), record["split"], key=SPLITS.index)
+    return [record for record in records if record["split"] == last[record["task"], record["dataset"]]]
+
+
+def _experiment(params: Params, workspace: Workspace) -> str:
+    """Return the part of MLflow's address that opens the experiment's runs; empty if MLflow does not answer."""
+    from vlp_models.registry.client import connect, tracking_errors, tracking_uri
+
+    try:
+        client = connect(params.tracking, workspace.root)
+        with tracking_errors(tracking_uri(params.tracking, workspace.root)):
+            found: Any = client.get_experiment_by_name(params.tracking.experiment)
+    except TrackingError:
+        return ""
+    return f"/#/experiments/{found.experiment_id}/runs" if found is not None else ""
+
+
+def _lock_changed(root: Path) -> bool:
+    """Return whether git has another dvc.lock than the folder; False without git."""
+    command = ["git", "status", "--porcelain", "--", "dvc.lock"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and bool(done.stdout.strip())

@@ -1,0 +1,48 @@
+"""`dvc repro` with a short log, for `vlp run` and the flows:  python -m vlp_models.pipeline.dvc.repro [ARGUMENT...]
+
+DVC's arguments, exit codes and errors stay. Left out of its log: the command of each stage, dvc.lock's updates, stages
+that didn't change, and hints, which would come once for each call.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, TextIO
+
+REPRO = [sys.executable, "-m", "vlp_models.pipeline.dvc.repro"]  # as a command
+LEFT_OUT = re.compile(
+    r"\s*$|> |(Stage )?'.*' didn't change, skipping$|(Generating|Updating) lock file '|"
+    r"To track the changes with git, run:|\tgit add |To enable auto staging, run:|\tdvc config core\.autostage true|"
+    r"Use `dvc push` "
+)
+
+
+class ShortLog:
+    """A stdout that leaves out lines of DVC's log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._begun = ""  # a line that has not ended yet
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            if not LEFT_OUT.match(line):
+                self._stream.write(f"{line}\n")
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def main() -> int:
+    sys.stdout = ShortLog(sys.stdout)  # type: ignore[assignment]  # before DVC is imported: its logger keeps the stream
+    sys.argv[:1] = ["dvc", "repro"]
+    from dvc.cli import main as run_dvc
+
+    return int(run_dvc(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
