@@ -90,6 +90,31 @@ def test_runs_that_differ_only_in_seed_form_one_row(params: Params, workspace: W
     assert rows["other"].model == "small", "the model is that of params.yaml, not of the record"
 
 
+def test_runs_of_one_name_with_other_settings_are_other_variants(params: Params, workspace: Workspace) -> None:
+    """As the gate has it, whose hash covers the same settings."""
+    runs, pretrain = dict(params.finetune), dict(params.pretrain)
+    runs["regions-2"] = dataclasses.replace(runs["regions-2"], max_epochs=5)
+    runs["regions-1"] = dataclasses.replace(runs["regions-1"], max_epochs=4)
+    runs["fresh-2"] = dataclasses.replace(runs["fresh-2"], start="pretrain/tden")
+    changed = dataclasses.replace(params, finetune=runs)
+    found = rows_of(changed, workspace)
+    assert list(found) == [
+        *("regions (4 epochs)", "regions (5 epochs)", "fresh (without pretraining)", "fresh (pretrained)"),
+        *("other", "blind"),
+    ]
+    assert [found[f"regions ({n} epochs)"].runs for n in (4, 5)] == [("regions-1",), ("regions-2",)]
+    assert {row.seeds for row in found.values()} == {1}
+
+    runs["regions-2"] = dataclasses.replace(params.finetune["regions-2"], start="pretrain/longer")
+    runs["regions-1"] = params.finetune["regions-1"]
+    pretrain["longer"] = dataclasses.replace(pretrain["tden"], max_epochs=9)
+    changed = dataclasses.replace(params, finetune=runs, pretrain=pretrain)
+    assert {"regions (pretrain 2 epochs)", "regions (pretrain 9 epochs)"} <= set(rows_of(changed, workspace))
+    pretrain["longer"] = dataclasses.replace(pretrain["tden"], seed=9)
+    changed = dataclasses.replace(params, finetune=runs, pretrain=pretrain)
+    assert rows_of(changed, workspace)["regions"].seeds == 2, "another seed of the pretraining is the same variant"
+
+
 def test_costs_include_the_starts_and_unknown_ones_stay_unknown(params: Params, workspace: Workspace) -> None:
     rows = rows_of(params, workspace)
     assert rows["regions"].costs == {

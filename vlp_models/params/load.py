@@ -34,7 +34,7 @@ from vlp_models.params.runs import (
     TrainerParams,
     split_start,
 )
-from vlp_models.params.schema import build, suggestion
+from vlp_models.params.schema import build, suggestion, to_plain
 
 DEFAULTS = {"pretrain": PretrainParams, "finetune": FinetuneParams}  # the sections that `defaults` may set
 MAX_DEPTH, MAX_VALUES = 50, 200_000  # of a YAML document; params.yaml has six levels
@@ -92,6 +92,23 @@ class Params:
 
     def variant_of(self, run: str) -> str:
         return self.finetune[run].variant or run
+
+    def settings_of(self, run: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return (`finetune`, `pretrain` or `model`, settings) of a run and of all it starts from.
+
+        Seeds and names are left out. Runs of one variant with equal settings differ in their seeds only; the report and the gate both use them.
+        """
+        found = []
+        for checkpoint in self.chain(f"finetune/{run}"):
+            kind, name = split_start(checkpoint)
+            if kind != "finetune":
+                model = self.models[self.model_at(checkpoint)]
+                dropped = {"seed"} if model.vision_warmup.steps else {"seed", "vision_warmup"}
+                found.append(("model", {k: v for k, v in to_plain(model).items() if k not in dropped}))
+            if kind != "initial":
+                own = to_plain(getattr(self, kind)[name])
+                found.append((kind, {k: v for k, v in own.items() if k not in ("seed", "start", "variant", "model")}))
+        return found
 
 
 def load_params(path: Path | str = "params.yaml") -> Params:

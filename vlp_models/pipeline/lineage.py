@@ -130,10 +130,10 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
     checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     inputs = config.get("provenance", {}).get("inputs", {})
-    family, settings, code = params.family_at(checkpoint), [], set[str]()
+    family, code = params.family_at(checkpoint), set[str]()
     start_weights: dict[str, str] = {}
     for name in params.chain(checkpoint):
-        kind, key = split_start(name)
+        kind, _ = split_start(name)
         if kind != "finetune":
             model = params.models[params.model_at(name)]
             # External weights by their content; the warm-up by the boxes it used
@@ -144,18 +144,14 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
             initial = workspace.checkpoint(f"initial/{params.model_at(name)}") / "config.json"
             warmup = read_json(initial).get("provenance", {}).get("vision_warmup") if initial.exists() else None
             start_weights |= {"vision_warmup": warmup["boxes"]} if warmup else {}
-            dropped = {"seed"} if model.vision_warmup.steps else {"seed", "vision_warmup"}
-            settings.append({k: v for k, v in to_plain(model).items() if k not in dropped})
         if kind != "initial":
-            own = to_plain(getattr(params, kind)[key])
-            settings.append({k: v for k, v in own.items() if k not in ("seed", "start", "variant", "model")})
             code |= {f"{PACKAGE}.pipeline.stages.{kind}", FAMILIES[family]}
     modules = [TASKS[params.finetune[run].task], *code]
     identity = {
         "variant": params.variant_of(run),
         "model": config.get("model_config"),
         "start_weights": start_weights,
-        "settings": settings,
+        "settings": [settings for _, settings in params.settings_of(run)],
         "data": {name: digest for name, digest in sorted(inputs.items()) if name != "start"},
         "detector": config.get("detector_id"),
         "code": code_hash(sorted(module for module in modules if module.startswith(f"{PACKAGE}."))),

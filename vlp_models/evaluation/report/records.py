@@ -23,7 +23,9 @@ COSTS = ("parameters", "samples_seen", "training_seconds", "training_memory_mb")
 
 def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
     """Return the scores of every evaluated run of params.yaml with the run's training cost, by task, in file order."""
-    found = []
+    from vlp_models.evaluation.report.variants import label_variants
+
+    found, variants = [], label_variants(params)
     for run, finetune in params.finetune.items():
         file = workspace.evaluation(run) / "scores.json"
         if finetune.task in TASKS and file.exists():
@@ -32,7 +34,7 @@ def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
                 "task": finetune.task,
                 "model": params.model_of(run),
                 "family": params.family_at(f"finetune/{run}"),
-                "variant": params.variant_of(run),
+                "variant": variants[run],
                 "control": finetune.blank_images,
                 **costs(params, workspace, f"finetune/{run}"),
             }

@@ -1,4 +1,7 @@
-"""Variants side by side: runs that differ in their seed alone form one row, and pairs of rows are compared."""
+"""Variants side by side: runs that differ in their seed alone form one row, and pairs of rows are compared.
+
+Runs that share a `variant` but not their settings are different variants, as they are for the gate.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,74 @@ from vlp_models.errors import DataError
 from vlp_models.evaluation.report.records import COSTS, Record
 from vlp_models.metrics.bootstrap import Difference, compare_variants
 from vlp_models.metrics.score import ItemScores
+from vlp_models.params import Params, split_start
 from vlp_models.tasks.scoring import read_item_scores
 
 ITEMS = "items.parquet"
 SEED = 1
+DIFFERENCES = 3  # settings named in a variant's label
+COUNTED = {"max_epochs": "epochs", "max_steps": "steps"}
 RESAMPLES_PER_PAIR = 100  # at least: the smallest p, 2 / resamples, must stay below 5% after Holm's correction
+
+
+def label_variants(params: Params) -> dict[str, str]:
+    """Return run -> the name of its variant, with what differs if runs of one name have different settings.
+
+    Two runs named `small` of 4 and of 5 epochs become `small (4 epochs)` and `small (5 epochs)`.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
+    for run, settings in params.finetune.items():
+        names.setdefault((settings.task, params.variant_of(run)), []).append(run)
+    labels = {}
+    for (_, variant), runs in names.items():
+        flat = {run: _flat_settings(params, run) for run in runs}
+        shared = set.intersection(*(set(own) for own in flat.values()))  # a run from scratch has no `pretrain ...`
+        differing = [key for key in flat[runs[0]] if key in shared and len({str(flat[run][key]) for run in runs}) > 1]
+        for run in runs:
+            found = [_describe_setting(key, flat[run][key]) for key in differing]
+            shown = ", ".join(found[:DIFFERENCES]) + (", ..." if len(found) > DIFFERENCES else "")
+            labels[run] = f"{variant} ({shown})" if shown else variant
+    return _distinct(labels, params)
+
+
+def _flat_settings(params: Params, run: str) -> dict[str, Any]:
+    """Return the settings that make a variant by dotted name, those of a start as `pretrain max_epochs`."""
+    kinds = [split_start(checkpoint)[0] for checkpoint in params.chain(f"finetune/{run}")]
+    found: dict[str, Any] = {"start": ", ".join(kinds[1:])}
+    for place, (kind, settings) in enumerate(params.settings_of(run)):
+        _flatten_into(found, f"{kind} " if place else "", settings)
+    return found
+
+
+def _flatten_into(found: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            _flatten_into(found, f"{name}{'' if name.endswith(' ') or not name else '.'}{key}", inner)
+    else:
+        found[name] = value
+
+
+def _describe_setting(key: str, value: Any) -> str:
+    """Return `5 epochs` or `batch_size 32`; a start that differs is `without pretraining` or the chain of trainings."""
+    owner, _, name = key.rpartition(" ")
+    place = f"{owner} " if owner else ""
+    if key == "start":
+        starts = value.removesuffix("initial").removesuffix(", ")
+        return {"": "without pretraining", "pretrain": "pretrained"}.get(starts, f"after {starts}")
+    if name in COUNTED and value is not None:
+        return f"{place}{value:g} {COUNTED[name]}"
+    return f"{place}{name} {'unset' if value is None or value == {} else value}"
+
+
+def _distinct(labels: dict[str, str], params: Params) -> dict[str, str]:
+    """Add the run's name where a shortened label is also that of a variant with other settings."""
+    seen: dict[tuple[str, str], tuple[str, list[Any]]] = {}
+    result = {}
+    for run, label in labels.items():
+        settings = params.settings_of(run)
+        first, known = seen.setdefault((params.finetune[run].task, label), (run, settings))
+        result[run] = label if known == settings else f"{label}, as {run}"
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)
