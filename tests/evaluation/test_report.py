@@ -21,8 +21,10 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
-from vlp_models.evaluation.report.charts import interval_bar, line_chart, nice_ticks
-from vlp_models.evaluation.report.pictures import Pictures, read_figures
+from vlp_models.evaluation.report.charts import boxes_overlay, interval_bar, line_chart, nice_ticks
+from vlp_models.evaluation.report.galleries import GALLERIES, Card, Examples, choose_highlights
+from vlp_models.evaluation.report.page import curves
+from vlp_models.evaluation.report.pictures import Picture, Pictures, read_figures
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.stages import report
 
@@ -130,12 +132,51 @@ def test_page_is_complete_and_self_contained(params: Params, workspace: Workspac
     page = Page(text)
     assert not page.open
     sources = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
-    assert len(sources) == 6 and all(source.startswith("data:image/jpeg;base64,") for source in sources)
+    assert len(sources) == 6 + 6, "of the six highlights, and two of each gallery"
+    assert all(source.startswith("data:image/jpeg;base64,") for source in sources)
     assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"}
     assert not re.search(r"https?://", text)
     for part in ("CIDEr", "120.5", "110.0 to 130.0", "java not found", "Synthetic data", "Tiny model", "Data quality"):
         assert part in text
     assert "scenes/2: cannot be read" in text
+
+
+def test_highlights_are_right_and_wrong_ones_of_different_images() -> None:
+    def examples(name: str, rights: str) -> Examples:
+        cards = [
+            Card(picture=Picture(image_id=str(place), data="x"), lines=[], right={"+": True, "-": False}.get(letter))
+            for place, letter in enumerate(rights)
+        ]
+        gallery = GALLERIES["captioning"]
+        return Examples(gallery=gallery, model=name, run=name, split="test", cards=[], sample=cards, total=9)
+
+    def chosen(*galleries: Examples) -> list[tuple[str, str]]:
+        return [(one.run, card.picture.image_id) for one, card in choose_highlights(galleries).cards]
+
+    a, b = examples("a", "++++-+"), examples("b", "++---+")
+    assert chosen(a, b) == [("a", "0"), ("b", "1"), ("a", "2"), ("a", "4"), ("b", "3"), ("b", "2")]
+    assert "8 of the 12" in choose_highlights([a, b]).rule
+    assert chosen(examples("a", "++++++-")) == [("a", f"{n}") for n in (0, 1, 2, 3, 4, 6)]
+    assert chosen(examples("a", "??+")) == [("a", "2"), ("a", "0"), ("a", "1")]
+    assert "are right" not in choose_highlights([examples("a", "??")]).rule and not choose_highlights([]).cards
+
+
+def test_box_labels_stay_within_the_picture() -> None:
+    drawn = boxes_overlay(240, 100, [([0.9, 0.0, 1.0, 0.5], "blue triangle"), ([0, 0.5, 1, 1], "x" * 99)])
+    ends = re.findall(r'<text class="c." x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">([^<]*)', drawn)
+    assert ends[0] == ("238.0", "13.0", "end", "blue triangle"), "at the right edge, and inside the box at the top"
+    assert len(ends[1][3]) * 7.5 < 240 and ends[1][3].endswith("…")
+
+
+def test_a_chart_has_one_quantity(params: Params, workspace: Workspace) -> None:
+    """Losses, accuracies in percent and any other figure are charts of their own, with names that are read."""
+    text = "step,loss,mlm,mlm_accuracy,val_loss,codes_used\n1,3.0,2.0,0.2,,40\n2,2.5,1.5,0.4,2.6,60\n"
+    write_text(workspace.curve("pretrain/tden"), text)
+    (loss, accuracy, other) = curves(params, workspace)
+    assert (loss.quantity, [name for name, _ in loss.legend]) == ("Loss", ["total", "masked words"])
+    assert loss.has_validation and 'class="line c0 dashed"' in loss.chart
+    assert (accuracy.quantity, accuracy.last) == ("Accuracy, %", "40.00 after 2 steps")
+    assert (other.quantity, other.last) == ("Codes used", "60.00 after 2 steps")
 
 
 def test_text_from_the_data_is_escaped(params: Params, workspace: Workspace) -> None:

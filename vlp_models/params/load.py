@@ -96,7 +96,8 @@ class Params:
     def settings_of(self, run: str) -> list[tuple[str, dict[str, Any]]]:
         """Return (`finetune`, `pretrain` or `model`, settings) of a run and of all it starts from.
 
-        Seeds and names are left out. Runs of one variant with equal settings differ in their seeds only; the report and the gate both use them.
+        Seeds and names are left out. Runs of one variant with equal settings differ in their seeds only; the report and
+        the gate both use them.
         """
         found = []
         for checkpoint in self.chain(f"finetune/{run}"):

@@ -9,22 +9,28 @@ from markupsafe import Markup, escape
 
 Point = tuple[float, float]
 
-CURVE_WIDTH, CURVE_HEIGHT = 560, 220
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 28
+CURVE_WIDTH, CURVE_HEIGHT = 400, 190
+LEFT, RIGHT, TOP, BOTTOM = 42, 12, 10, 28
 MAX_POINTS = 240
+LETTER, LINE = 7.5, 13.0  # at most: width and height of a box label's letter, in pixels of the picture
 MAX_LINES = 6  # the number of colors in the style sheet
 
 
-def line_chart(lines: Mapping[str, Sequence[Point]], title: str) -> Markup:
+def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping[str, int] | None = None) -> Markup:
     """Draw lines over steps. Non-finite points are left out; the vertical axis ends at the 99th percentile.
 
     Args:
-        lines: name -> (step, value); the first one is drawn on top.
+        lines: name -> (step, value); the first one is drawn on top. All have the same unit: there is one axis.
+        colors: name -> number of its color; two lines of one color are a training (solid) and its validation (dashed).
+            Default: a color per line.
     """
     finite = {
         name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in lines.items()
     }
-    kept = {name: _thin(points) for name, points in list(finite.items())[:MAX_LINES] if points}
+    colors = colors or {name: number for number, name in enumerate(finite)}
+    kept = {
+        name: _thin(points) for name, points in finite.items() if points and colors.get(name, MAX_LINES) < MAX_LINES
+    }
     if not kept:
         return Markup("")
     xs = [x for points in kept.values() for x, _ in points]
@@ -50,9 +56,18 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str) -> Markup:
         if x_low <= tick <= x_high:
             x, _ = place(tick, y_low)
             parts.append(f'<text class="axis" x="{x:.1f}" y="{CURVE_HEIGHT - 8}" text-anchor="middle">{tick:g}</text>')
-    for index, (name, points) in reversed(list(enumerate(kept.items()))):
+    drawn: set[int] = set()
+    for name, points in kept.items():
+        color = colors[name]
+        dashed = " dashed" if color in drawn else ""
+        drawn.add(color)
         path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
-        parts.append(f'<polyline class="line c{index}" points="{path}"><title>{escape(name)}</title></polyline>')
+        line = f'<polyline class="line c{color}{dashed}" points="{path}"><title>{escape(name)}</title></polyline>'
+        if dashed:  # a validation has few points
+            line += "".join(
+                '<circle class="dot c{}" cx="{:.1f}" cy="{:.1f}" r="3"/>'.format(color, *place(x, y)) for x, y in points
+            )
+        parts.append(line)
     parts.append("</svg>")
     return Markup("".join(parts))
 
@@ -101,9 +116,14 @@ def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[fl
     for index, ((x1, y1, x2, y2), label) in enumerate(boxes):
         x, y, w, h = x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height
         color = f"c{index % MAX_LINES}"
+        most = int((width - 4) / LETTER)
+        shown = label if len(label) <= most else label[: most - 1] + "…"
+        fits = x + 2 + LETTER * len(shown) <= width  # else it ends at the image's edge, which would cut it off
+        left, anchor = (x + 2, "start") if fits else (width - 2, "end")
+        top = y - 3 if y >= LINE else min(y + LINE, height - 3)  # inside the box where there is no room above it
         parts.append(
             f'<rect class="{color}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
-            f'<text class="{color}" x="{x + 2:.1f}" y="{max(y - 2, 8):.1f}">{escape(label)}</text>'
+            f'<text class="{color}" x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(shown)}</text>'
         )
     parts.append("</svg>")
     return Markup("".join(parts))

@@ -1,6 +1,7 @@
 """Galleries of the report: test images with what a model predicted and what is right, one gallery per task and model.
 
-Examples are taken at even distances from the predictions, so they are not picked. `GALLERIES` maps a task to
+Examples are taken at even distances from the predictions, so they are not picked. `choose_highlights` takes the
+pictures at the top of the page from them: right and wrong ones. `GALLERIES` maps a task to
 the function that turns its predictions into cards; a task that is not in it has no gallery.
 """
 
@@ -22,6 +23,7 @@ from vlp_models.metrics.caption import score_faithfulness
 from vlp_models.metrics.vqa import question_accuracy
 from vlp_models.tasks.scoring import BLIND, Prediction, read_scenes
 
+SAMPLE = 60  # predictions of each gallery that the highlights are chosen from
 WIDE = 400  # pixels of a wide picture's longer side
 Row = dict[str, Any]
 
@@ -44,6 +46,7 @@ class Card:
     picture, second_picture   the image, or both images of a pair
     lines, bars, below        text above, answers with their probabilities, text below
     summary, more, more_picture  what unfolds on a click: its label, lines, another picture
+    right     whether the prediction is right; None if that is not known
     """
 
     picture: Picture
@@ -54,6 +57,7 @@ class Card:
     summary: str = ""
     more: Sequence[Line] = ()
     more_picture: Picture | None = None
+    right: bool | None = None
 
 
 CardMaker = Callable[[Workspace, Pictures, Sequence[Prediction]], list[Card]]
@@ -78,13 +82,63 @@ class Gallery:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """One gallery of the page: the cards of a run on a split."""
+    """One gallery of the page: the cards of a run on a split.
+
+    sample  the predictions that the highlights are chosen from; total: number of predictions
+    """
 
     gallery: Gallery
     model: str
     run: str
     split: str
     cards: Sequence[Card]
+    sample: Sequence[Card]
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Highlights:
+    """The pictures at the top of the page, as (examples, card), and the rule that chose them."""
+
+    cards: Sequence[tuple[Examples, Card]]
+    rule: str
+
+
+def choose_highlights(galleries: Sequence[Examples], count: int = 6) -> Highlights:
+    """Choose `count` cards: half right, half wrong, the first ones of each gallery in turn."""
+    if not galleries:
+        return Highlights(cards=(), rule="")
+
+    def of(right: bool | None) -> list[list[tuple[Examples, Card]]]:
+        return [[(g, card) for card in g.sample if card.right is right and card.picture.data] for g in galleries]
+
+    right, wrong, unknown = (sum(map(len, of(kind))) for kind in (True, False, None))
+    number_wrong = min(wrong, max(count // 2, count - right - unknown))
+    number_right = min(right, count - number_wrong)
+    cards: list[tuple[Examples, Card]] = []
+    for kind, number in ((True, number_right), (False, number_wrong), (None, count - number_right - number_wrong)):
+        cards += _take_in_turn(of(kind), number, {card.picture.image_id for _, card in cards})
+    rule = f"Not picked by hand: an evenly spaced sample of the {galleries[0].split} split"
+    if right or wrong:
+        rule += (
+            f", its first right and its first wrong predictions of each task in turn. {right} of the {right + wrong} "
+            "predictions in the sample are right"
+        )
+    return Highlights(cards=cards, rule=f"{rule}.")
+
+
+def _take_in_turn(
+    queues: Sequence[list[tuple[Examples, Card]]], number: int, shown: set[str]
+) -> list[tuple[Examples, Card]]:
+    """Take `number` cards from the queues in turn, of images that are not shown yet as long as there are any."""
+    taken: list[tuple[Examples, Card]] = []
+    while len(taken) < number and any(queues):
+        for queue in queues:
+            if queue and len(taken) < number:
+                new = (i for i, (_, card) in enumerate(queue) if card.picture.image_id not in shown)
+                taken.append(queue.pop(next(new, 0)))
+                shown.add(taken[-1][1].picture.image_id)
+    return taken
 
 
 def read_examples(
@@ -102,12 +156,18 @@ def read_examples(
         if path.exists():
             with path.open(encoding="utf-8") as lines:
                 rows = [json.loads(line) for line in lines]
-            # At even distances: rows are sorted by image, so these are of different images if possible.
-            number = min(count if gallery.short else (count + 1) // 2, len(rows))
-            chosen = [rows[i * len(rows) // number] for i in range(number)]
-            cards = gallery.cards(workspace, pictures, chosen)
-            return Examples(gallery=gallery, model=model, run=run, split=split, cards=cards)
+            shown = _evenly_spaced(rows, count if gallery.short else (count + 1) // 2)
+            cards, sample = (gallery.cards(workspace, pictures, r) for r in (shown, _evenly_spaced(rows, SAMPLE)))
+            return Examples(
+                gallery=gallery, model=model, run=run, split=split, cards=cards, sample=sample, total=len(rows)
+            )
     return None
+
+
+def _evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
+    """Return `count` rows at even distances; rows are sorted by image, so they are of different images if possible."""
+    number = min(count, len(rows))
+    return [rows[i * len(rows) // number] for i in range(number)]
 
 
 def _captioning_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
@@ -119,7 +179,7 @@ def _captioning_cards(workspace: Workspace, pictures: Pictures, predictions: Seq
     cards = []
     for row in predictions:
         right = faithful.get(row["image_id"])
-        after = "" if right is None else "true" if right else "not true"
+        after = "" if right is None else "true of the scene" if right else "not true of the scene"
         caption = Line(text=row["caption"] or "(empty)", right=right, strong=True, after=after)
         greedy = [Line(text=f"greedy: {row['greedy']}", soft=True)] if row["greedy"] != row["caption"] else []
         own = [Line(text=reference["text"], soft=True) for reference in references.get(row["image_id"], ())]
@@ -129,6 +189,7 @@ def _captioning_cards(workspace: Workspace, pictures: Pictures, predictions: Seq
                 lines=[caption, *greedy],
                 summary=f"{len(own)} references" if own else "",
                 more=own,
+                right=right,
             )
         )
     return cards
@@ -141,11 +202,13 @@ def _vqa_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
     for row in predictions:
         question = questions.get(row["question_id"], {"text": "", "answers": []})
         answers = question["answers"] or []
-        below = []
+        below: list[Line] = []
+        right = None
         if answers:
             accuracy = question_accuracy(row["answer"], answers)
-            text = f"annotators: {most_frequent(answers)}"
-            below.append(Line(text=text, right=accuracy >= 0.5, after=f"(accuracy {100 * accuracy:.0f})"))
+            right = accuracy >= 0.5
+            given = row["answer"] or "(empty)"
+            below.append(Line(text=f"answered {given}", right=right, after=f"annotators: {most_frequent(answers)}"))
         if row.get("answer_blind"):
             below.append(Line(text=f"{BLIND}: {row['answer_blind']}", soft=True))
         cards.append(
@@ -154,6 +217,7 @@ def _vqa_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
                 lines=[Line(text=question["text"], strong=True)],
                 bars=[(text or "(empty)", float(probability)) for text, probability in row["top"]],
                 below=below,
+                right=right,
             )
         )
     return cards
@@ -193,6 +257,7 @@ def _statement_card(
         second_picture=second_picture,
         lines=[Line(text=statement.get("text", ""), strong=True)],
         below=[prediction],
+        right=prediction.right,
     )
 
 
@@ -212,6 +277,7 @@ def _entailment_cards(workspace: Workspace, pictures: Pictures, predictions: Seq
                 lines=[Line(text=hypotheses.get(row["hypothesis_id"], {"text": ""})["text"], strong=True)],
                 bars=[(name, float(p)) for name, p in row["probabilities"].items()],
                 below=[prediction],
+                right=prediction.right,
             )
         )
     return cards
@@ -234,6 +300,7 @@ def _retrieval_cards(workspace: Workspace, pictures: Pictures, predictions: Sequ
                 ],
                 summary="ranked first" if missed else "",
                 more_picture=pictures.get(query["top"][0][0]) if missed else None,
+                right=not missed,
             )
         )
     return cards
@@ -259,7 +326,9 @@ def _vcr_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
             for i, text in enumerate(question[column])
         ]
         heading = Line(text=question["text"], strong=True)
-        cards.append(Card(picture=pictures.get(row["image_id"]), lines=[heading, *texts]))
+        hidden = row["answer_label"] is None or row["answer"] is None
+        right = None if hidden else row["answer"] == row["answer_label"]
+        cards.append(Card(picture=pictures.get(row["image_id"]), lines=[heading, *texts], right=right))
     return cards
 
 
@@ -284,7 +353,12 @@ GALLERIES: dict[str, Gallery] = {
         cards=_captioning_cards,
         short=True,
     ),
-    "vqa": Gallery(title="Questions and answers", about="evenly spaced questions.", cards=_vqa_cards),
+    "vqa": Gallery(
+        title="Questions and answers",
+        about="evenly spaced questions. Each percentage is the probability of that answer alone. A question may have "
+        "several right answers, so its percentages need not sum to 100.",
+        cards=_vqa_cards,
+    ),
     "nlvr": Gallery(title="True or false", about="evenly spaced statements.", cards=_nlvr_cards, wide=True),
     "nlvr2": Gallery(
         title="True or false of two images", about="evenly spaced statements.", cards=_nlvr2_cards, wide=True

@@ -1,5 +1,8 @@
 """The report: one self-contained HTML file with all figures of the runs of params.yaml, compared variants, examples,
 training curves and data quality. Sections whose input files do not exist are left out and listed at the end.
+
+It opens with what was trained on what, the main figures next to their baselines, and six examples. The test split comes
+before val. Long tables, hashes and further examples are folded.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from markupsafe import Markup
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
+from vlp_models.data.tables import SPLITS
 from vlp_models.evaluation.ranking import gate_rule
-from vlp_models.evaluation.report.charts import interval_bar, line_chart
-from vlp_models.evaluation.report.galleries import GALLERIES, Examples, read_examples
+from vlp_models.evaluation.report.charts import MAX_LINES, interval_bar, line_chart
+from vlp_models.evaluation.report.galleries import GALLERIES, Examples, choose_highlights, read_examples
 from vlp_models.evaluation.report.pictures import Pictures, read_figures
 from vlp_models.evaluation.report.records import (
     Record,
@@ -35,27 +39,93 @@ from vlp_models.tasks import TASKS, task_class
 
 NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "waiting_share", "seconds", "gradient_norm")
 SMALL_HIDDEN = 512  # a smaller hidden size is reported in a warning
+HEADLINES = 3
+HUMAN = "human"  # a reference point, not a trivial baseline
+METRICS = {  # what a headline metric is, for readers from elsewhere
+    "CIDEr": "agreement with the reference captions, rare words count more",
+    "BLEU-4": "sequences of four words shared with the reference captions",
+    "METEOR": "words and synonyms shared with the reference captions",
+    "faithful captions": "captions that state nothing false of the scene",
+    "accuracy": "right answers",
+    "consistency": "statements answered right for all of their images",
+    "macro F1": "mean F1 of the labels",
+    "R@1": "captions whose image is ranked first",
+    "R@5": "captions whose image is among the first 5",
+    "R@10": "captions whose image is among the first 10",
+    "R@1 (image to text)": "images whose caption is ranked first",
+    "Q->A": "right answers",
+    "QA->R": "right rationales, given the right answer",
+    "Q->AR": "right answers with the right rationale",
+}
+BASELINES = {  # what a baseline is
+    "blind baseline": "the same model with every image blanked",
+    "majority answer": "the most frequent training answer to everything",
+    "per question type": "the most frequent training answer of the question type",
+    "per question text": "the most frequent training answer to the same question",
+    "majority label": "the most frequent training label",
+    "constant caption": "one caption for all images",
+    "nearest-neighbor caption": "a caption of the most similar training image",
+    HUMAN: "one reference caption, scored against the others",
+}
+CURVES = {  # column of a curve -> what it is
+    "loss": "total",
+    "mlm": "masked words",
+    "imlm": "masked words",
+    "moc": "masked object classes",
+    "mvm": "masked visual codes",
+    "mim": "masked patches",
+    "ism": "image-sentence matching",
+    "itm": "image-text matching",
+    "itc": "image-text contrast",
+    "msg": "masked sentence generation",
+    "ic": "captioning",
+    "ida": "denoising captions",
+    "tifg": "image features from text",
+    "vqa": "answers",
+    "captioning": "next words",
+}
+CURVES_SHOWN = 6  # charts before the others are folded
+COMPARED_SHOWN = 6  # pairs before the table is folded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
+    """One chart: one quantity of one training. legend: (name, number of its color); last: the end of the first line."""
+
     name: str
+    quantity: str
     chart: Markup
-    lines: list[str]
+    legend: list[tuple[str, int]]
+    has_validation: bool
     last: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultTable:
-    """One task, dataset and split. details: rows in a collapsed section. absent: metrics that were not computed."""
+    """One task, dataset and split.
+
+    rows     headline metrics; details: all others, in a folded section
+    costs    one row per variant
+    absent   metrics that were not computed
+    """
 
     task: str
     title: str
-    place: str
+    dataset: str
+    split: str
     rows: list[dict[str, Any]]
     details: list[dict[str, Any]]
+    costs: list[dict[str, Any]]
     absent: list[str]
     comparison: Comparison | None
+
+    @property
+    def place(self) -> str:
+        return f"{self.dataset}, {self.split}"
+
+    @property
+    def variants(self) -> int:
+        return len({row["variant"] for row in self.rows})
 
 
 def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> str:
@@ -79,11 +149,18 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
     template = environment.get_template("page.html.j2")
     tables = result_tables(params, workspace, records)
     decisions = read_decisions(workspace.reports)
+    examples = galleries(params, workspace, missing)
     return template.render(
+        title=title(params, records),
+        stories=stories(params, workspace),
+        data=data_sizes(params, workspace),
         facts=facts(params, workspace, records),
-        warnings=warnings(params, records),
+        warnings=warnings(params),
+        notes=sorted({record["note"] for record in records if record["note"] and record["value"] is not None}),
         headlines=headlines(tables, params.promotion.split),
+        highlights=choose_highlights(examples),
         tables=tables,
+        tested=tested_splits(tables),
         curves=curves(params, workspace),
         validation=validation,
         quarantined=quarantined(workspace),
@@ -95,10 +172,84 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         decisions=decisions,
         decisions_hash=hash_decisions(decisions),
         timings=timings(params, workspace),
-        galleries=galleries(params, workspace, missing),
+        galleries=examples,
         figures=read_figures(params, workspace),
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
+        METRICS=METRICS,
+        BASELINES=BASELINES,
+        CURVES_SHOWN=CURVES_SHOWN,
+        COMPARED_SHOWN=COMPARED_SHOWN,
     )
+
+
+def title(params: Params, records: Sequence[Record]) -> str:
+    """Return the heading: which models do which tasks on which data."""
+    models = list(dict.fromkeys(params.model_of(run) for run in params.finetune))
+    tasks = list(dict.fromkeys(run.task for run in params.finetune.values()))
+    if not models or not records:
+        return "Vision-language pretraining: results"
+    named = models[0] if len(models) == 1 else join_names(models) if len(models) <= 3 else f"{len(models)} models"
+    titles = [task_class(task).title for task in tasks if task in TASKS]
+    titles = [name if place == 0 else name[:1].lower() + name[1:] for place, name in enumerate(titles)]
+    return f"{join_names(titles)} with {named}, on {join_names(list(params.data))}"
+
+
+def stories(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
+    """Return, for every model with a fine-tuning run: its name, and a sentence on what was trained on what."""
+    found = []
+    for model in dict.fromkeys(params.model_of(run) for run in params.finetune):
+        runs = [run for run in params.finetune if params.model_of(run) == model]
+        record = read_if_exists(workspace.training(f"finetune/{runs[0]}")) or {}
+        size = f", {record['parameters'] / 1e6:,.1f} million parameters" if record.get("parameters") else ""
+        pretrainings = [name for name, run in params.pretrain.items() if run.model == model]
+        before = [f"pretrained {_budget(params, workspace, 'pretrain', name)}" for name in pretrainings[:2]]
+        before += [f"{len(pretrainings) - 2} more pretrainings"] if len(pretrainings) > 2 else []
+        tuned: dict[str, str] = {}
+        for run in runs:
+            tuned.setdefault(params.finetune[run].task, f"{_budget(params, workspace, 'finetune', run)}")
+        listed = [
+            f"{(task_class(task).title if task in TASKS else task).lower()} ({text})" for task, text in tuned.items()
+        ]
+        steps = [*before, f"fine-tuned for {join_names(listed)}"]
+        seeds = len(runs) - len(tuned)
+        more = f" {seeds} more runs vary the seed or a setting." if seeds > 1 else ""
+        found.append((model, f"({params.models[model].family}{size}): {', then '.join(steps)}.{more}"))
+    return found
+
+
+def _budget(params: Params, workspace: Workspace, kind: str, run: str) -> str:
+    """Return `for 2 epochs of 12,496 samples on scenes (masked words, ...)`."""
+    settings = getattr(params, kind)[run]
+    steps, epochs = settings.max_steps, settings.max_epochs
+    text = f"{steps:,} steps" if steps else f"{epochs} epoch{'s' if epochs > 1 else ''}"
+    samples = (read_if_exists(workspace.training(f"{kind}/{run}")) or {}).get("train_samples")
+    text += f" of {samples:,} samples" if samples else ""
+    if settings.sources and set(settings.sources) != set(params.data):
+        text += f" of {join_names(list(settings.sources))}"
+    if kind == "pretrain":
+        text = f"for {text} on {join_names([CURVES.get(name, name) for name in settings.recipe.objectives])}"
+    return text
+
+
+def data_sizes(params: Params, workspace: Workspace) -> str:
+    """Return how many images and texts the splits have, as a sentence; empty if there are no shards."""
+    counts = (read_if_exists(workspace.shards / "manifest.json") or {}).get("counts", {})
+    sizes = []
+    for split in ("train", "test", "val"):
+        own = {view: n for view, n in counts.get(split, {}).items() if n and view not in ("shards", "regions")}
+        images = own.pop("images", 0)
+        others = join_names([f"{n:,} {view.replace('_', ' ')}" for view, n in own.items()])
+        if images or others:
+            sizes.append(f"{split} {images:,} images" + (f" with {others}" if others else ""))
+    return f"Data: {join_names(list(params.data))}; {'; '.join(sizes)}." if sizes else ""
+
+
+def tested_splits(tables: Sequence[ResultTable]) -> dict[tuple[str, str], str]:
+    """Return (task, dataset) -> the split shown unfolded: the last one that was scored, which is test."""
+    found: dict[tuple[str, str], str] = {}
+    for table in tables:
+        found.setdefault((table.task, table.dataset), table.split)
+    return found
 
 
 def leakage(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -109,23 +260,15 @@ def leakage(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return what the page's header lists: commit, data, models, seeds."""
+    """Return the provenance: commit, data, models, seeds."""
 
     def of(name: str) -> str:
         return ", ".join(sorted({str(record[name]) for record in records})) or "none"
 
     manifest = read_if_exists(workspace.shards / "manifest.json") or {}
-    sizes = [
-        f"{split}: "
-        + ", ".join(f"{n:,} {view}" for view, n in counts.items() if n and view not in ("shards", "regions"))
-        for split, counts in manifest.get("counts", {}).items()
-        if any(counts.values())
-    ]
     return [
         ("Commit", of("git")),
         ("Data", of("data")),
-        ("Datasets", ", ".join(params.data)),
-        ("Sizes", "; ".join(sizes) or "unknown"),
         *(
             (f"Model {name}", ", ".join([model.family, *(f"{k} {v}" for k, v in model.config.items())]))
             for name, model in params.models.items()
@@ -135,8 +278,8 @@ def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> li
     ]
 
 
-def warnings(params: Params, records: Sequence[Record]) -> list[str]:
-    """Return the caveats: synthetic data, tiny models, and notes of the scorers."""
+def warnings(params: Params) -> list[str]:
+    """Return the caveats: synthetic data and tiny models."""
     found = []
     roots = {f"data/raw/{name}" for name in params.generate}
     synthetic = sorted(name for name, source in params.data.items() if source.root.rstrip("/") in roots)
@@ -152,31 +295,36 @@ def warnings(params: Params, records: Sequence[Record]) -> list[str]:
         found.append(
             f"Tiny model: hidden size {sizes} (the papers use 768). Compare with the baselines, not with papers."
         )
-    notes = sorted({record["note"] for record in records if record["note"] and record["value"] is not None})
-    return found + [f"{note[:1].upper()}{note[1:]}." for note in notes]
+    return found
 
 
 def result_tables(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[ResultTable]:
-    """Return one table per task, dataset and split, with metrics in the scores' order and variants in params.yaml's."""
+    """Return one table per task, dataset and split: test first, variants in the order of params.yaml."""
     places: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         places.setdefault((record["task"], record["dataset"], record["split"]), []).append(record)
     tables = []
-    for (task, dataset, split), own in places.items():
+    order = list(dict.fromkeys((task, dataset) for task, dataset, _ in places))
+    for task, dataset, split in sorted(places, key=lambda p: (order.index(p[:2]), -SPLITS.index(p[2]))):
+        own = places[task, dataset, split]
         rows = [(row, _as_cells(row)) for row in variant_rows(own)]
+        first = [cells for row, cells in rows if is_headline({"task": task, "metric": row.metric})]
+        first.sort(key=lambda cells: cells["metric"] != task_class(task).metric)
         definition, rule = task_class(task), gate_rule(params, task)
         tables.append(
             ResultTable(
                 task=task,
                 title=definition.title,
-                place=f"{dataset}, {split}",
-                rows=[cells for row, cells in rows if not is_detail(row.metric)],
-                details=[cells for row, cells in rows if is_detail(row.metric)],
+                dataset=dataset,
+                split=split,
+                rows=first or [cells for _, cells in rows],
+                details=[cells for _, cells in rows if cells not in first] if first else [],
+                costs=list({cells["variant"]: cells for _, cells in rows}.values()),
                 absent=sorted(
                     {
                         f"{r['metric']}: {r['note']} ({r['run']})"
                         for r in own
-                        if r["value"] is None and not is_detail(r["metric"])
+                        if r["value"] is None and not r["metric"].endswith(("(greedy)", "(beam)"))
                     }
                 ),
                 comparison=compare(
@@ -192,35 +340,93 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
 
 
 def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
-    """Return the headline figures of every variant for the cards at the top: of the promotion split, if scored."""
-    tables = [table for table in tables if table.place.endswith(f", {split}")] or tables
-    return [
-        {**row, "place": table.place}
-        for table in tables
-        for row in table.rows
-        if is_headline({"task": table.task, "metric": row["metric"]}) and not row["control"]
+    """Return the main figures for the top of the page, on the promotion split if it was scored.
+
+    The best variant by each task's own metric, then by further headline metrics that have a trivial baseline.
+    """
+    chosen = [table for table in tables if table.split == split] or tables
+    ranked: list[list[dict[str, Any]]] = []
+    for table in chosen:
+        rule, own = task_class(table.task), []
+        for metric in [rule.metric, *(name for name in reversed(rule.headlines) if name != rule.metric)]:
+            rows = [row for row in table.rows if row["metric"] == metric and not row["control"]]
+            trivial = [row for row in rows if set(row["baselines"]) - {HUMAN}]
+            if rows and (trivial or metric == rule.metric):
+                lower = metric == "median rank" or (metric == rule.metric and rule.direction == "lower")
+                best = (min if lower else max)(rows, key=lambda row: row["value"])
+                shown = f" · {best['variant']}" if table.variants > 1 else ""
+                own.append({**best, "title": f"{table.title} · {table.place}{shown}", "bars": _bars(best)})
+        ranked.append(own)
+    deepest = max(map(len, ranked), default=0)
+    found = [own[place] for place in range(deepest) for own in ranked if place < len(own)]
+    return found[: max(HEADLINES, len(ranked))]
+
+
+def _bars(row: Mapping[str, Any]) -> list[tuple[str, float, float, str]]:
+    """Return (name, value, percent of the longest bar, style) of the model, its trivial baselines and a human."""
+    values = [("this model", row["value"], "model")]
+    values += [
+        (n, v, "human" if n == HUMAN else "trivial") for n, v in sorted(row["baselines"].items(), key=_last_human)
     ]
+    top = max(100.0, *(value for _, value, _ in values))
+    return [(name, value, max(0.0, 100 * value / top), style) for name, value, style in values]
+
+
+def _last_human(item: tuple[str, float]) -> tuple[bool, float]:
+    return item[0] == HUMAN, -item[1]
 
 
 def curves(params: Params, workspace: Workspace) -> list[Curve]:
-    """Return one chart per training of params.yaml with a loss curve; the loss first, then its parts."""
+    """Return the charts of every training of params.yaml: its losses, its accuracies, and any other quantity alone."""
     result = []
-    names = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
-    for run in names:
+    for run in [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]:
         file = workspace.curve(run)
         if not file.exists():
             continue
         with file.open(encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))
-        columns = [name for name in (rows[0] if rows else {}) if name and name not in NOT_LOSSES]
-        columns.sort(key=lambda name: (name != "loss", name != "val_loss", name.startswith("val_")))
-        lines = {name: points for name in columns if (points := _points(rows, name))}
-        if lines:
-            first = next(iter(lines.values()))
-            last = f"{first[-1][1]:.3f} after {first[-1][0]:,.0f} steps"
-            chart = line_chart(lines, f"{run}: {', '.join(lines)} over steps")
-            result.append(Curve(name=run, chart=chart, lines=list(lines)[:6], last=last))
+        kind, _, name = run.partition("/")
+        settings = getattr(params, kind)[name]
+        parts = [*settings.recipe.objectives] if kind == "pretrain" else [settings.task]
+        columns = {
+            column: points
+            for column in (rows[0] if rows else {})
+            if column and column not in NOT_LOSSES and (points := _points(rows, column))
+        }
+        if len(parts) == 1 and columns.get(parts[0]) == columns.get("loss"):
+            columns.pop(parts[0], None)  # the only part is the total
+            columns.pop(f"val_{parts[0]}", None)
+        quantities: dict[str, dict[str, list[tuple[float, float]]]] = {"Loss": {}, "Accuracy, %": {}}
+        for column in sorted(columns, key=lambda column: (column != "loss", column.startswith("val_"))):
+            own = column.removeprefix("val_")
+            if own == "loss" or own in parts:
+                quantities["Loss"][column] = columns[column]
+            elif own.endswith("_accuracy"):
+                quantities["Accuracy, %"][column] = [(x, 100 * y) for x, y in columns[column]]
+            else:
+                quantities.setdefault(own.replace("_", " ").capitalize(), {})[column] = columns[column]
+        result += [_curve(run, quantity, lines) for quantity, lines in quantities.items() if lines]
     return result
+
+
+def _curve(run: str, quantity: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> Curve:
+    """Draw one quantity; the validation has the color of its training and is dashed."""
+    names = list(dict.fromkeys(column.removeprefix("val_") for column in lines))
+    colors = {column: names.index(column.removeprefix("val_")) for column in lines}
+    shown = {name: CURVES.get(part := name.removesuffix("_accuracy"), part.replace("_", " ")) for name in names}
+    drawn = {
+        f"{shown[column.removeprefix('val_')]}{', validation' if column.startswith('val_') else ''}": points
+        for column, points in lines.items()
+    }
+    step, value = next(iter(lines.values()))[-1]
+    return Curve(
+        name=run,
+        quantity=quantity,
+        chart=line_chart(drawn, f"{run}: {quantity} over steps", dict(zip(drawn, colors.values(), strict=True))),
+        legend=[(shown[name], number) for number, name in enumerate(names)][:MAX_LINES],
+        has_validation=any(column.startswith("val_") for column in lines),
+        last=f"{value:,.2f} after {step:,.0f} steps",
+    )
 
 
 def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
@@ -268,7 +474,8 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
         for model, names in runs.items():
             names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
             shown = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
-            one = read_examples(task, workspace, shown, names[0], settings.splits, settings.gallery, model=model)
+            splits = sorted(settings.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
+            one = read_examples(task, workspace, shown, names[0], splits, settings.gallery, model=model)
             if one is None:
                 missing.append(f"reports/eval/{names[0]}: no predictions")
             else:
@@ -276,9 +483,9 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
     return found
 
 
-def is_detail(metric: str) -> bool:
-    """Return whether the metric goes to the collapsed section: question types, and decoders other than the chosen."""
-    return "question type" in metric or metric.endswith(("(greedy)", "(beam)"))
+def join_names(names: Sequence[str]) -> str:
+    """Join names with commas and `and`."""
+    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1] if names else ""
 
 
 def format_number(value: float) -> str:
@@ -295,7 +502,10 @@ def format_cost(value: float | None) -> str:
 
 def _as_cells(row: VariantRow) -> dict[str, Any]:
     """Return the row with its bar; a gain has none, since it can be negative."""
-    cells = {**vars(row), "seeds": row.seeds, "bar": ""}
+    trivial = {name: value for name, value in row.baselines.items() if name != HUMAN}
+    lower = row.metric == "median rank"
+    best = (min if lower else max)(trivial.items(), key=lambda item: item[1], default=None)
+    cells = {**vars(row), "seeds": row.seeds, "bar": "", "best_baseline": best}
     if not row.metric.startswith("gain"):
         top = max(100.0, row.value, row.high or 0, *row.baselines.values())
         cells["bar"] = interval_bar(row.value, row.low, row.high, row.baselines, top=top, of_seeds=row.seeds > 1)

@@ -56,7 +56,7 @@ class Pictures:
             data=_as_data(opened),
             width=opened.width,
             height=opened.height,
-            boxes=self._boxes(image_id, longest, longest * opened.height / opened.width),
+            boxes=self._boxes(image_id, *(longest * side / max(opened.size) for side in opened.size)),
         )
 
     def patch(self, image_id: str, box: Sequence[float], side: int = 72) -> Picture:

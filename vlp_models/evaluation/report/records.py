@@ -136,7 +136,7 @@ def is_headline(record: Record) -> bool:
 def format_without_leaked(figure: Record | None) -> str:
     """Format a score without leaked items: value, interval and number of remaining items."""
     if figure is None:
-        return "too few items left"
+        return "–"
     ends = "" if figure["low"] is None else f" ({figure['low']:.1f} to {figure['high']:.1f})"
     return f"{figure['value']:.1f}{ends}, {figure['n']:,} items"
 

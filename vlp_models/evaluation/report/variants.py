@@ -76,11 +76,11 @@ def _describe_setting(key: str, value: Any) -> str:
 
 def _distinct(labels: dict[str, str], params: Params) -> dict[str, str]:
     """Add the run's name where a shortened label is also that of a variant with other settings."""
-    seen: dict[tuple[str, str], tuple[str, list[Any]]] = {}
+    seen: dict[tuple[str, str], list[Any]] = {}
     result = {}
     for run, label in labels.items():
         settings = params.settings_of(run)
-        first, known = seen.setdefault((params.finetune[run].task, label), (run, settings))
+        known = seen.setdefault((params.finetune[run].task, label), settings)
         result[run] = label if known == settings else f"{label}, as {run}"
     return result
 
