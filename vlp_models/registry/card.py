@@ -72,13 +72,14 @@ def make_signature(task: str, prediction: Mapping[str, Any]) -> Any:
         prediction: what the model returned for one image; empty if it is not served, which leaves the outputs open.
     """
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
 
     request = task_class(task).request
-    columns: list[Any] = [ColSpec(AnyType(), "image")]
-    if request is not None and request.text:
-        columns.append(ColSpec(DataType.string, "text"))
+    # Any type and optional: the model itself checks both (pyfunc_model.py), since MLflow refuses a request with a message
+    # that contains all of it.
+    names = ["image"] if request is None or not request.text else ["image", "text"]
+    columns: list[Any] = [ColSpec(AnyType(), name, required=False) for name in names]
     outputs: list[Any] = [ColSpec(_column_type(value), name) for name, value in prediction.items()]
     return ModelSignature(inputs=Schema(columns), outputs=Schema(outputs) if outputs else None)
 

@@ -2,17 +2,44 @@
 
 Input: a table with a column `image` (base64 text or an array; a path only below the folder that VLP_IMAGE_ROOT names; a
 list for a task that takes several images) and, if the task takes a text, a column `text`.
-Output: one JSON-like record per row.
+Output: one JSON-like record per row. A request that cannot be answered is refused with one sentence (`RequestError`).
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pandas as pd
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 from mlflow.pyfunc import PythonModel, PythonModelContext
+
+from vlp_models.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+class RequestError(MlflowException):
+    """A sentence for the client: what is wrong with the request (400), or that the server failed (500).
+
+    MLflow's server would put the whole request, with its images, in front of the message, and a stack trace behind that
+    of any other exception. So this message cannot be changed.
+    """
+
+    def __init__(self, sentence: str, code: int = BAD_REQUEST) -> None:
+        self._sentence = sentence
+        super().__init__(sentence, error_code=code)
+
+    @property
+    def message(self) -> str:
+        return self._sentence
+
+    @message.setter
+    def message(self, value: str) -> None:
+        pass
 
 
 class VisionLanguageModel(PythonModel):
@@ -28,9 +55,36 @@ class VisionLanguageModel(PythonModel):
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        images = list(model_input["image"])
-        texts = [str(text) for text in model_input["text"]] if "text" in model_input else None
-        return self.predictor.predict(images, texts, untrusted=True)
+        """
+        Raises:
+            RequestError: a column is missing, a value has the wrong type, an image cannot be opened; or anything else
+                failed, which is logged.
+        """
+        images, texts = self._read_columns(model_input)
+        try:
+            return self.predictor.predict(images, texts, untrusted=True)
+        except DataError as error:
+            raise RequestError(f"`image`: {error}") from None
+        except Exception:
+            logger.exception("a request failed")
+            raise RequestError(
+                "the model failed on this request; the server's log has the reason", INTERNAL_ERROR
+            ) from None
+
+    def _read_columns(self, table: pd.DataFrame) -> tuple[list[Any], list[str] | None]:
+        """Return images and texts of the request's rows; no texts if the task takes none."""
+        kind, task = self.predictor.request.text, self.predictor.task
+        for column in ("image", "text") if kind else ("image",):
+            if column not in table:
+                what = (
+                    f"`text`, a {kind} per image" if column == "text" else "`image`, the base64 text of an image file"
+                )
+                raise RequestError(f"a request for {task} needs the column {what}; found {', '.join(map(str, table))}")
+        texts = list(table["text"]) if kind else []
+        for text in texts:
+            if not isinstance(text, str):
+                raise RequestError(f"`text` must be a string, the {kind}; found {type(text).__name__}")
+        return list(table["image"]), texts if kind else None
 
 
 mlflow.models.set_model(VisionLanguageModel())

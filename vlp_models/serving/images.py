@@ -69,6 +69,10 @@ def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
         return _from_bytes(bytes(value))
     if isinstance(value, (str, Path)):
         return _from_request(str(value)) if untrusted else _from_text(str(value))
+    if untrusted:
+        raise DataError(
+            f"must be the base64 text of an image file, or its pixels as a list; found {type(value).__name__}"
+        )
     raise DataError(f"an image must be a path, base64 text, bytes or an array; found {type(value).__name__}")
 
 
@@ -103,7 +107,8 @@ def _from_request(text: str) -> Image.Image:
             return _from_path(Path(root).resolve() / text)
     if len(text) > 64 and BASE64.fullmatch(text):
         return _decode(_unbase64(text), "base64 text")
-    raise DataError("not a base64 image" + (", nor a file that this server may read" if root else ""))
+    paths = ", nor a file that this server may read" if root else "; this server opens no paths"
+    raise DataError(f"not the base64 text of an image file{paths}")
 
 
 def _from_path(path: Path) -> Image.Image:
