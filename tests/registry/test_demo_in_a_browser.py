@@ -133,7 +133,7 @@ def test_page_in_a_browser(
         tab.locator("#question textarea, #question input").fill("what is it ?")
         tab.locator("#ask").click()
         tab.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
-        assert "vlp-vqa version 1 (run own.vqa; model tden)" in tab.locator("#answers").inner_text()
+        assert "vlp-vqa version 1 (run own.vqa; model tden)" in tab.locator("#answered-by").inner_text()
         _check_boxes(tab, answered.overlay, photo, tmp_path / "answered.png")
         tab.locator("#wanted textarea, #wanted input").fill("a red square")
         tab.locator("#look").click()
@@ -141,7 +141,22 @@ def test_page_in_a_browser(
         assert "vlp-captioning version 1" in tab.locator("#about-captioning").inner_text()
         assert list(folder.rglob(photo.name)), "uploads are in the page's own folder"
 
-        tab.locator("#photo button[aria-label]").first.click()  # remove the upload
+        tab.locator("#examples button").first.click()
+        example = page.caption(str(page.examples[0])).caption
+        tab.wait_for_function(
+            "text => !document.querySelector('#answers')?.innerText.includes('%') && "
+            "document.querySelector('#caption textarea, #caption input')?.value == text",
+            arg=example,
+        )
+        for width in (1280, 390):
+            tab.set_viewport_size({"width": width, "height": 860})
+            tab.wait_for_timeout(500)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            thumbnails = tab.locator("#examples button:visible")
+            boxes = [thumbnails.nth(n).bounding_box() for n in range(thumbnails.count())]
+            assert len(boxes) == len(page.examples) and all(b["x"] + b["width"] <= width - 8 for b in boxes)
+
+        tab.locator("#photo button[aria-label]").first.click()  # remove the photo
         tab.set_input_files("#photo input[type=file]", str(broken))
         tab.locator("#problem textarea, #problem input").wait_for()
         problem = tab.locator("#problem textarea, #problem input").input_value()
@@ -193,8 +208,9 @@ def test_too_large_upload_is_rejected_and_leaves_no_file(here: Workspace, params
 
     with serving(make_page(params, here, runs=["own.vqa"]), host="127.0.0.1", port=_free_port()) as address:
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        examples = set(folder.rglob("*"))
         for size, status in ((MAX_BYTES // 2, 200), (MAX_BYTES + 1, 413)):
             sent = requests.post(f"{address}/gradio_api/upload", files={"files": ("a.png", bytes(size))}, timeout=60)
             assert sent.status_code == status
-        sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+        sizes = [path.stat().st_size for path in set(folder.rglob("*")) - examples if path.is_file()]
         assert sizes == [MAX_BYTES // 2]

@@ -16,6 +16,7 @@ from small_project import make_model
 
 from vlp_models.cli.demo import make_page
 from vlp_models.common.workspace import Workspace
+from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES
 from vlp_models.params import EvaluateParams, ModelParams, Params
@@ -23,7 +24,7 @@ from vlp_models.registry import versions as registry
 from vlp_models.registry.versions import download_bundle
 from vlp_models.serving.bundle import write_content
 from vlp_models.serving.page.handlers import NO_PHOTO, Page, PhotoModel
-from vlp_models.serving.page.photos import BOX_COLOR, IMPORTANT_COLOR, open_photo, scale_for_page
+from vlp_models.serving.page.photos import BOX_COLOR, IMPORTANT_COLOR, find_examples, open_photo, scale_for_page
 from vlp_models.serving.page.version_card import make_version_card
 from vlp_models.serving.predictor import Predictor
 
@@ -43,6 +44,49 @@ def test_champions_are_used_and_a_missing_one_names_the_command(here: Workspace,
     assert "scenes (synthetic scenes)" in about and "Limits:" in about
     assert "Its initial weights are not recorded." in about and "Its regions are the cells of a plain grid" in about
     assert "5 photos of the split test" in page.about("retrieval")
+
+
+def _controls(page: Page) -> set[str]:
+    """Return the ids of what the page shows."""
+    from vlp_models.serving.page.app import build
+
+    return {box.elem_id for box in build(page).blocks.values() if getattr(box, "elem_id", None)}
+
+
+@pytest.mark.photographs
+def test_the_page_has_controls_only_for_the_models_it_has(here: Workspace, params: Params) -> None:
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("gradio is not installed: requirements-photographs.lock")
+    both = make_page(params, here)  # no model answers
+    assert both.title == "Caption a photo and search photos by text"
+    controls = _controls(both)
+    assert {"examples", "photo", "picture", "caption", "wanted", "look", "about-captioning"} <= controls
+    assert not {"question", "ask", "answers", "about-vqa"} & controls
+    every = make_page(params, here, runs=["own.vqa"])
+    assert every.title == "Caption a photo, ask about it and search photos by text"
+    assert {"question", "ask", "answers", "wanted", "caption", "about-vqa"} <= _controls(every)
+    answerer = dataclasses.replace(every, captioner=None, search=None)
+    assert answerer.title == "Ask about a photo"
+    assert not {"caption", "greedy", "wanted", "found", "about-retrieval"} & _controls(answerer)
+    search = dataclasses.replace(every, captioner=None, answerer=None)
+    assert search.title == "Search photos by text"
+    assert not {"photo", "examples", "caption", "question"} & _controls(search) and "wanted" in _controls(search)
+    assert "drawn scenes" in every.warning, "photographs would get meaningless results"
+
+
+def test_examples_are_readable_photos_of_the_split(here: Workspace, params: Params) -> None:
+    images = read_table("images", here.validated).to_pylist()
+    own = {here.root / row["path"] for row in images if row["split"] == "val"}
+    found = find_examples(here, "val")
+    assert len(found) == len(own) and set(found) == own
+    content = found[0].read_bytes()
+    found[0].write_bytes(content[:100])
+    try:
+        assert set(find_examples(here, "val")) == own - {found[0]}
+        assert len(find_examples(here, "val", 2)) <= 2
+    finally:
+        found[0].write_bytes(content)
+    assert find_examples(Workspace(here.root / "elsewhere"), "val") == []
 
 
 def test_run_replaces_the_champion(here: Workspace, params: Params, photo: Path) -> None:
@@ -72,7 +116,7 @@ def test_consensus_caption_is_shown_next_to_the_beams_own(
     assert page.caption_labels() == (label, "Caption, best of a beam of 3")
     if importlib.util.find_spec("gradio") is not None:
         assert _boxes_filled(page, photo) == {
-            f"{label} (vlp-captioning version 1 (champion; model tden))": chosen.caption,
+            label: chosen.caption,
             "Caption, best of a beam of 3": chosen.beam,
             "Caption, greedy decoding": chosen.greedy,
         }

@@ -31,7 +31,9 @@ def demo(
         str, typer.Option(help="Address to listen on; default: localhost only.", show_default=False)
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 7860,
-    split: Annotated[str, typer.Option(help="The images to search: train, val or test.")] = "test",
+    split: Annotated[
+        str, typer.Option(help="The images to search, and the examples to click: train, val or test.")
+    ] = "test",
 ) -> None:
     """Try the champion models on a web page: caption an image, ask about it, search images by text.
 
@@ -69,7 +71,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.versions import download_verified_bundle
     from vlp_models.serving.page.handlers import Page, PhotoModel
-    from vlp_models.serving.page.photos import PhotoSearch
+    from vlp_models.serving.page.photos import PhotoSearch, find_examples
     from vlp_models.serving.predictor import Predictor
 
     made: dict[str, Any] = {}
@@ -95,7 +97,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
                 missing[task] = f"{version.name} version {version.version} cannot be used: {error}"
     if not made:
         raise DataError(f"vlp demo: no model to show. {' '.join(f'{task}: {why}' for task, why in missing.items())}")
-    return Page(**made, missing=missing)
+    return Page(**made, missing=missing, examples=find_examples(workspace, split))
 
 
 def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tuple[Any, str]]:

@@ -76,8 +76,8 @@ def make_signature(task: str, prediction: Mapping[str, Any]) -> Any:
     from mlflow.types.schema import AnyType
 
     request = task_class(task).request
-    # Any type and optional: the model itself checks both (pyfunc_model.py), since MLflow refuses a request with a message
-    # that contains all of it.
+    # Any type and optional: the model itself checks both (pyfunc_model.py). MLflow's own refusal would repeat the whole
+    # request.
     names = ["image"] if request is None or not request.text else ["image", "text"]
     columns: list[Any] = [ColSpec(AnyType(), name, required=False) for name in names]
     outputs: list[Any] = [ColSpec(_column_type(value), name) for name, value in prediction.items()]

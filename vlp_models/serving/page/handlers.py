@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from vlp_models.serving.page.occlusion import (
     truncate_regions,
 )
 from vlp_models.serving.page.photos import PhotoSearch, draw_boxes, open_photo, scale_for_page
-from vlp_models.serving.page.version_card import VersionCard, describe_limits
+from vlp_models.serving.page.version_card import MEANINGLESS, VersionCard, describe_limits
 from vlp_models.serving.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -107,14 +108,51 @@ class PhotoModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The models of the page. missing: task -> why it has no model, and what to do; lock: one prediction at a time."""
+    """The models of the page.
+
+    missing   task -> why it has no model, and what to do
+    examples  files of photos to click
+    lock      one prediction at a time
+    """
 
     captioner: PhotoModel | None = None
     answerer: PhotoModel | None = None
     search: PhotoSearch | None = None
     search_card: VersionCard | None = None
     missing: Mapping[str, str]
+    examples: Sequence[Path] = ()
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def tasks(self) -> list[str]:
+        """Return the tasks that the page has a model for."""
+        return [task for task in TITLES if self._version(task) is not None]
+
+    @property
+    def title(self) -> str:
+        """Return what a visitor can do here."""
+        parts = ["caption a photo"] if self.captioner else []
+        if self.answerer:
+            parts.append("ask about it" if self.captioner else "ask about a photo")
+        if self.search:
+            parts.append("search photos by text")
+        text = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
+        return f"{text[:1].upper()}{text[1:]}"
+
+    @property
+    def warning(self) -> str:
+        """Return a caveat if a model was trained on synthetic scenes only; else nothing."""
+        versions = [version for task in self.tasks if (version := self._version(task)) is not None]
+        if not any(MEANINGLESS in card.data for card, _ in versions):
+            return ""
+        return "Trained on drawn scenes: use the examples. Results for photographs are meaningless."
+
+    def show(self, path: str | None) -> CaptionResult:
+        """Return an uploaded photo without boxes, for a page without a captioner."""
+        try:
+            return CaptionResult(overlay=Overlay(picture=scale_for_page(open_photo(path)), note="") if path else None)
+        except VLPError as error:
+            return CaptionResult(problem=_as_sentence(error))
 
     def caption(self, path: str | None) -> CaptionResult:
         """Caption an uploaded photo."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.images import ImageError
+from vlp_models.data.images import FORMATS, ImageError
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
@@ -31,6 +31,7 @@ BOX_COLOR, IMPORTANT_COLOR = (60, 60, 60), (255, 120, 0)
 AT_ONCE = 32  # photos per forward pass
 MAX_PAIRS = 1000  # photos that a model without embeddings compares with a text, one forward pass each
 TOP = 6
+EXAMPLES = 8
 Box = Sequence[float]  # x1, y1, x2, y2 as fractions of width and height
 
 
@@ -85,6 +86,21 @@ def _clip(box: Sequence[int], size: tuple[int, int]) -> tuple[int, int, int, int
     """Clip a box to the image, at least a pixel wide and high: Pillow rejects crossed corners."""
     left, top = min(max(box[0], 0), size[0] - 1), min(max(box[1], 0), size[1] - 1)
     return left, top, max(left, min(box[2], size[0]) - 1), max(top, min(box[3], size[1]) - 1)
+
+
+def find_examples(workspace: Workspace, split: str, count: int = EXAMPLES) -> list[Path]:
+    """Return files of evenly spaced photos of a split, as examples to click; unreadable ones are left out."""
+    images = read_table("images", workspace.validated, columns=["path", "split"]).to_pylist()
+    paths = [workspace.root / row["path"] for row in images if row["split"] == split]
+    number, found = min(count, len(paths)), []
+    for path in (paths[i * len(paths) // number] for i in range(number)):
+        try:
+            open_photo(path)
+        except DataError:
+            continue
+        if path.suffix.lower() in FORMATS:
+            found.append(path)
+    return found
 
 
 class PhotoSearch:

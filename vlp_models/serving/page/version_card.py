@@ -19,6 +19,7 @@ from vlp_models.tasks.base import TaskModel
 from vlp_models.tasks.vqa import UNKNOWN
 
 NOT_RECORDED = "their training data is not recorded"
+MEANINGLESS = "its output for photographs is meaningless"
 VIEW_PREFIXES = {"texts": "the texts of ", "images": "the images of "}  # of pretrainings that do not read pairs
 
 Record = Mapping[str, Any]
@@ -86,7 +87,7 @@ def describe_training_data(lineage: Record | None, run: str) -> str:
     count = f"; the training split of all datasets has {images:,} images" if images else ""
     text = f"Fine-tuned on {_dataset_names(sources, params)}{count}."
     if all(one in generated for one in sources):
-        text += " These are synthetic scenes, so its output for photographs is meaningless."
+        text += f" These are synthetic scenes, so {MEANINGLESS}."
     return text
 
 
