@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SIZE = {"width": 1280, "height": 860}
-HERO = 860  # height of the picture in README, in pixels
+HERO = 1040  # height of the picture in README, in pixels
 READY = 90.0  # seconds within which a server must respond
 
 

@@ -193,7 +193,7 @@ def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
         "True or false of two",
     ):
         assert text in page
-    assert page.count('<div class="two"><div class="picture">') == 2, "both pictures of a pair, side by side"
+    assert page.count('<div class="two"><div class="picture">') >= 2, "both pictures of a pair, side by side"
     metrics = read_json(workspace.reports / "metrics.json")
     assert {"retrieval", "vcr", "vcr_answer", "entailment", "nlvr2"} <= metrics["evaluate"].keys()
 
