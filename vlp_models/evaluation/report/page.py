@@ -84,6 +84,8 @@ CURVES = {  # column of a curve -> what it is
     "vqa": "answers",
     "captioning": "next words",
 }
+VARIANTS_SHOWN = 3  # with more, the unfolded table has one metric
+GALLERIES_SHOWN = 4  # before all are folded once more
 CURVES_SHOWN = 6  # charts before the others are folded
 COMPARED_SHOWN = 6  # pairs before the table is folded
 
@@ -177,6 +179,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
         METRICS=METRICS,
         BASELINES=BASELINES,
+        GALLERIES_SHOWN=GALLERIES_SHOWN,
         CURVES_SHOWN=CURVES_SHOWN,
         COMPARED_SHOWN=COMPARED_SHOWN,
     )
@@ -310,6 +313,8 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
         rows = [(row, _as_cells(row)) for row in variant_rows(own)]
         first = [cells for row, cells in rows if is_headline({"task": task, "metric": row.metric})]
         first.sort(key=lambda cells: cells["metric"] != task_class(task).metric)
+        if len({cells["variant"] for cells in first}) > VARIANTS_SHOWN:  # only the metric that they are compared by
+            first = [cells for cells in first if cells["metric"] == first[0]["metric"]]
         definition, rule = task_class(task), gate_rule(params, task)
         tables.append(
             ResultTable(
@@ -320,13 +325,7 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
                 rows=first or [cells for _, cells in rows],
                 details=[cells for _, cells in rows if cells not in first] if first else [],
                 costs=list({cells["variant"]: cells for _, cells in rows}.values()),
-                absent=sorted(
-                    {
-                        f"{r['metric']}: {r['note']} ({r['run']})"
-                        for r in own
-                        if r["value"] is None and not r["metric"].endswith(("(greedy)", "(beam)"))
-                    }
-                ),
+                absent=_absent(own),
                 comparison=compare(
                     workspace,
                     own,
@@ -337,6 +336,15 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
             )
         )
     return tables
+
+
+def _absent(records: Sequence[Record]) -> list[str]:
+    """Return which metrics were not computed, why, and for which runs; those of other decoders are left out."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        if record["value"] is None and not record["metric"].endswith(("(greedy)", "(beam)")):
+            found.setdefault((record["metric"], record["note"]), []).append(record["run"])
+    return [f"{metric}: {note} ({', '.join(runs)})" for (metric, note), runs in sorted(found.items())]
 
 
 def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
