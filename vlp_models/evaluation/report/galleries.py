@@ -130,7 +130,7 @@ def choose_highlights(galleries: Sequence[Examples], count: int = 6) -> Highligh
 def _take_in_turn(
     queues: Sequence[list[tuple[Examples, Card]]], number: int, shown: set[str]
 ) -> list[tuple[Examples, Card]]:
-    """Take `number` cards from the queues in turn, of images that are not shown yet as long as there are any."""
+    """Take `number` cards from the queues in turn, of images that are not shown yet unless none is left."""
     taken: list[tuple[Examples, Card]] = []
     while len(taken) < number and any(queues):
         for queue in queues:
