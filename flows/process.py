@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlp_models.common.lock import file_lock
+from vlp_models.common.lock import HELD_LOCK, file_lock
 from vlp_models.common.redaction import redact
 from vlp_models.common.supervise import command_environment
 from vlp_models.common.workspace import Workspace
@@ -117,6 +117,8 @@ def run_supervised(
     """
     env = {**command_environment(keep_order=True), "PYTHONUNBUFFERED": "1"}
     env["PYTHONPATH"] = f"{Path(__file__).parent.parent}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    if lock_fd is not None:
+        env[HELD_LOCK] = os.fspath(Workspace(root).lock.resolve())
     (root / ".work").mkdir(exist_ok=True)
     supervisor = [sys.executable, "-m", "vlp_models.common.supervise", "--parent", str(os.getpid()), "--"]
     with tempfile.NamedTemporaryFile("w", dir=root / ".work", prefix="part-", suffix=".log", delete=False) as sink:

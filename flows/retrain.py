@@ -19,7 +19,7 @@ from flows.pipeline import log_to_terminal, run_without_server
 from flows.process import StageFailed, WorkspaceInUse
 from flows.tasks import HOOKS, run_parts
 from vlp_models.common.log import configure_logging
-from vlp_models.errors import VLPError, is_disk_full
+from vlp_models.errors import VLPError, explain_system_error
 from vlp_models.params import load_params
 
 
@@ -50,9 +50,9 @@ def main() -> int:
         log_to_terminal(str(error))
         return 1
     except OSError as error:
-        if not is_disk_full(error):
+        if error.errno is None:
             raise
-        log_to_terminal(f"the disk is full ({error}): free some space, then run again; finished stages are kept")
+        log_to_terminal(f"{explain_system_error(error)}. Finished stages are kept; run again")
         return 1
     except KeyboardInterrupt:
         return 130

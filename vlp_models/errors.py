@@ -7,6 +7,9 @@ message and exits with `exit_code`; a traceback means a bug in this project.
 from __future__ import annotations
 
 import errno
+import os
+import re
+from pathlib import Path
 
 
 class VLPError(Exception):
@@ -94,4 +97,101 @@ _DISK_FULL_TEXTS = (
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type's name if the message is empty."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    if isinstance(error, OSError) and error.errno is not None:
+        return explain_system_error(error)
+    return plain_text(next(iter(str(error).splitlines()), type(error).__name__))
+
+
+def explain_system_error(error: BaseException) -> str:
+    """Return why the operating system refused something, as a sentence: the path, the reason, the way out.
+
+    Accepts any exception: libraries raise errors of their own for a full disk, for example.
+    """
+    path = _path_of(error)
+    if is_disk_full(error):
+        reason = "the disk is full, or a quota or size limit is reached; free some space"
+    elif isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+        reason = _explain_denied(path)
+    elif isinstance(error, OSError) and error.errno is not None:
+        reason = _REASONS.get(error.errno) or os.strerror(error.errno).lower()
+    else:
+        return first_line(error)
+    return f"{path}: {reason}" if path else reason
+
+
+def explain_access(path: Path) -> str:
+    """Return why this process cannot write to an existing file or folder, as a sentence; empty if it can."""
+    if not os.path.lexists(path) or os.access(path, os.W_OK):
+        return ""
+    read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return explain_system_error(OSError(errno.EROFS if read_only else errno.EACCES, "", os.fspath(path)))
+
+
+def plain_text(text: str) -> str:
+    """Return a message with Python's own wording of system and encoding errors replaced by sentences."""
+
+    def explain(found: re.Match[str]) -> str:
+        code, path = int(found["code"]), found["path"] or ""
+        same = path and text[: found.start()].endswith(f"{path}: ")  # a message that starts with the path
+        sentence = explain_system_error(OSError(code, "", path or None))
+        return sentence.removeprefix(f"{path}: ") if same else sentence
+
+    text = _SYSTEM_ERROR.sub(explain, text)
+    return _CODEC_ERROR.sub(lambda found: f"not valid {found[1].upper()} text (position {int(found[2]) + 1:,})", text)
+
+
+_SYSTEM_ERROR = re.compile(
+    r"\[Errno (?P<code>\d+)\] [^:'\"\n\[\]();]*"
+    r"(?:: (?P<quote>['\"])(?P<path>[^\n]*?)(?P=quote))?(?: -> ['\"][^\n]*?['\"])?"
+)
+_CODEC_ERROR = re.compile(r"'([\w-]+)' codec can't (?:de|en)code [^:\n]* in position (\d+)(?:-\d+)?: [^\n;)]*")
+_REASONS = {
+    errno.EROFS: "the file system is read-only; work in a copy of the project on a writable one",
+    errno.ENOENT: "no such file or folder",
+    errno.ENOTDIR: "a part of this path is a file, not a folder; rename or remove that file",
+    errno.EISDIR: "a folder, where a file is needed; rename or remove it",
+    errno.EEXIST: "a file of this name is in the way; rename or remove it",
+    errno.ENOTEMPTY: "the folder is not empty; rename or remove it",
+    errno.ENAMETOOLONG: "the name is too long; shorten it",
+    errno.ELOOP: "symbolic links lead in a circle; remove one of them",
+    errno.EMFILE: "too many open files; raise the limit with `ulimit -n`",
+    errno.EIO: "the disk reports an input/output error; check it, then restore the file",
+    errno.ENOMEM: "not enough memory",
+}
+
+
+def _path_of(error: BaseException) -> str:
+    """Return the path of an OSError; that of the file for its unfinished copy (common/io.py)."""
+    path = getattr(error, "filename", None)
+    if not isinstance(path, (str, bytes)):
+        return ""
+    folder, name = os.path.split(os.fsdecode(path))
+    if name.startswith(".") and name.endswith(".partial"):
+        name = name[1:].removesuffix(".partial")
+    return os.path.join(folder, name)  # noqa: PTH118 - keeps the spelling of the path
+
+
+def _explain_denied(path: str) -> str:
+    """Say whose the file is, or the folder that it would be created in."""
+    place = Path(path)
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    try:
+        owner = place.stat().st_uid
+    except OSError:
+        return "permission denied"
+    if owner == os.geteuid():
+        return f"permission denied; `ls -ld {place}` shows its permissions, `chmod u+rwX {place}` allows access"
+    return (
+        f"permission denied: {place} belongs to {_describe_user(owner)}, and this process runs as "
+        f"{_describe_user(os.geteuid())}; run as its owner, or have its permissions changed"
+    )
+
+
+def _describe_user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"uid {uid}"

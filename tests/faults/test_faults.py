@@ -152,7 +152,7 @@ def test_result_that_dvc_did_not_record_is_restored(project: Project, fresh: tup
 @pytest.mark.pipeline
 def test_full_disk_is_an_error_message_and_nothing_is_lost(project: Project, fresh: tuple[bytes, bytes]) -> None:
     code, output = project.run("vlp", "stage", "pretrain", "tden", file_limit=20_000)
-    assert code == 2 and "make room" in output and "Traceback" not in output, output
+    assert code == 2 and "free some space" in output and "Traceback" not in output, output
     assert not list(project.folder.rglob("*.partial"))
     code, output = project.run("vlp", "run")
     assert code == 0, output

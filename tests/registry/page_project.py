@@ -13,8 +13,8 @@ from toy_registry import toy_items, write_evaluation
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import GeneratorParams, ModelParams, Params, load_params, to_plain
-from vlp_models.registry.client import connect
-from vlp_models.registry.versions import CHAMPION, RegisteredVersion, VersionRecord, model_name, register
+from vlp_models.registry.client import connect, model_name
+from vlp_models.registry.versions import CHAMPION, RegisteredVersion, VersionRecord, register
 from vlp_models.serving.bundle import hash_bundle, write_bundle
 
 ROOT = Path(__file__).parents[2]

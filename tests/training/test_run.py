@@ -95,7 +95,7 @@ def test_full_disk_leaves_earlier_checkpoints_intact(toy: Toy, tmp_path: Path) -
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # no larger file can be written, as on a full disk
     try:
-        with pytest.raises(CheckpointError, match="make room"):
+        with pytest.raises(CheckpointError, match="free some space"):
             toy.fit(work)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

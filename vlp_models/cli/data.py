@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from vlp_models.common.progress import announced
 from vlp_models.errors import ParamsError
 
 
@@ -25,7 +26,8 @@ def ingest(
     from vlp_models.ingest.ingest import run
     from vlp_models.params import load_params
 
-    run(load_params(), Workspace(), check)
+    with announced("reading the inbox"):
+        run(load_params(), Workspace(), check)
 
 
 def drift() -> None:
@@ -63,17 +65,18 @@ def forget(
     Example: `vlp forget photo.jpg --dry-run`
     """
     from vlp_models.cli.pipeline import run_lock, run_pipeline, write_plan
+    from vlp_models.common.account import current_user
     from vlp_models.common.workspace import WITHDRAWN, Workspace
     from vlp_models.forgetting.forget import find_exposure, remove_aliases, withdraw_images
     from vlp_models.forgetting.report import report_json, report_lines
     from vlp_models.params import load_params
-    from vlp_models.pipeline.promotion_commands import current_user
 
     if not (dry_run or yes or sys.stdin.isatty()):
         raise ParamsError("vlp forget: not a terminal: pass --dry-run or --yes")
     params, workspace = load_params(), Workspace()
     with nullcontext() if dry_run else run_lock(workspace, "forget"):
-        report = find_exposure(params, workspace, images, exact=exact)
+        with announced("searching data and models for the images"):
+            report = find_exposure(params, workspace, images, exact=exact)
         if as_json:
             print(json.dumps(report_json(report, params), indent=2, ensure_ascii=False))
         else:

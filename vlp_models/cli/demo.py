@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlp_models.common.progress import announced
 from vlp_models.errors import DataError, Terminated, VLPError
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def demo(
     from vlp_models.serving.page.app import check_installed, serving
 
     check_installed()
-    page = make_page(load_params(), Workspace(), runs=runs or (), split=split)
+    with announced("loading the models"):
+        page = make_page(load_params(), Workspace(), runs=runs or (), split=split)
     for task, reason in page.missing.items():
         print(f"{task}: {reason}")
     signal.signal(signal.SIGTERM, _terminate)  # so that uploaded images are deleted
@@ -102,7 +104,8 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
 
 def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tuple[Any, str]]:
     """Return task -> (version, how it was chosen)."""
-    from vlp_models.registry.versions import CHAMPION, find_version_by_alias, model_name, run_alias
+    from vlp_models.registry.client import model_name
+    from vlp_models.registry.versions import CHAMPION, find_version_by_alias, run_alias
 
     found: dict[str, tuple[Any, str]] = {}
     names = {task: model_name(params.tracking, task) for task in TASKS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -15,7 +14,9 @@ from typing import Literal
 
 import typer
 
+from vlp_models.common.account import explain_home, require_home
 from vlp_models.common.source_hash import ROOT, other_package
+from vlp_models.errors import DataError, explain_access, plain_text
 
 # Releases that must not run, and why.
 KNOWN_BAD = {
@@ -28,6 +29,22 @@ BREAKS_FROM = {
     "sqlalchemy": ("2.1", "Prefect 3.8's scheduler silently stops creating runs"),
 }
 NEEDED_GB = 10
+# What a run writes to, if it exists.
+WRITTEN = (
+    *(
+        "params.yaml",
+        "dvc.yaml",
+        "dvc.lock",
+        "mlflow.db",
+        "mlartifacts",
+        "data",
+        "checkpoints",
+        "reports",
+        "promotions",
+    ),
+    *(".work", ".work/run.lock", ".work/locks", ".work/params", ".dvc", ".dvc/tmp", ".dvc/tmp/lock", ".dvc/tmp/rwlock"),
+    *(".dvc/cache", ".dvc/cache/files", ".dvc/cache/files/md5"),
+)
 PORTS = {5000: "mlflow server", 4200: "prefect server"}
 
 
@@ -57,7 +74,7 @@ def print_findings() -> None:
 
 
 def examine(root: Path) -> Iterator[Finding]:
-    """Yield one finding per subject: python, code, packages, params, java, git, account, disk, accelerator, ports."""
+    """Yield one finding per subject: packages, what params.yaml names, the account, permissions, ports, ..."""
     yield Finding("ok", "python", sys.version.split()[0])
     yield _code(root)
     yield from _packages()
@@ -65,9 +82,22 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _java()
     yield _git(root)
     yield _account()
+    yield _permissions(root)
     yield _disk(root)
     yield _accelerator()
     yield from _ports()
+
+
+def check_machine(root: Path) -> None:
+    """Check what DVC needs before it starts: git, a home folder, and files that this user may write.
+
+    Raises:
+        DataError: the first problem, with the way out.
+    """
+    require_home()
+    for finding in (_permissions(root), _git(root)):
+        if finding.level == "problem":
+            raise DataError(finding.text)
 
 
 def _code(root: Path) -> Finding:
@@ -106,7 +136,7 @@ def _java() -> Finding:
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, errors="replace", timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("note", "java", f"{java} failed to start ({error}): {missing}")
+        return Finding("note", "java", f"{java} failed to start ({plain_text(str(error))}): {missing}")
     first = next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "")
     if done.returncode or not first:
         return Finding("note", "java", f"{java} failed to start: {missing}")
@@ -115,7 +145,7 @@ def _java() -> Finding:
 
 def _git(root: Path) -> Finding:
     if shutil.which("git") is None:
-        return Finding("problem", "git", "not found: DVC needs it")
+        return Finding("problem", "git", "git: not found; install it, DVC needs it")
     if not (root / ".dvc").is_dir():
         return Finding("problem", "dvc", f"{root}: no .dvc folder; run in the project root, or run `dvc init`")
     done = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=root, capture_output=True, text=True)
@@ -135,7 +165,7 @@ def _params(root: Path) -> Iterator[Finding]:
     from vlp_models.errors import VLPError
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.params import load_params
-    from vlp_models.pipeline.dvc.external import find_untracked, named_sources
+    from vlp_models.pipeline.dvc.external import explain_roots, find_untracked, named_sources
 
     if not (root / "params.yaml").exists():
         yield Finding("problem", "params.yaml", f"{root}: not found; run this in a project's folder")
@@ -145,11 +175,7 @@ def _params(root: Path) -> Iterator[Finding]:
     except VLPError as error:
         yield Finding("problem", "params.yaml", str(error).removeprefix("params.yaml: "))
         return
-    missing = []
-    for name, source in params.data.items():
-        if name not in params.generate and not (root / source.root).is_dir():
-            key = f"`data.{name}.root: {source.root}`"
-            missing.append(f"{key}: no such folder; put the dataset there, or change the key")
+    missing = [text.removeprefix("params.yaml: ") for text in explain_roots(params, root)]
     try:
         check_installed(named_sources(params, regions="regions" in image_kinds(params).values()))
     except VLPError as error:
@@ -164,13 +190,17 @@ def _params(root: Path) -> Iterator[Finding]:
 
 def _account() -> Finding:
     """DVC, MLflow and Prefect keep settings in the user's home folder."""
-    try:
-        home = Path.home()
-    except RuntimeError:  # a user without an entry in the password database, as in containers
-        home = Path("unknown")
-    if not home.is_dir() or not os.access(home, os.W_OK):
-        return Finding("problem", "account", f"no writable home folder ({home}): set HOME to one, such as a volume")
-    return Finding("ok", "account", f"home folder {home}")
+    if problem := explain_home():
+        return Finding("problem", "account", problem)
+    return Finding("ok", "account", f"home folder {Path.home()}")
+
+
+def _permissions(root: Path) -> Finding:
+    """Check the files and folders that a run writes to; another user may have created some of them."""
+    for path in [root, *(root / name for name in WRITTEN)]:
+        if problem := explain_access(path):
+            return Finding("problem", "permissions", problem)
+    return Finding("ok", "permissions", f"{root} is writable")
 
 
 def _disk(root: Path) -> Finding:

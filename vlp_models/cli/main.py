@@ -6,16 +6,21 @@ Every command reads params.yaml in the current directory. Commands import what t
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import typer
 
 from vlp_models.cli import checkpoints, data, demo, doctor, pipeline, predict, registry, status
+from vlp_models.common.account import set_user_name
 from vlp_models.common.log import configure_logging
+from vlp_models.common.progress import announced
 from vlp_models.common.redaction import redact
-from vlp_models.errors import VLPError, is_disk_full
+from vlp_models.errors import VLPError, explain_system_error, is_disk_full, plain_text
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run the pipeline": {
@@ -52,6 +57,39 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 
+# What commands that may be silent for seconds say on a terminal. The others report their own progress.
+WORK = {
+    "use": "checking params.yaml",
+    "plan": "checking params.yaml",
+    "status": "comparing the workspace with dvc.lock",
+    "import-checkpoint": "converting weights",
+    "drift": "comparing new pairs with the training data",
+    "caption": "loading the model",
+    "answer": "loading the model",
+    "judge": "loading the model",
+    "predict": "loading the model",
+    "promote": "comparing registered versions",
+    "rollback": "reading the registry",
+    "history": "checking the ledger",
+    "lineage": "reading the registry",
+    "verify": "checking the version's files, code and data",
+    "evaluate-alias": "loading the model",
+    "doctor": "checking this machine",
+    "verify-resume": "training twice",
+}
+
+
+def announcing(command: Callable[..., None], text: str) -> Callable[..., None]:
+    """Return the command, which prints `text` on a terminal if it takes longer than a second."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with announced(text):
+            command(*args, **kwargs)
+
+    return run
+
+
 app = typer.Typer(
     name="vlp",
     help="Unattended vision-language pretraining: from raw image-text pairs to a registered model.",
@@ -62,7 +100,7 @@ app = typer.Typer(
 )
 for panel, commands in COMMANDS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
+        app.command(name, rich_help_panel=panel)(announcing(command, WORK[name]) if name in WORK else command)
 
 
 def main() -> None:
@@ -72,24 +110,27 @@ def main() -> None:
     # Threads that wait actively slow each other down tenfold once there are more of them than cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure_logging()
+    set_user_name()
+    for stream in (sys.stdout, sys.stderr):  # print what the terminal's encoding lacks as \uNNNN
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except VLPError as error:
         if os.environ.get("VLP_DEBUG"):
             _print_traceback()
         else:
-            print(f"vlp: {redact(str(error))}", file=sys.stderr)
+            print(f"vlp: {plain_text(redact(str(error)))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as error:
-        if not is_disk_full(error) or os.environ.get("VLP_DEBUG"):
+        is_full = is_disk_full(error)
+        refused = isinstance(error, OSError) and error.errno is not None and error.filename is not None
+        if not (is_full or refused) or os.environ.get("VLP_DEBUG"):
             _print_traceback()
             sys.exit(1)
-        print(
-            f"vlp: the disk is full ({redact(str(error))}). Finished stages are kept: free some space, then run the "
-            "same command again",
-            file=sys.stderr,
-        )
-        sys.exit(os.EX_IOERR)
+        kept = ". Finished stages are kept; run the same command again" if is_full else ""
+        print(f"vlp: {redact(explain_system_error(error))}{kept}", file=sys.stderr)
+        sys.exit(os.EX_IOERR if is_full else VLPError.exit_code)
 
 
 def _print_traceback() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,20 +42,37 @@ def use(
     The result is checked before anything is written; comments are kept. Example: `vlp use presets/vlmo.yaml --set
     trainer.devices=4`
     """
-    from vlp_models.cli.presets import apply_overlay
+    from vlp_models.cli.presets import merge_overlay
+    from vlp_models.common.io import write_together
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.pipeline.dvc.dvc_yaml import FILE
+    from vlp_models.pipeline.dvc.external import explain_roots
 
-    for line in apply_overlay(Path("params.yaml"), Path(preset) if preset else None, assign or []):
+    workspace, file = Workspace(), Path("params.yaml")
+    with run_lock(workspace, "use"):
+        merged = merge_overlay(file, Path(preset) if preset else None, assign or [])
+        planned = plan_files(merged.params, workspace, merged.raw)
+        write_together({file: merged.text, **planned})
+    for line in merged.changes:
         print(line)
-    if write_plan():
-        print("dvc.yaml updated")
+    if workspace.root / FILE in planned:
+        print(f"{FILE} updated")
+    for line in explain_roots(merged.params, workspace.root):
+        print(f"before `vlp run`: {line}", file=sys.stderr)
     _print_untracked()
 
 
 def plan() -> None:
-    """Regenerate dvc.yaml after editing models, runs or datasets. Checks params.yaml first.
+    """Regenerate dvc.yaml after editing models, runs or datasets. Checks params.yaml and its data folders first.
 
     Lists the data that is in neither git nor DVC, and the command that tracks it.
     """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.dvc.external import check_roots
+
+    # `vlp ingest` creates its dataset with the first batch, which a flow does after this.
+    check_roots(load_params(), Workspace().root, ingested=False)
     print("dvc.yaml updated" if write_plan() else "dvc.yaml is up to date")
     _print_untracked()
 
@@ -122,40 +141,58 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 def write_plan() -> bool:
     """Write dvc.yaml from params.yaml and record the packages it uses. Return whether dvc.yaml changed.
 
-    Raises:
-        ParamsError: params.yaml is invalid, or a run in it is not possible.
-        MissingToolError: a package it names is not installed.
+    Raises: see `plan_files`.
     """
-    from vlp_models.common.io import write_text
-    from vlp_models.common.packages import record_packages
+    from vlp_models.common.io import write_together
     from vlp_models.common.workspace import Workspace
-    from vlp_models.models.meta_model import image_kinds
     from vlp_models.params import load_params
     from vlp_models.pipeline.check_params import check_runs
+    from vlp_models.pipeline.dvc.dvc_yaml import FILE
+
+    params, workspace = load_params(), Workspace()
+    check_runs(params)
+    files = plan_files(params, workspace)
+    write_together(files)
+    return workspace.root / FILE in files
+
+
+def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None = None) -> dict[Path, str]:
+    """Return path -> new text of dvc.yaml and of the records of packages, those that must change.
+
+    Args:
+        raw: params.yaml as plain data; default: read it.
+
+    Raises:
+        ParamsError: a run is not possible.
+        MissingToolError: a package that params.yaml names is not installed.
+    """
+    from vlp_models.common.packages import outdated_records
+    from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
     from vlp_models.pipeline.dvc.external import named_sources
     from vlp_models.pipeline.stages.plan import planned
 
-    params, workspace = load_params(), Workspace()
-    check_runs(params)
-    record_packages(named_sources(params, regions="regions" in image_kinds(params).values()), workspace.root)
+    sources = named_sources(params, regions="regions" in image_kinds(params).values())
+    files = outdated_records(sources, workspace.root)
+    file = workspace.root / FILE
     if not is_generated(workspace.root):
         print(
             f"{FILE} is not updated: its first line does not mark it as generated; delete the file to have it written",
             file=sys.stderr,
         )
-        return False
-    text, file = planned(params, workspace), workspace.root / FILE
-    if file.exists() and file.read_text(encoding="utf-8") == text:
-        return False
-    write_text(file, text)
-    return True
+        return files
+    text = planned(params, workspace, raw)
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        files[file] = text
+    return files
 
 
 def run_lock(workspace: Workspace, command: str) -> AbstractContextManager[int]:
-    """Return the lock that `vlp run`, `vlp forget` and every flow hold, so that only one of them uses a workspace."""
-    from vlp_models.common.lock import file_lock
+    """Return the lock that `vlp run`, `vlp use`, `vlp forget` and every flow hold: one of them uses a workspace."""
+    from vlp_models.common.lock import HELD_LOCK, file_lock
 
+    if os.environ.get(HELD_LOCK) == os.fspath(workspace.lock.resolve()):
+        return nullcontext(-1)  # the flow that started this command holds it
     return file_lock(workspace.lock, f"`vlp {command}`")
 
 
@@ -165,22 +202,32 @@ def run_pipeline(targets: list[str]) -> int:
     Returns DVC's exit code.
 
     Raises:
-        DataError: another `vlp run` is using this workspace.
+        DataError: another command is using this workspace, the machine lacks something that DVC needs, or data that
+            params.yaml names is missing.
     """
+    from vlp_models.cli.doctor import check_machine
     from vlp_models.cli.results import print_next_steps, print_places, print_results, read_scores
     from vlp_models.common.progress import clock
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
+    from vlp_models.pipeline.dvc.external import check_files, check_roots
     from vlp_models.pipeline.dvc.lock_file import repair
 
     start = time.perf_counter()
     params, workspace = load_params(), Workspace()
     summary = workspace.reports / "summary.json"
+    check_machine(workspace.root)
+    if read := _datasets_of(targets, params):
+        check_roots(params, workspace.root, read)
     with run_lock(workspace, "run"):
         before = read_scores(summary)  # DVC deletes the file before the stage `report`
         if write_plan():
             print("dvc.yaml updated from params.yaml", file=sys.stderr)
+        if not targets:
+            from vlp_models.models.meta_model import image_kinds  # imports torch
+
+            check_files(params, workspace.root, regions="regions" in image_kinds(params).values())
         for line in repair(workspace.root):
             print(line, file=sys.stderr)
         clear_records(workspace.root)
@@ -217,31 +264,16 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
             "continue (training resumes from its last checkpoint).",
             file=sys.stderr,
         )
-        for line in _missing_checkpoints(params, workspace):
-            print(line, file=sys.stderr)
         return code
     return 0
 
 
-def _missing_checkpoints(params: Params, workspace: Workspace) -> list[str]:
-    """Return an error for each initial checkpoint that is missing: DVC would name only the path."""
-    from vlp_models.common.packages import weights_dependency
-
-    lost = {
-        f"models.{name}.{key}": source
-        for name, model in params.models.items()
-        for key, source in (("init", model.init), ("image_init", model.image_init))
-        if weights_dependency(source) and not (workspace.root / weights_dependency(source)).exists()
-    }
-    return [
-        f"params.yaml: `{where}`: {weights} not found; "
-        + (
-            "the path is relative to the project root"
-            if where.endswith(".image_init")
-            else f"create it with `vlp import-checkpoint ... --name {Path(weights).name}`"
-        )
-        for where, weights in lost.items()
-    ]
+def _datasets_of(targets: list[str], params: Params) -> list[str]:
+    """Return the datasets that the targets read: every stage after `prepare` reads all of them."""
+    stages = [target for target in targets if not target.startswith("-")]
+    if all(target.startswith(("plan", "generate", "prepare@")) for target in stages) and stages:
+        return [name for name in params.data if f"prepare@{name}" in stages]
+    return list(params.data)
 
 
 def _restore_versions(params: Params, workspace: Workspace) -> int:

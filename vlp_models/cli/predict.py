@@ -113,8 +113,8 @@ def predictions(
         raise DataError(f"{', '.join(missing)}: file not found")
     from vlp_models.cli.versions import resolve_version
     from vlp_models.params import load_params
-    from vlp_models.registry.client import connect
-    from vlp_models.registry.versions import download_verified_bundle, load_predictor, model_name
+    from vlp_models.registry.client import connect, model_name
+    from vlp_models.registry.versions import download_verified_bundle, load_predictor
     from vlp_models.serving.predictor import Predictor
 
     params = load_params()

@@ -7,14 +7,14 @@ is checked as a whole before anything is written.
 from __future__ import annotations
 
 import re
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import atomic_write
+from vlp_models.common.io import write_together
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
-from vlp_models.params import parse_params, to_plain
+from vlp_models.params import Params, parse_params, to_plain
 from vlp_models.params.load import parse_yaml, read_yaml_text
 
 # The keys that define what an entry of these sections is; a preset may change all others.
@@ -27,14 +27,29 @@ DEFINING = {
 }
 
 
-def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> list[str]:
-    """Merge `preset`, then `key.path=value` assignments, into `params_file`.
+@dataclass(frozen=True)
+class Overlay:
+    """The result of a merge that is not written yet. changes: one line per changed key, `key: old -> new`."""
 
-    Returns one line per changed key, `key: old -> new`.
+    text: str
+    raw: dict[str, Any]
+    params: Params
+    changes: list[str]
+
+
+def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> list[str]:
+    """Merge into `params_file` and write it; see `merge_overlay`. Return one line per changed key."""
+    merged = merge_overlay(params_file, preset, assignments)
+    write_together({params_file: merged.text})
+    return merged.changes
+
+
+def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> Overlay:
+    """Merge `preset`, then `key.path=value` assignments, into the content of `params_file`; nothing is written.
 
     Raises:
         ParamsError: a missing file, a malformed assignment, a result that breaks the schema, or a run that is not
-            possible; the file is then unchanged.
+            possible.
     """
     from io import StringIO
 
@@ -82,18 +97,12 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         for part in reversed(key.split(".")):
             nested = {part: nested}
         _merge(document, nested, "", changes)
-    check_runs(parse_params(_plain(document), str(preset or params_file)))
+    raw = _plain(document)
+    params = parse_params(raw, str(preset or params_file))
+    check_runs(params)
     buffer = StringIO()
     yaml.dump(document, buffer)
-    whole = params_file.resolve()  # keep a symbolic link
-    with whole.open(encoding="utf-8", newline="") as before:
-        newline = "\r\n" if before.readline().endswith("\r\n") else "\n"
-    with atomic_write(whole) as temporary:
-        temporary.unlink(missing_ok=True)
-        temporary.touch(mode=0o600)  # private until it has the mode of the file: it may contain a secret
-        temporary.write_text(buffer.getvalue(), encoding="utf-8", newline=newline)
-        shutil.copymode(whole, temporary)
-    return changes
+    return Overlay(buffer.getvalue(), raw, params, changes)
 
 
 def _check_names_free(document: Any, overlay: Any, preset: Path) -> None:

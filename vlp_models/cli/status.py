@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlp_models.common.redaction import redact
-from vlp_models.errors import DataError, VLPError, first_line
+from vlp_models.errors import DataError, VLPError, explain_system_error, first_line, plain_text
 from vlp_models.registry.receipts import Receipt, find_challenger, find_lost_versions, read_registered, read_value
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
 
         params = load_params(root / "params.yaml")
     except VLPError as error:
-        found.notes.append(str(error))
+        found.notes.append(plain_text(str(error)))
         return found
     _collect_champions(root, params, found, ask_mlflow)
     return found
@@ -119,14 +119,14 @@ def _collect_stale(root: Path, found: Status) -> None:
         found.notes.append(f"dvc status timed out after {DVC_SECONDS:.0f} s")
         return
     except OSError as error:
-        found.notes.append(f"dvc status failed to start: {error}")
+        found.notes.append(f"dvc status failed to start: {plain_text(str(error))}")
         return
     try:
         stages = {name: list(changes) for name, changes in json.loads(done.stdout).items()}
     except (ValueError, AttributeError, TypeError):
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         busy = any("busy" in line for line in lines)
-        found.notes.append("dvc status: a stage is running" if busy else f"dvc status: {lines[0]}")
+        found.notes.append("dvc status: a stage is running" if busy else f"dvc status: {plain_text(lines[0])}")
     else:
         for name, changes in stages.items():
             reasons = [kind for change in changes for kind in (change if isinstance(change, dict) else [change])]
@@ -184,7 +184,7 @@ def _collect_champions(root: Path, params: Params, found: Status, ask_mlflow: bo
     try:
         entries = Ledger(root / params.promotion.ledger).entries()
     except (LedgerError, OSError) as error:
-        found.notes.append(str(error))
+        found.notes.append(explain_system_error(error))
     states = replay(entries)
     found.last = entries[-1] if entries else None
     reports = root / "reports"

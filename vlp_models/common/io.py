@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,45 @@ def write_text(path: Path, text: str, *, sync: bool = False) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_together(texts: Mapping[Path, str]) -> None:
+    """Replace several files with UTF-8 text, all or none. Keeps symbolic links, permissions and CRLF line ends."""
+    targets = {path.resolve(): text for path, text in texts.items()}
+    before = {path: path.read_bytes() if path.exists() else None for path in targets}
+    replaced: list[Path] = []
+    with ExitStack() as stack:
+        for path, text in targets.items():
+            temporary = path.with_name(f".{path.name}.partial")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.callback(temporary.unlink, missing_ok=True)
+            temporary.unlink(missing_ok=True)
+            if path.exists():
+                temporary.touch(mode=0o600)  # private until it has the mode of the file: it may contain a secret
+            crlf = (before[path] or b"").partition(b"\n")[0].endswith(b"\r")
+            temporary.write_text(text, encoding="utf-8", newline="\r\n" if crlf else "\n")
+            if path.exists():
+                shutil.copymode(path, temporary)
+        try:
+            for path in targets:
+                path.with_name(f".{path.name}.partial").replace(path)
+                replaced.append(path)
+        except OSError:
+            for path in replaced:
+                content = before[path]
+                if content is None:
+                    path.unlink()
+                else:
+                    path.write_bytes(content)
+            raise
+
+
+def to_json(value: Any) -> str:
+    """Return indented JSON; equal values give equal text."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` atomically with indented JSON; equal values give equal bytes."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    write_text(path, to_json(value))
 
 
 def read_json(path: Path) -> Any:

@@ -16,6 +16,8 @@ from vlp_models.errors import BusyError
 
 logger = get_logger(__name__)
 
+HELD_LOCK = "VLP_HELD_LOCK"  # environment variable of a command: the lock file that the process above it holds
+
 
 @contextmanager
 def file_lock(

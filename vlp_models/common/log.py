@@ -7,6 +7,7 @@ import os
 import sys
 
 from vlp_models.common.redaction import redact
+from vlp_models.errors import plain_text
 
 PACKAGE = "vlp_models"
 
@@ -42,10 +43,10 @@ class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class _RedactingFormatter(logging.Formatter):
-    """Removes secrets."""
+    """Removes secrets, and Python's wording of system errors."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return plain_text(redact(super().format(record)))
 
 
 class _LevelFormatter(_RedactingFormatter):

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import hash_file, write_json
+from vlp_models.common.io import hash_file, to_json
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
 
 PREFIX = "package:"
@@ -125,8 +125,8 @@ def describe_package(source: str, key: str) -> dict[str, Any]:
     }
 
 
-def record_packages(sources: Iterable[tuple[str, str]], root: Path) -> None:
-    """Write packages/NAME.json of each package, if its content differs.
+def outdated_records(sources: Iterable[tuple[str, str]], root: Path) -> dict[Path, str]:
+    """Return path -> new text of each packages/NAME.json that does not match the installed package.
 
     Args:
         sources: as in `check_installed`.
@@ -134,11 +134,13 @@ def record_packages(sources: Iterable[tuple[str, str]], root: Path) -> None:
     Raises:
         ParamsError, MissingToolError: see `find_package`.
     """
+    texts = {}
     for source, key in dict(sources).items():
         if source.startswith(PREFIX):
             installed = describe_package(source, key)
             if _read_record(root / dependency(source)) != installed:
-                write_json(root / dependency(source), installed)
+                texts[root / dependency(source)] = to_json(installed)
+    return texts
 
 
 def check_recorded(source: str, root: Path, key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 # Where stderr is not a terminal: seconds until the first line. The wait doubles with each line, up to the longest one.
 FIRST_LINE, LONGEST_WAIT = 60.0, 600.0
+ANNOUNCE_AFTER = 1.0  # seconds of silence before `announced` prints
 
 
 class ProgressBar:
@@ -75,6 +77,33 @@ def progress_bar(description: str, total: int, unit: str, completed: int = 0) ->
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
         yield ProgressBar(progress, description, total, unit, completed)
+
+
+@contextmanager
+def announced(text: str) -> Iterator[None]:
+    """Say on a terminal what a block does that takes longer than a second, then every 20 seconds how long it has taken.
+
+    Prints to stderr; nothing where that is not a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    done, start = threading.Event(), time.monotonic()
+
+    def report() -> None:
+        wait, elapsed = ANNOUNCE_AFTER, ""
+        while not done.wait(wait):
+            print(f"{text} ...{elapsed}", file=sys.stderr, flush=True)
+            wait = 20.0
+            elapsed = f" {clock(time.monotonic() - start + wait)}"
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def clock(seconds: float) -> str:

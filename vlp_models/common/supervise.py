@@ -21,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 
+from vlp_models.common.account import set_user_name
+
 GRACE = 20.0  # seconds; less than the 30 a Prefect worker waits. The environment variable VLP_GRACE overrides it
 PR_SET_PDEATHSIG = 1
 
@@ -78,6 +80,7 @@ def command_environment(*, keep_order: bool = False) -> dict[str, str]:
     """
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     folders = path.split(os.pathsep)
+    set_user_name()
     return {
         **os.environ,
         "PATH": path if folders[0] == own or (keep_order and own in folders) else f"{own}{os.pathsep}{path}",

@@ -17,9 +17,8 @@ from vlp_models.forgetting.data_versions import DataVersion, DataVersions
 from vlp_models.forgetting.exposure import DETECTOR, TOKENIZER, CheckpointExposures, Exposure, worst
 from vlp_models.forgetting.replay import TrainingRun, run_settings
 from vlp_models.params import Params
-from vlp_models.registry.client import find_model, store_errors
+from vlp_models.registry.client import find_model, model_name, store_errors
 from vlp_models.registry.evaluations import read_lineage
-from vlp_models.registry.versions import model_name
 from vlp_models.tasks.caption_search import CAPTIONS
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from vlp_models.common.io import write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, explain_system_error
 from vlp_models.ingest.index import MANIFEST, batch_folders
 from vlp_models.params import IngestParams, Params
 
@@ -56,7 +56,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
     report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "submissions": [], "notes": []}
     if not p.inbox and not p.fetch:
         print("ingest: ingest.inbox and ingest.fetch are empty: nothing to ingest (docs/guides/new-data.md)")
-        return _finish(report, workspace, p, check)
+        return _finish(report, workspace, params, check)
     dataset = workspace.root / p.dataset
     with file_lock(workspace.root / ".work" / "ingest" / "lock", "`vlp ingest`"):
         tracked = fetch(workspace.root, p.fetch, only_list=check)
@@ -71,7 +71,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
         problems: list[str] = []
         if submissions:
             problems = _ingest_all(submissions, params, workspace, report, check)
-        _finish(report, workspace, p, check)
+        _finish(report, workspace, params, check)
     if problems:
         raise DataError("\n".join(problems))
     return report
@@ -117,7 +117,7 @@ def _ingest_all(
                 snapshot = submission.snapshot()
             except OSError as error:
                 entry["state"] = "rejected"
-                problems.append(f"{submission.folder}: unreadable: {error.strerror}: {error.filename}")
+                problems.append(f"{submission.folder}: unreadable: {explain_system_error(error)}")
                 continue
             if index.is_ingested(snapshot.id):
                 entry["state"] = "known"
@@ -149,7 +149,8 @@ def _ingest_one(submission: Submission, snapshot: str, entry: dict[str, Any], ru
         try:
             name, problem = _make_batch(submission, snapshot, entry, partial, run)
         except (OSError, sqlite3.OperationalError) as error:  # a full disk
-            raise DataError(f"ingest: {error}; nothing of {submission.name} was ingested") from error
+            reason = explain_system_error(error)
+            raise DataError(f"ingest: {reason}; nothing of {submission.name} was ingested") from error
         if problem:
             entry["state"] = "rejected"
             return problem
@@ -328,12 +329,13 @@ def _archive(submission: Submission, snapshot: str, run: _Run) -> None:
             target = run.inbox / DONE / f"{name}-{number}{source.suffix * submission.loose}"
         source.rename(target)
     except OSError as error:  # for example a folder of another user
-        run.notes.append(f"{source}: ingested, but cannot be moved to {target.parent}: {error.strerror}")
+        run.notes.append(f"{source}: ingested, but cannot be moved to {target.parent}: {explain_system_error(error)}")
         run.index.record_submission(snapshot)
 
 
-def _finish(report: dict[str, Any], workspace: Workspace, p: IngestParams, check: bool) -> dict[str, Any]:
+def _finish(report: dict[str, Any], workspace: Workspace, params: Params, check: bool) -> dict[str, Any]:
     """Add the dataset's state to the report, write it and print it."""
+    p = params.ingest
     dataset = workspace.root / p.dataset
     names = [batch.name for batch in batch_folders(dataset)]
     report["batches"] = len(names)
@@ -353,7 +355,26 @@ def _finish(report: dict[str, Any], workspace: Workspace, p: IngestParams, check
     elif report["new"]:
         batches = f"{report['batches']} batch{'es' * (report['batches'] != 1)}"
         print(f"ingest: {report['new']:,} new pairs; {report['dataset']} has {batches}")
-        print(f"        commit them with `git add {report['dataset']}`; `dvc repro` trains on them")
+        print(f"        {_next_step(params)}")
     else:
         print("ingest: nothing new")
     return report
+
+
+def _next_step(params: Params) -> str:
+    """Return what to do with new batches: who trains on them, and how to commit them."""
+    p, name = params.ingest, dataset_name(params)
+    readers = [
+        f"{section}.{run}"
+        for section, runs in (("pretrain", params.pretrain), ("finetune", params.finetune))
+        for run, entry in runs.items()
+        if not entry.sources or name in entry.sources
+    ]
+    commit = f"commit them with `git add {p.dataset}`; " if p.track else ""
+    if name not in params.data and Path(p.dataset) == Path(IngestParams().dataset):
+        return f"{commit}params.yaml does not read {p.dataset} yet: `vlp use presets/ingest.yaml` adds it"
+    if name not in params.data:
+        return f"{commit}params.yaml does not read {p.dataset} yet: add it to `data` (docs/guides/new-data.md)"
+    if not readers:
+        return f"{commit}no run trains on them yet: add `{name}` to the `sources` of one (docs/guides/new-data.md)"
+    return f"{commit}`vlp run` trains on them"

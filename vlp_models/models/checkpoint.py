@@ -26,7 +26,7 @@ from vlp_models.common.io import hash_file
 from vlp_models.common.limits import check_numbers
 from vlp_models.common.state_dicts import shorten_list
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError, ParamsError, explain_system_error
 from vlp_models.models import DataFacts, build_model
 
 FORMAT = "vlp-checkpoint/2"
@@ -145,7 +145,8 @@ def write_checkpoint(
     try:
         save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{directory / WEIGHTS}: cannot be written: {error}; free disk space") from error
+        reason = explain_system_error(error)
+        raise CheckpointError(f"{directory / WEIGHTS}: cannot be written: {reason}") from error
     text = json.dumps(info.to_json(), indent=2, sort_keys=True, ensure_ascii=False)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
     tokenizer.save(directory)

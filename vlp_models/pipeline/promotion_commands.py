@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.account import current_user
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.evaluation.ranking import competing_runs, gate_rule
 from vlp_models.params import Params
-from vlp_models.pipeline.reevaluate import check_task
-from vlp_models.registry.client import mlflow_errors
-from vlp_models.registry.promotion.gate import LOW_BUDGET
+from vlp_models.tasks import check_task
 
 if TYPE_CHECKING:
     from vlp_models.registry.promotion.ledger import Ledger
@@ -41,6 +39,7 @@ def promote_task(
         TrackingError: MLflow cannot be reached.
     """
     from vlp_models.pipeline.reevaluate import reevaluate_bundle
+    from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
     from vlp_models.serving.bundle import hash_bundle
@@ -71,6 +70,7 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     Raises:
         DataError: there is no previous champion. Otherwise as `promote_task`.
     """
+    from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.promote import rollback
     from vlp_models.serving.bundle import hash_bundle
 
@@ -87,7 +87,7 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
     Raises:
         LedgerError: a line was changed, inserted or removed.
     """
-    from vlp_models.registry.versions import model_name
+    from vlp_models.registry.client import model_name
 
     check_task(task)
     model = model_name(params.tracking, task)
@@ -105,18 +105,9 @@ def report_path(workspace: Workspace, task: str) -> Path:
     return workspace.reports / "promotion" / f"{task}.json"
 
 
-def current_user() -> str:
-    """Return the user's name; `unknown` if the system has none."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "unknown"
-
-
 def _make_context(params: Params, workspace: Workspace, task: str, user: str) -> PromotionContext:
-    from vlp_models.registry.client import connect
+    from vlp_models.registry.client import connect, model_name
     from vlp_models.registry.promotion.reconcile import PromotionContext
-    from vlp_models.registry.versions import model_name
 
     return PromotionContext(
         client=connect(params.tracking, workspace.root),
@@ -194,6 +185,8 @@ def _explain_power(numbers: Mapping[str, Any]) -> list[str]:
 
 def _explain_test(numbers: Mapping[str, Any]) -> list[str]:
     """Say what the version was selected on, and how often its test has been used."""
+    from vlp_models.registry.promotion.gate import LOW_BUDGET
+
     lines = []
     if numbers.get("selected_on"):
         split, test_split = numbers["selected_on"], numbers["test"].partition(":")[0].rpartition("/")[2]

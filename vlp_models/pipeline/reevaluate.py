@@ -27,12 +27,11 @@ from vlp_models.common.workspace import SEARCH, Workspace, require_output
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.data.pixels import PixelInput
 from vlp_models.data.tables import ID_COLUMN, read_table
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
-from vlp_models.params.schema import suggestion
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, read_bundle_info
-from vlp_models.tasks import TASKS
+from vlp_models.tasks import check_task
 
 logger = get_logger(__name__)
 
@@ -208,9 +207,9 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
         ParamsError: unknown task.
         DataError: no version has the alias, or it cannot be evaluated on the data here.
     """
-    from vlp_models.registry.client import connect
+    from vlp_models.registry.client import connect, model_name
     from vlp_models.registry.evaluations import read_lineage
-    from vlp_models.registry.versions import download_verified_bundle, find_version_by_alias, model_name
+    from vlp_models.registry.versions import download_verified_bundle, find_version_by_alias
 
     check_task(task)
     client = connect(params.tracking, workspace.root)
@@ -228,12 +227,3 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
         shutil.copytree(scored, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SEARCH))
     logger.info("%s@%s is version %s; scores in %s", name, alias, version.version, workspace.relative(target))
     return target
-
-
-def check_task(task: str) -> None:
-    """
-    Raises:
-        ParamsError: there is no such task.
-    """
-    if task not in TASKS:
-        raise ParamsError(f"{task}: no such task{suggestion(task, TASKS)}")

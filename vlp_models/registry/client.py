@@ -14,10 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from vlp_models.common.account import require_home
 from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import project_root
-from vlp_models.errors import BusyError, DataError, TrackingError, first_line
+from vlp_models.errors import (
+    BusyError,
+    DataError,
+    TrackingError,
+    explain_access,
+    explain_system_error,
+    first_line,
+    is_disk_full,
+    plain_text,
+)
 from vlp_models.params import Params, TrackingParams
 
 if TYPE_CHECKING:
@@ -66,7 +76,9 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
 
     Raises:
         TrackingError: MLflow does not answer, or its database was moved or copied here from another folder.
+        DataError: the user has no home folder, which MLflow needs.
     """
+    require_home()
     for key, value in DEFAULTS.items():
         os.environ.setdefault(key, value)
     import logging
@@ -145,12 +157,28 @@ def tracking_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except store_errors(sqlite3.Error) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        reason = next((line for line in lines if "rror" in line), lines[0])[:200]
-        raise TrackingError(
-            f"MLflow at {redact(uri)} failed ({redact(reason)}); check that it is running (`tracking.uri` in "
-            "params.yaml) and has room on its disk, then run again: finished work is kept"
-        ) from error
+        raise TrackingError(_explain_failure(uri, error)) from error
+
+
+def _explain_failure(uri: str, error: Exception) -> str:
+    """Return a sentence on a failed request: the file that the system refused, or the reason that MLflow gives."""
+    kept = "then run again: finished work is kept"
+    is_system_error = isinstance(error, OSError) and error.errno is not None and error.filename
+    if is_system_error or is_disk_full(error):
+        return redact(f"MLflow at {uri} failed: {explain_system_error(error)}, {kept}")
+    if uri.startswith(SQLITE):
+        file = Path(uri.removeprefix(SQLITE).partition("?")[0])
+        denied = explain_access(file) or explain_access(file.parent)  # SQLite writes its journal next to the file
+        if denied:
+            return redact(f"MLflow at {uri} failed: {denied}, {kept}")
+    lines = str(error).splitlines() or [type(error).__name__]
+    reason = plain_text(next((line for line in lines if "rror" in line), lines[0])[:200])
+    way_out = (
+        "if the file is damaged, restore it from a backup"
+        if uri.startswith(SQLITE)
+        else "check that it is running (`tracking.uri` in params.yaml)"
+    )
+    return redact(f"MLflow at {uri} failed ({reason}); {way_out}, {kept}")
 
 
 @contextmanager
@@ -219,6 +247,10 @@ def raise_if_away(error: Exception, what: str) -> None:
         raise TrackingError(
             f"{what}: the artifact store does not answer ({line}); nothing was decided, run again"
         ) from None
+
+
+def model_name(params: TrackingParams, task: str) -> str:
+    return f"{params.model_prefix}-{task}"
 
 
 def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:

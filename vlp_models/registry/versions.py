@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.errors import DataError, first_line
-from vlp_models.params import TrackingParams
 from vlp_models.registry.card import make_example, make_signature
 from vlp_models.registry.client import find_model, find_version_by_content
 from vlp_models.registry.evaluations import (
@@ -81,10 +80,6 @@ class RegisteredVersion:
     name: str
     version: int
     created: bool  # False: the same content was registered before
-
-
-def model_name(params: TrackingParams, task: str) -> str:
-    return f"{params.model_prefix}-{task}"
 
 
 def run_alias(run: str) -> str:

@@ -37,6 +37,17 @@ TASKS: dict[str, str] = {
 }
 
 
+def check_task(task: str) -> None:
+    """
+    Raises:
+        ParamsError: there is no such task; names the nearest one.
+    """
+    from vlp_models.params.schema import suggestion
+
+    if task not in TASKS:
+        raise ParamsError(f"{task}: no such task{suggestion(task, TASKS)}")
+
+
 def task_class(task: str) -> type[TaskModel]:
     """Import and return the class of a task.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vlp_models.common.io import atomic_write
 from vlp_models.common.log import get_logger
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError, ParamsError, explain_system_error
 from vlp_models.params import SnapshotParams
 from vlp_models.params.schema import suggestion
 from vlp_models.training.module import TrainingModule
@@ -101,7 +101,7 @@ class Snapshots(Callback):
                     save_file(weights, partial)
             except OSError as error:
                 raise CheckpointError(
-                    f"{self._file(step)}: can't be written: {error}; make room on the disk"
+                    f"{self._file(step)}: cannot be written: {explain_system_error(error)}"
                 ) from error
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

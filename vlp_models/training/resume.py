@@ -33,7 +33,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vlp_models.common.io import hash_file
 from vlp_models.common.log import get_logger
-from vlp_models.errors import CheckpointError, Preempted
+from vlp_models.errors import CheckpointError, Preempted, explain_system_error
 
 logger = get_logger(__name__)
 
@@ -96,8 +96,8 @@ class ResumePoints(Callback):
             if trainer.is_global_zero:
                 partial.unlink(missing_ok=True)
             raise CheckpointError(
-                f"{path}: can't be written: {error}. Earlier checkpoints are intact: make room on the disk, then run "
-                "again to resume from the last one"
+                f"{path}: cannot be written: {explain_system_error(error)}. Earlier checkpoints are intact: run again "
+                "to resume from the last one"
             ) from error
         self.saved_step = step
 

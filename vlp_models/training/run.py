@@ -25,6 +25,7 @@ from vlp_models.errors import (
     ParamsError,
     Preempted,
     ProcessLostError,
+    explain_system_error,
     is_disk_full,
 )
 from vlp_models.params import OptimizerParams, SnapshotParams, TrainerParams
@@ -280,7 +281,7 @@ def _explain(
         if not is_disk_full(error):
             return None
         return CheckpointError(
-            f"{work}: {error}. Saved checkpoints are intact: make room on the disk, then run again to resume"
+            f"{work}: {explain_system_error(error)}. Saved checkpoints are intact: run again to resume"
         )
     if processes > 1 and any(sign in str(error) for sign in LOST_PROCESS):
         return ProcessLostError(

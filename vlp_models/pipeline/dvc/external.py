@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
-from vlp_models.common.packages import dependency, library_of
+from vlp_models.common.packages import PREFIX, dependency, library_of, weights_dependency
 from vlp_models.common.workspace import Workspace, run_git
+from vlp_models.errors import DataError, explain_system_error
 from vlp_models.params import Params, SourceParams
 
 
@@ -103,6 +106,83 @@ def _track_command(path: Path, root: Path) -> str:
     if run_git(root, "check-ignore", "-q", f"{name}.dvc") is None:
         return add
     return f"git check-ignore -v {shlex.quote(f'{name}.dvc')}` to see which line of .gitignore to change, then `{add}"
+
+
+def explain_roots(
+    params: Params, root: Path, names: Iterable[str] | None = None, *, ingested: bool = True
+) -> list[str]:
+    """Return a sentence on each dataset whose folder is missing or unreadable: the key, what is expected, the way out.
+
+    Args:
+        names: datasets of params.yaml; default: all. Those that a stage generates are skipped.
+        ingested: include the dataset that `vlp ingest` fills.
+    """
+    found = []
+    for name in params.data if names is None else names:
+        is_ingested = Path(params.data[name].root) == Path(params.ingest.dataset)
+        if name not in params.generate and (ingested or not is_ingested):
+            found.append(_explain_root(params, name, root))
+    return [sentence for sentence in found if sentence]
+
+
+def check_roots(params: Params, root: Path, names: Iterable[str] | None = None, *, ingested: bool = True) -> None:
+    """Check the folders of raw data; see `explain_roots`.
+
+    Raises:
+        DataError: one of them is missing or unreadable.
+    """
+    if missing := explain_roots(params, root, names, ingested=ingested):
+        raise DataError("; ".join(missing))
+
+
+def _explain_root(params: Params, name: str, root: Path) -> str:
+    source = params.data[name]
+    folder = root / source.root
+    key = f"params.yaml: `data.{name}.root: {source.root}`"
+    if folder.is_dir():
+        if os.access(folder, os.R_OK | os.X_OK):
+            return ""
+        return f"{key}: {explain_system_error(PermissionError(errno.EACCES, '', os.fspath(folder)))}"
+    found = "a file, not a folder" if folder.is_file() else "no such folder"
+    if folder.is_symlink() and not folder.exists():
+        found = f"a symbolic link to {folder.readlink()}, which does not exist"
+    if Path(source.root) == Path(params.ingest.dataset):
+        way_out = f"`vlp ingest` creates it; until then, remove the dataset with `vlp use --set data.{name}=null`"
+    elif (tracked := Path(f"{folder}.dvc")).exists():
+        way_out = f"fetch it with `dvc pull {os.path.relpath(tracked, root)}`"
+    else:
+        way_out = (
+            f"it should hold a dataset of the format {source.format} (docs/guides/datasets.md); put it there, or name "
+            f"its folder with `vlp use --set data.{name}.root=FOLDER`"
+        )
+    return f"{key}: {found}; {way_out}"
+
+
+def check_files(params: Params, root: Path, *, regions: bool) -> None:
+    """Check the files outside a dataset that params.yaml names: DVC would end hours later, with nothing but the path.
+
+    Args:
+        regions: as for `named_sources`.
+
+    Raises:
+        DataError: one of them is missing.
+    """
+    missing = []
+    for name, source in params.data.items():
+        missing += [
+            f"params.yaml: `data.{name}` names {path}: no such file; put it there, or correct the name"
+            for path in files_outside_root(source)
+            if name not in params.generate and not (root / path).exists()
+        ]
+    for source, key in named_sources(params, regions=regions):
+        path = weights_dependency(source)
+        if path and not source.startswith(PREFIX) and not (root / path).exists():
+            way_out = "the path is relative to the project root"
+            if key.endswith(".init"):
+                way_out = f"create it with `vlp import-checkpoint ... --name {Path(source).name}`"
+            missing.append(f"params.yaml: `{key}: {source}`: not found; {way_out}")
+    if missing:
+        raise DataError("; ".join(missing))
 
 
 def _image_weights(params: Params) -> list[tuple[str, str]]:

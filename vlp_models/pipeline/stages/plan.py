@@ -6,6 +6,9 @@ stages that use it stale.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vlp_models.common.io import output_directory, write_json
 from vlp_models.common.packages import check_installed
 from vlp_models.common.source_hash import ROOT, hash_sources
@@ -58,12 +61,16 @@ def check_current(params: Params, workspace: Workspace) -> None:
         )
 
 
-def planned(params: Params, workspace: Workspace) -> str:
-    """Return the content of dvc.yaml that params.yaml gives."""
+def planned(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None = None) -> str:
+    """Return the content of dvc.yaml that params.yaml gives.
+
+    Args:
+        raw: params.yaml as plain data; default: read it.
+    """
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.check_params import training_views
 
-    raw = read_yaml(workspace.root / "params.yaml")
+    raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
     withdrawn = workspace.withdrawn.exists()
     return render(
         build_pipeline(params, raw, kinds=image_kinds(params), views=training_views(params), withdrawn=withdrawn)

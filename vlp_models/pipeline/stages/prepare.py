@@ -29,6 +29,7 @@ from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
+from vlp_models.pipeline.dvc.external import check_roots
 
 logger = get_logger(__name__)
 
@@ -51,7 +52,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         raise ParamsError(f"`vlp stage prepare {key}`: params.data has {', '.join(params.data) or 'no dataset'}")
     source = params.data[key]
     with record_timing(workspace, f"prepare@{key}"):
-        _check_root(params, key, workspace.root / source.root)
+        check_roots(params, workspace.root, [key])
+        if not (workspace.root / source.root).is_dir():
+            raise DataError(f"{workspace.root / source.root}: no such folder; run `vlp stage generate {key}`")
         with output_directory(workspace.interim(key)) as directory:
             with spooled(directory):
                 tables = read_source(key, source, workspace.root)
@@ -81,18 +84,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 counts=counts | {"left_out": dict(tables.skipped), "notes": dict(notes + tables.notes)},
             )
     logger.info("prepare %s: %s", key, ", ".join(f"{count:,} {name}" for name, count in counts.items() if count))
-
-
-def _check_root(params: Params, key: str, root: Path) -> None:
-    if root.is_dir():
-        return
-    if key in params.generate:
-        way_out = f"run `vlp stage generate {key}`"
-    elif params.data[key].format == "nlvr":
-        way_out = f"clone https://github.com/lil-lab/nlvr and set data.{key}.root to its `nlvr` directory"
-    else:
-        way_out = f"put the dataset there, or set data.{key}.root in params.yaml to its directory"
-    raise DataError(f"{root.absolute()}: no such directory (dataset `{key}`); {way_out}")
 
 
 def _check_images(

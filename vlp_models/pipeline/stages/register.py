@@ -144,7 +144,8 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
 
 def _make_record(client: MlflowClient, params: Params, workspace: Workspace, one: RunBundle) -> VersionRecord:
     from vlp_models.registry.card import make_model_card
-    from vlp_models.registry.versions import VARIANT_HASH, VersionRecord, model_name
+    from vlp_models.registry.client import model_name
+    from vlp_models.registry.versions import VARIANT_HASH, VersionRecord
 
     candidate, name = one.candidate, model_name(params.tracking, one.task)
     facts = lineage_tags(

@@ -1,0 +1,52 @@
+"""The account that runs this process: its name and home folder, which containers often lack.
+
+Prefect, DVC and MLflow ask for both and fail without; `vlp` sets the name itself and asks for the home folder.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+from vlp_models.errors import DataError, explain_access
+
+HOME_HINT = "set HOME to a writable folder, such as HOME=/tmp or a volume"
+
+
+def current_user() -> str:
+    """Return the user's name; `uid-NUMBER` if the system has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return f"uid-{os.getuid()}"
+
+
+def set_user_name() -> None:
+    """Set USER where the password database has no name of this user: DVC and torch fail without one."""
+    if not any(os.environ.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):  # as getpass looks it up
+        os.environ["USER"] = current_user()
+
+
+def require_home() -> None:
+    """Check that the user has a home folder, where DVC and MLflow look for settings. It need not exist.
+
+    Raises:
+        DataError: HOME is not set, and the password database has no entry.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        raise DataError(f"{current_user()}: no home folder, which DVC and MLflow need; {HOME_HINT}") from None
+
+
+def explain_home() -> str:
+    """Return what is wrong with the home folder, and the way out; empty if it exists and is writable."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return f"{current_user()}: no home folder; {HOME_HINT}"
+    if not home.is_dir():
+        return f"{home}: the home folder does not exist; create it, or {HOME_HINT}"
+    denied = explain_access(home)
+    return f"{denied}, or {HOME_HINT}" if denied else ""
