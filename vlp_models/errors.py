@@ -99,6 +99,8 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type's name if the message is empty."""
     if isinstance(error, OSError) and error.errno is not None:
         return explain_system_error(error)
+    if isinstance(error, KeyError) and error.args:
+        return f"`{error.args[0]}` is missing"
     return plain_text(next(iter(str(error).splitlines()), type(error).__name__))
 
 
@@ -107,7 +109,7 @@ def explain_system_error(error: BaseException) -> str:
 
     Accepts any exception: libraries raise errors of their own for a full disk, for example.
     """
-    path = _path_of(error)
+    path = path_of(error)
     if is_disk_full(error):
         reason = "the disk is full, or a quota or size limit is reached; free some space"
     elif isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
@@ -119,12 +121,30 @@ def explain_system_error(error: BaseException) -> str:
     return f"{path}: {reason}" if path else reason
 
 
+def find_refusal(error: BaseException) -> OSError | None:
+    """Return the error of the operating system behind `error` that denies access, if any.
+
+    A reader that takes each failure for damage must not hide it: restoring the file would not help.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and path_of(cause):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 def explain_access(path: Path) -> str:
     """Return why this process cannot write to an existing file or folder, as a sentence; empty if it can."""
-    if not os.path.lexists(path) or os.access(path, os.W_OK):
+    if not os.path.lexists(path) or is_accessible(path, os.W_OK):
         return ""
     read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     return explain_system_error(OSError(errno.EROFS if read_only else errno.EACCES, "", os.fspath(path)))
+
+
+def is_accessible(path: Path, rights: int) -> bool:
+    """Return whether this process has the rights (os.R_OK, ...), as the system decides when a file is opened."""
+    return os.access(path, rights, effective_ids=os.access in os.supports_effective_ids)
 
 
 def plain_text(text: str) -> str:
@@ -136,7 +156,7 @@ def plain_text(text: str) -> str:
         sentence = explain_system_error(OSError(code, "", path or None))
         return sentence.removeprefix(f"{path}: ") if same else sentence
 
-    text = _SYSTEM_ERROR.sub(explain, text)
+    text = _SYSTEM_ERROR.sub(explain, _ARROW_ERROR.sub(r"[Errno \1] : '\2'", text))
     return _CODEC_ERROR.sub(lambda found: f"not valid {found[1].upper()} text (position {int(found[2]) + 1:,})", text)
 
 
@@ -144,6 +164,7 @@ _SYSTEM_ERROR = re.compile(
     r"\[Errno (?P<code>\d+)\] [^:'\"\n\[\]();]*"
     r"(?:: (?P<quote>['\"])(?P<path>[^\n]*?)(?P=quote))?(?: -> ['\"][^\n]*?['\"])?"
 )
+_ARROW_ERROR = re.compile(r"\[Errno (\d+)\] Failed to open local file '([^'\n]*)'(?:\. Detail: \[errno \d+\] [\w ]*)?")
 _CODEC_ERROR = re.compile(r"'([\w-]+)' codec can't (?:de|en)code [^:\n]* in position (\d+)(?:-\d+)?: [^\n;)]*")
 _REASONS = {
     errno.EROFS: "the file system is read-only; work in a copy of the project on a writable one",
@@ -160,9 +181,11 @@ _REASONS = {
 }
 
 
-def _path_of(error: BaseException) -> str:
+def path_of(error: BaseException) -> str:
     """Return the path of an OSError; that of the file for its unfinished copy (common/io.py)."""
     path = getattr(error, "filename", None)
+    if path is None and (found := _ARROW_ERROR.search(str(error))):
+        path = found[2]
     if not isinstance(path, (str, bytes)):
         return ""
     folder, name = os.path.split(os.fsdecode(path))

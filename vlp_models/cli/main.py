@@ -20,7 +20,15 @@ from vlp_models.common.account import set_user_name
 from vlp_models.common.log import configure_logging
 from vlp_models.common.progress import announced
 from vlp_models.common.redaction import redact
-from vlp_models.errors import VLPError, explain_system_error, is_disk_full, plain_text
+from vlp_models.errors import (
+    TrackingError,
+    VLPError,
+    explain_system_error,
+    find_refusal,
+    is_disk_full,
+    path_of,
+    plain_text,
+)
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run the pipeline": {
@@ -120,17 +128,25 @@ def main() -> None:
         if os.environ.get("VLP_DEBUG"):
             _print_traceback()
         else:
-            print(f"vlp: {plain_text(redact(str(error)))}", file=sys.stderr)
+            print(f"vlp: {redact(_explain(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as error:
         is_full = is_disk_full(error)
-        refused = isinstance(error, OSError) and error.errno is not None and error.filename is not None
-        if not (is_full or refused) or os.environ.get("VLP_DEBUG"):
+        is_system_error = isinstance(error, OSError) and error.errno is not None and bool(path_of(error))
+        if not (is_full or is_system_error) or os.environ.get("VLP_DEBUG"):
             _print_traceback()
             sys.exit(1)
         kept = ". Finished stages are kept; run the same command again" if is_full else ""
         print(f"vlp: {redact(explain_system_error(error))}{kept}", file=sys.stderr)
         sys.exit(os.EX_IOERR if is_full else VLPError.exit_code)
+
+
+def _explain(error: VLPError) -> str:
+    """Return the error's message, or the refusal of the operating system that a reader took for damage."""
+    refusal = find_refusal(error)
+    if refusal is not None and not isinstance(error, TrackingError):
+        return explain_system_error(refusal)
+    return plain_text(str(error))
 
 
 def _print_traceback() -> None:

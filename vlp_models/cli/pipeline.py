@@ -69,11 +69,15 @@ def plan() -> None:
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
+    from vlp_models.pipeline.dvc.dvc_yaml import is_generated
     from vlp_models.pipeline.dvc.external import check_roots
 
     # `vlp ingest` creates its dataset with the first batch, which a flow does after this.
     check_roots(load_params(), Workspace().root, ingested=False)
-    print("dvc.yaml updated" if write_plan() else "dvc.yaml is up to date")
+    if write_plan():
+        print("dvc.yaml updated")
+    elif is_generated(Path.cwd()):
+        print("dvc.yaml is up to date")
     _print_untracked()
 
 
@@ -182,7 +186,7 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
         )
         return files
     text = planned(params, workspace, raw)
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
+    if not file.exists() or file.read_bytes() != text.encode():
         files[file] = text
     return files
 

@@ -15,7 +15,7 @@ from vlp_models.common.io import write_together
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, parse_params, to_plain
-from vlp_models.params.load import parse_yaml, read_yaml_text
+from vlp_models.params.load import explain_yaml_error, parse_yaml, read_yaml_text
 
 # The keys that define what an entry of these sections is; a preset may change all others.
 DEFINING = {
@@ -67,7 +67,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         try:
             return parse_yaml(text, yaml.load)
         except (YAMLError, SafeYAMLError, ValueError, NotImplementedError) as error:
-            raise ParamsError(f"{where}: not valid YAML: {error}") from None
+            raise ParamsError(f"{where}: not valid YAML: {explain_yaml_error(error)}") from None
 
     def read(path: Path) -> Any:
         try:

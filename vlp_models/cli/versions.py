@@ -107,13 +107,8 @@ def resolve_version(client: MlflowClient, params: Params, model: str) -> ModelVe
     Raises:
         DataError: there is no such version.
     """
-    from vlp_models.registry.versions import (
-        CHALLENGER,
-        CHAMPION,
-        find_version_by_alias,
-        find_version_by_number,
-        model_name,
-    )
+    from vlp_models.registry.client import model_name
+    from vlp_models.registry.versions import CHALLENGER, CHAMPION, find_version_by_alias, find_version_by_number
 
     name, at, alias = model.partition("@")
     name, slash, number = name.partition("/")

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, is_disk_full
 
 
 @contextmanager
@@ -29,14 +29,26 @@ def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
     try:
-        yield temporary
-        if sync:
-            sync_to_disk(temporary)
-        temporary.replace(path)
-        if sync:
-            sync_to_disk(path.parent)
+        with _named_errors(path):
+            yield temporary
+            if sync:
+                sync_to_disk(temporary)
+            temporary.replace(path)
+            if sync:
+                sync_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Name the file in the error of a full disk, which has none."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error) and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -75,7 +87,8 @@ def write_together(texts: Mapping[Path, str]) -> None:
             if path.exists():
                 temporary.touch(mode=0o600)  # private until it has the mode of the file: it may contain a secret
             crlf = (before[path] or b"").partition(b"\n")[0].endswith(b"\r")
-            temporary.write_text(text, encoding="utf-8", newline="\r\n" if crlf else "\n")
+            with _named_errors(path):
+                temporary.write_text(text, encoding="utf-8", newline="\r\n" if crlf else "\n")
             if path.exists():
                 shutil.copymode(path, temporary)
         try:

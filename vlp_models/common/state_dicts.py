@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vlp_models.errors import CheckpointError
+from vlp_models.errors import CheckpointError, explain_system_error
 
 MAX_BYTES = 16 * 2**30
 WRAPPERS = ("model", "state_dict", "module")  # keys under which programs store weights
@@ -39,7 +39,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(explain_system_error(error)) from None
     _check_size(path, size)
     try:
         state: Any = load_file(path) if path.suffix == ".safetensors" else _load_torch(path)

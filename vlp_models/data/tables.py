@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlp_models.data.views import TABLES
+from vlp_models.errors import DataError, first_line
 
 SPLITS = ("train", "val", "test")
 _SPLIT_SYNONYMS = {
@@ -206,7 +208,19 @@ def read_table(name: str, directory: Path, columns: Sequence[str] | None = None)
     if not path.exists():
         empty = SCHEMAS[name].empty_table()
         return empty if columns is None else empty.select(list(columns))
-    return pq.read_table(path, schema=SCHEMAS[name], columns=columns)
+    with _damage_errors(path):
+        return pq.read_table(path, schema=SCHEMAS[name], columns=columns)
+
+
+@contextmanager
+def _damage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{path}: damaged, or not a Parquet file ({first_line(error)}); remove it and run the stage that writes it "
+            "again"
+        ) from None
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
@@ -219,7 +233,7 @@ def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None
     held: list[pa.Table] = []
     count = 0
     for path in paths:
-        with open_parquet(path) as file:
+        with _damage_errors(path), open_parquet(path) as file:
             for batch in file.iter_batches(batch_size=size, columns=None if columns is None else list(columns)):
                 held.append(pa.Table.from_batches([batch]))
                 count += len(batch)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, first_line
 from vlp_models.ingest.index import batch_folders
 
 LOCK_TIMEOUT = 120.0  # seconds to wait for another DVC process in the project
@@ -34,7 +34,7 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
             (out,) = entry["outs"]
             folder = Path(os.path.normpath(path.parent / entry.get("wdir", ".") / out["path"]))
         except (OSError, yaml.YAMLError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: not a .dvc file of one folder ({error!r}); see ingest.fetch") from None
+            raise DataError(f"{path}: not a .dvc file of one folder ({first_line(error)}); see ingest.fetch") from None
         folders.append(folder)
         (imports if entry.get("deps") else others).append(name)
     if not only_list:

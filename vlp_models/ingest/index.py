@@ -133,7 +133,7 @@ class HashIndex:
                         yield (BATCH_ORIGIN + batch.name, f"{batch.name}/{last}", row["split"], *hashes, fingerprint)
                     except (ValueError, KeyError, TypeError, StopIteration) as error:
                         raise DataError(
-                            f"{batch / PAIRS}:{number}: damaged ({error!r}); run `dvc checkout {batch}.dvc`"
+                            f"{batch / PAIRS}:{number}: damaged ({first_line(error)}); run `dvc checkout {batch}.dvc`"
                         ) from None
 
         manifest = read_batch_manifest(batch)
@@ -303,7 +303,7 @@ def read_batch_manifest(batch: Path) -> dict[str, Any]:
         manifest["snapshot"], manifest["counts"]["new"]
         return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{batch / MANIFEST}: damaged ({error!r}); run `dvc checkout {batch}.dvc`") from None
+        raise DataError(f"{batch / MANIFEST}: damaged ({first_line(error)}); run `dvc checkout {batch}.dvc`") from None
 
 
 def batch_folders(dataset: Path) -> list[Path]:

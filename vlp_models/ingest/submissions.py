@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import printable
 from vlp_models.data.formats.pairs import DELIMITERS, JSON_LINES
+from vlp_models.errors import DataError
 
 DONE = "done"  # folder of the inbox that ingested submissions move to
 LISTINGS = (*DELIMITERS, *JSON_LINES)
@@ -82,7 +83,12 @@ def find_submissions(inbox: Path | None, tracked: list[Path]) -> tuple[list[Subm
 
     Returns:
         The submissions, and a line on each entry that is not one.
+
+    Raises:
+        DataError: the inbox is a file.
     """
+    if inbox is not None and inbox.is_file():
+        raise DataError(f"{inbox}: a file, not a folder; `ingest.inbox` is the folder where submissions arrive")
     submissions, notes = [], []
     entries = (
         [path for path in sorted(inbox.iterdir()) if not _ignored(path)] if inbox is not None and inbox.is_dir() else []

@@ -191,7 +191,7 @@ def verify(directory: Path) -> None:
         try:
             found = hash_file(path)
         except OSError as error:
-            raise CheckpointError(f"{path}: damaged: cannot be read: {error.strerror}; {way_out}") from None
+            raise CheckpointError(f"{explain_system_error(error)}; if it is damaged, {way_out}") from None
         if found != written:
             raise CheckpointError(f"{path}: damaged: its sha256 differs from the one in {SUMS}; {way_out}")
 

@@ -138,7 +138,7 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
     except FileNotFoundError:
         raise ParamsError(f"{path}: not found; run in the project root, or pass --params") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: also an impossible date or number
-        raise ParamsError(f"{path}: not valid YAML: {error}") from None
+        raise ParamsError(f"{path}: not valid YAML: {explain_yaml_error(error)}") from None
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected one section per stage, found {type(raw).__name__}")
     return raw
@@ -166,6 +166,14 @@ def read_yaml_text(path: Path) -> str:
                 "delete the lines <<<<<<<, ======= and >>>>>>>"
             )
     return text
+
+
+def explain_yaml_error(error: Exception) -> str:
+    """Return what is wrong with a YAML text, and where, in one line; of PyYAML's errors and ruamel's."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or not problem:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:

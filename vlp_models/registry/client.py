@@ -173,11 +173,9 @@ def _explain_failure(uri: str, error: Exception) -> str:
             return redact(f"MLflow at {uri} failed: {denied}, {kept}")
     lines = str(error).splitlines() or [type(error).__name__]
     reason = plain_text(next((line for line in lines if "rror" in line), lines[0])[:200])
-    way_out = (
-        "if the file is damaged, restore it from a backup"
-        if uri.startswith(SQLITE)
-        else "check that it is running (`tracking.uri` in params.yaml)"
-    )
+    way_out = "check that it is running (`tracking.uri` in params.yaml)"
+    if uri.startswith(SQLITE):
+        way_out = "check that its disk is neither full nor damaged; if the file is damaged, restore it from a backup"
     return redact(f"MLflow at {uri} failed ({reason}); {way_out}, {kept}")
 
 
@@ -200,8 +198,11 @@ def mlflow_errors(params: Params) -> Iterator[None]:
         known = (MlflowException, requests.RequestException, *bucket_errors())
         if not is_database_error and not isinstance(error, known):
             raise
-        line = first_line(error)
-        message = redact(f"MLflow at {tracking_uri(params.tracking, Path.cwd())}: {line}")
+        uri = tracking_uri(params.tracking, Path.cwd())
+        if is_database_error or is_disk_full(error):
+            message = _explain_failure(uri, error)
+        else:
+            message = redact(f"MLflow at {uri}: {first_line(error)}")
         raise (TrackingError(message) if is_database_error or is_away(error) else DataError(message)) from error
 
 

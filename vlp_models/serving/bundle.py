@@ -21,7 +21,7 @@ from vlp_models.common.io import hash_file, hash_path, link_or_copy, write_json
 from vlp_models.common.limits import check_numbers
 from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
-from vlp_models.errors import CheckpointError
+from vlp_models.errors import CheckpointError, first_line
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.vision.extractors import FROM_IMAGES
 
@@ -179,7 +179,7 @@ def read_features_config(bundle: Path) -> dict[str, Any]:
         found = {key: config[key] for key in ("source", "min_score", "max_regions", "content")}
     except INVALID as error:
         raise CheckpointError(
-            f"{file}: invalid features config ({error!r}); download the version from the registry again"
+            f"{file}: invalid features config ({first_line(error)}); download the version from the registry again"
         ) from None
     types = {"source": str, "min_score": (int, float), "max_regions": int, "content": str}
     for key, kind in types.items():

@@ -27,7 +27,7 @@ from vlp_models.curation.duplicates.fingerprints import (
 )
 from vlp_models.curation.duplicates.hashes import ImageHashes
 from vlp_models.curation.duplicates.search import NearDuplicateIndex, NearRules
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, first_line
 
 HASH_ONLY_DISTANCE = (
     6  # of 64 perceptual bits that may differ without a fingerprint to verify: docs/guides/forgetting.md
@@ -180,6 +180,6 @@ def _read(path: Path) -> Iterator[WithdrawnImage]:
                 yield WithdrawnImage.from_line(line)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
-                    f"{path}:{number}: not a withdrawn image ({error!r}); restore the line from git, or delete it and "
-                    "run `vlp forget` for the image again"
+                    f"{path}:{number}: not a withdrawn image ({first_line(error)}); restore the line from git, or "
+                    "delete it and run `vlp forget` for the image again"
                 ) from None

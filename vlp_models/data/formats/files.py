@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from vlp_models.common.io import HEAD, explain_not_text
 from vlp_models.data.formats.base import RecordError, Tables, _short, printable
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, explain_system_error
 
 
 def read_text(path: Path, purpose: str) -> str:
@@ -64,7 +64,7 @@ def _readable(path: Path, purpose: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file ({purpose}); check the paths of this dataset in params.yaml") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({purpose}): {error.strerror}") from None
+        raise DataError(f"{explain_system_error(error)} ({purpose})") from None
 
 
 def read_json(path: Path, purpose: str) -> Any:

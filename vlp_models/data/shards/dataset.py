@@ -32,7 +32,7 @@ from vlp_models.data.shards.stream import BlockReader, Layout, Store, padded
 from vlp_models.data.shards.write import PLACE_COLUMNS, index_name, shard_name
 from vlp_models.data.tables import read_table
 from vlp_models.data.views import OTHER_IMAGES, VIEWS
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, ParamsError, first_line
 from vlp_models.params import StreamParams
 
 _WAYS_OUT = {
@@ -96,7 +96,7 @@ def read_manifest(directory: Path) -> ShardsManifest:
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; run `dvc repro shards`") from None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{file}: not a manifest of shards: {error!r}; run `dvc repro shards`") from None
+        raise DataError(f"{file}: not a manifest of shards: {first_line(error)}; run `dvc repro shards`") from None
 
 
 class ShardDataset(Dataset[Sample]):

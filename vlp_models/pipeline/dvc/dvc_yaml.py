@@ -28,7 +28,7 @@ def render(stages: Mapping[str, Stage]) -> str:
 def is_generated(root: Path) -> bool:
     """Return whether `vlp plan` may write the dvc.yaml in `root`: it does not exist, or was generated."""
     file = root / FILE
-    return not file.exists() or file.read_text(encoding="utf-8").startswith(MARK)
+    return not file.exists() or file.read_bytes().startswith(MARK.encode())
 
 
 def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vlp_models.common.packages import PREFIX, dependency, library_of, weights_dependency
 from vlp_models.common.workspace import Workspace, run_git
-from vlp_models.errors import DataError, explain_system_error
+from vlp_models.errors import DataError, explain_system_error, is_accessible
 from vlp_models.params import Params, SourceParams
 
 
@@ -140,7 +140,7 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
     folder = root / source.root
     key = f"params.yaml: `data.{name}.root: {source.root}`"
     if folder.is_dir():
-        if os.access(folder, os.R_OK | os.X_OK):
+        if is_accessible(folder, os.R_OK | os.X_OK):
             return ""
         return f"{key}: {explain_system_error(PermissionError(errno.EACCES, '', os.fspath(folder)))}"
     found = "a file, not a folder" if folder.is_file() else "no such folder"
@@ -174,13 +174,13 @@ def check_files(params: Params, root: Path, *, regions: bool) -> None:
             for path in files_outside_root(source)
             if name not in params.generate and not (root / path).exists()
         ]
-    for source, key in named_sources(params, regions=regions):
-        path = weights_dependency(source)
-        if path and not source.startswith(PREFIX) and not (root / path).exists():
+    for file, key in named_sources(params, regions=regions):
+        path = weights_dependency(file)
+        if path and not file.startswith(PREFIX) and not (root / path).exists():
             way_out = "the path is relative to the project root"
             if key.endswith(".init"):
-                way_out = f"create it with `vlp import-checkpoint ... --name {Path(source).name}`"
-            missing.append(f"params.yaml: `{key}: {source}`: not found; {way_out}")
+                way_out = f"create it with `vlp import-checkpoint ... --name {Path(file).name}`"
+            missing.append(f"params.yaml: `{key}: {file}`: not found; {way_out}")
     if missing:
         raise DataError("; ".join(missing))
 

@@ -51,11 +51,7 @@ def check_current(params: Params, workspace: Workspace) -> None:
         ParamsError: dvc.yaml is not what params.yaml gives.
     """
     file = workspace.root / FILE
-    if (
-        is_generated(workspace.root)
-        and file.exists()
-        and file.read_text(encoding="utf-8") != planned(params, workspace)
-    ):
+    if is_generated(workspace.root) and file.exists() and file.read_bytes() != planned(params, workspace).encode():
         raise ParamsError(
             f"{FILE} is out of date: models, runs or datasets in params.yaml have changed; run `vlp plan`"
         )
