@@ -8,6 +8,7 @@ import os
 import pwd
 import resource
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,11 @@ def make_template(folder: Path) -> Path:
     run_in_process(folder, "vlp", "plan")
     for stage in ("prepare photos", "validate", "detector", "features", "tokenizer", "shards", "initial tden"):
         run_in_process(folder, "vlp", "stage", *stage.split())
+    run_in_process(folder, "vlp", "promote", "captioning", check=False)  # creates MLflow's tables, which takes seconds
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
+        for table in ("experiment_tags", "experiments"):  # an experiment holds the folder's path
+            database.execute(f"delete from {table} where experiment_id != 0")
+        database.commit()
     return folder
 
 

@@ -6,17 +6,22 @@ No answer may show a traceback, an errno or a codec. File permissions count for 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cloned_project import run_in_process
+from cloned_project import ROOT, environment, run_in_process
 from mistakes import (
     Arrange,
     both,
@@ -35,6 +40,10 @@ from mistakes import (
     without_root_rights,
     write,
 )
+
+from vlp_models.common import progress
+from vlp_models.common.lock import HELD_LOCK, file_lock
+from vlp_models.common.workspace import Workspace
 
 RAW = ("Traceback", "Errno", "codec", "Error(", "getpwuid")
 
@@ -59,7 +68,7 @@ TABLE = [
     M("params.yaml is empty", "plan", write("params.yaml", ""), r"params\.yaml: expected one section per stage"),
     M("params.yaml is a list", "plan", write("params.yaml", "- a\n"), r"params\.yaml: expected one section per stage"),
     M("params.yaml is a folder", "plan", folder("params.yaml"), r"params\.yaml: a folder, where a file is needed"),
-    M("params.yaml is unreadable", "plan", mode("params.yaml", 0), r"params\.yaml: permission denied; .*chmod u\+rwX"),
+    M("params.yaml is unreadable", "plan", mode("params.yaml", 0), r"params\.yaml: permission denied; `chmod u\+rwX"),
     M("params.yaml leads nowhere", "plan", link("params.yaml", "gone.yaml"), r"params\.yaml: not found"),
     M("params.yaml leads to itself", "plan", link("params.yaml", "params.yaml"), r"params\.yaml: symbolic links"),
     M("params.yaml is UTF-16", "plan", encode("params.yaml", "utf-16"), r"params\.yaml: UTF-16 text; save it as UTF-8"),
@@ -379,7 +388,7 @@ TABLE = [
         "no network",
         "promote captioning",
         setting("tracking.uri", "http://127.0.0.1:9"),
-        r"MLflow at http://127\.0\.0\.1:9.*check that it is running",
+        r"MLflow at http://127\.0\.0\.1:9 failed \(Max retries exceeded: no answer\); check that it is running",
         69,
     ),
     M(
@@ -483,7 +492,12 @@ TABLE = [
     M("not a terminal", "forget photos/1", nothing, r"not a terminal: pass --dry-run or --yes"),
     M("unknown image", "forget photos/99.png --dry-run", nothing, r"photos/99"),
     # checkpoints
-    M("weights are missing", "import-checkpoint none.bin --format bert --name tden", nothing, r"none\.bin"),
+    M(
+        "weights are missing",
+        "import-checkpoint none.bin --format bert --name tden",
+        nothing,
+        r"none\.bin: no such folder; it should hold model\.safetensors",
+    ),
     M("weights are text", "import-checkpoint w.pth --format xmodaler-tden --name tden", write("w.pth", "x"), r"w\.pth"),
     M(
         "weights are unreadable",
@@ -511,21 +525,170 @@ TABLE = [
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_template(tmp_path_factory.mktemp("mistakes") / "project")
+    """Return the project that every test copies; the first process that asks builds it."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # of all workers
+    with file_lock(shared / "mistakes.lock", "test session", wait=300):
+        if not (shared / "mistakes").exists():
+            make_template(shared / "mistakes.partial").rename(shared / "mistakes")
+    return shared / "mistakes"
+
+
+@pytest.fixture
+def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the template, in a folder whose name is not ASCII and has a space."""
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    subprocess.run(["cp", "-a", str(template), str(tmp_path / "B\xfcro \u65e5\u672c")], check=True)
+    return tmp_path / "B\xfcro \u65e5\u672c"
 
 
 @pytest.mark.parametrize("mistake", TABLE, ids=[f"{m.command}: {m.what}" for m in TABLE])
-def test_a_mistake_is_answered_with_one_sentence(
-    template: Path, tmp_path: Path, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "500")
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    project = tmp_path / "B\xfcro \u65e5\u672c"
-    subprocess.run(["cp", "-a", str(template), str(project)], check=True)
+def test_a_mistake_is_answered_with_one_sentence(project: Path, mistake: Mistake) -> None:
     mistake.arrange(project)
     with without_root_rights(), mistake.during():
         done = run_in_process(project, "vlp", *shlex.split(mistake.command), check=False)
-    output = done.stdout + done.stderr
-    assert re.search(mistake.sentence, output), output
-    assert done.returncode == mistake.code, output
+    check_answer(done.stdout + done.stderr, mistake.sentence)
+    assert done.returncode == mistake.code, done.stdout + done.stderr
+
+
+def check_answer(output: str, sentence: str) -> None:
+    assert re.search(sentence, output), output
     assert not [word for word in RAW if word in output], output
+
+
+REFUSED = r"the file system is read-only; work in a copy"
+READ_ONLY = {
+    "run": REFUSED,
+    "use presets/longer.yaml": REFUSED,
+    "promote captioning": REFUSED,
+    "history captioning": "no decision yet",
+    "caption data/raw/photos/0.png": REFUSED,
+    "ingest": REFUSED,
+    "doctor": f"problem +permissions +.*{REFUSED}",
+    "status": REFUSED,
+    "stage validate": REFUSED,
+    "plan": "dvc.yaml is up to date",
+}
+
+
+@pytest.mark.parametrize("command", READ_ONLY)
+def test_a_read_only_installation_is_named(read_only_answers: dict[str, str], command: str) -> None:
+    check_answer(read_only_answers[command], READ_ONLY[command])
+
+
+@pytest.fixture(scope="module")
+def read_only_answers(template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the output of each command in a project that is mounted read-only, all by one process."""
+    project = tmp_path_factory.mktemp("read-only") / "project"
+    subprocess.run(["cp", "-a", str(template), str(project)], check=True)
+    (project / ".work" / "locks" / "mlflow.lock").unlink(missing_ok=True)
+    mount = f"mount --bind {project} {project} && mount -o remount,ro,bind {project} {project} && exec "
+    code = (
+        "import json, pathlib, sys; sys.path[:0] = sys.argv[1].split(':'); from cloned_project import run_in_process\n"
+        "run = lambda c: run_in_process(pathlib.Path(sys.argv[2]), 'vlp', *c.split(), check=False)\n"
+        "print(json.dumps({c: run(c).stdout + run(c).stderr for c in sys.argv[3:]}))"
+    )
+    python = shlex.join([sys.executable, "-c", code, f"{ROOT / 'tests'}:{ROOT}", str(project), *READ_ONLY])
+    done = in_namespace("-rm", "sh", "-c", mount + python, COLUMNS="500")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def in_namespace(options: str, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with its own users or mounts; skip where the system forbids that."""
+    unshare = ["unshare", "--user", *options.split()]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this system does not allow user namespaces")
+    return subprocess.run([*unshare, *command], capture_output=True, text=True, env={**os.environ, **env})
+
+
+@pytest.mark.parametrize(
+    ("command", "has_home", "sentence"),
+    [
+        ("run", False, r"vlp: uid-12345: no home folder, .* set HOME to a writable folder"),
+        ("status", False, r"note +dvc status: .*could not determine the home directory"),
+        ("status", True, r"stale +\d+ stages"),  # DVC needs a name as well, which `vlp` sets
+    ],
+)
+def test_a_user_whom_the_system_does_not_know_needs_only_a_home_folder(
+    project: Path, command: str, has_home: bool, sentence: str
+) -> None:
+    env = environment(project) | {"PYTHONPATH": str(ROOT)} | ({"HOME": str(project.parent)} if has_home else {})
+    for name in ("LOGNAME", "USER", *(() if has_home else ("HOME",))):
+        env.pop(name, None)
+    vlp = [sys.executable, "-m", "vlp_models.cli.main", command]
+    clean = shlex.join(["env", "-i", *(f"{name}={value}" for name, value in env.items()), *vlp])
+    nobody = "--map-user=12345 --map-group=12345"
+    done = in_namespace(nobody, "sh", "-c", f"cd {shlex.quote(str(project))} && exec {clean}")
+    check_answer(done.stdout + done.stderr, sentence)
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(project: Path) -> None:
+    setting("data.photos.root", "data/raw/B\xfcro")(project)
+    env = environment(project) | {"PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    vlp = [sys.executable, "-m", "vlp_models.cli.main"]
+    done = subprocess.run([*vlp, "plan"], cwd=project, env=env, capture_output=True, text=True)
+    check_answer(done.stderr, r"data/raw/B\\xfcro`: no such folder")
+    assert done.returncode == 2
+
+
+NEW_RUN = "finetune.more={task: captioning, start: pretrain/tden}"
+FAILURES: dict[str, tuple[str, Arrange, str, Callable[[], AbstractContextManager[object]]]] = {
+    "package is missing": ("models.tden.text_init=package:no-bert", nothing, "not installed", contextlib.nullcontext),
+    "folder is read-only": (NEW_RUN, mode(".", 0o555), "permission denied", contextlib.nullcontext),
+    "disk is full": (NEW_RUN, nothing, r"params\.yaml: the disk is full", lambda: file_size_limit(300)),
+    "dvc.yaml is a folder": (NEW_RUN, folder("dvc.yaml"), r"dvc\.yaml: a folder", contextlib.nullcontext),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_use_changes_both_files_or_none(project: Path, failure: str) -> None:
+    assign, arrange, sentence, during = FAILURES[failure]
+    arrange(project)
+    before = contents(project)
+    with without_root_rights(), during():
+        done = run_in_process(project, "vlp", "use", "--set", assign, check=False)
+    check_answer(done.stdout + done.stderr, sentence)
+    assert done.returncode != 0
+    assert contents(project) == before
+
+
+def test_use_restores_params_if_dvc_yaml_cannot_be_replaced(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, replace = contents(project), Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if target.name == "dvc.yaml":
+            raise PermissionError(errno.EACCES, "Permission denied", str(target))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    done = run_in_process(
+        project, "vlp", "use", "--set", "finetune.more={task: captioning, start: pretrain/tden}", check=False
+    )
+    check_answer(done.stderr, r"dvc\.yaml: permission denied")
+    assert contents(project) == before
+
+
+def contents(project: Path) -> list[tuple[str, bytes]]:
+    return [(path.name, path.read_bytes()) for path in sorted(project.iterdir()) if path.is_file()]
+
+
+def test_use_is_refused_while_a_run_uses_the_workspace(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, lock = contents(project), Workspace(project).lock
+    command = ("vlp", "use", "presets/longer.yaml")
+    with file_lock(lock, "`vlp run`"):
+        done = run_in_process(project, *command, check=False)
+        check_answer(done.stderr, rf"another `vlp run` \(pid {os.getpid()}\) is using this workspace; wait for it")
+        assert done.returncode == 2 and contents(project) == before
+        monkeypatch.setenv(HELD_LOCK, str(lock.resolve()))  # as for a command of the flow that holds it
+        run_in_process(project, *command)
+    assert contents(project) != before
+
+
+def test_a_slow_command_says_on_a_terminal_what_it_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "ANNOUNCE_AFTER", 0.0)
+    monkeypatch.setattr("vlp_models.pipeline.promotion_commands.history_rows", lambda *given: time.sleep(0.2) or [])
+    for terminal, expected in ((True, "checking the ledger ...\n"), (False, "")):
+        monkeypatch.setattr(progress, "on_terminal", lambda terminal=terminal: terminal)
+        assert run_in_process(project, "vlp", "history", "captioning").stderr == expected

@@ -204,9 +204,10 @@ def _explain_denied(path: str) -> str:
     except OSError:
         return "permission denied"
     if owner == os.geteuid():
-        return f"permission denied; `ls -ld {place}` shows its permissions, `chmod u+rwX {place}` allows access"
+        return f"permission denied; `chmod u+rwX {place}` allows access"
+    whose = "it" if os.fspath(place) == path else place
     return (
-        f"permission denied: {place} belongs to {_describe_user(owner)}, and this process runs as "
+        f"permission denied: {whose} belongs to {_describe_user(owner)}, and this process runs as "
         f"{_describe_user(os.geteuid())}; run as its owner, or have its permissions changed"
     )
 

@@ -58,6 +58,11 @@ class ProgressBar:
         print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
 
+def on_terminal() -> bool:
+    """Return whether stderr is a terminal."""
+    return sys.stderr.isatty()
+
+
 @contextmanager
 def progress_bar(description: str, total: int, unit: str, completed: int = 0) -> Iterator[ProgressBar]:
     """Show progress of `total` units of work while the block runs.
@@ -75,7 +80,7 @@ def progress_bar(description: str, total: int, unit: str, completed: int = 0) ->
         TextColumn("{task.fields[note]}"),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not on_terminal()) as progress:
         yield ProgressBar(progress, description, total, unit, completed)
 
 
@@ -85,7 +90,7 @@ def announced(text: str) -> Iterator[None]:
 
     Prints to stderr; nothing where that is not a terminal.
     """
-    if not sys.stderr.isatty():
+    if not on_terminal():
         yield
         return
     done, start = threading.Event(), time.monotonic()

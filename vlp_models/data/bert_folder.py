@@ -62,6 +62,8 @@ def weights_file(folder: Path) -> Path:
     for name in WEIGHTS:
         if (folder / name).exists():
             return folder / name
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; it should hold {' or '.join(WEIGHTS)}")
     raise CheckpointError(f"{folder}: contains neither {' nor '.join(WEIGHTS)}")
 
 

@@ -217,10 +217,8 @@ def _damage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{path}: damaged, or not a Parquet file ({first_line(error)}); remove it and run the stage that writes it "
-            "again"
-        ) from None
+        reason = first_line(error).rpartition(f"{path}': ")[2]  # Arrow names the file in some messages
+        raise DataError(f"{path}: damaged ({reason}); remove it and run the stage that writes it again") from None
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:

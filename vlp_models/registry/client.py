@@ -173,6 +173,8 @@ def _explain_failure(uri: str, error: Exception) -> str:
             return redact(f"MLflow at {uri} failed: {denied}, {kept}")
     lines = str(error).splitlines() or [type(error).__name__]
     reason = plain_text(next((line for line in lines if "rror" in line), lines[0])[:200])
+    if "Max retries exceeded" in reason:  # the whole text repeats the address several times
+        reason = "Max retries exceeded: no answer"
     way_out = "check that it is running (`tracking.uri` in params.yaml)"
     if uri.startswith(SQLITE):
         way_out = "check that its disk is neither full nor damaged; if the file is damaged, restore it from a backup"
