@@ -686,7 +686,7 @@ def test_use_is_refused_while_a_run_uses_the_workspace(project: Path, monkeypatc
     assert contents(project) != before
 
 
-def test_a_slow_command_says_on_a_terminal_what_it_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_command_announces_its_work_on_a_terminal(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "ANNOUNCE_AFTER", 0.0)
     monkeypatch.setattr("vlp_models.pipeline.promotion_commands.history_rows", lambda *given: time.sleep(0.2) or [])
     for terminal, expected in ((True, "checking the ledger ...\n"), (False, "")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from ingest_project import (
     COUNTS,
     ROOT,
@@ -302,3 +304,24 @@ def test_command_exits_quickly_if_nothing_is_new(tmp_path: Path) -> None:
     second = subprocess.run(command, cwd=workspace.root, env=env, capture_output=True, text=True)
     assert second.returncode == 0 and "nothing new" in second.stdout
     assert time.perf_counter() - start < 10, "a hang, not a matter of speed"
+
+
+def test_the_last_line_names_what_trains_on_new_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workspace = make_project(tmp_path)
+    file = tmp_path / "params.yaml"
+    whole = yaml.safe_load(file.read_text())
+    unread, unnamed = copy.deepcopy(whole), copy.deepcopy(whole)
+    del unread["data"]["ingested"]
+    for run in (*unnamed["pretrain"].values(), *unnamed["finetune"].values()):
+        run["sources"] = {"tested": 1}
+    for number, (raw, expected) in enumerate(
+        (
+            (whole, "`vlp run` trains on them"),
+            (unread, "params.yaml does not read data/accepted yet: `vlp use presets/ingest.yaml` adds it"),
+            (unnamed, "no run trains on them yet: add `ingested` to the `sources` of one (docs/guides/new-data.md)"),
+        )
+    ):
+        file.write_text(yaml.safe_dump(raw))
+        simple_submission(workspace, f"s{number}", range(number * 2, number * 2 + 2))
+        ingest.run(params_of(workspace), workspace)
+        assert capsys.readouterr().out.splitlines()[-1].strip() == expected
