@@ -183,13 +183,13 @@ def test_missing_dataset_names_where_to_get_it(tmp_path: Path) -> None:
     sources["nlvr"] = SourceParams(format="nlvr", root="data/raw/nlvr")
     params = dataclasses.replace(params_for(**sources), generate={"scenes": scenes})
     for key, way_out in {
-        "pairs": "set data.pairs.root",
+        "pairs": "`data.pairs.root: data/raw/pairs`: no such folder; it should hold a dataset of the format pairs",
         "scenes": "run `vlp stage generate scenes`",
-        "nlvr": "clone https://github.com/lil-lab/nlvr and set data.nlvr.root",
+        "nlvr": "clone https://github.com/lil-lab/nlvr and name its `nlvr` folder",
     }.items():
         with pytest.raises(DataError) as caught:
             prepare.run(params, workspace, key)
-        assert str(tmp_path / "data" / "raw" / key) in str(caught.value)
+        assert f"data/raw/{key}" in str(caught.value)
         assert way_out in str(caught.value)
 
 

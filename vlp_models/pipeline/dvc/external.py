@@ -150,6 +150,11 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
         way_out = f"`vlp ingest` creates it; until then, remove the dataset with `vlp use --set data.{name}=null`"
     elif (tracked := Path(f"{folder}.dvc")).exists():
         way_out = f"fetch it with `dvc pull {os.path.relpath(tracked, root)}`"
+    elif source.format == "nlvr":
+        way_out = (
+            "clone https://github.com/lil-lab/nlvr and name its `nlvr` folder with "
+            f"`vlp use --set data.{name}.root=FOLDER`"
+        )
     else:
         way_out = (
             f"it should hold a dataset of the format {source.format} (docs/guides/datasets.md); put it there, or name "
