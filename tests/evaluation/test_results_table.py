@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.cli.results import print_results
+from vlp_models.cli.results import Scores, print_results, read_scores
 
 
 def record(split: str, value: float, **changes: Any) -> dict[str, Any]:
@@ -31,12 +31,12 @@ def record(split: str, value: float, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def show(*records: dict[str, Any], columns: str = "") -> str:
+    def show(*records: dict[str, Any], columns: str = "", before: Scores | None = None) -> str:
         monkeypatch.delenv("COLUMNS", raising=False)
         if columns:
             monkeypatch.setenv("COLUMNS", columns)
         (tmp_path / "summary.json").write_text(json.dumps(records))
-        print_results(tmp_path / "summary.json")
+        print_results(tmp_path / "summary.json", before)
         return capsys.readouterr().out
 
     return show
@@ -55,8 +55,21 @@ def test_column_without_leaked_items_appears_only_if_any_run_has_it(printed: Any
     assert "leaked" in text and "47.3" in text
 
 
+def test_highest_baseline_is_shown_and_people_are_none(printed: Any) -> None:
+    text = printed(record("test", 52.5, baselines={"human": 99.0, "majority answer": 21.3, "blind baseline": 39.5}))
+    assert "39.5 blind baseline" in text and "99.0" not in text.replace("1.0 to 99.0", "") and "21.3" not in text
+
+
+def test_a_score_that_changed_has_the_previous_one_next_to_it(printed: Any, tmp_path: Path) -> None:
+    assert "before" not in printed(record("test", 52.5))
+    before = read_scores(tmp_path / "summary.json")
+    text = printed(record("test", 61.5), record("test", 44.0, run="another"), before=before)
+    assert "before" in text and "52.5" in text
+    assert read_scores(tmp_path / "missing.json") == {}
+
+
 @pytest.mark.parametrize("columns", ["", "80"])
 def test_no_cell_is_truncated(printed: Any, columns: str) -> None:
-    words = printed(record("test", 52.5, model="unified-vlp", run="a-run"), columns=columns).split()
-    for word in ("accuracy", "a-run", "unified-vlp", "52.5", "blind", "40.0", "question", "41.1"):
+    words = printed(record("test", 52.5, run="a-longer-run-name"), columns=columns).split()
+    for word in ("accuracy", "a-longer-run-name", "52.5", "question", "41.1"):
         assert word in words

@@ -201,7 +201,7 @@ def run_lock(workspace: Workspace, command: str) -> AbstractContextManager[int]:
 
 
 def run_pipeline(targets: list[str]) -> int:
-    """Run `dvc repro`, then print the results beside the previous ones, where to look, and what to do next.
+    """Run `dvc repro`, then print the results next to the previous ones, where to look, and what to do next.
 
     Returns DVC's exit code.
 

@@ -1,4 +1,4 @@
-"""What `vlp run` prints at its end: the scores beside the previous ones, where to look, and what to do next."""
+"""What `vlp run` prints at its end: the scores next to the previous ones, where to look, and what to do next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
     Only the last split of each dataset is shown; the report has all of them.
 
     Args:
-        before: earlier scores, shown beside those that differ.
+        before: earlier scores, shown next to those that differ.
     """
     from rich.console import Console
     from rich.table import Table

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 # Where stderr is not a terminal: seconds until the first line. The wait doubles with each line, up to the longest one.
 FIRST_LINE, LONGEST_WAIT = 60.0, 600.0
-ANNOUNCE_AFTER = 1.0  # seconds of silence before `announced` prints
+ANNOUNCE_AFTER, ANNOUNCE_AGAIN = 1.0, 20.0  # seconds of silence before `announced` prints, and between its lines
 
 
 class ProgressBar:
@@ -99,7 +99,7 @@ def announced(text: str) -> Iterator[None]:
         wait, elapsed = ANNOUNCE_AFTER, ""
         while not done.wait(wait):
             print(f"{text} ...{elapsed}", file=sys.stderr, flush=True)
-            wait = 20.0
+            wait = ANNOUNCE_AGAIN
             elapsed = f" {clock(time.monotonic() - start + wait)}"
 
     thread = threading.Thread(target=report, daemon=True)

@@ -23,10 +23,10 @@ class ShortLog:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._begun = ""  # a line that has not ended yet
+        self._unfinished = ""  # a line that has not ended yet
 
     def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
         for line in lines:
             if not LEFT_OUT.match(line):
                 self._stream.write(f"{line}\n")

@@ -141,8 +141,8 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
         write_manifest(
             directory, stage=f"evaluate@{key}", params=shown, counts=counts, skipped=skipped, data=facts["data"]
         )
-    for (dataset, split), own in groupby(records, key=itemgetter("dataset", "split")):
-        known = [r for r in own if r["value"] is not None and r["metric"] in (model.metric, *model.headlines)]
+    for (dataset, split), group in groupby(records, key=itemgetter("dataset", "split")):
+        known = [r for r in group if r["value"] is not None and r["metric"] in (model.metric, *model.headlines)]
         scores = ", ".join(f"{record['metric']} {record['value']:.2f}" for record in known)
         logger.info("%s: %s %s  %s", key, dataset, split, scores)
 

@@ -107,11 +107,11 @@ def run(
             known = {kind: facts if kind == "regions" else {} for kind in required.kinds}
             write_contents(contents, hashes, sources, known)
         shutil.rmtree(work)
-    parts = (
+    described = (
         f"{split} {', '.join(f'{count:,} {name}' for name, count in numbers.items() if count)}"
         for split, numbers in counts.items()
     )
-    logger.info("shards: %s", "; ".join(parts))
+    logger.info("shards: %s", "; ".join(described))
 
 
 Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, rows of images with their texts
