@@ -31,6 +31,7 @@ def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a command in `folder`, with the virtual environment activated."""
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     env |= {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"), "TMPDIR": str(folder.parent), "OMP_NUM_THREADS": "2"}
+    env |= {f"GIT_{who}_{what}": "test@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     env.pop("MLFLOW_TRACKING_URI", None)
     return env
 
