@@ -170,7 +170,7 @@ def _experiment(params: Params, workspace: Workspace) -> str:
             found: Any = client.get_experiment_by_name(params.tracking.experiment)
     except TrackingError:
         return ""
-    return f"/#/experiments/{found.experiment_id}/runs" if found is not None else ""
+    return f"/#/experiments/{found.experiment_id}/runs?workflowType=machine_learning" if found is not None else ""
 
 
 def _lock_changed(root: Path) -> bool:
