@@ -94,6 +94,10 @@ def test_lineage_needs_only_the_registry(
     tracking = dataclasses.replace(params.tracking, uri=uri)
     there = dataclasses.replace(params, tracking=tracking)
     print_lineage(there, elsewhere, "vlp-vqa@champion")
+    short = capsys.readouterr().out.splitlines()
+    assert short[1].startswith("metric ") and len(short) < 25 and f"sha256 {'2' * 12}" in "\n".join(short)
+    assert not any("dvc md5" in line for line in short)
+    print_lineage(there, elsewhere, "vlp-vqa@champion", hashes=True)
     output = capsys.readouterr().out
     for words in (
         "vlp-vqa version 1: vqa, run vqa",

@@ -67,9 +67,10 @@ def history(
 def lineage(
     model: Annotated[str, typer.Argument(help="A task or version: vqa, vlp-vqa@challenger, vlp-vqa/3.")],
     file: Annotated[str, typer.Option(help="Print a file stored with the version instead, e.g. params.yaml.")] = "",
+    hashes: Annotated[bool, typer.Option("--hashes", help="Also print the hashes of all inputs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
 ) -> None:
-    """Show the data, code and parents of a registered version, and how to rebuild it.
+    """Show the scores, data, code and parents of a registered version, and how to rebuild it.
 
     Example: `vlp lineage vlp-vqa@champion`
     """
@@ -77,7 +78,7 @@ def lineage(
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
 
-    print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json)
+    print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json, hashes=hashes)
 
 
 def verify(

@@ -67,7 +67,9 @@ def describe_action(entry: dict[str, Any]) -> str:
     return f"{action} (forced)" if decision.get("forced") else str(action)
 
 
-def print_lineage(params: Params, workspace: Workspace, model: str, *, file: str = "", as_json: bool = False) -> None:
+def print_lineage(
+    params: Params, workspace: Workspace, model: str, *, file: str = "", as_json: bool = False, hashes: bool = False
+) -> None:
     """Print the lineage of a registered version, or a file that was kept with it.
 
     Raises:
@@ -96,7 +98,7 @@ def print_lineage(params: Params, workspace: Workspace, model: str, *, file: str
     if as_json:
         print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False))
         return
-    print("\n".join(format_lineage(record)))
+    print("\n".join(format_lineage(record, hashes=hashes)))
 
 
 def resolve_version(client: MlflowClient, params: Params, model: str) -> ModelVersion:
@@ -137,35 +139,39 @@ def rebuild_commands(record: dict[str, Any]) -> list[str]:
     return [*commands, "make install", f"dvc repro {record['target']}"]
 
 
-def format_lineage(record: dict[str, Any]) -> list[str]:
-    """Return the record as lines with a label each."""
-    commit, changed, _ = record["git_commit"].partition("+")
+def format_lineage(record: dict[str, Any], *, hashes: bool = False) -> list[str]:
+    """Return the record as lines with a label each: scores first, then where the version comes from.
+
+    Args:
+        hashes: also the hashes of its inputs, lock files and parents.
+    """
+    name = f"{record['name']}/{record['version']}"
     lines = [f"{record['name']} version {record['version']}: {record['task']}, run {record['run']}"]
-    model = f"{record['model']} ({record['family']})"
-    lines.append(f"model        {model}; variant {record['variant']}, seed {record['seed']}")
-    lines.append(f"git commit   {commit}" + (" with uncommitted changes" if changed else ""))
-    lines += [f"sha256       {digest}  {name}" for name, digest in sorted(record["locks"].items())]
-    lines += [f"dvc md5      {digest}  {out}" for out, digest in sorted(record["dvc"].items()) if digest]
-    data = record["data"]
-    for name in ("validated", "shards"):
-        for key, value in sorted(data.get(name, {}).items()):
-            lines.append(f"data         {name} {key}: {_inline(value)}")
-    lines.append(f"quarantined  {_inline(data['quarantined']) or 'nothing'}")
-    validation = record["validation"]
-    result = "not on record" if validation is None else "passed" if validation["passed"] else "failed: "
-    lines.append(f"validation   {result}" + "; ".join((validation or {}).get("reasons", [])))
-    for parent in record["parents"]:
-        details = [parent.get("id"), parent.get("sha256") and f"sha256 {parent['sha256']}", parent.get("note")]
-        lines.append(f"parent       {parent['role']} {parent['path']}  " + "; ".join(str(d) for d in details if d))
-    run = record["params"].get("finetune", {}).get(record["run"], {})
-    lines.append(f"params       {_inline(run)}")
-    lines.append(f"             all params: vlp lineage {record['name']}/{record['version']} --file params.yaml")
     for score in record["metrics"]:
         if score["value"] is not None and "(" not in score["metric"]:
             interval = f" ({score['low']:.2f} to {score['high']:.2f})" if score["low"] is not None else ""
             measured_on = f"{score['dataset']} {score['split']}"
             lines.append(f"metric       {measured_on} {score['metric']} {score['value']:.2f}{interval}, n {score['n']}")
+    model = f"{record['model']} ({record['family']})"
+    lines.append(f"model        {model}; variant {record['variant']}, seed {record['seed']}")
+    commit, changed, _ = record["git_commit"].partition("+")
+    lines.append(f"git commit   {commit}" + (" with uncommitted changes" if changed else ""))
+    for split, counts in sorted(record["data"].get("shards", {}).get("counts", {}).items()):
+        lines.append(f"data         {split}: {_inline({key: count for key, count in counts.items() if count})}")
+    lines.append(f"quarantined  {_inline(record['data']['quarantined']) or 'nothing'}")
+    validation = record["validation"]
+    result = "not on record" if validation is None else "passed" if validation["passed"] else "failed: "
+    lines.append(f"validation   {result}" + "; ".join((validation or {}).get("reasons", [])))
+    for parent in record["parents"]:
+        digest = parent.get("sha256", "") if hashes else parent.get("sha256", "")[:12]
+        details = [parent.get("id"), digest and f"sha256 {digest}", parent.get("note")]
+        lines.append(f"parent       {parent['role']} {parent['path']}  " + "; ".join(str(d) for d in details if d))
+    if hashes:
+        lines += [f"sha256       {digest}  {file}" for file, digest in sorted(record["locks"].items())]
+        lines += [f"dvc md5      {digest}  {out}" for out, digest in sorted(record["dvc"].items()) if digest]
     lines += [f"rebuild      {command}" for command in record["rebuild"]]
+    more = "" if hashes else f"vlp lineage {name} --hashes for the hashes of all inputs; "
+    lines.append(f"more         {more}--file params.yaml for all params; --json for everything")
     return lines
 
 
