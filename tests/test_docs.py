@@ -1,5 +1,6 @@
 """README and docs agree with the code: commands, options, links, figures, sources, generated pages, sizes.
 
+tests/test_docs_commands.py runs the commands.
 `make docs` checks the rest: it fails on every broken reference between pages, missing file and unknown drawing.
 """
 
@@ -14,7 +15,6 @@ from typing import Any
 
 import pytest
 import typer
-from cloned_project import copy_project, environment, run
 
 from vlp_models.cli.main import app
 
@@ -107,25 +107,3 @@ def test_generated_pages_are_up_to_date(name: str, function: str) -> None:
         sys.path.pop(0)
     text = (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
     assert text == getattr(reference, function)(), "run `make docs`, and commit the page"
-
-
-def bash_blocks(page: Path) -> list[str]:
-    return [body for language, body in FENCE.findall(page.read_text(encoding="utf-8")) if language == "bash"]
-
-
-RUN = [page for page in PAGES if page.parent.name in ("get-started", "guides") and bash_blocks(page)]
-LONG = ("new-data", "object-stores", "several-models", "forgetting")  # train everything again, or more
-
-
-@pytest.mark.pipeline
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.long] * (page.stem in LONG), id=page.stem) for page in RUN]
-)
-def test_commands_of_the_page_work_in_their_order(page: Path, built_project: Path, tmp_path: Path) -> None:
-    """In a project where `vlp run` has run at the tiny size."""
-    project = copy_project(built_project, tmp_path / "project")
-    assert environment(project)
-    for block in bash_blocks(page):
-        run(project, "bash", "-euo", "pipefail", "-c", block)
