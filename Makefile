@@ -77,6 +77,7 @@ test-photographs: install
 	@python -m pytest -m "photographs and not long" tests
 
 test-long: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
 	@python -m pytest -m long tests
 
 faults: install

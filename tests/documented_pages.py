@@ -152,14 +152,19 @@ def script(blocks: list[Block], change: Change) -> str:
         if text.startswith("cat ") and command.output:  # a file that the reader has written
             lines.append("\n".join([f"cat > {text.split()[1]} <<'CONTENT'", *command.output, "CONTENT"]))
         for start in [start for start in before if text.startswith(start)]:
-            lines += [before.pop(start), f"ended $? '{command.line} (preparation)' 0"]
-        for old, new in change.replace.items():
-            text = text.replace(old, new)
+            lines += [replaced(before.pop(start), change.replace), f"ended $? '{command.line} (preparation)' 0"]
+        text = replaced(text, change.replace)
         lines += [f"printf '%s\\n' {shlex.quote(f'@@ line {command.line}: {text}')}", text]
         lines.append(f"ended $? {command.line} {change.exit_codes.get('$ ' * command.console + command.text, 0)}")
     if change.after:
         lines += [change.after, "ended $? end 0"]
     return "\n".join(lines) + "\n"
+
+
+def replaced(text: str, values: dict[str, str]) -> str:
+    for old, new in values.items():
+        text = text.replace(old, new)
+    return text
 
 
 def run_blocks(project: Path, blocks: list[Block], change: Change, *, timeout: float, **variables: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from cloned_project import copy_project, new_clone
-from documented_pages import HELPERS, PROGRAMS, Block, Change, read_blocks, run_blocks
+from documented_pages import HELPERS, PROGRAMS, Block, Change, read_blocks, replaced, run_blocks
 from photos import photo
 from s3_server import BUCKET, s3_server
 from stand_ins import free_port
@@ -118,7 +118,7 @@ PARTS: dict[str, list[Part]] = {
         Part("vlp use presets/daquar.yaml", fresh=True, long=True, photographs=True),
     ],
     "demo-page": [
-        Part(before={"vlp promote retrieval": RETRIEVAL}),
+        Part(long=True, before={"vlp promote retrieval": RETRIEVAL}),
         Part("make flickr8k", fresh=True, long=True, photographs=True),
     ],
     "deployment": [Part(before={"prefect gcl update gpu --active-slots 0": setup_of_unattended()})],
@@ -134,6 +134,7 @@ PARTS: dict[str, list[Part]] = {
     "object-stores": [Part(long=True)],
     "promotion": [
         Part(
+            long=True,
             before={
                 "vlp rollback vqa": VERSION_2_IS_CHAMPION,
                 "vlp promote vqa --version N": MOVE_CHAMPION,
@@ -303,12 +304,6 @@ def surroundings(blocks: list[Block], folder: Path) -> Iterator[tuple[dict[str, 
         yield values, variables
 
 
-def filled(text: str, values: dict[str, str]) -> str:
-    for name, value in values.items():
-        text = text.replace(name, value)
-    return text
-
-
 def without_photographs(blocks: list[Block]) -> list[Block]:
     """Return the blocks without the commands that need the packages of requirements-photographs.lock."""
     kept = [
@@ -328,8 +323,8 @@ def run_part(page: Path, number: int, project: Path, folder: Path, timeout: floa
         write_visual_genome(project / "data" / "raw")
     with surroundings(blocks, folder) as (values, variables):
         change = Change(
-            replace={old: filled(new, values) for old, new in (CHANGED | part.replace).items()},
-            before={command: filled(text, values) for command, text in part.before.items()},
+            replace={old: replaced(new, values) for old, new in (CHANGED | part.replace).items()},
+            before={command: replaced(text, values) for command, text in part.before.items()},
             exit_codes=part.exit_codes,
             after=part.after,
         )
