@@ -103,8 +103,14 @@ esac
     "kubectl": r"""
 real=$(type -ap kubectl | grep -v /.venv/bin/ | head -1)
 test "$real" || { echo "kubectl is not installed: not run"; exit 0; }
-"$real" "$@" --dry-run=client -o yaml > .work/object.yaml || exit
-exec REAL/python HELPERS/stand_ins.py kubernetes .work/object.yaml
+object=$(mktemp)
+"$real" "$@" --dry-run=client -o yaml > "$object" || exit
+exec REAL/python HELPERS/stand_ins.py kubernetes "$object"
+""",
+    "aws": r"""
+real=$(type -ap aws | grep -v /.venv/bin/ | head -1)
+test "$real" || { echo "the AWS CLI is not installed: not run"; exit 0; }
+exec "$real" "$@"
 """,
     # Without a SLURM cluster: the script is valid, and its last line works as a single task.
     "sbatch": r"""
@@ -176,7 +182,13 @@ def run_blocks(project: Path, blocks: list[Block], change: Change, *, timeout: f
     with log.open("w") as output:
         command = ["bash", "-c", script(blocks, change)]
         shell = subprocess.Popen(
-            command, cwd=project, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=project,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             code: int | str = shell.wait(timeout)

@@ -139,7 +139,7 @@ PARTS: dict[str, list[Part]] = {
                 "vlp rollback vqa": VERSION_2_IS_CHAMPION,
                 "vlp promote vqa --version N": MOVE_CHAMPION,
                 "vlp run register": "mv mlflow.db .work",
-            }
+            },
         )
     ],
     "scaling-devices": [
@@ -157,7 +157,8 @@ PARTS: dict[str, list[Part]] = {
 
 # Part of what a command prints.
 EXPECTED = {
-    "own-photos": {"curl -s -H": '"caption"'},
+    "deployment": {"vlp status": "stale      nothing"},
+    "own-photos": {"curl -s -H": '"caption"', "vlp ingest": "8 new"},
 }
 
 
@@ -273,11 +274,24 @@ def write_visual_genome(raw: Path) -> None:
     (raw / "coco" / "dataset_coco.json").write_text(json.dumps({"dataset": "coco", "images": [excluded]}))
 
 
-class Webhook(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.server.states.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["state"])
-        self.send_response(200)
-        self.end_headers()
+@contextmanager
+def webhook() -> Iterator[tuple[str, list[str]]]:
+    """Yield the URL of a webhook, and the list of the states that are posted to it."""
+    states: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            states.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["state"])
+            self.send_response(200)
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook", states
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @contextmanager
@@ -294,14 +308,12 @@ def surroundings(blocks: list[Block], folder: Path) -> Iterator[tuple[dict[str, 
             server = stack.enter_context(s3_server())
             variables |= {"AWS_ENDPOINT_URL": server.address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
             variables |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-        if "VLP_WEBHOOK" in text:
-            webhook = ThreadingHTTPServer(("127.0.0.1", 0), Webhook)
-            webhook.states = []
-            stack.callback(webhook.server_close)
-            stack.callback(webhook.shutdown)
-            threading.Thread(target=webhook.serve_forever, daemon=True).start()
-            values["{webhook}"] = variables["VLP_WEBHOOK"] = f"http://127.0.0.1:{webhook.server_port}/hook"
+        states = ["Completed"]
+        if "flow.webhook" in text:
+            url, states = stack.enter_context(webhook())
+            values["{webhook}"] = variables["VLP_WEBHOOK"] = url
         yield values, variables
+        assert "Completed" in states, f"posted to the webhook: {states}"
 
 
 def without_photographs(blocks: list[Block]) -> list[Block]:
