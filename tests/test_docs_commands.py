@@ -285,6 +285,9 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
             self.send_response(200)
             self.end_headers()
 
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Print nothing."""
+
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
