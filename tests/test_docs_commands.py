@@ -328,7 +328,7 @@ def without_photographs(blocks: list[Block]) -> list[Block]:
     return [block for block in kept if block.commands]
 
 
-def run_part(page: Path, number: int, project: Path, folder: Path, timeout: float = 1500) -> str:
+def run_part(page: Path, number: int, project: Path, folder: Path, timeout: float = 3000) -> str:
     """Run a part of a page in `project`; other files are made in `folder`. Return the output."""
     part, blocks = PARTS[page.stem][number], blocks_of(page, number)
     if not PHOTOGRAPHS:
@@ -369,7 +369,7 @@ def test_what_differs_from_the_pages_is_on_them() -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.slow
-@pytest.mark.timeout(1600)
+@pytest.mark.timeout(3200)
 @pytest.mark.parametrize(("page", "number"), parts())
 def test_commands_of_the_page_work_in_their_order(
     page: Path, number: int, request: pytest.FixtureRequest, tmp_path: Path
