@@ -1,4 +1,4 @@
-"""The validation rules, one record each: a column, a check on it, and the reason given for a row that breaks it.
+"""The validation rules, one record each: a column, a check on it, the rule in plain words, and the reason for a bad row.
 
 A rule checks one column, of the table itself or derived (columns.py). Nulls break `Present` and nothing else.
 """
@@ -50,8 +50,9 @@ EMPTY = OneOf(("",))  # of derived columns that describe a problem
 class Rule:
     """One rule of one table.
 
-    column  the column it checks
-    reason  a format string over the row's columns
+    column       the column it checks
+    reason       a format string over the row's columns
+    description  what holds for a valid row, for the validation page
     """
 
     table: str
@@ -59,6 +60,7 @@ class Rule:
     column: str
     check: Check
     reason: str
+    description: str
 
 
 REQUIRED = {
@@ -85,11 +87,11 @@ def passes(check: Check, value: Any) -> bool:
 def rules_for(table: str, params: ValidateParams) -> list[Rule]:
     """Return the rules of one table, in the order in which they are checked and reported."""
     rules = [
-        Rule(table, f"{column}_present", column, Present(), f"no {column}")
+        Rule(table, f"{column}_present", column, Present(), f"no {column}", f"{column} is present")
         for column in (ID_COLUMN[table], *REQUIRED[table])
     ]
     repeated = "its id already belongs to the row read from {id_of}"
-    rules.append(Rule(table, "id_unique", "id_of", OneOf(("this row",)), repeated))
+    rules.append(Rule(table, "id_unique", "id_of", OneOf(("this row",)), repeated, "the id occurs once"))
     view = TABLES.get(table)
     if table != "images":
         rules += _image_rules(table) if view is None or view.has_image else [_split_rule(table)]
@@ -103,36 +105,43 @@ def rules_for(table: str, params: ValidateParams) -> list[Rule]:
 
 
 def _split_rule(table: str) -> Rule:
-    return Rule(table, "split_known", "split", OneOf(SPLITS), "split {split!r} is not one of " + ", ".join(SPLITS))
+    reason = "split {split!r} is not one of " + ", ".join(SPLITS)
+    return Rule(table, "split_known", "split", OneOf(SPLITS), reason, f"the split is one of {', '.join(SPLITS)}")
 
 
 def _image_rules(table: str) -> list[Rule]:
     """Rules of a row that names an image."""
     known, good = OneOf(("good", "quarantined")), OneOf(("good", "unknown"))
+    unknown, quarantined = "image {image_id} is not in the dataset", "image {image_id} is quarantined"
     return [
-        Rule(table, "image_known", "image_state", known, "image {image_id} is not in the dataset"),
-        Rule(table, "image_good", "image_state", good, "image {image_id} is quarantined"),
+        Rule(table, "image_known", "image_state", known, unknown, "its image is in the dataset"),
+        Rule(table, "image_good", "image_state", good, quarantined, "its image is not quarantined"),
     ]
 
 
 def _other_image_rules(table: str) -> list[Rule]:
     """Rules of a row that names several images."""
-    leak = "{splits_apart}: one row must not mix splits"
+    alone, leak = "it names no image besides {image_id}", "{splits_apart}: one row must not mix splits"
+    unknown, bad = "image {other_unknown} is not in the dataset", "image {other_quarantined} is quarantined"
+    all_known, all_good = "its other images are in the dataset", "its other images are not quarantined"
     return [
-        Rule(table, "other_images_present", "other_images", Between(low=1), "it names no image besides {image_id}"),
-        Rule(table, "other_images_known", "other_unknown", EMPTY, "image {other_unknown} is not in the dataset"),
-        Rule(table, "other_images_good", "other_quarantined", EMPTY, "image {other_quarantined} is quarantined"),
-        Rule(table, "images_of_one_split", "splits_apart", EMPTY, leak),
+        Rule(table, "other_images_present", "other_images", Between(low=1), alone, "it names several images"),
+        Rule(table, "other_images_known", "other_unknown", EMPTY, unknown, all_known),
+        Rule(table, "other_images_good", "other_quarantined", EMPTY, bad, all_good),
+        Rule(table, "images_of_one_split", "splits_apart", EMPTY, leak, "all its images are in one split"),
     ]
 
 
 def _text_rules(table: str) -> list[Rule]:
-    reasons = {
-        "text_letters": "no letter of any script in {text!r}",
-        "text_clean": "a control or replacement character in {text!r}",
-        "text_not_url": "nothing but a URL: {text!r}",
+    rules = {
+        "text_letters": ("no letter of any script in {text!r}", "the text has letters"),
+        "text_clean": (
+            "a control or replacement character in {text!r}",
+            "the text has no control or replacement character",
+        ),
+        "text_not_url": ("nothing but a URL: {text!r}", "the text is more than a URL"),
     }
-    return [Rule(table, name, name, OneOf((True,)), reason) for name, reason in reasons.items()]
+    return [Rule(table, name, name, OneOf((True,)), reason, valid) for name, (reason, valid) in rules.items()]
 
 
 def _value_rules(view: View) -> list[Rule]:
@@ -140,8 +149,10 @@ def _value_rules(view: View) -> list[Rule]:
     rules = []
     for column in view.columns:
         if column.values:
-            reason = f"{column.name} {{{column.name}!r}} is not one of {', '.join(filter(None, column.values))}"
-            rules.append(Rule(view.name, f"{column.name}_known", column.name, OneOf(column.values), reason))
+            values = ", ".join(filter(None, column.values))
+            reason = f"{column.name} {{{column.name}!r}} is not one of {values}"
+            check, valid = OneOf(column.values), f"{column.name} is one of {values}"
+            rules.append(Rule(view.name, f"{column.name}_known", column.name, check, reason, valid))
     return rules
 
 
@@ -149,46 +160,53 @@ def _own_image_rules(params: ValidateParams) -> list[Rule]:
     side, pixels = params.min_image_side, params.max_image_pixels
     copy = "the same image, byte for byte, is in {also_in}: this copy would leak into training"
     near = "the same image is in {near_in}: this copy would leak into training"
+    no_copy = "the same file is not in a higher split (train, val, test)"
+    no_near = "no near-duplicate is in a higher split (train, val, test)"
     small = f"{{width}}x{{height}} pixels; the shorter side must have at least {side}"
     large = f"{{pixels:,}} pixels; validate.max_image_pixels is {pixels:,}"
+    at_least, at_most = f"the shorter side has at least {side} pixels", f"it has at most {pixels:,} pixels"
+    digest, is_digest = "sha256 is {sha256!r}", "sha256 is 64 hexadecimal digits"
     return [
         _split_rule("images"),
-        Rule("images", "split_disjoint", "also_in", EMPTY, copy),
-        Rule("images", "near_disjoint", "near_in", EMPTY, near),
-        Rule("images", "image_side", "side", Between(low=side), small),
-        Rule("images", "image_pixels", "pixels", Between(high=pixels), large),
-        Rule("images", "sha256_form", "sha256", Matches("^[0-9a-f]{64}$"), "sha256 is {sha256!r}"),
+        Rule("images", "split_disjoint", "also_in", EMPTY, copy, no_copy),
+        Rule("images", "near_disjoint", "near_in", EMPTY, near, no_near),
+        Rule("images", "image_side", "side", Between(low=side), small, at_least),
+        Rule("images", "image_pixels", "pixels", Between(high=pixels), large, at_most),
+        Rule("images", "sha256_form", "sha256", Matches("^[0-9a-f]{64}$"), digest, is_digest),
     ]
 
 
 def _caption_rules(params: ValidateParams) -> list[Rule]:
     low, high = params.min_caption_words, params.max_caption_words
-    return [
-        Rule("captions", "caption_words", "words", Between(low, high), f"{{words}} words, expected {low} to {high}"),
-    ]
+    reason, valid = f"{{words}} words, expected {low} to {high}", f"the text has {low} to {high} words"
+    return [Rule("captions", "caption_words", "words", Between(low, high), reason, valid)]
 
 
 def _question_rules(params: ValidateParams) -> list[Rule]:
     reason = f"{{labeled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or one correct answer"
-    return [Rule("questions", "ten_answers", "labeled_answers", OneOf((ANSWERS_PER_QUESTION, 1)), reason)]
+    valid = f"{ANSWERS_PER_QUESTION} answers, or one correct answer"
+    return [Rule("questions", "ten_answers", "labeled_answers", OneOf((ANSWERS_PER_QUESTION, 1)), reason, valid)]
 
 
 def _choice_rules(params: ValidateParams) -> list[Rule]:
     most, rules = params.max_box_overhang, []
     for kind in ("answer", "rationale"):
-        reason = f"{{{kind}_count}} {kind}s, expected {CHOICES}"
-        rules.append(Rule("choices", f"four_{kind}s", f"{kind}_count", OneOf((CHOICES,)), reason))
+        reason, valid = f"{{{kind}_count}} {kind}s, expected {CHOICES}", f"it has {CHOICES} {kind}s"
+        rules.append(Rule("choices", f"four_{kind}s", f"{kind}_count", OneOf((CHOICES,)), reason, valid))
     for kind in ("answer", "rationale"):
         reason = f"{kind}_label is {{{kind}_label}}, expected 0 to {CHOICES - 1}"
-        rules.append(Rule("choices", f"{kind}_label_known", f"{kind}_label", Between(0, CHOICES - 1), reason))
+        check, valid = Between(0, CHOICES - 1), f"{kind}_label is 0 to {CHOICES - 1}"
+        rules.append(Rule("choices", f"{kind}_label_known", f"{kind}_label", check, reason, valid))
     unclean = "an answer or rationale is empty or has a control or replacement character: {unclean_choice}"
     outside = f"the box of one of its objects overhangs the image by {{boxes_overhang:.1f}} pixels; at most {most:g}"
     no_area = "the box of one of its objects has no area"
+    clean = "no answer or rationale is empty or has a control or replacement character"
+    area, inside = "the boxes of its objects have an area", f"no box overhangs the image by more than {most:g} pixels"
     return [
         *rules,
-        Rule("choices", "choices_clean", "unclean_choice", EMPTY, unclean),
-        Rule("choices", "object_box_area", "boxes_shorter_side", Between(low=0, above=True), no_area),
-        Rule("choices", "object_box_inside", "boxes_overhang", Between(high=most), outside),
+        Rule("choices", "choices_clean", "unclean_choice", EMPTY, unclean, clean),
+        Rule("choices", "object_box_area", "boxes_shorter_side", Between(low=0, above=True), no_area, area),
+        Rule("choices", "object_box_inside", "boxes_overhang", Between(high=most), outside, inside),
     ]
 
 
@@ -196,9 +214,10 @@ def _object_rules(params: ValidateParams) -> list[Rule]:
     most = params.max_box_overhang
     no_area = "the box {x1:g},{y1:g},{x2:g},{y2:g} has no area"
     outside = f"the box overhangs its image by {{overhang:.1f}} pixels; at most {most:g}"
+    inside = f"the box overhangs its image by at most {most:g} pixels"
     return [
-        Rule("objects", "box_area", "shorter_side", Between(low=0, above=True), no_area),
-        Rule("objects", "box_inside", "overhang", Between(high=most), outside),
+        Rule("objects", "box_area", "shorter_side", Between(low=0, above=True), no_area, "the box has an area"),
+        Rule("objects", "box_inside", "overhang", Between(high=most), outside, inside),
     ]
 
 

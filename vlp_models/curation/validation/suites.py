@@ -1,17 +1,16 @@
-"""The rules as Great Expectations suites: one per table, in an in-memory context that leaves only Data Docs.
+"""The rules as Great Expectations suites, one per table, in an in-memory context.
 
-A table is checked a batch at a time. Data Docs have a page for its first batch, and for the first
-`MAX_EXTRA_PAGES` later batches in which a rule is broken.
+A table is checked a batch at a time. Great Expectations' results are kept as JSON, one line per batch.
 
 This is the only file that imports Great Expectations, which takes seconds.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
 import great_expectations as gx
 import great_expectations.expectations as gxe
 import pandas as pd
+from great_expectations.core.batch_definition import BatchDefinition
 from great_expectations.data_context.types.base import (
     DataContextConfig,
     InMemoryStoreBackendDefaults,
@@ -28,93 +28,80 @@ from great_expectations.data_context.types.base import (
 
 from vlp_models.curation.validation.rules import Between, Check, Matches, OneOf, Present, Rule
 
-MARKUP_LOOKALIKES = str.maketrans({"<": "\u2039", ">": "\u203a", "&": "\uff06"})
-MAX_EXTRA_PAGES = 20  # per table
 RESULTS = {"result_format": "COMPLETE", "unexpected_index_column_names": ["row"]}
 ROW = "row"  # the column that identifies a row: its id may be the problem
+EVERY_ROW = ("unexpected_list", "unexpected_index_list", "unexpected_index_query")  # left out of the JSON: unbounded
 
 
 class SuiteRunner:
-    """Check tables one by one and collect their results for Data Docs.
+    """Check tables one by one and write Great Expectations' results to `TABLE.jsonl`.
 
     Args:
-        docs: the directory of Data Docs.
+        results: the directory of these files.
     """
 
-    def __init__(self, docs: Path) -> None:
+    def __init__(self, results: Path) -> None:
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
-        site = {
-            "class_name": "SiteBuilder",
-            "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-            "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": _escape_dollars(docs)},
-        }
         config = DataContextConfig(
             store_backend_defaults=InMemoryStoreBackendDefaults(),
-            data_docs_sites={"vlp": site},
+            data_docs_sites={},
             progress_bars=ProgressBarsConfig(globally=False),
             analytics_enabled=False,
         )
         self._context = gx.get_context(mode="ephemeral", project_config=config)
         self._source = self._context.data_sources.add_pandas("validate")
-        self._checkpoints: dict[str, gx.Checkpoint] = {}
-        self._pages: Counter[str] = Counter()
+        self._suites: dict[str, tuple[BatchDefinition, gx.ExpectationSuite]] = {}
+        self._results = results
+        self._results.mkdir(parents=True, exist_ok=True)
 
     def check(self, table: str, rows: list[dict[str, Any]], rules: list[Rule]) -> list[list[int]]:
         """Return, for each rule, the positions (`row`) of the rows that break it. `rows` must not be empty."""
-        if new := table not in self._checkpoints:
-            self._checkpoints[table] = self._checkpoint(table, rules)
-        checkpoint = self._checkpoints[table]
+        if table not in self._suites:
+            self._suites[table] = self._suite(table, rules)
+        definition, suite = self._suites[table]
         columns = [ROW, *dict.fromkeys(rule.column for rule in rules)]
-        frame = pd.DataFrame({column: [_neutralize_markup(row[column]) for row in rows] for column in columns})
-        batch = {"dataframe": frame}
+        frame = pd.DataFrame({column: [row[column] for row in rows] for column in columns})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if not new:
-                (definition,) = checkpoint.validation_definitions
-                found = definition.data.get_batch(batch_parameters=batch).validate(
-                    definition.suite, result_format=RESULTS
-                )
-                needs_page = not found.success and self._pages[table] < MAX_EXTRA_PAGES
-            if new or needs_page:
-                (found,) = checkpoint.run(batch_parameters=batch).run_results.values()
-                self._pages[table] += not new
+            found = definition.get_batch(batch_parameters={"dataframe": frame}).validate(suite, result_format=RESULTS)
+        self._write(table, rows[0][ROW], found)
         results: dict[str, Any] = {}
         for result in found.results:
             assert result.expectation_config is not None
             results[result.expectation_config.meta["rule"]] = result
         return [_rows(results[rule.name]) for rule in rules]
 
-    def _checkpoint(self, table: str, rules: list[Rule]) -> gx.Checkpoint:
+    def _suite(self, table: str, rules: list[Rule]) -> tuple[BatchDefinition, gx.ExpectationSuite]:
         suite = self._context.suites.add(gx.ExpectationSuite(name=table))
         for rule in rules:
             suite.add_expectation(_expectation(rule))
-        definition = self._context.validation_definitions.add(
-            gx.ValidationDefinition(
-                name=table,
-                data=self._source.add_dataframe_asset(table).add_batch_definition_whole_dataframe("all"),
-                suite=suite,
-            )
-        )
-        return self._context.checkpoints.add(
-            gx.Checkpoint(name=table, validation_definitions=[definition], result_format=RESULTS)
-        )
+        return self._source.add_dataframe_asset(table).add_batch_definition_whole_dataframe("all"), suite
 
-    def build_docs(self) -> None:
-        """Write index.html and the pages of every suite checked so far."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._context.build_data_docs()
-
-
-def _escape_dollars(path: Path) -> str:
-    """Return an absolute path for a Great Expectations config, where `$NAME` stands for an environment variable."""
-    return str(path.absolute()).replace("$", r"\$")
+    def _write(self, table: str, first: int, found: Any) -> None:
+        """Append the results of one batch, whose first row is number `first` of the table; the same rows give the same
+        line."""
+        found = found.to_json_dict()
+        results = []
+        for result in found["results"]:
+            config = result["expectation_config"]
+            config = {**config, "kwargs": {k: v for k, v in config["kwargs"].items() if k != "batch_id"}}
+            config.pop("id", None)
+            kept = {name: value for name, value in result["result"].items() if name not in EVERY_ROW}
+            results.append({**result, "expectation_config": config, "result": kept})
+        line = {"first_row": first, "success": found["success"], "statistics": found["statistics"], "results": results}
+        with (self._results / f"{table}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_strict_json(line) + "\n")
 
 
-def _neutralize_markup(value: Any) -> Any:
-    """Replace markup characters: Great Expectations writes values into pages unescaped, so a dataset could inject a
-    script. No rule checks these characters."""
-    return value.translate(MARKUP_LOOKALIKES) if isinstance(value, str) else value
+def describe_expectation(rule: Rule) -> tuple[str, str]:
+    """Return the type and the arguments (JSON) of the expectation that checks a rule."""
+    config = _expectation(rule).configuration
+    return config.type, _strict_json({name: value for name, value in config.kwargs.items() if value is not None})
+
+
+def _strict_json(value: Any) -> str:
+    """Return JSON in which infinite numbers and NaN, which JSON lacks, are strings."""
+    return json.dumps(json.loads(json.dumps(value), parse_constant=str), sort_keys=True)
 
 
 def _expectation(rule: Rule) -> gxe.Expectation:

@@ -16,6 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlp_models.common.io import read_json
+from vlp_models.common.pages.environment import page_environment
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import SPLITS
@@ -132,21 +133,13 @@ class ResultTable:
 
 def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> str:
     """Render the HTML. Autoescaping is on: captions and names come from the data."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     missing: list[str] = []
     validation = read_if_exists(workspace.reports / "validation.json", missing)
     detector = read_if_exists(workspace.reports / "detector.json", missing) if reads_regions(workspace) else None
     missing += [
         f"reports/eval/{run}: not evaluated" for run in params.finetune if not workspace.evaluation(run).exists()
     ]
-    environment = Environment(
-        loader=PackageLoader("vlp_models.evaluation.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters["number"] = format_number
+    environment = page_environment("vlp_models.evaluation.report")
     environment.filters["cost"] = format_cost
     template = environment.get_template("page.html.j2")
     tables = result_tables(params, workspace, records)
@@ -168,7 +161,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         quarantined=quarantined(workspace),
         repeated=(validation or {}).get("across_splits", {}).get("captions", {}),
         leakage=leakage(records),
-        has_docs=(workspace.reports / "data_docs" / "index.html").exists(),
+        has_rules=(workspace.reports / "validation.html").exists(),
         detector=flatten(detector or {}),
         drift=read_if_exists(workspace.reports / "drift.json"),
         decisions=decisions,
@@ -494,13 +487,6 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
 def join_names(names: Sequence[str]) -> str:
     """Join names with commas and `and`."""
     return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1] if names else ""
-
-
-def format_number(value: float) -> str:
-    """Format large counts as integers, other numbers with up to two decimals."""
-    return (
-        f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:,.2f}".rstrip("0").rstrip(".")
-    )
 
 
 def format_cost(value: float | None) -> str:

@@ -188,7 +188,7 @@ def validate(c: Context) -> Stage:
         "cmd": "vlp stage validate",
         "params": c.keys("validate"),
         "deps": [*(f"data/interim/{name}" for name in c.params.data), code("stages", "validate")],
-        "outs": ["data/validated", "reports/validation.json", "reports/data_docs"],
+        "outs": ["data/validated", "reports/validation.json", "reports/validation.html", "reports/validation_results"],
     }
 
 

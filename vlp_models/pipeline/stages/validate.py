@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vlp_models.common.device import cpu_count
-from vlp_models.common.io import output_directory, write_json
+from vlp_models.common.io import output_directory, write_json, write_text
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.curation.duplicates.leakage import (
@@ -33,6 +33,7 @@ from vlp_models.curation.duplicates.leakage import (
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.validation.columns import add_derived_columns
 from vlp_models.curation.validation.cross_row_facts import Crossing
+from vlp_models.curation.validation.page import render as page
 from vlp_models.curation.validation.rules import Rule, rules_for
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.joins import Database, write_boxed
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 Row = dict[str, Any]
-EXAMPLES = 3
+EXAMPLES = 3  # in the error
+PAGE = "validation.html"
 REPEATED = "repeated captions of an image"
 MAX_PROCESSES = 8  # for the search of near-duplicates, with about 300 MB each
 BATCH = 65_536  # rows that are held as Python objects and checked at once
@@ -62,27 +64,28 @@ class _TableResult:
     repeated: int = 0  # captions that their image already has: dropped, but not bad
     checked: dict[str, int] = field(default_factory=dict)  # rule -> rows it was checked on
     failed: Counter[str] = field(default_factory=Counter)
-    first: dict[str, Row] = field(default_factory=dict)  # rule -> its first quarantined row
-    others: list[Row] = field(default_factory=list)  # the first of the others
+    examples: dict[str, list[Row]] = field(default_factory=dict)  # rule -> its first quarantined rows
     splits: Counter[str] = field(default_factory=Counter)  # split -> good images
 
     @property
     def bad_fraction(self) -> float:
         return self.bad / self.rows if self.rows else 0.0
 
-    @property
-    def examples(self) -> list[Row]:
-        """The first row of each rule, then others."""
-        return [*self.first.values(), *self.others][:EXAMPLES]
+    def first_examples(self, most: int) -> list[Row]:
+        """Return up to `most` quarantined rows: the first of each rule, then others."""
+        first = [rows[0] for rows in self.examples.values()]
+        others = [row for rows in self.examples.values() for row in rows[1:]]
+        return [*first, *others][:most]
 
     def quarantine(self, row: Row) -> None:
         self.failed[row["rule"]] += 1
-        if self.first.setdefault(row["rule"], row) is not row and len(self.others) < EXAMPLES:
-            self.others.append(row)
+        examples = self.examples.setdefault(row["rule"], [])
+        if len(examples) < page.EXAMPLES:
+            examples.append({name: page.shorten(value) for name, value in row.items()})
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Write data/validated, reports/validation.json and reports/data_docs.
+    """Write data/validated, reports/validation.json, reports/validation.html and reports/validation_results.
 
     Raises:
         DataError: too many bad rows in a table, no good image, or a dataset that `prepare` has not read.
@@ -93,10 +96,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
         duplicates = _find_near_duplicates(sources, params.validate)
         leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
-        docs = workspace.reports / "data_docs"
+        raw_results = workspace.reports / "validation_results"
         with output_directory(workspace.validated) as directory:
             with Crossing.within(directory) as crossing:
-                results = _check_tables(sources, params.validate, docs, directory, crossing, leaks)
+                results = _check_tables(sources, params.validate, raw_results, directory, crossing, leaks)
             repeated = _repeated_captions(directory)
             left_out = {REPEATED: results["captions"].repeated} if results["captions"].repeated else {}
             report = _report(results, params.validate) | {
@@ -104,6 +107,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 "across_splits": {"near_duplicates": len(duplicates), **repeated},
             }
             write_json(workspace.reports / "validation.json", report)
+            _write_page(workspace.reports / PAGE, params, results, report, duplicates)
             _refuse(results, params.validate, workspace, sources, directory, refused)
             write_leaks(directory, duplicates)
             write_boxed(directory)
@@ -132,7 +136,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         "validate: %s; %s rows in quarantine; %s",
         ", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
         f"{sum(result.bad for result in results.values()):,}",
-        workspace.reports / "data_docs" / "index.html",
+        workspace.reports / PAGE,
     )
 
 
@@ -183,16 +187,20 @@ def _repeated_captions(directory: Path) -> dict[str, Any]:
 def _check_tables(
     sources: list[Path],
     params: ValidateParams,
-    docs: Path,
+    raw_results: Path,
     directory: Path,
     crossing: Crossing,
     leaks: Mapping[str, str],
 ) -> dict[str, _TableResult]:
-    """Write the good rows of each table to `directory`, and the others to one quarantine per table."""
+    """Write the good rows of each table to `directory`, and the others to one quarantine per table.
+
+    Args:
+        raw_results: directory for the results of Great Expectations.
+    """
     from vlp_models.curation.validation.suites import SuiteRunner
 
-    shutil.rmtree(docs, ignore_errors=True)
-    suites = SuiteRunner(docs)
+    shutil.rmtree(raw_results, ignore_errors=True)
+    suites = SuiteRunner(raw_results)
     results: dict[str, _TableResult] = {}
     for name in ID_COLUMN:  # images first
         unreadable = (row for row in _unreadable(sources) if row["table"] == name)
@@ -213,7 +221,6 @@ def _check_tables(
             )
         if name == "images":
             crossing.load_images(good.path, quarantine.path)
-    suites.build_docs()
     return results
 
 
@@ -290,6 +297,45 @@ def _report(results: dict[str, _TableResult], params: ValidateParams) -> dict[st
     }
 
 
+def _write_page(
+    path: Path, params: Params, results: dict[str, _TableResult], report: dict[str, Any], duplicates: list[Leak]
+) -> None:
+    """Write the page with the verdict, every rule and examples of bad rows."""
+    from vlp_models.curation.validation.suites import describe_expectation
+
+    most, rules = params.validate.max_bad_fraction, []
+    for table, result in results.items():
+        known = {rule.name: rule for rule in rules_for(table, params.validate)}
+        for name, checked in result.checked.items():
+            rule = known.get(name)
+            rules.append(
+                page.RuleSummary(
+                    table=table,
+                    name=name,
+                    description=rule.description if rule else page.describe_reading_rule(name),
+                    checked=checked,
+                    failed=result.failed[name],
+                    examples=result.examples.get(name, ()),
+                    expectation=describe_expectation(rule) if rule else None,
+                )
+            )
+    tables = [
+        page.TableSummary(name=n, rows=r.rows, good=r.good, bad=r.bad, is_refused=r.bad_fraction > most)
+        for n, r in results.items()
+    ]
+    found = page.Validation(
+        datasets=list(params.data),
+        max_bad_fraction=most,
+        tables=tables,
+        rules=rules,
+        left_out=report["left_out"],
+        near_duplicates=duplicates,
+        action=params.validate.near_duplicates.action,
+        captions=report["across_splits"]["captions"],
+    )
+    write_text(path, page.render(found))
+
+
 def _refuse(
     results: dict[str, _TableResult],
     params: ValidateParams,
@@ -305,18 +351,18 @@ def _refuse(
             continue
         lines.append(f"  {name}: {result.bad:,} of {result.rows:,} rows are bad ({result.bad_fraction:.2%})")
         lines += [f"    {rule}: {count:,}" for rule, count in result.failed.most_common() if count]
-        for row in result.examples:
+        for row in result.first_examples(EXAMPLES):
             lines.append(f"    e.g. {row['row_id'] or '(no id)'} ({row['provenance']}): {row['rule']}: {row['reason']}")
     if not results["images"].good:
         lines.append("  images: no good row is left")
     if lines:
-        docs = workspace.reports / "data_docs" / "index.html"
         _join_quarantine(sources, directory)
         shutil.move(directory / "quarantine.parquet", refused)  # .work may be another file system
         raise DataError(
             f"validate: more bad rows than validate.max_bad_fraction allows ({params.max_bad_fraction:.2%}):\n"
             + "\n".join(lines)
-            + f"\n  All rules: {workspace.reports / 'validation.json'} and {docs}. All bad rows: {refused}."
+            + f"\n  All rules: {workspace.reports / 'validation.json'} and {workspace.reports / PAGE}."
+            + f" All bad rows: {refused}."
             + "\n  Correct the source, or raise validate.max_bad_fraction to continue without these rows;"
             + " data/validated is unchanged."
         )
