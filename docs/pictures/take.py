@@ -1,4 +1,4 @@
-"""Take the screenshots of the docs: Prefect, MLflow, Data Docs, the report and the demo page, in headless Chromium.
+"""Take the screenshots of the docs: Prefect, MLflow, the validation, the report and the demo page, in headless Chromium.
 
     make pictures           (= python docs/pictures/take.py, in a project where `make demo` has run)
 
@@ -6,8 +6,7 @@ Starts a Prefect server, an MLflow server and the demo page on free loopback por
 the screenshots and stops the servers. The page needs a champion (`vlp promote`) and Gradio; without Gradio its
 screenshot stays as it is. So does that of the visual dictionary if the report has none (presets/soho.yaml makes one).
 `--photo FILE` takes only the page's screenshot of a photograph, with a champion trained on photographs. Needs Chromium
-(Debian's package; `--chromium` names another) and playwright, which `make pictures` installs. Data Docs load their
-styles from public hosts; without a network, `--mirror FOLDER` serves them from files at HOST/PATH.
+(Debian's package; `--chromium` names another) and playwright, which `make pictures` installs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -76,11 +74,10 @@ def call(url: str, body: dict[str, Any]) -> Any:
 
 
 class Camera:
-    """Headless Chromium. `mirror`: folder that serves requests to public hosts."""
+    """Headless Chromium."""
 
-    def __init__(self, browser: Any, mirror: Path | None) -> None:
+    def __init__(self, browser: Any) -> None:
         self._browser = browser
-        self._mirror = mirror
 
     def take(
         self,
@@ -104,7 +101,6 @@ class Camera:
             whole: include the part below the window.
         """
         page = self._browser.new_page(viewport=SIZE, color_scheme="light")
-        page.route(lambda address: not address.startswith(("http://127.0.0.1", "file:", "data:")), self._serve)
         page.goto(url, wait_until="load")
         page.wait_for_timeout(1000 * settle)
         for selector in clicks:
@@ -122,17 +118,6 @@ class Camera:
         page.screenshot(path=str(HERE / f"{name}.png"), full_page=whole)
         page.close()
         print(f"docs/pictures/{name}.png  {(HERE / f'{name}.png').stat().st_size // 1024} KB", flush=True)
-
-    def _serve(self, route: Any) -> None:
-        if self._mirror is None:
-            route.continue_()
-            return
-        parts = urlsplit(route.request.url)
-        path = (self._mirror / parts.netloc / parts.path.lstrip("/")).resolve()
-        if path.is_file() and path.is_relative_to(self._mirror.resolve()):
-            route.fulfill(path=str(path))
-        else:
-            route.abort()
 
 
 def prefect_pages(camera: Camera, home: Path) -> None:
@@ -180,6 +165,12 @@ def mlflow_page(camera: Camera, home: Path) -> None:
             fill={'[placeholder="Search metric charts"]': "^(loss|captioning_accuracy|samples_per_s)$"},
             settle=5,
         )
+
+
+def validation_page(camera: Camera) -> None:
+    """Take the top of the validation page."""
+    camera.take((ROOT / "reports" / "validation.html").as_uri(), "validation", settle=1)
+    _shrink(HERE / "validation.png")
 
 
 def dictionary(camera: Camera) -> None:
@@ -257,13 +248,12 @@ def _shrink(picture: Path, colors: int = 128) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
-    parser.add_argument("--mirror", type=Path, default=None)
     parser.add_argument(
-        "--only", choices=("prefect", "mlflow", "data-docs", "report", "dictionary", "page"), default=None
+        "--only", choices=("prefect", "mlflow", "validation", "report", "dictionary", "page"), default=None
     )
     parser.add_argument("--photo", type=Path, default=None, help="take only page-photo.png, with this photograph")
     arguments = parser.parse_args()
-    for needed in ("reports/index.html", "reports/data_docs/index.html", "mlflow.db"):
+    for needed in ("reports/index.html", "reports/validation.html", "mlflow.db"):
         if not (ROOT / needed).exists():
             sys.exit(f"{needed}: not found; run `make demo` first")
     try:
@@ -276,12 +266,12 @@ def main() -> None:
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         flags += ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-sync"]
         browser = driver.chromium.launch(executable_path=arguments.chromium, args=flags)
-        camera = Camera(browser, arguments.mirror)
+        camera = Camera(browser)
         reports = (ROOT / "reports").as_uri()
         takers = {
             "report": lambda: camera.take(f"{reports}/index.html", "report", settle=1),
             "dictionary": lambda: dictionary(camera),
-            "data-docs": lambda: camera.take(_newest_validation(), "data-docs", settle=2),
+            "validation": lambda: validation_page(camera),
             "mlflow": lambda: mlflow_page(camera, home),
             "prefect": lambda: prefect_pages(camera, home),
             "page": lambda: demo_page(camera, home),
@@ -292,12 +282,6 @@ def main() -> None:
             if arguments.only in (None, name):
                 taker()
         browser.close()
-
-
-def _newest_validation() -> str:
-    pages = (ROOT / "reports" / "data_docs" / "validations").rglob("*.html")
-    captions = [page for page in pages if "captions" in str(page)]
-    return max(captions, key=lambda page: page.stat().st_mtime).as_uri()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The validation rules, one record each: a column, a check on it, the rule in plain words, and the reason for a bad row.
+"""The validation rules, one record each: a column, a check on it, a sentence, and the reason for a bad row.
 
 A rule checks one column, of the table itself or derived (columns.py). Nulls break `Present` and nothing else.
 """
