@@ -1,4 +1,4 @@
-"""Take the screenshots of the docs: Prefect, MLflow, the validation, the report and the demo page, in headless Chromium.
+"""Take the screenshots of the docs: Prefect, MLflow, validation, the report and the demo page, in headless Chromium.
 
     make pictures           (= python docs/pictures/take.py, in a project where `make demo` has run)
 
