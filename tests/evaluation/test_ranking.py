@@ -11,7 +11,7 @@ import pytest
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
-from vlp_models.evaluation.ranking import gate_rule, rank_runs
+from vlp_models.evaluation.ranking import describe_ranking, gate_rule, rank_runs
 from vlp_models.params import GateParams, Params, load_params
 from vlp_models.tasks import task_class
 
@@ -53,12 +53,24 @@ def test_runs_are_ranked_on_val_if_all_were_scored_there(tmp_path: Path) -> None
         record = {"dataset": "x", "split": "val", "metric": "accuracy", "value": value}
         file.write_text(json.dumps([*json.loads(file.read_text()), record]))
 
+    def sentence(params: Params) -> str:
+        runs = rank_runs(params, workspace)["nlvr"]
+        return describe_ranking(params, "nlvr", {c.run: c.scores for c in runs})
+
     add("a", 50.0)
+    on_test = (
+        "nlvr: runs are ranked on test by accuracy, and the best is judged there too ({}), so its gain is biased upward"
+    )
+    assert sentence(params) == on_test.format("not scored on val: b")
     assert [(c.run, c.value) for c in rank_runs(params, workspace)["nlvr"]] == [("a", 70.0), ("b", 60.0)]
     add("b", 55.0)
     assert [(c.run, c.value) for c in rank_runs(params, workspace)["nlvr"]] == [("b", 55.0), ("a", 50.0)]
-    on_test = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, select_on="test"))
-    assert [c.run for c in rank_runs(on_test, workspace)["nlvr"]] == ["a", "b"]
+    assert sentence(params) == "nlvr: runs are ranked on val by accuracy; the best is judged on test"
+    by_test = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, select_on="test"))
+    assert [c.run for c in rank_runs(by_test, workspace)["nlvr"]] == ["a", "b"]
+    assert sentence(by_test) == on_test.format("`promotion.select_on` is test")
+    alone = describe_ranking(params, "nlvr", {"a": rank_runs(params, workspace)["nlvr"][1].scores})
+    assert alone == "nlvr: one run, so nothing is ranked; it is judged on test by accuracy"
 
 
 def test_without_tracking_dataset_the_shared_ones_decide(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def damaged_ledger(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     Whatever happens to the run and to the next `vlp promote`, the champion stays, and with a copy of the ledger its
     history is complete.
     """
-    first = Command("vlp promote", ground.project, more=["vqa", "--force-first"])
+    first = Command("vlp promote", ground.project, more=["vqa", "--force", "to damage its line"])
     ledger = ground.project / "promotions" / "ledger.jsonl"
     if first.wait() or not ledger.exists():
         outcome.problems.append(f"no champion: {first.output[-300:]}")

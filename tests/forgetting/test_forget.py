@@ -26,7 +26,7 @@ def test_image_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
     root = tmp_path / "project"
     picture = make_project(root)
     vlp(root, "vlp", "run")
-    run_in_process(root, "vlp", "promote", "captioning", "--version", "1", "--force-first")
+    run_in_process(root, "vlp", "promote", "captioning", "--version", "1", "--force", "a toy")
     before = {name: hash_path(root / "checkpoints" / name) for name in ("pretrain/a", "pretrain/b", "finetune/b")}
     assert picture.name.encode() not in shards(root), "shards hold keys, not file names"
     assert ids(root) >= {PICTURE, COPY}

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 def params() -> Params:
     """VQA alone, ground truth as regions; a gate with a floor any model meets."""
     loaded = load_params(ROOT / "params.yaml")
-    gate = GateParams(metric="accuracy", floors={"all": 0.0})
+    gate = GateParams(metric="accuracy", floors={"all": 0.0}, beat_baselines=False)
     generator = GeneratorParams(generator="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
     return dataclasses.replace(
         loaded,
@@ -43,7 +43,7 @@ def params() -> Params:
         models={"tden": ModelParams(family="tden", config=SIZES)},
         finetune={"vqa": loaded.finetune["tden-vqa"]},
         evaluate=dataclasses.replace(loaded.evaluate, batch_size=8, bootstrap=50),
-        promotion=dataclasses.replace(loaded.promotion, resamples=200, tasks={"vqa": gate}),
+        promotion=dataclasses.replace(loaded.promotion, resamples=200, min_images=2, tasks={"vqa": gate}),
     )
 
 

@@ -48,7 +48,7 @@ def params(toy: None) -> Params:
         "finder": {"task": "retrieval", "start": "initial/tden"},
     }
     loaded = parse_params(raw)
-    gates = {task: GateParams(floors={"all": 0.0}) for task in ("vqa", "retrieval")}
+    gates = {task: GateParams(floors={"all": 0.0}, beat_baselines=False) for task in ("vqa", "retrieval")}
     generator = GeneratorParams(generator="objects", seed=3, train=60, val=2, test=6, questions_per_image=4, side=64)
     return dataclasses.replace(
         loaded,
@@ -56,7 +56,7 @@ def params(toy: None) -> Params:
         features=dataclasses.replace(loaded.features, source="grid"),
         shards=dataclasses.replace(loaded.shards, pixels="auto"),
         evaluate=dataclasses.replace(loaded.evaluate, batch_size=8, bootstrap=50),
-        promotion=dataclasses.replace(loaded.promotion, resamples=200, tasks=gates),
+        promotion=dataclasses.replace(loaded.promotion, resamples=200, min_images=2, tasks=gates),
     )
 
 

@@ -15,8 +15,10 @@ from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_DOES_NOT_EXIST
 from toy_registry import IMAGES, QUESTIONS, answers, toy_items
 
 from vlp_models.errors import BusyError, DataError, TrackingError
+from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.params import load_params
 from vlp_models.pipeline import reevaluate
+from vlp_models.pipeline.promotion_commands import explain
 from vlp_models.registry.client import mlflow_errors
 
 ROOT = Path(__file__).parents[2]
@@ -68,12 +70,66 @@ def test_first_champion_must_meet_floors_and_validation(new: Any) -> None:
     assert [row["met"] for row in refused.numbers["floors"]] == [True, False, False]
     registry.allow_unvalidated = True  # allows a missing validation, never a failed one
     assert "failed validation" in registry.promote().reasons[0]
-    forced = registry.promote(force_first=True)
+    forced = registry.promote(force="a demo for Friday")
     assert forced.action == "promoted" and forced.forced and len(forced.reasons) == 3
+    assert registry.ledger.entries()[-1]["decision"]["force_reason"] == "a demo for Friday"
     registry.add([1.0] * len(GOOD), validation=None)
-    assert [r for r in registry.promote(force_first=True).reasons if "floor" not in r] == []
+    assert [r for r in registry.promote(force="no effect").reasons if "floor" not in r] == []
     registry.allow_unvalidated = False
-    assert any(r.startswith("unvalidated") for r in registry.promote(force_first=True).reasons)
+    assert any(r.startswith("unvalidated") for r in registry.promote(force="no effect").reasons)
+
+
+def test_first_champion_must_beat_the_simple_baselines(new: Any) -> None:
+    registry = new()
+    registry.add(GOOD, baselines={"majority answer": 40.0, "per question type": 90.0, "blind baseline": 99.0})
+    refused = registry.promote()
+    assert (refused.action, refused.outcome) == ("refused", "keep")
+    assert refused.reasons == [
+        f"baseline: accuracy {100 * np.mean(GOOD):.2f} on toy test is not better than 90.00, which the "
+        "per question type baseline has there"
+    ], "a blind model is not a simple baseline"
+    assert [(row["name"], row["met"]) for row in refused.numbers["baselines"]] == [
+        ("majority answer", True),
+        ("per question type", False),
+    ]
+    assert "champion" not in registry.aliases() and registry.actions() == ["refused"]
+    said = "\n".join(explain(refused))
+    assert refused.reasons[0] in said and 'vlp promote vqa --force "why"' in said
+
+    forced = registry.promote(force="to try the page")
+    assert forced.action == "promoted" and "  forced: to try the page" in explain(forced)
+    registry.add(BEST, baselines={"majority answer": 99.0})
+    assert registry.promote().action == "promoted", "later champions are compared with the champion"
+
+    accepted = new(beat_baselines=False)
+    accepted.add(GOOD, baselines={"majority answer": 90.0})
+    assert accepted.promote().action == "promoted"
+
+
+def test_baselines_of_a_metric_where_lower_is_better(new: Any) -> None:
+    registry = new(direction="lower")
+    registry.add(GOOD, baselines={"majority answer": 100 * float(np.mean(GOOD))})
+    assert registry.promote().reasons[0].startswith("baseline: "), "an equal value is not better"
+    registry.add(GOOD, baselines={"majority answer": 60.0})
+    assert registry.promote().action == "promoted"
+
+
+def test_too_few_test_images_are_inconclusive(new: Any) -> None:
+    registry = new()
+    few = MIN_GROUPS - 1
+    registry.add([1.0] * (few * QUESTIONS), baselines={"majority answer": 10.0})
+    refused = registry.promote()
+    assert (refused.action, refused.outcome) == ("refused", "inconclusive")
+    assert refused.reasons[0].startswith(f"too few images: the test has {few} and needs {MIN_GROUPS} ")
+    registry.add([0.0] * (few * QUESTIONS), baselines={"majority answer": 10.0})
+    worse = registry.promote()
+    assert worse.outcome == "inconclusive" and len(worse.reasons) == 2, "a baseline that wins by chance is no evidence"
+    assert registry.promote(force="a toy").action == "promoted"
+    registry.add([1.0] * (few * QUESTIONS))
+    assert registry.promote().outcome == "inconclusive", "nor is one champion better than the other"
+    enough = new()
+    enough.add([1.0] * (MIN_GROUPS * QUESTIONS), baselines={"majority answer": 10.0})
+    assert enough.promote().action == "promoted"
 
 
 @pytest.mark.slow
@@ -94,7 +150,7 @@ def test_version_that_cannot_be_measured_is_refused(new: Any) -> None:
     weights = Path(run_folder) / "model" / "artifacts" / "bundle" / "weights"
     weights.write_text("flipped")
     assert "not those that were registered" in registry.promote().reasons[0]
-    assert registry.promote(force_first=True).action == "refused"  # nothing was measured
+    assert registry.promote(force="why not").action == "refused"  # nothing was measured
     weights.unlink()
     assert "unreadable version" in registry.promote().reasons[0]
     assert registry.actions() == ["refused"] * 7

@@ -50,7 +50,9 @@ def params(toy: None) -> Params:
         validate=dataclasses.replace(loaded.validate, max_bad_fraction=0.2),
         features=dataclasses.replace(loaded.features, source="grid"),
         evaluate=dataclasses.replace(loaded.evaluate, batch_size=5, bootstrap=50, blind_baseline=["nlvr2"]),
-        promotion=dataclasses.replace(loaded.promotion, resamples=200, tasks={"nlvr2": GateParams()}),
+        promotion=dataclasses.replace(
+            loaded.promotion, resamples=200, min_images=2, tasks={"nlvr2": GateParams(beat_baselines=False)}
+        ),
     )
 
 

@@ -60,12 +60,13 @@ def use(
     for line in explain_roots(merged.params, workspace.root):
         print(f"before `vlp run`: {line}", file=sys.stderr)
     _print_untracked()
+    _print_sizes()
 
 
 def plan() -> None:
     """Regenerate dvc.yaml after editing models, runs or datasets. Checks params.yaml and its data folders first.
 
-    Lists the data that is in neither git nor DVC, and the command that tracks it.
+    Lists the data that is in neither git nor DVC with the command that tracks it, and what too few images rule out.
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
@@ -79,6 +80,17 @@ def plan() -> None:
     elif is_generated(Path.cwd()):
         print("dvc.yaml is up to date")
     _print_untracked()
+    _print_sizes()
+
+
+def _print_sizes() -> None:
+    """Print what the data has too few images for."""
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.data_sizes import explain_sizes
+
+    for sentence in explain_sizes(load_params(), Workspace()):
+        print(sentence, file=sys.stderr)
 
 
 def _print_untracked() -> None:
@@ -232,6 +244,7 @@ def run_pipeline(targets: list[str]) -> int:
             from vlp_models.models.meta_model import image_kinds  # imports torch
 
             check_files(params, workspace.root, regions="regions" in image_kinds(params).values())
+        _print_sizes()
         for line in repair(workspace.root):
             print(line, file=sys.stderr)
         clear_records(workspace.root)

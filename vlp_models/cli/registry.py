@@ -21,9 +21,13 @@ def promote(
     version: Annotated[
         int, typer.Option(help="The version to promote; default: the best of all runs.", show_default=False)
     ] = 0,
-    force_first: Annotated[
-        bool, typer.Option(help="Accept a first champion that misses floors or has no validation.")
-    ] = False,
+    force: Annotated[
+        str | None,
+        typer.Option(
+            help="Accept a first champion that the gate refuses, for this reason, which the ledger records.",
+            show_default=False,
+        ),
+    ] = None,
     by: User = "",
 ) -> None:
     """Promote the best of a task's newest versions, or `--version N`, if it passes the gate.
@@ -34,7 +38,7 @@ def promote(
     from vlp_models.params import load_params
     from vlp_models.pipeline.promotion_commands import REFUSED, explain, promote_task
 
-    decision = promote_task(load_params(), Workspace(), task, version=version or None, force_first=force_first, by=by)
+    decision = promote_task(load_params(), Workspace(), task, version=version or None, force=force, by=by)
     print("\n".join(explain(decision)))
     raise typer.Exit(REFUSED if decision.action == "refused" else 0)
 

@@ -53,8 +53,11 @@ def print_history(entries: list[dict[str, Any]], *, as_json: bool = False) -> No
         )
     console.print(table)
     for entry in entries:
-        for reason in entry.get("decision", {}).get("reasons", []):
+        decision = entry.get("decision", {})
+        for reason in decision.get("reasons", []):
             console.print(Text(f"line {entry['seq']}: {reason}"))
+        if decision.get("force_reason"):
+            console.print(Text(f"line {entry['seq']}: forced: {decision['force_reason']}"))
 
 
 def describe_action(entry: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """The fine-tuning runs of each task, best first, by the task's metric on data that all of them share.
 
-The split is `promotion.select_on` if all runs were scored on it, else the split of the promotion test. Values on
-different datasets are not comparable: runs compete on `tracking.dataset` or, without it, on the datasets that all runs
-of the task were scored on. Text-only controls do not compete. A run that was not scored there, such as a stage of a
+The split is `promotion.select_on` if all runs were scored on it, else the split of the promotion test;
+`describe_ranking` says which, and `register`, the report, `vlp plan` and `vlp promote` print it. Values on different
+datasets are not comparable: runs compete on `tracking.dataset` or, without it, on the datasets that all runs of the
+task were scored on. Text-only controls do not compete. A run that was not scored there, such as a stage of a
 curriculum, comes last and has no value.
 """
 
@@ -51,6 +52,42 @@ def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[Candidate]
     return found
 
 
+def describe_ranking(params: Params, task: str, scores: Mapping[str, Scores]) -> str:
+    """Say in one sentence on which split the runs of a task are ranked, and on which the best one is judged.
+
+    Args:
+        scores: run -> the records of its scores.json, of the competing runs.
+    """
+    metric, promotion = gate_rule(params, task).metric, params.promotion
+    if len(scores) < 2:
+        return f"{task}: one run, so nothing is ranked; it is judged on {promotion.split} by {metric}"
+    split, values = _split_to_rank_on(params, metric, scores)
+    if split != promotion.split:
+        return f"{task}: runs are ranked on {split} by {metric}; the best is judged on {promotion.split}"
+    if not any(values.values()):
+        return f"{task}: no run has {metric} on {promotion.split}, so nothing is ranked"
+    without = [
+        name
+        for name, found in values.items()
+        if found.keys() - _values(promotion.select_on, metric, scores[name]).keys()
+    ]
+    return ranked_on_the_test(params, task, f"not scored on {promotion.select_on}: {', '.join(without)}")
+
+
+def ranked_on_the_test(params: Params, task: str, why: str) -> str:
+    """Say that the split that ranks is the one that judges, and why.
+
+    Args:
+        why: unused if `promotion.select_on` names the test itself.
+    """
+    promotion = params.promotion
+    why = f"`promotion.select_on` is {promotion.select_on}" if promotion.select_on == promotion.split else why
+    return (
+        f"{task}: runs are ranked on {promotion.split} by {gate_rule(params, task).metric}, and the best is judged "
+        f"there too ({why}), so its gain is biased upward"
+    )
+
+
 def competing_runs(params: Params, task: str) -> list[str]:
     """Return the task's runs that may become its champion: all but text-only controls."""
     return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
@@ -67,10 +104,7 @@ def gate_rule(params: Params, task: str) -> GateParams:
 def _rank(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:
     rule = gate_rule(params, task)
     metric = rule.metric
-    judged = {name: _values(params.promotion.split, metric, records) for name, records in scores.items()}
-    values = {name: _values(params.promotion.select_on, metric, records) for name, records in scores.items()}
-    if not any(judged.values()) or any(found.keys() - values[name].keys() for name, found in judged.items()):
-        values = judged  # some runs were not scored on the selection split
+    _, values = _split_to_rank_on(params, metric, scores)
     known = {name: found for name, found in values.items() if found}  # a VCR run of one subtask has no Q->AR
     means: dict[str, float] = {}
     if known:
@@ -92,6 +126,18 @@ def _rank(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candi
         )
         for name in order
     ]
+
+
+def _split_to_rank_on(
+    params: Params, metric: str, scores: Mapping[str, Scores]
+) -> tuple[str, dict[str, dict[str, float]]]:
+    """Return the split that ranks, and each run's values there: dataset -> value."""
+    promotion = params.promotion
+    judged = {name: _values(promotion.split, metric, records) for name, records in scores.items()}
+    selected = {name: _values(promotion.select_on, metric, records) for name, records in scores.items()}
+    if not any(judged.values()) or any(found.keys() - selected[name].keys() for name, found in judged.items()):
+        return promotion.split, judged  # some runs were not scored on the selection split
+    return promotion.select_on, selected
 
 
 def _values(split: str, metric: str, scores: Scores) -> dict[str, float]:

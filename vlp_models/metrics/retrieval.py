@@ -21,6 +21,7 @@ from vlp_models.metrics.score import Evidence, FloatArray, Score, mean_score, no
 
 Ints = NDArray[np.int64]
 TOP_KS = (1, 5, 10)
+MAX_CHANCE = 50.0  # percent; R@k is not computed where chance is higher
 TEXT_TO_IMAGE, IMAGE_TO_TEXT = "", " (image to text)"  # suffixes of metric names; the papers report the first
 _EXACT_RANKS = 256  # up to here a resampled median is exact, above accurate to about 6%
 

@@ -77,6 +77,9 @@ def score_vqa(
     return scores
 
 
+PRIORS = ("majority answer", "per question type", "per question text")
+
+
 def prior_predictions(
     train: Iterable[AnsweredQuestion], questions: Sequence[AnsweredQuestion]
 ) -> dict[str, dict[str, str]]:
@@ -98,11 +101,9 @@ def prior_predictions(
     types = {key: _most_common(counts) for key, counts in by_type.items() if counts}
     texts = {key: _most_common(counts) for key, counts in by_text.items() if counts}
     per_type = {q.question_id: types.get(q.question_type, most) for q in questions}
-    return {
-        "majority answer": {q.question_id: most for q in questions},
-        "per question type": per_type,
-        "per question text": {q.question_id: texts.get(q.text.lower(), per_type[q.question_id]) for q in questions},
-    }
+    overall_answers = {q.question_id: most for q in questions}
+    per_text = {q.question_id: texts.get(q.text.lower(), per_type[q.question_id]) for q in questions}
+    return dict(zip(PRIORS, (overall_answers, per_type, per_text), strict=True))
 
 
 def _most_common(counts: Counter[str]) -> str:

@@ -74,6 +74,7 @@ class GateParams:
                    defaults 98% on the first decision, and more on a test set that was used before)
     relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`
     seed_std       standard deviation of the metric over seeds; None: `SEED_STD`; 0: estimate it from the runs alone
+    beat_baselines  a first champion must be better than the task's simple baselines, such as a constant caption
     floors         slice -> worst value allowed there. `all` is the whole test set; other slices are written as
                    `question_type=how many`, `objects=6+`, `caption_length=1-6` (evaluation/test_set.py)
     """
@@ -84,6 +85,7 @@ class GateParams:
     confidence: float = 0.95
     relevant_gain: float | None = None
     seed_std: float | None = None
+    beat_baselines: bool = True
     floors: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,6 +121,7 @@ class PromotionParams:
     select_on          the split to select the best of several versions on, if all were scored on it; else `split`
     error_budget       probability that all decisions on one test set together promote a version that is no better
     spend              share of the remaining error budget that one decision uses
+    min_images         with fewer test images (NLVR: sentences) the gate is inconclusive
     allow_unvalidated  accept versions whose data has no recorded validation (a failed validation is always refused)
     tasks              a task without an entry has the defaults of `GateParams`
     """
@@ -130,6 +133,7 @@ class PromotionParams:
     spend: float = 0.1
     resamples: Annotated[int, Field(le=1_000_000)] = 2000
     seed: NonNegativeInt = 1
+    min_images: Annotated[int, Field(ge=2)] = 20
     allow_unvalidated: bool = False
     tasks: dict[str, GateParams] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.account import current_user
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
+from vlp_models.errors import ParamsError
 from vlp_models.evaluation.ranking import competing_runs, gate_rule
 from vlp_models.params import Params
 from vlp_models.tasks import check_task
@@ -28,13 +29,16 @@ def promote_task(
     task: str,
     *,
     version: int | None = None,
-    force_first: bool = False,
+    force: str | None = None,
     by: str = "",
 ) -> Decision:
     """Decide on `version` (default: the best of the task's runs), move the aliases, write reports/promotion/TASK.json.
 
+    Args:
+        force: why to accept a first champion that the gate refuses.
+
     Raises:
-        ParamsError: unknown task.
+        ParamsError: unknown task, or `force` is blank.
         DataError: nothing is registered. LedgerError: the ledger was changed, or it and MLflow disagree.
         TrackingError: MLflow cannot be reached.
     """
@@ -45,6 +49,10 @@ def promote_task(
     from vlp_models.serving.bundle import hash_bundle
 
     check_task(task)
+    if force is not None and not force.strip():
+        raise ParamsError(
+            '`--force` needs a reason for the ledger, such as --force "a first model to try the demo page"'
+        )
     rule = gate_rule(params, task)
     request = GateRequest(
         params=dataclasses.replace(params.promotion, tasks={**params.promotion.tasks, task: rule}),
@@ -56,7 +64,7 @@ def promote_task(
         dataset=params.tracking.dataset.get(task, ""),
         runs=competing_runs(params, task),
         version=version,
-        force_first=force_first,
+        force=(force or "").strip(),
     )
     with mlflow_errors(params):
         decision = promote(_make_context(params, workspace, task, by), request)
@@ -145,9 +153,15 @@ def explain(decision: Decision) -> list[str]:
         lines += _explain_power(numbers)
     elif "value" in numbers:
         lines.append(f"  {numbers['metric']} {numbers['value']:.2f} on {numbers['n']:,} items")
+    if decision.ranking:
+        lines.append(f"  {decision.ranking}")
     lines += _explain_test(numbers)
     if decision.action != "unchanged":
         lines += [f"  {'overridden: ' if decision.forced else ''}{reason}" for reason in decision.reasons]
+    if decision.forced:
+        lines.append(f"  forced: {decision.force_reason}")
+    elif decision.action == "refused" and decision.champion is None and numbers:
+        lines.append(f'  to accept it as the first champion all the same: vlp promote {decision.task} --force "why"')
     # On the selection split, candidates are compared with the chosen version's value there, not on the test.
     own = next(
         (c["value"] for c in decision.candidates if c["version"] == decision.version and c["value"] is not None), None
@@ -184,16 +198,10 @@ def _explain_power(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _explain_test(numbers: Mapping[str, Any]) -> list[str]:
-    """Say what the version was selected on, and how often its test has been used."""
+    """Say how often the version's test has been used."""
     from vlp_models.registry.promotion.gate import LOW_BUDGET
 
     lines = []
-    if numbers.get("selected_on"):
-        split, test_split = numbers["selected_on"], numbers["test"].partition(":")[0].rpartition("/")[2]
-        biased = (
-            "; the gain is biased upward by that choice, add val to `evaluate.splits`" if split == test_split else ""
-        )
-        lines.append(f"  selected among several on {split}{biased}")
     if numbers.get("test_uses", 1) > 1:
         left = f", {numbers['budget_left']:.0%} of its error budget left" if "budget_left" in numbers else ""
         fresh = "; use a fresh test" if numbers.get("budget_left", 1) < LOW_BUDGET else ""

@@ -84,13 +84,20 @@ def _read_items(client: MlflowClient, version: ModelVersion, folder: str) -> lis
 
 
 def read_scores(client: MlflowClient, version: ModelVersion) -> list[dict[str, Any]]:
-    """Return the records of its latest evaluation's scores.json; empty if it has none."""
+    """Return the records of its latest evaluation's scores.json; empty if it has none.
+
+    Raises:
+        DataError: the file is damaged.
+    """
     folder = version.tags.get(CURRENT_EVALUATION)
     if not folder:
         return []
     with tempfile.TemporaryDirectory() as temporary:
         local = client.download_artifacts(get_run_id(version), f"{EVALUATIONS}/{folder}/{SCORES}", temporary)
-        return list(json.loads(Path(local).read_text(encoding="utf-8")))
+        try:
+            return list(json.loads(Path(local).read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise DataError(f"{version.name} version {version.version}: damaged {folder}/{SCORES}: {error}") from None
 
 
 def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], files: Mapping[str, str]) -> str:

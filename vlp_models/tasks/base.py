@@ -87,6 +87,7 @@ class TaskModel(nn.Module, ABC):
     metric, direction  the metric that two models are compared by, and which direction is better
     headlines        metrics shown first
     statistics       name -> function of per-item sums, for metrics kept item by item
+    baselines_to_beat  names of the baselines that a first champion must be better than
     blind_fields     fields of a prediction that the blind baseline predicts again, as `<field>_blind`
     why_no_blind     the reason if there is no blind baseline
     request          input of a served prediction; None: the task is not served
@@ -112,6 +113,7 @@ class TaskModel(nn.Module, ABC):
     direction: ClassVar[Literal["higher", "lower"]] = "higher"
     headlines: ClassVar[tuple[str, ...]] = ()
     statistics: ClassVar[Mapping[str, Statistic]] = STATISTICS
+    baselines_to_beat: ClassVar[tuple[str, ...]] = ()
     blind_fields: ClassVar[tuple[str, ...]] = ()
     why_no_blind: ClassVar[str] = ""
     request: ClassVar[RequestFormat | None] = None

@@ -90,6 +90,7 @@ class Captioning(TaskModel):
     id_key = "image_id"
     metric = "CIDEr"
     headlines = ("CIDEr", "BLEU-4", "METEOR", "faithful captions")
+    baselines_to_beat = (CONSTANT, NEAREST)
     blind_fields = ("caption",)
     request = RequestFormat()
 

@@ -24,6 +24,7 @@ from vlp_models.objectives.loss import Loss, cross_entropy
 from vlp_models.tasks.base import RequestFormat, TaskModel, init_head, require_targets
 from vlp_models.tasks.scoring import (
     BLIND,
+    MAJORITY,
     EvalContext,
     Prediction,
     TaskScores,
@@ -32,6 +33,8 @@ from vlp_models.tasks.scoring import (
     id_in_source,
     read_train_rows,
 )
+
+HYPOTHESIS_ONLY = "hypothesis only"
 
 
 class Entailment(TaskModel):
@@ -47,6 +50,7 @@ class Entailment(TaskModel):
     id_key = "hypothesis_id"
     metric = "accuracy"
     headlines = ("accuracy", "macro F1", f"gain over {BLIND}")
+    baselines_to_beat = (MAJORITY, HYPOTHESIS_ONLY)
     blind_fields = ("prediction",)
     request = RequestFormat(text="hypothesis")
 
@@ -117,8 +121,8 @@ class Entailment(TaskModel):
         labeled = [(row["text"], row["gold_label"]) for row in train if row["gold_label"] in self._index]
         if labeled and known:
             majority, text_only = most_common_label(label for _, label in labeled), HypothesisOnly(labeled)
-            others["majority label"] = score_labels(items([majority] * len(known)), self.labels)
-            others["hypothesis only"] = score_labels(items([text_only.predict(s.text) for _, s in known]), self.labels)
+            others[MAJORITY] = score_labels(items([majority] * len(known)), self.labels)
+            others[HYPOTHESIS_ONLY] = score_labels(items([text_only.predict(s.text) for _, s in known]), self.labels)
         if known and "prediction_blind" in known[0][0]:
             others[BLIND] = score_labels(items([p["prediction_blind"] for p, _ in known]), self.labels)
             scores += blind_baseline(scores[0], others[BLIND][0])

@@ -28,7 +28,15 @@ from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.loss import Loss, cross_entropy
 from vlp_models.tasks.base import RequestFormat, TaskModel, init_head, require_targets
-from vlp_models.tasks.scoring import BLIND, EvalContext, Prediction, TaskScores, baselines_by_metric, blind_baseline
+from vlp_models.tasks.scoring import (
+    BLIND,
+    MAJORITY,
+    EvalContext,
+    Prediction,
+    TaskScores,
+    baselines_by_metric,
+    blind_baseline,
+)
 
 IMAGES = 2  # of an NLVR2 statement
 
@@ -42,6 +50,7 @@ class StatementTask(TaskModel):
     needs = (Fuses,)
     metric = "accuracy"
     headlines = ("accuracy", "consistency", f"gain over {BLIND}")
+    baselines_to_beat = (MAJORITY,)
     blind_fields = ("prediction",)
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
@@ -101,7 +110,7 @@ class StatementTask(TaskModel):
         if labeled:
             majority = majority_label(label for _, label in labeled)
             constant = [Judgment(group=group, label=label, prediction=majority) for group, label in labeled]
-            baselines["majority label"] = score_nlvr(constant)
+            baselines[MAJORITY] = score_nlvr(constant)
         if predictions and "prediction_blind" in predictions[0]:
             blind = score_nlvr(judgments("prediction_blind"))
             baselines[BLIND] = blind

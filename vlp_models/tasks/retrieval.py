@@ -28,6 +28,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.retrieval import (
     IMAGE_TO_TEXT,
+    MAX_CHANCE,
     TEXT_TO_IMAGE,
     Ranking,
     chance,
@@ -38,7 +39,7 @@ from vlp_models.metrics.retrieval import (
     score_ranks,
     top_columns,
 )
-from vlp_models.metrics.score import Score
+from vlp_models.metrics.score import Score, not_computed
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Contrasts, Embeds, ScoresPairs
 from vlp_models.objectives.contrastive import image_text_contrast
@@ -46,7 +47,7 @@ from vlp_models.objectives.distributed import number_over_ranks
 from vlp_models.objectives.loss import Loss, cross_entropy, first_trainable, zero_loss
 from vlp_models.objectives.matching import match_in_batch
 from vlp_models.tasks.base import TaskModel, TaskOptions, implements
-from vlp_models.tasks.scoring import EvalContext, Prediction, TaskScores
+from vlp_models.tasks.scoring import CHANCE, EvalContext, Prediction, TaskScores
 
 TOP = 5
 PAIRS_AT_ONCE = 512
@@ -105,6 +106,7 @@ class Retrieval(TaskModel):
     id_key = "image_id"
     metric = "R@1"
     headlines = ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)")
+    baselines_to_beat = (CHANCE,)
     why_no_blind = "all blank images rank alike; compare with chance instead"
 
     def __init__(
@@ -300,7 +302,7 @@ class Retrieval(TaskModel):
             fold_scores, fold_chance = _score_both_directions(predictions, "rank_in_fold", fold, directions)
             scores, by_chance = scores + fold_scores, by_chance | fold_chance
         scores = [dataclasses.replace(score, note=self.search) for score in scores]
-        baselines = {metric: {"chance": round(value, 4)} for metric, value in by_chance.items()}
+        baselines = {metric: {CHANCE: round(value, 4)} for metric, value in by_chance.items()}
         return TaskScores(scores=scores, baselines=baselines)
 
 
@@ -320,7 +322,15 @@ def _score_both_directions(
     scores = score_ranks(text_ranks, owners, images, to_image, items=texts)
     scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], captions, to_text)
     own_counts = [len(p["captions"]) for p in predictions]
-    return scores, chance([1], images, to_image) | chance(own_counts, captions, to_text)
+    by_chance = chance([1], images, to_image) | chance(own_counts, captions, to_text)
+    return [_without_meaningless(score, by_chance[score.metric], images) for score in scores], by_chance
+
+
+def _without_meaningless(score: Score, by_chance: float, images: int) -> Score:
+    """Return the score; not computed if it is an R@k that chance reaches for more than half of the queries."""
+    if not score.metric.startswith("R@") or by_chance <= MAX_CHANCE:
+        return score
+    return not_computed(score.metric, score.n, f"chance has {by_chance:.1f} among {images} images")
 
 
 def _records(ranking: Ranking, in_folds: Ranking | None, samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from vlp_models.tasks import TASKS, task_class
 
 Prediction = Mapping[str, Any]
 BLIND = "blind baseline"  # the same model with every image blanked
+CHANCE, MAJORITY = "chance", "majority label"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ from vlp_models.objectives.loss import Loss, cross_entropy
 from vlp_models.tasks.base import TaskModel, TaskOptions, init_head, require_targets, sum_losses
 from vlp_models.tasks.scoring import (
     BLIND,
+    CHANCE,
     EvalContext,
     Prediction,
     TaskScores,
@@ -71,6 +72,7 @@ class VCR(TaskModel):
     id_key = "choice_id"
     metric = "Q->AR"
     headlines = ("Q->A", "QA->R", "Q->AR", f"gain over {BLIND}")
+    baselines_to_beat = (CHANCE,)
     blind_fields = ("answer", "rationale")
 
     def __init__(
@@ -174,7 +176,7 @@ class VCR(TaskModel):
         """Return VCR's three accuracies. Baselines: chance, and the blind model."""
         context.progress("VCR accuracies")
         scores = score_vcr(_results(predictions, ""))
-        baselines = {metric: {"chance": value} for metric, value in VCR_CHANCE.items()}
+        baselines = {metric: {CHANCE: value} for metric, value in VCR_CHANCE.items()}
         if predictions and "answer_blind" in predictions[0]:
             blind = score_vcr(_results(predictions, "_blind"))
             for metric, values in baselines_by_metric({BLIND: blind}).items():

@@ -17,7 +17,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
-from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, score_vqa, score_wups
+from vlp_models.metrics.vqa import PRIORS, AnsweredQuestion, prior_predictions, score_vqa, score_wups
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses, FusesDecoder
 from vlp_models.objectives.loss import Loss, Part, soft_label_answers
@@ -56,6 +56,7 @@ class VQA(TaskModel):
     id_key = "question_id"
     metric = "accuracy"
     headlines = ("accuracy", f"gain over {BLIND}")
+    baselines_to_beat = PRIORS
     blind_fields = ("answer",)
     request = RequestFormat(text="question")
 

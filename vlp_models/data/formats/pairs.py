@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import posixpath
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,31 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
             _add_images(name, params, tables, database)
             _add_captions(name, tables, database)
     return tables
+
+
+def count_images(name: str, params: SourceParams, base: Path) -> Counter[str]:
+    """Return how many images each split gets, before any file is opened and near-duplicates are grouped.
+
+    Raises:
+        DataError: see `read`.
+    """
+    splits: dict[str, str] = {}
+    groups: dict[str, str] = {}
+    tables, rows = Tables(), 0
+    for path, prefix in _files(name, base / params.root, params.pairs):
+        for _, record in read_pairs(path, tables):
+            rows += 1
+            if params.limit and rows > params.limit:
+                break
+            with tables.record("captions", "", ""):
+                key = posixpath.normpath(prefix + get_text(record, "image").strip()).replace("\\", "/")
+                split = standard_split(get_text(record, "split")) if record.get("split") is not None else ""
+                splits.setdefault(key, split)
+                groups.setdefault(key, _read_group(record) or key)
+    if any(splits.values()):
+        return Counter(splits.values())
+    division = Division(groups.values())
+    return Counter(division.split_of(group) for group in groups.values())
 
 
 def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, mentions: TableWriter) -> None:

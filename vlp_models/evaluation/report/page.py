@@ -20,7 +20,7 @@ from vlp_models.common.pages.environment import page_environment
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import SPLITS
-from vlp_models.evaluation.ranking import gate_rule
+from vlp_models.evaluation.ranking import describe_ranking, gate_rule
 from vlp_models.evaluation.report.charts import MAX_LINES, interval_bar, line_chart
 from vlp_models.evaluation.report.galleries import GALLERIES, Examples, choose_highlights, read_examples
 from vlp_models.evaluation.report.pictures import Pictures, read_figures
@@ -156,6 +156,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         highlights=choose_highlights(examples),
         tables=tables,
         tested=tested_splits(tables),
+        rankings=rankings(params, records),
         curves=curves(params, workspace),
         validation=validation,
         quarantined=quarantined(workspace),
@@ -338,6 +339,15 @@ def _absent(records: Sequence[Record]) -> list[str]:
         if record["value"] is None and not record["metric"].endswith(("(greedy)", "(beam)")):
             found.setdefault((record["metric"], record["note"]), []).append(record["run"])
     return [f"{metric}: {note} ({', '.join(runs)})" for (metric, note), runs in sorted(found.items())]
+
+
+def rankings(params: Params, records: Sequence[Record]) -> list[str]:
+    """Return for each task what its runs are ranked on, and what the best one is judged on."""
+    scores: dict[str, dict[str, list[Record]]] = {}
+    for record in records:
+        if not record["control"]:
+            scores.setdefault(record["task"], {}).setdefault(record["run"], []).append(record)
+    return [describe_ranking(params, task, own) for task, own in scores.items()]
 
 
 def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError
-from vlp_models.evaluation.ranking import Candidate, rank_runs
+from vlp_models.evaluation.ranking import Candidate, describe_ranking, rank_runs
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_files, lineage_record, lineage_tags, training_inputs, variant_hash
@@ -106,6 +106,7 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
     with tempfile.TemporaryDirectory(dir=work, prefix="bundles-") as temporary:
         bundles = []
         for task, runs in ranked:
+            logger.info("%s", describe_ranking(params, task, {candidate.run: candidate.scores for candidate in runs}))
             for rank, candidate in enumerate(runs):
                 bundle = Path(temporary) / candidate.run / BUNDLE
                 bundle.mkdir(parents=True)

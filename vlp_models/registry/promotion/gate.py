@@ -1,8 +1,9 @@
 """The gate: may this version become champion? Pure arithmetic on stored scores; nothing here talks to MLflow.
 
-Every version must have finite scores of the task's metric, a passed validation, and the floor of every slice. If
-there is a champion: a gain on the same test items that a paired bootstrap over images (NLVR: sentences) and seeds
-confirms. A gain that is not confirmed is either ruled out (`keep`) or `inconclusive`.
+Every version must have finite scores of the task's metric on enough test images, a passed validation, and the floor of
+every slice. A first champion must be better than the task's simple baselines. A later one must show a gain on the same
+test items that a paired bootstrap over images (NLVR: sentences) and seeds confirms. A gain that is not confirmed is
+either ruled out (`keep`) or `inconclusive`.
 
 Each decision spends a share of the rest of its test's error budget, so the budget never runs out. The chance that
 any decision on a test promotes a model that is no better stays below `promotion.error_budget`, however often the test
@@ -161,6 +162,57 @@ def check_floors(
             relation = "above" if rule.direction == "lower" else "below"
             verdict.reasons.append(f"floor: {challenger.metric} {value:.2f} of {name} is {relation} {floor:g}")
     return verdict
+
+
+def check_size(challenger: Measurement, min_images: int) -> Verdict:
+    """Check that the test has enough images (NLVR: sentences) to conclude anything from it."""
+    count = len(set(challenger.evidence.groups))
+    if count >= min_images:
+        return Verdict()
+    reason = (
+        f"too few images: the test has {count} and needs {min_images} (`promotion.min_images`); fewer cannot show "
+        "whether a model is good"
+    )
+    return Verdict(reasons=[reason], conclusive=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """A baseline's value of the gate's metric on one dataset, and the version's own value there."""
+
+    name: str
+    dataset: str
+    value: float
+    own: float
+
+
+def find_baselines(records: Sequence[Mapping[str, Any]], spec: MetricSpec, names: Sequence[str]) -> list[Baseline]:
+    """Return the baselines of these names on the metric, split and datasets of `spec`.
+
+    Args:
+        records: of the version's scores.json.
+    """
+    return [
+        Baseline(name=name, dataset=record["dataset"], value=value, own=record["value"])
+        for record in records
+        if record["metric"] == spec.metric and record["split"] == spec.split and record["value"] is not None
+        if not spec.datasets or record["dataset"] in spec.datasets
+        for name, value in record["baselines"].items()
+        if name in names
+    ]
+
+
+def check_baselines(baselines: Sequence[Baseline], rule: GateParams, spec: MetricSpec) -> Verdict:
+    """Check that a first champion is better than every simple baseline, on every dataset."""
+    sign = -1.0 if rule.direction == "lower" else 1.0
+    lost = [baseline for baseline in baselines if sign * (baseline.own - baseline.value) <= 0]
+    reasons = [
+        f"baseline: {spec.metric} {baseline.own:.2f} on {baseline.dataset} {spec.split} is not better than "
+        f"{baseline.value:.2f}, which the {baseline.name} baseline has there"
+        for baseline in lost
+    ]
+    numbers = [{**vars(baseline), "met": baseline not in lost} for baseline in baselines]
+    return Verdict(reasons=reasons, numbers={"baselines": numbers})
 
 
 def compare_to_champion(

@@ -25,19 +25,24 @@ from vlp_models.registry.evaluations import (
     read_evaluations,
     read_latest_evaluation,
     read_lineage,
+    read_scores,
 )
 from vlp_models.registry.promotion.gate import (
     Measurement,
     MetricSpec,
     NotComparableError,
     Verdict,
+    check_baselines,
     check_comparable,
     check_floors,
     check_non_inferior,
+    check_size,
     compare_to_champion,
+    find_baselines,
     measure,
 )
 from vlp_models.registry.versions import VARIANT_HASH, download_bundle, find_version_by_number
+from vlp_models.tasks import task_class
 from vlp_models.tasks.scoring import read_item_scores
 
 if TYPE_CHECKING:
@@ -96,6 +101,7 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         check_readable(version, case.services.hash_bundle)
         scores = read_latest_evaluation(client, version)
         lineage = read_lineage(client, version) or {}
+        records = read_scores(client, version) if case.champion is None else []
     except store_errors(VLPError) as error:
         raise_if_away(error, f"version {number}")
         return Verdict(reasons=[f"unreadable version: {error}"], conclusive=False)
@@ -103,7 +109,15 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
     if isinstance(challenger, str):
         return Verdict(reasons=[challenger], conclusive=False)
     verdict = check_floors(challenger, rule, lineage.get("validation"), params.allow_unvalidated)
-    if case.champion is None:
+    size = check_size(challenger, params.min_images)
+    if case.champion is None and rule.beat_baselines:
+        lost = check_baselines(
+            find_baselines(records, case.spec, task_class(case.task).baselines_to_beat), rule, case.spec
+        )
+        lost.conclusive = size.passed
+        verdict.merge(lost)
+    verdict.merge(size)
+    if case.champion is None or not size.passed:
         return verdict
     try:
         champion, reevaluated = _measure_champion(case, challenger, lineage)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlp_models.common.log import get_logger
-from vlp_models.common.redaction import redacted
+from vlp_models.common.redaction import redact, redacted
 from vlp_models.errors import DataError
 from vlp_models.params.operations import PromotionParams
 from vlp_models.registry.promotion.candidates import (
@@ -53,7 +53,8 @@ class GateRequest:
     metric: used if the task's gate names none. dataset: the one to measure on; empty: all that versions were scored on.
     runs: the runs whose newest versions compete; if none of them has one, the challenger does.
     version: the version to judge; None: the best of all runs.
-    force_first: a first champion may miss floors and validation; without effect once there is a champion.
+    force: the reason, for the ledger, to accept a first champion that the gate refuses; empty: do not accept it.
+        Without effect once there is a champion.
     """
 
     params: PromotionParams
@@ -62,7 +63,7 @@ class GateRequest:
     dataset: str = ""
     runs: Sequence[str] = ()
     version: int | None = None
-    force_first: bool = False
+    force: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,8 @@ class Decision:
 
     action: what happened to the aliases. outcome: the gate's; empty if it was not consulted.
     champion: the version that was champion before. run, run_model: the run that made `version`, and its model;
-    champion_run, champion_run_model: the same for `champion`. candidates: all that were considered, best first.
+    champion_run, champion_run_model: the same for `champion`. force_reason: the user's, if `forced`.
+    candidates: all that were considered, best first. ranking: on which split, and on which the best was judged.
     """
 
     action: Action
@@ -83,11 +85,13 @@ class Decision:
     numbers: dict[str, Any]
     outcome: GateOutcome | Literal[""] = ""
     forced: bool = False
+    force_reason: str = ""
     run: str = ""
     run_model: str = ""
     champion_run: str = ""
     champion_run_model: str = ""
     candidates: list[dict[str, Any]] = field(default_factory=list)
+    ranking: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -143,9 +147,17 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
             spent = get_spending(verdict.numbers["test"], count_runs(verdict.numbers))
             verdict.numbers |= spent.numbers(request.params.error_budget)
             verdict.numbers |= {"selected_on": choice.selected_on} if choice.selected_on else {}
-        forced = bool(request.force_first and found.champion is None and verdict.reasons and verdict.numbers)
+        forced = bool(request.force and found.champion is None and verdict.reasons and verdict.numbers)
         action: Action = "promoted" if verdict.passed or forced else "refused"
-        decision = _make_decision(ctx, action, choice, found.champion, verdict.reasons, verdict=verdict, forced=forced)
+        decision = _make_decision(
+            ctx,
+            action,
+            choice,
+            found.champion,
+            verdict.reasons,
+            verdict=verdict,
+            force_reason=request.force if forced else "",
+        )
         _check_unchanged(ctx, found.registry)
         _append_decision(ctx, decision, found.registry)
         if decision.action == "promoted":
@@ -260,7 +272,7 @@ class _Choice:
     """The version to judge, by `spec`.
 
     skip_reason: why it need not be judged; empty: it must. selected_on: the split on which it was the best of several;
-    empty: there was no choice. measured: of how many.
+    empty: there was no choice. measured: of how many. ranking: a sentence on the two splits.
     """
 
     version: int | None
@@ -269,6 +281,7 @@ class _Choice:
     candidates: list[Candidate] = field(default_factory=list)
     selected_on: str = ""
     measured: int = 1
+    ranking: str = ""
 
 
 def _choose(ctx: PromotionContext, request: GateRequest, found: Reconciled) -> _Choice:
@@ -283,7 +296,8 @@ def _choose(ctx: PromotionContext, request: GateRequest, found: Reconciled) -> _
     if request.version is not None:
         is_champion = request.version == found.champion
         skip_reason = f"version {request.version} is already the champion" if is_champion else ""
-        return _Choice(version=request.version, spec=spec, skip_reason=skip_reason)
+        ranking = f"version {request.version} was requested, so nothing was ranked; it is judged on {params.split}"
+        return _Choice(version=request.version, spec=spec, skip_reason=skip_reason, ranking=ranking)
     versions = find_candidates(ctx.client, ctx.model, request.runs)
     if not versions:
         if found.champion is None:
@@ -311,6 +325,7 @@ def _choose(ctx: PromotionContext, request: GateRequest, found: Reconciled) -> _
         others = f", and the best of {len(eligible)} candidates" if len(eligible) > 1 else ""
         skip_reason = f"version {best.version} is already the champion{others}"
     measured = max(1, sum(c.value is not None for c in eligible))
+    unscored = [c.version for c in selected if c.value is None and not c.withdrawn]
     return _Choice(
         version=best.version,
         spec=spec,
@@ -318,7 +333,29 @@ def _choose(ctx: PromotionContext, request: GateRequest, found: Reconciled) -> _
         candidates=candidates,
         selected_on=select_spec.split if measured > 1 else "",
         measured=measured,
+        ranking=_describe_ranking(spec, params, select_spec.split, measured, unscored),
     )
+
+
+def _describe_ranking(
+    spec: MetricSpec, params: PromotionParams, selected_on: str, measured: int, unscored: Sequence[int]
+) -> str:
+    """Say on which split the candidates were ranked, and on which the best is judged.
+
+    Args:
+        unscored: versions without a value on `params.select_on`.
+    """
+    if measured < 2:
+        return f"one candidate was scored, so nothing was ranked; it is judged on {params.split}"
+    ranked = f"{measured} candidates are ranked on {selected_on} by {spec.metric}"
+    if selected_on != params.split:
+        return f"{ranked}; the best is judged on {params.split}"
+    why = (
+        f"not all were scored on {params.select_on} (version {', '.join(map(str, unscored))})"
+        if params.select_on != params.split
+        else f"`promotion.select_on` is {params.select_on}"
+    )
+    return f"{ranked}, and the best is judged there too ({why}), so its gain is biased upward"
 
 
 def _make_decision(
@@ -329,7 +366,7 @@ def _make_decision(
     reasons: list[str],
     *,
     verdict: Verdict | None = None,
-    forced: bool = False,
+    force_reason: str = "",
 ) -> Decision:
     run, run_model = get_run_names(
         None if choice.version is None else find_version_by_number(ctx.client, ctx.model, choice.version)
@@ -346,10 +383,12 @@ def _make_decision(
         reasons=redacted(reasons),
         numbers=json.loads(json.dumps(verdict.numbers if verdict is not None else {}, allow_nan=False)),
         outcome=verdict.outcome if verdict is not None else "",
-        forced=forced,
+        forced=bool(force_reason),
+        force_reason=redact(force_reason),
         run=run,
         run_model=run_model,
         champion_run=champion_run,
         champion_run_model=champion_run_model,
         candidates=[candidate.to_plain() for candidate in choice.candidates],
+        ranking=choice.ranking,
     )
