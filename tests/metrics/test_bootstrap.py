@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vlp_models.metrics.bootstrap import compare_variants, holm, interval, paired
+from vlp_models.metrics.bootstrap import LEVELS, MIN_GROUPS, compare_variants, holm, interval, paired, resample
 from vlp_models.metrics.score import Evidence, mean_percent, mean_score
+from vlp_models.params import PromotionParams
 
 
 def draw(rng: np.random.Generator, groups: int, share: float) -> Evidence:
@@ -39,9 +40,28 @@ def test_interval_depends_only_on_its_seed() -> None:
     assert interval(evidence, resamples=100, seed=3) != interval(evidence, resamples=100, seed=4)
 
 
-def test_one_group_has_no_interval() -> None:
-    score = mean_score("accuracy", [1.0, 0.0], ["a", "a"])
-    assert interval(score.evidence, resamples=100, seed=0) is None
+def test_below_twenty_groups_there_is_no_interval() -> None:
+    names = [str(i) for i in range(MIN_GROUPS)]
+    few, enough = (
+        mean_score("accuracy", [1.0, 0.0] * (n // 2), names[:n]).evidence for n in (MIN_GROUPS - 2, MIN_GROUPS)
+    )
+    assert interval(few, resamples=100, seed=0) is None and interval(enough, resamples=100, seed=0) is not None
+    assert PromotionParams().min_images == MIN_GROUPS == 20
+
+
+def test_coverage_of_a_skewed_metric_by_the_number_of_groups() -> None:
+    """Why 20: CIDEr per image is about as skewed as the exponential distribution (docs/concepts/gate.md)."""
+    rng = np.random.default_rng(0)
+
+    def coverage(groups: int) -> float:
+        inside = 0
+        for _ in range(1000):
+            values = rng.exponential(size=(groups, 1))
+            low, high = np.percentile(resample(values, 400, int(rng.integers(2**31))), LEVELS)
+            inside += low <= groups <= high
+        return inside / 1000
+
+    assert coverage(4) < 0.78 and coverage(10) < 0.89 and 0.87 < coverage(MIN_GROUPS) < 0.95
 
 
 def test_paired_difference_is_tighter_than_two_intervals() -> None:

@@ -50,17 +50,18 @@ def _explain_few(params: Params, name: str, count: Counter[str], few: int) -> li
     test, minimum = params.promotion.split, params.promotion.min_images
     lines = [f"data.{name} has {count.total()} images: {sizes}"]
     if few < MIN_GROUPS:
-        lines.append(f"{few} {test} images are too few for 95% intervals, which need {MIN_GROUPS}: none are reported")
+        lines.append(f"too few {test} images ({few}) for 95% intervals, which need {MIN_GROUPS}: none are reported")
     if few < minimum:
         lines.append(
-            f"{few} {test} images are too few for the gate, which needs {minimum} (`promotion.min_images`): it will "
+            f"too few {test} images ({few}) for the gate, which needs {minimum} (`promotion.min_images`): it will "
             'answer `inconclusive`, and a first champion needs `vlp promote TASK --force "why"`'
         )
     by_chance = chance([1], few) if few else {}
     hidden = [f"R@{k}" for k in TOP_KS if by_chance.get(f"R@{k}", 0) > MAX_CHANCE]
     if hidden and any(run.task == "retrieval" for run in params.finetune.values()):
         lines.append(
-            f"{few} {test} images are too few for {', '.join(hidden)}: chance finds the right one more often than not"
+            f"too few {test} images ({few}) for {', '.join(hidden)}, which are not reported: chance finds the right "
+            "image more often than not"
         )
     return lines
 

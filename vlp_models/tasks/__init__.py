@@ -5,7 +5,7 @@ To add a task, edit (1 to 3, 5 and 8 only if nothing existing fits):
 2. `data/formats/`: a reader that fills that table from the dataset's own files.
 3. `curation/validation/rules.py` (derived columns: `columns.py`): rules that the view's columns do not imply.
 4. `tasks/<task>.py`: a `TaskModel` (base.py): head, loss, prediction, scores, official result file, options; and one
-   line in `TASKS` below.
+   line in `TASKS` below. `baselines_to_beat` names the baselines that a first champion must be better than.
 5. `metrics/`: its metric. `SEED_STD` and `RELEVANT_GAIN` in `params/operations.py` have the gate's defaults by metric.
 6. params.yaml: a run under `finetune:`; `tracking.metric` ranks its versions, `promotion.tasks` configures its gate.
 7. Optional: a gallery in `evaluation/report/galleries.py` (without one the report has no examples of the task), and

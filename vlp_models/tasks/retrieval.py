@@ -301,7 +301,9 @@ class Retrieval(TaskModel):
             directions = (fold_direction(TEXT_TO_IMAGE, fold), fold_direction(IMAGE_TO_TEXT, fold))
             fold_scores, fold_chance = _score_both_directions(predictions, "rank_in_fold", fold, directions)
             scores, by_chance = scores + fold_scores, by_chance | fold_chance
-        scores = [dataclasses.replace(score, note=self.search) for score in scores]
+        scores = [
+            dataclasses.replace(score, note=self.search) if score.value is not None else score for score in scores
+        ]
         baselines = {metric: {CHANCE: round(value, 4)} for metric, value in by_chance.items()}
         return TaskScores(scores=scores, baselines=baselines)
 

@@ -14,6 +14,7 @@ from typing import Any
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import SPLITS
+from vlp_models.metrics.bootstrap import NO_INTERVAL
 from vlp_models.params import Params
 from vlp_models.tasks import TASKS, task_class
 
@@ -176,13 +177,19 @@ def print_results(summary: Path) -> None:
                 record["run"],
                 record["model"],
                 "-" if record["value"] is None else f"{record['value']:.1f}",
-                "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}",
+                _format_interval(record),
                 record["note"] if record["value"] is None else baselines,
                 _value_without_leaked(record),
             ]
             shown = cells[: len(table.columns)]
             table.add_row(*(Text(cell) for cell in shown))  # Text: brackets in a name are not markup
         console.print(table)
+
+
+def _format_interval(record: Record) -> str:
+    if record["low"] is not None:
+        return f"{record['low']:.1f} to {record['high']:.1f}"
+    return "too few items" if NO_INTERVAL in record["note"] and record["value"] is not None else ""
 
 
 def _value_without_leaked(record: Record) -> str:

@@ -23,7 +23,7 @@ from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.contamination import LeakedItems, read_training_data, score_without_leaked
 from vlp_models.evaluation.test_set import hash_shards, hash_test_set, slices_of
-from vlp_models.metrics.bootstrap import MIN_GROUPS, interval
+from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, interval
 from vlp_models.metrics.score import ItemScores, item_scores, write_items
 from vlp_models.params import EvaluateParams, Params, to_plain
 
@@ -181,8 +181,8 @@ def _records(
         ends = {"low": round(found[0], 4), "high": round(found[1], 4)} if found else {"low": None, "high": None}
         notes = [score.note]
         if score.value is not None and score.evidence is not None:
-            images = len(set(score.evidence.groups))
-            notes += [f"no 95% interval: {images} test items, {MIN_GROUPS} are needed"] * (images < MIN_GROUPS)
+            count = len(set(score.evidence.groups))
+            notes += [f"{NO_INTERVAL}: {count} test items, {MIN_GROUPS} are needed"] * (count < MIN_GROUPS)
         records.append(
             {
                 **facts,

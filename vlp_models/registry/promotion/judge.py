@@ -101,12 +101,14 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         check_readable(version, case.services.hash_bundle)
         scores = read_latest_evaluation(client, version)
         lineage = read_lineage(client, version) or {}
-        records = read_scores(client, version) if case.champion is None else []
+        records = read_scores(client, version)
     except store_errors(VLPError) as error:
         raise_if_away(error, f"version {number}")
         return Verdict(reasons=[f"unreadable version: {error}"], conclusive=False)
     challenger = measure(scores, case.spec) if scores else "missing metric: no scores per item are stored"
     if isinstance(challenger, str):
+        why = [r["note"] for r in records if r["metric"] == case.spec.metric and r["split"] == case.spec.split]
+        challenger = "; ".join([challenger, *(f"{case.spec}: {note}" for note in dict.fromkeys(why) if note)])
         return Verdict(reasons=[challenger], conclusive=False)
     verdict = check_floors(challenger, rule, lineage.get("validation"), params.allow_unvalidated)
     size = check_size(challenger, params.min_images)
