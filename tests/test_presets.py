@@ -37,6 +37,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "tiny": ([], 600_784),
     "tiny-coco": ([], DEMO),
     "own-pairs": ([], FLICKR8K),
+    "few-pairs": ([], 22_825_216),
     "ingest": ([], DEMO),
     "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),

@@ -1,4 +1,4 @@
-"""`vlp plan` says what too few images, or no val split, rule out, before anything is trained."""
+"""`vlp plan` states what too few images, or no val split, rule out, before anything is trained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(**splits: int) -> list[str]:
     return ["image,caption,split", *found, *found]  # every image twice
 
 
-def test_without_val_plan_says_what_is_ranked_on_what(
+def test_without_val_plan_states_what_is_ranked_on_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_project(tmp_path, rows(train=40, test=20), SECOND)

@@ -93,8 +93,8 @@ def test_first_champion_must_beat_the_simple_baselines(new: Any) -> None:
         ("per question type", False),
     ]
     assert "champion" not in registry.aliases() and registry.actions() == ["refused"]
-    said = "\n".join(explain(refused))
-    assert refused.reasons[0] in said and 'vlp promote vqa --force "why"' in said
+    output = "\n".join(explain(refused))
+    assert refused.reasons[0] in output and 'vlp promote vqa --force "why"' in output
 
     forced = registry.promote(force="to try the page")
     assert forced.action == "promoted" and "  forced: to try the page" in explain(forced)

@@ -1,7 +1,7 @@
 """The fine-tuning runs of each task, best first, by the task's metric on data that all of them share.
 
 The split is `promotion.select_on` if all runs were scored on it, else the split of the promotion test;
-`describe_ranking` says which, and `register`, the report, `vlp plan` and `vlp promote` print it. Values on different
+`describe_ranking` states which, and `register`, the report, `vlp plan` and `vlp promote` print it. Values on different
 datasets are not comparable: runs compete on `tracking.dataset` or, without it, on the datasets that all runs of the
 task were scored on. Text-only controls do not compete. A run that was not scored there, such as a stage of a
 curriculum, comes last and has no value.

@@ -31,7 +31,7 @@ import numpy as np
 from vlp_models.metrics.score import Evidence, FloatArray
 
 LEVELS = (2.5, 97.5)
-MIN_GROUPS = 20  # with fewer, a 95% interval covers the true value clearly less often than it says (test_bootstrap.py)
+MIN_GROUPS = 20  # with fewer, a 95% interval covers the true value clearly less often than stated (test_bootstrap.py)
 NO_INTERVAL = "no 95% interval"  # in the note of a score with fewer
 _COUNTS_AT_ONCE = 4_000_000  # 32 MB of resampling counts
 

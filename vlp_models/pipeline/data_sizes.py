@@ -1,4 +1,4 @@
-"""What the number of images allows to conclude, said before anything is trained.
+"""What the number of images rules out, reported before anything is trained.
 
 Images are counted in the pairs file, or for other formats in the tables of `prepare`, if they exist.
 """
