@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vlp_models.cli.results import print_results
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.evaluation.report.records import evaluation_records
@@ -161,6 +162,7 @@ def test_page_summary_and_table_hold_exactly_the_runs_of_params(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     report.run(params, workspace)
+    print_results(workspace.reports / "summary.json")
     printed = capsys.readouterr().out
     assert "vqa: scenes test" in printed and "small" in printed and "regions-2" in printed
     text = (workspace.reports / "index.html").read_text(encoding="utf-8")
