@@ -164,7 +164,7 @@ def test_page_summary_and_table_hold_exactly_the_runs_of_params(
     report.run(params, workspace)
     print_results(workspace.reports / "summary.json")
     printed = capsys.readouterr().out
-    assert "vqa: scenes test" in printed and "small" in printed and "regions-2" in printed
+    assert "vqa: scenes test" in printed and "other" in printed and "regions-2" in printed
     text = (workspace.reports / "index.html").read_text(encoding="utf-8")
     for words in ("regions − fresh", "inconclusive", "regions is better", "(text-only control)", "7,500", "2 seeds"):
         assert words in text, words

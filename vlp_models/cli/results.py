@@ -13,6 +13,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import TrackingError, VLPError
 from vlp_models.evaluation.report.records import Record, is_headline
+from vlp_models.metrics.bootstrap import NO_INTERVAL
 from vlp_models.params import Params
 
 Scores = dict[tuple[str, str, str, str], float]  # run, dataset, split, metric -> value
@@ -130,7 +131,9 @@ def _number(value: float | None) -> str:
 
 
 def _interval(record: Record) -> str:
-    return "" if record["low"] is None else f"{record['low']:.1f} to {record['high']:.1f}"
+    if record["low"] is not None:
+        return f"{record['low']:.1f} to {record['high']:.1f}"
+    return "too few items" if NO_INTERVAL in record["note"] and record["value"] is not None else ""
 
 
 def _before(record: Record, before: Scores) -> str:

@@ -6,15 +6,12 @@ Evaluations of runs that are no longer in params.yaml are left out.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.tables import SPLITS
-from vlp_models.metrics.bootstrap import NO_INTERVAL
 from vlp_models.params import Params
 from vlp_models.tasks import TASKS, task_class
 
@@ -140,67 +137,3 @@ def format_without_leaked(figure: Record | None) -> str:
         return "–"
     ends = "" if figure["low"] is None else f" ({figure['low']:.1f} to {figure['high']:.1f})"
     return f"{figure['value']:.1f}{ends}, {figure['n']:,} items"
-
-
-def print_results(summary: Path) -> None:
-    """Print the headline metrics of every run, in percent, with interval and baselines: one table per task and dataset.
-
-    Print only the last split of each dataset; the report has all of them.
-    """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120  # a log file has no width; rich would assume 80
-    tables: dict[str, list[Record]] = {}
-    for record in _last_split([record for record in read_json(summary) if is_headline(record)]):
-        tables.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
-    for title, records in tables.items():
-        order = list(dict.fromkeys(record["metric"] for record in records))
-        records.sort(key=lambda record: order.index(record["metric"]))
-        table = Table(title=Text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("metric", overflow="fold")
-        table.add_column("run", overflow="fold")
-        table.add_column("model", overflow="fold")
-        table.add_column("value", justify="right", no_wrap=True, min_width=5)
-        table.add_column("95% interval", no_wrap=True, min_width=14)
-        table.add_column("baselines", overflow="fold")
-        if any(map(_value_without_leaked, records)):
-            table.add_column("without leaked items", justify="right", no_wrap=True)
-        for record in records:
-            baselines = "\n".join(f"{name} {value:.1f}" for name, value in sorted(record["baselines"].items()))
-            cells = [
-                record["metric"],
-                record["run"],
-                record["model"],
-                "-" if record["value"] is None else f"{record['value']:.1f}",
-                _format_interval(record),
-                record["note"] if record["value"] is None else baselines,
-                _value_without_leaked(record),
-            ]
-            shown = cells[: len(table.columns)]
-            table.add_row(*(Text(cell) for cell in shown))  # Text: brackets in a name are not markup
-        console.print(table)
-
-
-def _format_interval(record: Record) -> str:
-    if record["low"] is not None:
-        return f"{record['low']:.1f} to {record['high']:.1f}"
-    return "too few items" if NO_INTERVAL in record["note"] and record["value"] is not None else ""
-
-
-def _value_without_leaked(record: Record) -> str:
-    figure = (record["leakage"] or {}).get("without_both")
-    return "" if figure is None else f"{figure['value']:.1f}"
-
-
-def _last_split(records: list[Record]) -> list[Record]:
-    """Keep the test split of datasets that were also scored on val, which runs are selected on."""
-    last: dict[tuple[str, str], str] = {}
-    for record in records:
-        place = record["task"], record["dataset"]
-        last[place] = max(last.get(place, record["split"]), record["split"], key=SPLITS.index)
-    return [record for record in records if record["split"] == last[record["task"], record["dataset"]]]
