@@ -107,7 +107,7 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         return Verdict(reasons=[f"unreadable version: {error}"], conclusive=False)
     challenger = measure(scores, case.spec) if scores else "missing metric: no scores per item are stored"
     if isinstance(challenger, str):
-        why = [r["note"] for r in records if r["metric"] == case.spec.metric and r["split"] == case.spec.split]
+        why = [r.get("note", "") for r in records if r["metric"] == case.spec.metric and r["split"] == case.spec.split]
         challenger = "; ".join([challenger, *(f"{case.spec}: {note}" for note in dict.fromkeys(why) if note)])
         return Verdict(reasons=[challenger], conclusive=False)
     verdict = check_floors(challenger, rule, lineage.get("validation"), params.allow_unvalidated)
