@@ -136,4 +136,5 @@ bench: install
 	@for name in $(SPEED); do echo "== $$name"; python benchmarks/$$name.py || exit 1; done
 
 clean:
+	@if [ -f .work/stack/record.json ]; then $(BIN)/vlp down; fi
 	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards data/contents data/training_stats.json

@@ -1,4 +1,4 @@
-"""docs/get-started/unattended.md on a real Prefect server: deploy, event, refusal, failure, two at once, cancel.
+"""docs/guides/deployment.md on a real Prefect server: deploy, event, refusal, failure, two at once, cancel.
 
 fastapi >= 0.151 and sqlalchemy >= 2.1 break Prefect 3.8 without an error at import or deploy; the latter only stops
 schedules from creating runs. So one test waits for a scheduled run.
@@ -32,7 +32,7 @@ def test_event_triggers_a_run_that_publishes_artifacts(site: Site) -> None:
     assert "mark dead runs as crashed" in names
     assert site.server.flow_runs("SCHEDULED") == []
 
-    emit = next(command for command in documented_commands() if "event emit" in command)
+    emit = next(command for command in documented_commands("get-started/unattended.md") if "event emit" in command)
     site.server.run(shlex.split(emit.removeprefix("prefect ")), site.project)
     run = str(site.server.wait_for_any("COMPLETED", 180)["id"])
     assert site.server.flow_run(run)["parameters"]["reason"] == "dataset.updated vlp.dataset.ingested"

@@ -1,4 +1,4 @@
-"""The setup of docs/get-started/unattended.md on a toy project: server, pool, deployments, worker, webhook."""
+"""The setup of docs/guides/deployment.md, by hand, on a toy project: server, pool, deployments, worker, webhook."""
 
 from __future__ import annotations
 
@@ -51,16 +51,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60, what: object 
         time.sleep(0.2)
 
 
-def documented_commands() -> list[str]:
-    """Return the commands of docs/get-started/unattended.md, in order."""
-    page = (ROOT / "docs" / "get-started" / "unattended.md").read_text()
-    block = page.partition("```console\n")[2].partition("```")[0]
+def documented_commands(page: str) -> list[str]:
+    """Return the commands of a page's first console block, in order."""
+    block = (ROOT / "docs" / page).read_text().partition("```console\n")[2].partition("```")[0]
     return [line.removeprefix("$ ").partition("  #")[0].strip() for line in block.splitlines() if line]
 
 
 @contextlib.contextmanager
 def open_site(folder: Path) -> Iterator[Site]:
-    """Run the commands of docs/get-started/unattended.md up to the worker, in their order."""
+    """Run the first commands of docs/guides/deployment.md up to the worker, in their order."""
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         webhook = stack.enter_context(Listener())
@@ -77,7 +76,7 @@ def open_site(folder: Path) -> Iterator[Site]:
         write_reports(project / "reports")
         server = Server(folder / "prefect")
         stack.callback(server.close)
-        for command in documented_commands():
+        for command in documented_commands("guides/deployment.md"):
             arguments = shlex.split(command.rstrip("&").partition("prefect ")[2])
             if "worker start" in command:
                 break

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from vlp_models.cli import checkpoints, data, demo, doctor, pipeline, predict, registry, status
+from vlp_models.cli import checkpoints, data, demo, doctor, pipeline, predict, registry, stack, status
 from vlp_models.common.account import set_user_name
 from vlp_models.common.log import configure_logging
 from vlp_models.common.progress import announced
@@ -38,6 +38,10 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "status": status.print_status,
         "stage": pipeline.stage,
         "import-checkpoint": checkpoints.import_checkpoint,
+    },
+    "Run unattended": {
+        "up": stack.up,
+        "down": stack.down,
     },
     "New data": {
         "ingest": data.ingest,
@@ -70,6 +74,8 @@ WORK = {
     "use": "checking params.yaml",
     "plan": "checking params.yaml",
     "status": "comparing the workspace with dvc.lock",
+    "up": "starting Prefect",
+    "down": "waiting for the worker, whose trainings save their state",
     "import-checkpoint": "converting weights",
     "drift": "comparing new pairs with the training data",
     "caption": "loading the model",

@@ -1,4 +1,4 @@
-"""`vlp status`: stale stages, running stages, champions. Whatever cannot be determined becomes a note."""
+"""`vlp status`: stale and running stages, Prefect, champions. Whatever cannot be determined becomes a note."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlp_models.cli.stack import describe as describe_stack
 from vlp_models.common.redaction import redact
 from vlp_models.errors import DataError, VLPError, explain_system_error, first_line, plain_text
 from vlp_models.registry.receipts import Receipt, find_challenger, find_lost_versions, read_registered, read_value
@@ -24,10 +25,11 @@ DVC_SECONDS = 60.0  # a workspace of millions of files takes DVC a while
 
 @dataclass(kw_only=True)
 class Status:
-    """stale: stage -> what changed. running: one line each. tasks: one row each. notes: what is unknown, and why."""
+    """stale: stage -> what changed. running, prefect: lines. tasks: one row each. notes: what is unknown, and why."""
 
     stale: dict[str, list[str]] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
+    prefect: list[str] = field(default_factory=list)
     tasks: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
@@ -38,7 +40,7 @@ def print_status(
         bool, typer.Option("--mlflow", help="Read aliases from MLflow, not from the ledger.")
     ] = False,
 ) -> None:
-    """Show stale stages, running stages, champions and challengers, and the last decision."""
+    """Show stale stages, running stages, Prefect's server and worker, champions and challengers, the last decision."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -57,6 +59,8 @@ def print_status(
         console.print(Text("stale     ", "green"), "nothing")
     for line in found.running or ["nothing"]:
         console.print(Text("running   ", "cyan"), Text(line))
+    for line in found.prefect:
+        console.print(Text("prefect   ", "cyan"), Text(line))
     if found.tasks:
         table = Table(box=None, header_style="bold", pad_edge=False)
         columns = ("task", "metric", "champion", "challenger", "candidates")
@@ -81,6 +85,10 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
         raise DataError(f"{root}: no params.yaml here; run this in a project's folder (a clone of the repository)")
     found = Status()
     _collect_running(root, found)
+    try:
+        found.prefect = describe_stack(root)
+    except VLPError as error:
+        found.notes.append(plain_text(str(error)))
     _collect_stale(root, found)
     try:
         from vlp_models.params import load_params

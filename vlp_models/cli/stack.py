@@ -1,0 +1,337 @@
+"""`vlp up` and `vlp down`: a Prefect server and a worker for this project, on this machine.
+
+`vlp up` runs the commands of docs/guides/deployment.md ("Set up by hand") that are still needed. Everything is in
+.work/stack: logs, Prefect's database (PREFECT_HOME) and record.json with the port and the processes, each with pid
+and start time. Nothing supervises the two processes: deploy/systemd has units that survive crashes and reboots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from vlp_models.common.io import read_json, write_json
+from vlp_models.common.lock import file_lock
+from vlp_models.common.source_hash import refuse_other_package
+from vlp_models.errors import DataError
+
+POOL, POOL_LIMIT = "vlp", 3  # one run works, two may wait for the workspace
+WEEKLY = "retrain/weekly"
+NEEDED = ("params.yaml", "prefect.yaml", "deploy/zombie.yaml")
+DEFAULT_PORT = 4200
+START_SECONDS = 180.0
+SAVE_SECONDS = 120.0  # a trainer has 20 s to save, then Prefect and its supervisor kill it
+
+
+class Stack:
+    """Prefect's server and worker of one project, and the server's REST API."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.folder = root.absolute(), root.absolute() / ".work" / "stack"
+        path = self.folder / "record.json"
+        self.record: dict[str, Any] = read_json(path) if path.exists() else {}
+
+    @property
+    def port(self) -> int:
+        return int(self.record.get("port", DEFAULT_PORT))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of Prefect's processes, without the Prefect settings of the shell."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        for name in ("no_proxy", "NO_PROXY"):
+            env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1"]))
+        return env | {
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PREFECT_API_URL": f"{self.url}/api",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            # GPU slots survive a restart of the server.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "DO_NOT_TRACK": "1",
+            "PWD": str(self.root),
+        }
+
+    def save(self, **values: Any) -> None:
+        """Update record.json; a value None removes the key."""
+        self.record = {key: value for key, value in (self.record | values).items() if value is not None}
+        write_json(self.folder / "record.json", self.record)
+
+    def find(self, name: str) -> psutil.Process | None:
+        """Return the recorded process if it is alive: the same pid, started at the same time since boot."""
+        entry = self.record.get(name, {})
+        try:
+            process = psutil.Process(int(entry["pid"]))
+            is_same = abs(_since_boot(process) - float(entry["started"])) < 1
+            return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
+        except (psutil.Error, KeyError, TypeError, ValueError):
+            return None
+
+    def start(self, name: str, *arguments: str) -> None:
+        """Start a prefect command that outlives this terminal, and record it."""
+        # A background job of a shell ignores SIGINT and passes that on, but only SIGINT stops a worker.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        log = os.open(self.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+                cwd=self.root,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self.save(**{name: {"pid": child.pid, "started": _since_boot(psutil.Process(child.pid))}})
+
+    def wait(self, name: str, condition: Callable[[], bool]) -> None:
+        """Wait until the process answers.
+
+        Raises:
+            DataError: it has ended, or it does not answer in time.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not condition():
+            problem = "ended" if self.find(name) is None else "does not answer"
+            if problem == "ended" or time.monotonic() > deadline:
+                log = self.folder / f"{name}.log"
+                last = _last_line(log.read_text(errors="replace"))
+                raise DataError(f"Prefect's {name} {problem}; {log} ends with: {last}; fix that and run `vlp up` again")
+            time.sleep(0.5)
+
+    def prefect(self, *arguments: str) -> None:
+        """Run a prefect command to its end."""
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+        done = subprocess.run(command, cwd=self.root, env=self.environment(), capture_output=True, text=True)
+        if done.returncode:
+            raise DataError(f"`prefect {' '.join(arguments)}` failed: {_last_line(done.stdout + done.stderr)}")
+
+    def call(self, path: str, body: Any = None, method: str = "", timeout: float = 60) -> Any:
+        """Return the REST API's answer; None for 404. With a body, the method is POST unless given.
+
+        Raises:
+            DataError: the server does not answer, or with an error.
+        """
+        data, headers = None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/api{path}", data, headers, method=method or None)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        for attempts_left in reversed(range(10)):
+            try:
+                with opener.open(request, timeout=timeout) as answer:
+                    return json.loads(answer.read() or "null")
+            except OSError as error:
+                code = error.code if isinstance(error, urllib.error.HTTPError) else None
+                if code == 404:
+                    break
+                if code != 503 or not attempts_left:  # 503: SQLite is locked
+                    log = self.folder / "server.log"
+                    raise DataError(f"{self.url}: Prefect's server does not answer ({error}); see {log}") from error
+            time.sleep(1)
+        return None
+
+    def is_healthy(self) -> bool:
+        try:
+            return self.call("/health", timeout=2) is True
+        except DataError:
+            return False
+
+
+def up(
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the server. Default: that of the last `vlp up`, else 4200."),
+    ] = None,
+) -> None:
+    """Start a Prefect server and a worker for this project, with its deployments. They outlive the terminal."""
+    root = Path.cwd()
+    for name in NEEDED:
+        if not (root / name).exists():
+            raise DataError(f"{root / name}: not found; run `vlp up` in a project's folder (a clone of the repository)")
+    refuse_other_package(root)
+    with file_lock(root / ".work" / "stack" / "lock", "`vlp up`"):
+        stack = Stack(root)
+        start_server(stack, port)
+        set_up(stack)
+        start_worker(stack)
+    print_next(stack)
+
+
+def start_server(stack: Stack, port: int | None) -> None:
+    """Start the server unless it runs, and wait until it answers.
+
+    Raises:
+        DataError: another program uses the port, or the server runs on another port.
+    """
+    running = stack.find("server")
+    if running is not None and port not in (None, stack.port):
+        raise DataError(f"the server already runs on port {stack.port}; run `vlp down` first to move it to port {port}")
+    if running is None:
+        port = port or stack.port
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                reason = "needs root" if isinstance(error, PermissionError) else "is in use by another program"
+                free = DEFAULT_PORT if port < 1024 else port % 65535 + 1
+                raise DataError(f"port {port} {reason}; run `vlp up --port {free}`") from error
+        stack.save(port=port)
+        stack.start("server", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+    stack.wait("server", stack.is_healthy)
+    _say("server", f"{_started(stack, 'server', running)}, UI at {stack.url}")
+
+
+def set_up(stack: Stack) -> None:
+    """Create the work pool, the GPU slots, the deployments and the automation that do not exist yet."""
+    import yaml
+
+    if is_new := stack.call(f"/work_pools/{POOL}") is None:
+        stack.prefect("work-pool", "create", POOL, "--type", "process")
+        stack.prefect("work-pool", "set-concurrency-limit", POOL, str(POOL_LIMIT))
+    _say("work pool", f"{POOL}, {'created' if is_new else 'exists'}")
+    if is_new := stack.call("/v2/concurrency_limits/gpu") is None:
+        stack.prefect("gcl", "create", "gpu", "--limit", "1")
+    _say("GPU slots", f"gpu, {'created' if is_new else 'exists'}")
+    # The deployments contain the project's folder, so a moved project registers them again.
+    digest = hashlib.sha256(os.fsencode(stack.root) + (stack.root / "prefect.yaml").read_bytes()).hexdigest()
+    if is_new := stack.record.get("deployed") != digest or stack.call(f"/deployments/name/{WEEKLY}") is None:
+        register_deployments(stack)
+        stack.save(deployed=digest)
+    _say("deployments", f"prefect.yaml, {'registered' if is_new else 'unchanged'}")
+    name = yaml.safe_load((stack.root / "deploy" / "zombie.yaml").read_text(encoding="utf-8"))["name"]
+    if is_new := name not in {automation["name"] for automation in stack.call("/automations/filter", {})}:
+        stack.prefect("automation", "create", "--from-file", "deploy/zombie.yaml")
+    _say("automation", f"{name}, {'created' if is_new else 'exists'}")
+
+
+def register_deployments(stack: Stack) -> None:
+    """Run `prefect deploy --all`, and resume the schedules that it pauses though they were active."""
+    active = {d["id"] for d in stack.call("/deployments/filter", {}) if any(s["active"] for s in d["schedules"])}
+    stack.prefect("deploy", "--all")
+    for deployment in stack.call("/deployments/filter", {}):
+        for schedule in deployment["schedules"] if deployment["id"] in active else ():
+            stack.call(f"/deployments/{deployment['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
+
+
+def start_worker(stack: Stack) -> None:
+    """Start the worker unless it runs, and wait until the server has received its heartbeat."""
+    running = stack.find("worker")
+    if running is not None and stack.record["worker"].get("stopping"):
+        raise DataError(f"the worker (pid {running.pid}) is still stopping; wait for it, then run `vlp up` again")
+    if running is None:
+        name = f"{socket.gethostname()} {datetime.now():%Y-%m-%d %H:%M:%S}"
+        stack.start("worker", "worker", "start", "--pool", POOL, "--name", name)
+        stack.wait("worker", lambda: name in {w["name"] for w in stack.call(f"/work_pools/{POOL}/workers/filter", {})})
+    _say("worker", _started(stack, "worker", running))
+
+
+def print_next(stack: Stack) -> None:
+    """Print the commands that a user needs next."""
+    weekly = stack.call(f"/deployments/name/{WEEKLY}")
+    typer.echo(f"\nexport PREFECT_API_URL={stack.url}/api   # for every prefect command")
+    typer.echo(f"prefect deployment run {WEEKLY}   # run now")
+    for schedule in weekly["schedules"]:
+        if not schedule["active"]:
+            typer.echo(f"prefect deployment schedule resume {WEEKLY} {schedule['id']}   # start the schedule")
+    typer.echo(
+        "vlp status   # what runs, and the next scheduled run\nvlp down   # stop both; a training saves its state"
+    )
+
+
+def down() -> None:
+    """Stop the worker and the server that `vlp up` started. A training saves its state and continues next time."""
+    root = Path.cwd()
+    if not (root / ".work" / "stack" / "record.json").exists():
+        raise DataError(f"{root}: `vlp up` has started nothing in this folder")
+    with file_lock(root / ".work" / "stack" / "lock", "`vlp down`"):
+        stack = Stack(root)
+        for name in ("worker", "server"):
+            process = stack.find(name)
+            stopped = "is not running" if process is None else stop(stack, name, process)
+            stack.save(**{name: None})
+            _say(name, stopped)
+
+
+def stop(stack: Stack, name: str, process: psutil.Process) -> str:
+    """Interrupt a process, wait for it and everything below it, and return what happened.
+
+    Raises:
+        DataError: the worker is still at work, for example saving a large model.
+    """
+    runs, below = process.children(), process.children(recursive=True)
+    if not stack.record[name].get("stopping"):  # Prefect answers a second SIGINT with SIGKILL
+        stack.save(**{name: {**stack.record[name], "stopping": True}})
+        process.send_signal(signal.SIGINT)
+    _, alive = psutil.wait_procs([process, *below], timeout=SAVE_SECONDS)
+    if alive and name == "worker":
+        raise DataError(
+            f"the worker (pid {process.pid}) has not stopped after {SAVE_SECONDS:.0f} s; run `vlp down` again to wait "
+            f"for it, or end it with `kill -9 {process.pid}`"
+        )
+    for left in alive:
+        left.kill()
+    interrupted = f"; {len(runs)} interrupted, the next run continues there" if name == "worker" and runs else ""
+    return f"stopped (pid {process.pid}){interrupted}"
+
+
+def describe(root: Path) -> list[str]:
+    """Return one line each for server, worker and the next scheduled run; nothing without a `vlp up`."""
+    stack = Stack(root)
+    lines = []
+    for name in ("server", "worker"):
+        if name in stack.record:
+            process = stack.find(name)
+            lines.append(f"{name}: {_started(stack, name, process) if process else 'ended; `vlp up` starts it again'}")
+    if stack.find("server") is not None:
+        lines[0] += f", UI at {stack.url}"
+        scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
+        try:
+            runs = stack.call(
+                "/flow_runs/filter", scheduled | {"sort": "EXPECTED_START_TIME_ASC", "limit": 1}, timeout=5
+            )
+        except DataError as error:
+            return [*lines, str(error)]
+        when = [datetime.fromisoformat(run["expected_start_time"]).astimezone() for run in runs]
+        lines.append(f"next run: {when[0]:%Y-%m-%d %H:%M %Z}" if when else "next run: none; the schedule is paused")
+    return lines
+
+
+def _started(stack: Stack, name: str, running: psutil.Process | None) -> str:
+    """Return `running` as a phrase, or that the process of this name was started now."""
+    if running is None:
+        return f"started (pid {stack.record[name]['pid']})"
+    return f"running since {datetime.fromtimestamp(running.create_time()):%Y-%m-%d %H:%M} (pid {running.pid})"
+
+
+def _last_line(output: str) -> str:
+    """Return the last line that has words, without the frame that Prefect draws around errors."""
+    lines = [line.strip("│ ") for line in output.splitlines() if any(map(str.isalnum, line))]
+    return lines[-1] if lines else "no output"
+
+
+def _since_boot(process: psutil.Process) -> float:
+    """Return when a process started, in seconds since boot; unlike the time of day it ignores clock changes."""
+    return process.create_time() - psutil.boot_time()
+
+
+def _say(subject: str, text: str) -> None:
+    typer.echo(f"{subject:12} {text}")
