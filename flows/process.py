@@ -156,6 +156,8 @@ def run_supervised(
         raise
     path.unlink(missing_ok=True)
     lines = list(tail)
+    if command[: len(REPRO)] == REPRO:
+        command = ["dvc", "repro", *command[len(REPRO) :]]
     name = " ".join(command[2:] if command[:2] == [sys.executable, "-m"] else command)
     if late:
         raise TimedOut(f"{name} was interrupted after {timeout:.0f} s (flow.timeout_hours):\n" + "\n".join(lines))
