@@ -19,6 +19,8 @@ from flow_project import break_stage, make_project
 from prefect_server import free_port
 from unattended_site import ROOT, TRAINER, documented_commands, wait_until
 
+from vlp_models.cli.stack import describe
+
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 PAGE = "get-started/unattended.md"
 
@@ -111,12 +113,9 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     moved = vlp(project, "up", "--port", str(free_port()))
     assert moved.returncode == 2 and f"already runs on port {port}; run `vlp down` first" in moved.stderr
 
-    def next_run() -> str:
-        return next(line for line in vlp(project, "status").stdout.splitlines() if "next run" in line)
-
-    wait_until(lambda: re.search(r"next run: 20\d\d-\d\d-\d\d", next_run()) is not None, 120)
+    wait_until(lambda: re.search(r"next run: 20\d\d-\d\d-\d\d", "\n".join(describe(project))) is not None, 120)
     shown = vlp(project, "status").stdout
-    assert f"pid {pids[0]}" in shown and f"pid {pids[1]}" in shown
+    assert f"(pid {pids[0]}), UI at {url}" in shown and f"(pid {pids[1]})" in shown and "next run: 20" in shown
 
     logs = "".join(path.read_text() for path in (project / ".work" / "stack").glob("*.log"))
     assert "hunter2" not in logs
@@ -128,7 +127,7 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     ]
     assert prefect_processes(project) == {}
     assert not (Path(os.environ["PREFECT_HOME"])).exists() or not list(Path(os.environ["PREFECT_HOME"]).glob("*.db"))
-    assert "prefect" not in vlp(project, "status").stdout
+    assert describe(project) == []
 
 
 def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path) -> None:
@@ -147,7 +146,7 @@ def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path) -
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         stale = {"pid": other.pid, "started": record["server"]["started"]}
         (project / ".work" / "stack" / "record.json").write_text(json.dumps(record | {"server": stale}))
-        assert "ended; `vlp up` starts it again" in vlp(project, "status").stdout
+        assert describe(project)[0] == "server: ended; `vlp up` starts it again"
         assert "server       is not running" in vlp(project, "down").stdout
         assert other.poll() is None
         other.communicate(b"\n")
