@@ -115,7 +115,7 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
 
     wait_until(lambda: re.search(r"next run: 20\d\d-\d\d-\d\d", "\n".join(describe(project))) is not None, 120)
     shown = vlp(project, "status").stdout
-    assert f"(pid {pids[0]}), UI at {url}" in shown and f"(pid {pids[1]})" in shown and "next run: 20" in shown
+    assert all(text in shown for text in (f"(pid {pids[0]})", f"(pid {pids[1]})", f"UI: {url}\n", "next run: 20"))
 
     logs = "".join(path.read_text() for path in (project / ".work" / "stack").glob("*.log"))
     assert "hunter2" not in logs

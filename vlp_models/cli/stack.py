@@ -294,7 +294,7 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
 
 
 def describe(root: Path) -> list[str]:
-    """Return one line each for server, worker and the next scheduled run; nothing without a `vlp up`."""
+    """Return one line each for server, worker, UI and the next scheduled run; nothing without a `vlp up`."""
     stack = Stack(root)
     lines = []
     for name in ("server", "worker"):
@@ -302,7 +302,7 @@ def describe(root: Path) -> list[str]:
             process = stack.find(name)
             lines.append(f"{name}: {_started(stack, name, process) if process else 'ended; `vlp up` starts it again'}")
     if stack.find("server") is not None:
-        lines[0] += f", UI at {stack.url}"
+        lines.append(f"UI: {stack.url}")
         scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
         try:
             runs = stack.call(
