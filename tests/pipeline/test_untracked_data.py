@@ -56,3 +56,18 @@ def test_what_cannot_be_added_below_an_ignored_folder_is_reported(tmp_path: Path
     assert line.startswith("`data.deep.root: data/raw/deep/pairs` is in neither git nor DVC")
     assert "`git check-ignore -v data/raw/deep/pairs.dvc` to see which line of .gitignore to change" in line
     assert "data/raw/deep/pairs.dvc" in run(project, "git", "check-ignore", "-v", "data/raw/deep/pairs.dvc").stdout
+
+
+def test_data_in_another_git_clone_must_be_copied(tmp_path: Path) -> None:
+    """Git refuses a .dvc file there, whatever .gitignore has."""
+    project = tmp_path / "project"
+    project.mkdir()
+    new_clone(project)
+    (project / "data" / "raw" / "repository" / "pairs").mkdir(parents=True)
+    run(project / "data" / "raw" / "repository", "git", "init", "-q")
+    used = run_in_process(project, "vlp", "use", "--set", PAIRS.replace("data/raw/pairs", "data/raw/repository/pairs"))
+    (line,) = used.stderr.splitlines()
+    assert line.endswith(
+        "copy it out of the git clone data/raw/repository, for example to data/raw/pairs, "
+        "and name the copy in `data.pairs.root`"
+    )

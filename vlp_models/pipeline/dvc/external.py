@@ -85,7 +85,7 @@ def find_untracked(params: Params, workspace: Workspace) -> list[str]:
         if inside and not made and _is_untracked(path, root):
             found[path] = (
                 f"`{key}: {name}` is in neither git nor DVC, so a clone, a colleague and `dvc exp run --temp` will not "
-                f"have it: run `{_track_command(path, root)}`"
+                f"have it: {_explain_tracking(path, root, key)}"
             )
     return list(found.values())
 
@@ -98,14 +98,21 @@ def _is_untracked(path: Path, root: Path) -> bool:
     return run_git(root, "ls-files", "--", str(path)) == b""
 
 
-def _track_command(path: Path, root: Path) -> str:
-    """Return the command that tracks a path; DVC refuses a .dvc file that git ignores."""
+def _explain_tracking(path: Path, root: Path, key: str) -> str:
+    """Return how to track a path: DVC refuses a .dvc file that git ignores, git one that is in another clone."""
     name = path.relative_to(root).as_posix()
+    folders = [folder for folder in path.parents if folder.is_relative_to(root) and folder != root]
+    if clone := next((folder for folder in folders if (folder / ".git").exists()), None):
+        return (
+            f"copy it out of the git clone {clone.relative_to(root).as_posix()}, for example to data/raw/{path.name}, "
+            f"and name the copy in `{key}`"
+        )
     quoted = shlex.quote(name)
     add = f"dvc add {quoted} && git add {shlex.quote(f'{name}.dvc')}"
     if run_git(root, "check-ignore", "-q", f"{name}.dvc") is None:
-        return add
-    return f"git check-ignore -v {shlex.quote(f'{name}.dvc')}` to see which line of .gitignore to change, then `{add}"
+        return f"run `{add}`"
+    check = f"git check-ignore -v {shlex.quote(f'{name}.dvc')}"
+    return f"run `{check}` to see which line of .gitignore to change, then `{add}`"
 
 
 def explain_roots(
