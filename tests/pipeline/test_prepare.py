@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from vlp_models.cli.presets import merge_overlay
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import hashes
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import GeneratorParams, Params, SourceParams, load_params
+from vlp_models.pipeline.dvc.external import check_files, explain_roots
 from vlp_models.pipeline.stages import prepare, validate
 
 ROOT = Path(__file__).parents[2]
@@ -176,20 +178,30 @@ def test_hint_names_the_folder_only_if_the_files_are_missing(workspace: Workspac
         prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
 
 
+@pytest.mark.parametrize("preset", ["scenes-tasks", "vlmo"])
+def test_a_folder_that_a_generator_writes_may_be_missing_before_a_run(preset: str, tmp_path: Path) -> None:
+    """As in a new clone, or before the generator has written a new folder."""
+    params = merge_overlay(ROOT / "params.yaml", ROOT / "presets" / f"{preset}.yaml", []).params
+    assert explain_roots(params, tmp_path) == []
+    check_files(params, tmp_path, regions=True)
+
+
 def test_missing_dataset_names_where_to_get_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     scenes = GeneratorParams(generator="objects", seed=1, train=1, val=1, test=1)
     sources = {name: dataclasses.replace(PAIRS, root=f"data/raw/{name}") for name in ("pairs", "scenes")}
     sources["nlvr"] = SourceParams(format="nlvr", root="data/raw/nlvr")
+    sources["scenes_nlvr2"] = SourceParams(format="nlvr2", root="data/raw/scenes/nlvr2")
     params = dataclasses.replace(params_for(**sources), generate={"scenes": scenes})
     for key, way_out in {
         "pairs": "`data.pairs.root: data/raw/pairs`: no such folder; it should hold a dataset of the format pairs",
         "scenes": "run `vlp stage generate scenes`",
+        "scenes_nlvr2": "run `vlp stage generate scenes`",
         "nlvr": "clone https://github.com/lil-lab/nlvr and name its `nlvr` folder",
     }.items():
         with pytest.raises(DataError) as caught:
             prepare.run(params, workspace, key)
-        assert f"data/raw/{key}" in str(caught.value)
+        assert sources[key].root in str(caught.value)
         assert way_out in str(caught.value)
 
 

@@ -115,6 +115,14 @@ def _explain_tracking(path: Path, root: Path, key: str) -> str:
     return f"run `{check}` to see which line of .gitignore to change, then `{add}`"
 
 
+def find_generator(params: Params, name: str) -> str:
+    """Return the entry of `generate` that writes a dataset's folder, or "": scenes for data/raw/scenes/nlvr2."""
+    if name in params.generate:
+        return name
+    root = Path(os.path.normpath(params.data[name].root))
+    return next((key for key in params.generate if root.is_relative_to(Path("data", "raw", key))), "")
+
+
 def explain_roots(
     params: Params, root: Path, names: Iterable[str] | None = None, *, ingested: bool = True
 ) -> list[str]:
@@ -127,7 +135,7 @@ def explain_roots(
     found = []
     for name in params.data if names is None else names:
         is_ingested = Path(params.data[name].root) == Path(params.ingest.dataset)
-        if name not in params.generate and (ingested or not is_ingested):
+        if not find_generator(params, name) and (ingested or not is_ingested):
             found.append(_explain_root(params, name, root))
     return [sentence for sentence in found if sentence]
 
@@ -184,7 +192,7 @@ def check_files(params: Params, root: Path, *, regions: bool) -> None:
         missing += [
             f"params.yaml: `data.{name}` names {path}: no such file; put it there, or correct the name"
             for path in files_outside_root(source)
-            if name not in params.generate and not (root / path).exists()
+            if not find_generator(params, name) and not (root / path).exists()
         ]
     for file, key in named_sources(params, regions=regions):
         path = weights_dependency(file)

@@ -29,7 +29,7 @@ from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, SourceParams, to_plain
-from vlp_models.pipeline.dvc.external import check_roots
+from vlp_models.pipeline.dvc.external import check_roots, find_generator
 
 logger = get_logger(__name__)
 
@@ -54,7 +54,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, f"prepare@{key}"):
         check_roots(params, workspace.root, [key])
         if not (workspace.root / source.root).is_dir():
-            raise DataError(f"{workspace.root / source.root}: no such folder; run `vlp stage generate {key}`")
+            folder, generator = workspace.root / source.root, find_generator(params, key)
+            raise DataError(f"{folder}: no such folder; run `vlp stage generate {generator}`")
         with output_directory(workspace.interim(key)) as directory:
             with spooled(directory):
                 tables = read_source(key, source, workspace.root)
