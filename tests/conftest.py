@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 2 if item.path in copies else 1 if item.path in minutes else 3
 
     items.sort(key=order)
+
+
+@pytest.fixture(scope="module")
+def few_items_suffice() -> Iterator[None]:
+    """Report intervals and ranks for the handful of items that a test has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vlp_models.metrics.bootstrap.MIN_GROUPS", 1)
+        patch.setattr("vlp_models.pipeline.stages.evaluate.MIN_GROUPS", 1)
+        patch.setattr("vlp_models.tasks.retrieval.MAX_CHANCE", 100.0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -79,13 +79,6 @@ def awaited(count: int) -> str:
     return f"python {HELPERS}/stand_ins.py flow-runs {count}"
 
 
-def setup_of_unattended() -> str:
-    """Return the commands of docs/get-started/unattended.md from the server to its GPU limit."""
-    block = next(b for b in read_blocks(ROOT / "docs/get-started/unattended.md") if "PREFECT_API_URL" in b.first)
-    texts = [command.text for command in block.commands]
-    return "\n".join(texts[: next(i for i, text in enumerate(texts) if "gcl create" in text) + 1])
-
-
 @dataclass(frozen=True)
 class Part:
     """A part of a page: its blocks from the one that starts with `first`, or from the page's first block."""
@@ -121,7 +114,7 @@ PARTS: dict[str, list[Part]] = {
         Part(long=True, before={"vlp promote retrieval": RETRIEVAL}),
         Part("make flickr8k", fresh=True, long=True, photographs=True),
     ],
-    "deployment": [Part(before={"prefect gcl update gpu --active-slots 0": setup_of_unattended()})],
+    "deployment": [Part()],
     "flickr8k": [
         Part(fresh=True, long=True, photographs=True),
         Part("vlp use presets/flickr8k.yaml --set data.flickr8k.root", fresh=True, long=True, photographs=True),

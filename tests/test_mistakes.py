@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
 import shlex
@@ -546,6 +547,7 @@ def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("mistake", TABLE, ids=[f"{m.command}: {m.what}" for m in TABLE])
 def test_a_mistake_is_answered_with_one_sentence(project: Path, mistake: Mistake) -> None:
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # as a command's own process does before it imports MLflow
     mistake.arrange(project)
     with without_root_rights(), mistake.during():
         done = run_in_process(project, "vlp", *shlex.split(mistake.command), check=False)

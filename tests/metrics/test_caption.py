@@ -28,6 +28,8 @@ from vlp_models.metrics.score import Score, meteor_from_statistics
 from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
 
+pytestmark = pytest.mark.usefixtures("few_items_suffice")
+
 SCORES = json.loads((Path(__file__).parent.parent / "golden" / "golden_caption_metrics.json").read_text())
 CANDIDATES = {image_id: captions[0] for image_id, captions in SCORES["res_raw"].items()}
 REFERENCES = SCORES["gts_raw"]

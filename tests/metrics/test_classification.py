@@ -24,6 +24,8 @@ from vlp_models.metrics.classification import (
 )
 from vlp_models.metrics.score import Evidence, FloatArray, Score, item_scores, macro_f1_percent, read_items, write_items
 
+pytestmark = pytest.mark.usefixtures("few_items_suffice")
+
 LABELS = ("a", "b", "c")
 PAIRS = ["aa", "aa", "ab", "bb", "ba", "cc"]  # label, prediction
 

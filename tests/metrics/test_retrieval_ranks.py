@@ -21,6 +21,8 @@ from vlp_models.metrics.retrieval import (
     top_columns,
 )
 
+pytestmark = pytest.mark.usefixtures("few_items_suffice")
+
 
 def slow_ranks(images: np.ndarray, owners: list[int], texts: np.ndarray) -> tuple[list[int], list[int]]:
     """Rank with one dot product at a time; ties count against the right item."""

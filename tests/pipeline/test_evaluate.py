@@ -28,7 +28,7 @@ from vlp_models.params import FinetuneParams, GeneratorParams, Params, load_para
 from vlp_models.pipeline.stages import evaluate, generate, prepare, shards
 from vlp_models.tasks import task_class
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_items_suffice")]
 
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
 CLASSES = ["background", "circle", "square"]

@@ -34,7 +34,7 @@ from vlp_models.pipeline.stages import (
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import EvalContext
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_items_suffice")]
 
 ROOT = Path(__file__).parents[2]
 
@@ -201,7 +201,7 @@ def test_the_report_shows_both(done: tuple[Workspace, Params]) -> None:
 def test_invalid_option_stops_the_pipeline_before_it_starts(
     done: tuple[Workspace, Params], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vlp_models.cli.pipeline import run_pipeline
+    from vlp_models.cli.pipeline import write_plan
 
     workspace, _ = done
     monkeypatch.chdir(workspace.root)
@@ -211,7 +211,7 @@ def test_invalid_option_stops_the_pipeline_before_it_starts(
         ParamsError,
         match=r"`finetune\.tden-retrieval\.options\.negative`.*its options: scorer, loss, temperature",
     ):
-        run_pipeline([])
+        write_plan()
 
 
 def test_registry_ranks_a_run_with_two_datasets(done: tuple[Workspace, Params]) -> None:

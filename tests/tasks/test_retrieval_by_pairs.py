@@ -20,6 +20,8 @@ from vlp_models.errors import ParamsError
 from vlp_models.tasks.base import TaskModel
 from vlp_models.tasks.retrieval import Retrieval, fill_unscored, shortlist_pairs
 
+pytestmark = pytest.mark.usefixtures("few_items_suffice")
+
 
 class Both(Fusing):
     def embed_image(self, image: Image) -> Tensor:

@@ -12,16 +12,13 @@ from typing import Any
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
+from vlp_models.evaluation.report.variants import COSTS, Record, label_variants
 from vlp_models.params import Params
 from vlp_models.tasks import TASKS, task_class
-
-Record = dict[str, Any]
-COSTS = ("parameters", "samples_seen", "training_seconds", "training_memory_mb")
 
 
 def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
     """Return the scores of every evaluated run of params.yaml with the run's training cost, by task, in file order."""
-    from vlp_models.evaluation.report.variants import label_variants
 
     found, variants = [], label_variants(params)
     for run, finetune in params.finetune.items():

@@ -12,11 +12,13 @@ from typing import Any
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
-from vlp_models.evaluation.report.records import COSTS, Record
 from vlp_models.metrics.bootstrap import Difference, compare_variants
 from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params, split_start
 from vlp_models.tasks.scoring import read_item_scores
+
+Record = dict[str, Any]
+COSTS = ("parameters", "samples_seen", "training_seconds", "training_memory_mb")
 
 ITEMS = "items.parquet"
 SEED = 1

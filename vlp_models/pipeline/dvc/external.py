@@ -134,8 +134,9 @@ def explain_roots(
     """
     found = []
     for name in params.data if names is None else names:
-        is_ingested = Path(params.data[name].root) == Path(params.ingest.dataset)
-        if not find_generator(params, name) and (ingested or not is_ingested):
+        if not ingested and Path(params.data[name].root) == Path(params.ingest.dataset):
+            continue
+        if not find_generator(params, name):
             found.append(_explain_root(params, name, root))
     return [sentence for sentence in found if sentence]
 
