@@ -143,7 +143,7 @@ PARTS: dict[str, list[Part]] = {
         Part("vlp use presets/vlmo.yaml", long=True, before={"vlp use presets/vlmo.yaml": "vlp promote vqa"}),
         Part("vlp use presets/scenes-tasks.yaml", long=True),
         Part("vlp use presets/xgpt.yaml", long=True),
-        Part("vlp use presets/tden-cc3m.yaml", fresh=True, replace={"vlp run": "vlp plan && vlp status"}),  # no GPUs
+        Part("vlp use presets/tden-cc3m.yaml", fresh=True, replace={"vlp run": "vlp status"}),  # no data, no GPUs
     ],
 }
 
