@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DVC_NO_ANALYTICS", "1")
@@ -38,6 +41,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 2 if item.path in copies else 1 if item.path in minutes else 3
 
     items.sort(key=order)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return Chromium, or skip where it or playwright is missing (requirements-pictures.lock)."""
+    if importlib.util.find_spec("playwright") is None:
+        pytest.skip("playwright is not installed: requirements-pictures.lock")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("Chromium is not on this machine")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        chromium = driver.chromium.launch(executable_path=path, args=flags)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 CUT_OFF = """() => {
   document.querySelectorAll('details').forEach(one => one.open = true);
@@ -29,20 +24,6 @@ CUT_OFF = """() => {
   return [...tables, ...outside, ...labels].map(e => e.outerHTML.slice(0, 160));
 }"""
 TOP = "selector => document.querySelector(selector).getBoundingClientRect().top + scrollY"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if importlib.util.find_spec("playwright") is None:
-        pytest.skip("playwright is not installed: requirements-pictures.lock")
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not on this machine")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

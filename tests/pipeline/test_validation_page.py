@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import html.parser
-import importlib.util
 import json
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,6 @@ from vlp_models.errors import DataError
 from vlp_models.pipeline.stages import validate
 
 pytestmark = [pytest.mark.slow]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<script>document.title = 'stolen'</script>\"'><img src=https://example.org/x onerror=alert(1)>"
 
 
@@ -56,7 +51,7 @@ def read_page(workspace: Workspace) -> str:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Validated rows of which some break every rule, in tables whose ids, texts and lines are attacks."""
+    """Validated rows, some of them against every rule, in tables whose ids, texts and lines are attacks."""
     workspace, rows = Workspace(tmp_path_factory.mktemp("hostile")), good_rows()
     for table, rules in BROKEN.items():
         rows[table] += [row(table, rule, **changes) for rule, changes in rules.items() if rule != "near_disjoint"]
@@ -143,20 +138,6 @@ def test_verdict_gives_the_reason_for_a_refusal(tmp_path: Path) -> None:
     text = read_page(workspace)
     assert "Refused</span>: captions: 1 of 11 rows are bad (9.09%); at most 5% of a table may be." in text
     assert "too many bad rows" in text and ".work/validate/refused/quarantine.parquet" in text
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if importlib.util.find_spec("playwright") is None:
-        pytest.skip("playwright is not installed: requirements-pictures.lock")
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not on this machine")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlp_models.common.io import read_json
-from vlp_models.common.pages.environment import page_environment
+from vlp_models.common.pages import page_environment
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import SPLITS

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlp_models.common.pages.environment import page_environment
+from vlp_models.common.pages import page_environment
 from vlp_models.curation.duplicates.leakage import Leak
 
 EXAMPLES = 20  # per list
