@@ -125,11 +125,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 splits=dict(sorted(results["images"].splits.items())),
             )
     copied = (
-        f"{found['equal']:,} of {found['captions']:,} in {split} ({found['one_word_apart']:,} but for one word)"
+        f"{found['equal']:,} of {found['captions']:,} in {split} ({found['one_word_apart']:,} with one word changed)"
         for split, found in repeated["captions"].items()
     )
     if repeated["captions"]:
-        logger.info("validate: captions that train has, too: %s", ", ".join(copied))
+        logger.info("validate: captions that are also in train: %s", ", ".join(copied))
     for what, number in left_out.items():
         logger.info("validate: %s %s left out", f"{number:,}", what)
     logger.info(
