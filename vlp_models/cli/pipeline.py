@@ -59,8 +59,7 @@ def use(
         print(f"{FILE} updated")
     for line in explain_roots(merged.params, workspace.root):
         print(f"before `vlp run`: {line}", file=sys.stderr)
-    _print_untracked()
-    _print_sizes()
+    _print_notes(merged.params, workspace)
 
 
 def plan() -> None:
@@ -73,33 +72,22 @@ def plan() -> None:
     from vlp_models.pipeline.dvc.dvc_yaml import is_generated
     from vlp_models.pipeline.dvc.external import check_roots
 
+    params, workspace = load_params(), Workspace()
     # `vlp ingest` creates its dataset with the first batch, which a flow does after this.
-    check_roots(load_params(), Workspace().root, ingested=False)
+    check_roots(params, workspace.root, ingested=False)
     if write_plan():
         print("dvc.yaml updated")
     elif is_generated(Path.cwd()):
         print("dvc.yaml is up to date")
-    _print_untracked()
-    _print_sizes()
+    _print_notes(params, workspace)
 
 
-def _print_sizes() -> None:
-    """Print what the data has too few images for."""
-    from vlp_models.common.workspace import Workspace
-    from vlp_models.params import load_params
+def _print_notes(params: Params, workspace: Workspace) -> None:
+    """Print which data no other copy of the project would have, and what the data has too few images for."""
     from vlp_models.pipeline.data_sizes import explain_sizes
-
-    for sentence in explain_sizes(load_params(), Workspace()):
-        print(sentence, file=sys.stderr)
-
-
-def _print_untracked() -> None:
-    """Print which data no other copy of the project would have."""
-    from vlp_models.common.workspace import Workspace
-    from vlp_models.params import load_params
     from vlp_models.pipeline.dvc.external import find_untracked
 
-    for sentence in find_untracked(load_params(), Workspace()):
+    for sentence in (*find_untracked(params, workspace), *explain_sizes(params, workspace)):
         print(sentence, file=sys.stderr)
 
 
@@ -226,6 +214,7 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.common.progress import clock
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
+    from vlp_models.pipeline.data_sizes import explain_sizes
     from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
     from vlp_models.pipeline.dvc.external import check_files, check_roots
     from vlp_models.pipeline.dvc.lock_file import repair
@@ -244,8 +233,7 @@ def run_pipeline(targets: list[str]) -> int:
             from vlp_models.models.meta_model import image_kinds  # imports torch
 
             check_files(params, workspace.root, regions="regions" in image_kinds(params).values())
-        _print_sizes()
-        for line in repair(workspace.root):
+        for line in (*explain_sizes(params, workspace), *repair(workspace.root)):
             print(line, file=sys.stderr)
         clear_records(workspace.root)
         code = _run_dvc(params, workspace, targets)
