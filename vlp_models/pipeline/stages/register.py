@@ -106,7 +106,9 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
     with tempfile.TemporaryDirectory(dir=work, prefix="bundles-") as temporary:
         bundles = []
         for task, runs in ranked:
-            logger.info("%s", describe_ranking(params, task, {candidate.run: candidate.scores for candidate in runs}))
+            if len(runs) > 1:
+                scores = {candidate.run: candidate.scores for candidate in runs}
+                logger.info("%s", describe_ranking(params, task, scores))
             for rank, candidate in enumerate(runs):
                 bundle = Path(temporary) / candidate.run / BUNDLE
                 bundle.mkdir(parents=True)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.io import write_text
-from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.data.drift import describe, project
 from vlp_models.data.features import FeatureStore
@@ -25,8 +24,6 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import suggestion
-
-logger = get_logger(__name__)
 
 SAMPLE = 256  # images whose embeddings are kept
 SEED = 1  # of the projection of embeddings
@@ -68,7 +65,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 "points": _sample(by_hash, store) if store else [],
             }
         write_text(training_stats_path(workspace), json.dumps(found, sort_keys=True, ensure_ascii=False) + "\n")
-    logger.info("training_stats: %s captions, %s images", f"{found['captions']:,}", f"{found['images']:,}")
 
 
 def compared_run(params: Params) -> PretrainParams:
