@@ -1,65 +1,14 @@
-"""From new data to promoted models, as a Prefect flow. Prefect decides when to run, DVC decides what is stale.
+"""The flow of the deployment `weekly`: from new data to promoted models. Edit it, or wrap the flow in one of your own.
 
 Run it without a server:      python -m flows.retrain
-As a deployment:              see docs/get-started/unattended.md
+As a deployment:              `vlp up`, which registers prefect.yaml
 """
 
-from __future__ import annotations
-
-import signal
 import sys
-from pathlib import Path
-from typing import Any
 
-from prefect import flow, get_run_logger
-from prefect.client.schemas.objects import State
+from vlp_models.flows.retrain import main, retrain
 
-from flows.parts import retrain_parts
-from flows.pipeline import log_to_terminal, run_without_server
-from flows.process import StageFailed, WorkspaceInUse
-from flows.tasks import HOOKS, run_parts
-from vlp_models.common.log import configure_logging
-from vlp_models.errors import VLPError, explain_system_error
-from vlp_models.params import load_params
-
-
-@flow(name="retrain", flow_run_name="retrain", persist_result=False, **HOOKS)
-def retrain(root: str = ".", reason: str = "") -> State[Any]:
-    """Run every part of the pipeline in order, if it is stale; then the gate decides on promotion.
-
-    Args:
-        root: the project's folder. A deployment runs in it; leave the default.
-        reason: what triggered the run; only logged.
-    """
-    if reason:
-        get_run_logger().info("triggered by %s", reason)
-    return run_parts(root, retrain_parts)
-
-
-def main() -> int:
-    """Run the same parts in this process, without a server: `dvc repro` with ingestion and promotion."""
-    configure_logging()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        params = load_params()
-        run_without_server(Path.cwd(), retrain_parts(params), params.flow, name="retrain", log=log_to_terminal)
-    except VLPError as error:
-        log_to_terminal(f"vlp: {error}")
-        return error.exit_code
-    except (StageFailed, WorkspaceInUse) as error:
-        log_to_terminal(str(error))
-        return 1
-    except OSError as error:
-        if error.errno is None:
-            raise
-        log_to_terminal(f"{explain_system_error(error)}. Finished stages are kept; run again")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
+__all__ = ["retrain"]
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        sys.exit("usage: python -m flows.retrain    (in the project's root; no server is needed)")
     sys.exit(main())

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from flows.notify import notify
-from flows.process import StageFailed, TimedOut, run_supervised
 from vlp_models.common.log import _PlainHandler, _rich_handler
 from vlp_models.common.redaction import redact, redact_yaml, redacted, without_secrets
+from vlp_models.flows.notify import notify
+from vlp_models.flows.process import StageFailed, TimedOut, run_supervised
 from vlp_models.params import FlowParams, TrackingParams
 from vlp_models.registry import logger
 from vlp_models.registry.client import tracking_errors
@@ -107,7 +107,7 @@ def test_failed_part_and_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     output = "".join(lines) + str(caught.value).partition("exited with code")[2]
     assert "127.0.0.1" in output and SECRET not in output
     sent: list[Any] = []
-    monkeypatch.setattr("flows.notify._post", lambda url, body, timeout: sent.append(body) or "")
+    monkeypatch.setattr("vlp_models.flows.notify._post", lambda url, body, timeout: sent.append(body) or "")
     params = FlowParams(webhook="http://127.0.0.1:9/", notify="all")
     notify(params, flow="f", run="r", state="Failed", message=f"at {URI}", bad=True, log=lines.append)
     assert "127.0.0.1" in json.dumps(sent) and SECRET not in json.dumps(sent)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.cluster import task_runner
 from vlp_models.common.io import hash_path
 from vlp_models.data.tables import write_table
 from vlp_models.errors import MissingToolError, ParamsError
+from vlp_models.flows.cluster import task_runner
 from vlp_models.params import ClusterParams, load_params
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.notify import notify
+from vlp_models.flows.notify import notify
 from vlp_models.params import FlowParams
 
 

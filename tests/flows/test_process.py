@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.process import (
+from vlp_models.cli.pipeline import run_lock
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import BusyError
+from vlp_models.flows.process import (
     PathLocked,
     Preempted,
     StageFailed,
@@ -23,9 +26,6 @@ from flows.process import (
     repro,
     run_supervised,
 )
-from vlp_models.cli.pipeline import run_lock
-from vlp_models.common.workspace import Workspace
-from vlp_models.errors import BusyError
 from vlp_models.pipeline.dvc.lock_file import repair
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,7 +46,7 @@ SLOW = TRAINER.replace("def save(*_):", "def save(*_):\n    time.sleep(2)")
 HOLDER = f"""
 import sys
 from pathlib import Path
-from flows.process import hold_workspace, run_supervised
+from vlp_models.flows.process import hold_workspace, run_supervised
 with hold_workspace(Path("."), "one", 0, print) as lock_fd:
     run_supervised(Path("."), [sys.executable, "-c", {SLOW!r}], print, lock_fd=lock_fd)
 """

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from flow_project import break_stage, set_flow
 
-from flows.parts import Part, retrain_parts
-from flows.pipeline import DataDrifted, Outcome, run_without_server, summarize
-from flows.process import StageFailed
+from vlp_models.flows.parts import Part, retrain_parts
+from vlp_models.flows.pipeline import DataDrifted, Outcome, run_without_server, summarize
+from vlp_models.flows.process import StageFailed
 from vlp_models.params import FlowParams, load_params
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,7 +31,7 @@ NAMES = [
 ]
 NAMES += ["evaluate", "register", "promote captioning", "promote vqa", "report"]
 SLOT = """
-from flows.tasks import gpu_slot
+from vlp_models.flows.tasks import gpu_slot
 with gpu_slot("gpu", print):
     print("ran")
 """

@@ -133,8 +133,8 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
     with guarded(workspace, f"{name}@{key}" if key else name), unchanged as params:
         if name in ON_CLUSTER and params.cluster.address:
-            # A subprocess, because imports point down: vlp_models does not import flows.
-            command = [sys.executable, "-m", "flows.cluster", name, "--params", params_file]
+            # A subprocess, because imports point down: `cli` does not import `flows`.
+            command = [sys.executable, "-m", "vlp_models.flows.cluster", name, "--params", params_file]
             code = subprocess.run(command).returncode
             if code:
                 raise SystemExit(code)

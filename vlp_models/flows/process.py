@@ -116,7 +116,7 @@ def run_supervised(
         StageFailed: any other exit code.
     """
     env = {**command_environment(keep_order=True), "PYTHONUNBUFFERED": "1"}
-    env["PYTHONPATH"] = f"{Path(__file__).parent.parent}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    env["PYTHONPATH"] = f"{Path(__file__).parents[2]}{os.pathsep}{env.get('PYTHONPATH', '')}"
     if lock_fd is not None:
         env[HELD_LOCK] = os.fspath(Workspace(root).lock.resolve())
     (root / ".work").mkdir(exist_ok=True)

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flows.notify import notify
-from flows.parts import DRIFTED, Part
-from flows.process import (
+from vlp_models.common.io import write_json
+from vlp_models.common.redaction import redact, without_secrets
+from vlp_models.errors import TrackingError
+from vlp_models.flows.notify import notify
+from vlp_models.flows.parts import DRIFTED, Part
+from vlp_models.flows.process import (
     WORTH_A_RETRY,
     Log,
     StageFailed,
@@ -25,9 +28,6 @@ from flows.process import (
     run_supervised,
     update_dvc_yaml,
 )
-from vlp_models.common.io import write_json
-from vlp_models.common.redaction import redact, without_secrets
-from vlp_models.errors import TrackingError
 from vlp_models.params import FlowParams
 from vlp_models.pipeline.dvc.lock_file import repair
 

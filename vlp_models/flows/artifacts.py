@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline import Outcome
 from vlp_models.common.redaction import redact
+from vlp_models.flows.pipeline import Outcome
 from vlp_models.params import Params
 from vlp_models.registry.receipts import decision_numbers, find_challenger, read_decisions, read_registered, read_value
 

@@ -19,13 +19,13 @@ from prefect.logging import get_logger
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled, Completed  # plain-ok
 
-from flows.artifacts import make_artifacts
-from flows.notify import notify
-from flows.parts import Part
-from flows.pipeline import Run, summarize
-from flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, update_dvc_yaml
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import ParamsError
+from vlp_models.flows.artifacts import make_artifacts
+from vlp_models.flows.notify import notify
+from vlp_models.flows.parts import Part
+from vlp_models.flows.pipeline import Run, summarize
+from vlp_models.flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, update_dvc_yaml
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.dvc.lock_file import repair
 

@@ -1,8 +1,8 @@
 """Run `features` and `shards` on a Dask or Ray cluster, through Prefect's task runners.
 
-`python -m flows.cluster features` does the same as `vlp stage features`, with its chunks as tasks of a flow. `vlp
-stage` calls it if params.yaml has a `cluster.address`. The machines of the cluster need this package, the project's
-folder under the same path, and the PREFECT_API_URL of a server that they can reach.
+`python -m vlp_models.flows.cluster features` does the same as `vlp stage features`, with its chunks as tasks of a flow.
+`vlp stage` calls it if params.yaml has a `cluster.address`. The machines of the cluster need this package, the
+project's folder under the same path, and the PREFECT_API_URL of a server that they can reach.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def run_on_cluster(stage: str, params_file: Path, root: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m vlp_models.flows.cluster", description=__doc__)
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     arguments = parser.parse_args()
@@ -101,7 +101,7 @@ def main() -> None:
     try:
         run_on_cluster(arguments.stage, arguments.params, Path.cwd())
     except VLPError as error:
-        print(f"flows.cluster: {error}", file=sys.stderr)
+        print(f"vlp_models.flows.cluster: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 

@@ -1,0 +1,104 @@
+"""Flows for one task at a time: train one run, evaluate, promote, roll back. Their parameters are the deployments'."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+
+from vlp_models.cli.presets import apply_overlay
+from vlp_models.errors import ParamsError
+from vlp_models.flows.notify import notify
+from vlp_models.flows.parts import Part, promotion_part, training_parts
+from vlp_models.flows.tasks import HOOKS, run_parts
+from vlp_models.params import Params, load_params
+from vlp_models.tasks import TASKS
+
+OPTIONS: dict[str, Any] = {"persist_result": False, **HOOKS}
+
+
+@flow(name="train", flow_run_name="train {run}", **OPTIONS)
+def train(run: str, preset: str = "", root: str = ".") -> State[Any]:
+    """Train and evaluate one fine-tuning run, with its stale inputs. `retrain` registers and promotes.
+
+    Args:
+        run: an entry of `finetune` in params.yaml.
+        preset: a name in presets/ (without .yaml) to merge into params.yaml first. It stays there, as after `vlp use`.
+    """
+
+    def apply_preset(params: Params) -> list[Part]:
+        path = _find_preset(root, preset)
+        with tempfile.TemporaryDirectory() as scratch:  # check the run's name before the preset is merged for good
+            copy = Path(shutil.copy(Path(root) / "params.yaml", scratch))
+            apply_overlay(copy, Path(root) / path, [])
+            _check_known(run, load_params(copy).finetune, "finetune run")
+        return [Part(name=f"use {preset}", kind="validate", command=("use", path))]
+
+    def parts(params: Params) -> list[Part]:
+        _check_known(run, params.finetune, "finetune run")
+        return training_parts(params, [run])
+
+    return run_parts(root, apply_preset, parts) if preset else run_parts(root, parts)
+
+
+@flow(name="evaluate", flow_run_name="evaluate {task} {alias}", **OPTIONS)
+def evaluate(task: str, alias: str = "champion", root: str = ".") -> State[Any]:
+    """Evaluate the registered model `alias` of a task on the current test split."""
+
+    def parts(params: Params) -> list[Part]:
+        _check_known(task, TASKS, "task")
+        _check_known(alias, ["champion", "challenger", "previous"], "alias")
+        return [Part(name=f"evaluate {task} {alias}", kind="evaluate", command=("evaluate-alias", task, alias))]
+
+    return run_parts(root, parts)
+
+
+@flow(name="promote", flow_run_name="promote {task}", **OPTIONS)
+def promote(task: str, root: str = ".") -> State[Any]:
+    """Pass a task's challenger through the gate, even if it was judged before."""
+
+    def parts(params: Params) -> list[Part]:
+        _check_known(task, TASKS, "task")
+        return [promotion_part(params, task)]
+
+    return run_parts(root, parts)
+
+
+@flow(name="rollback", flow_run_name="rollback {task}", **OPTIONS)
+def rollback(task: str, root: str = ".") -> State[Any]:
+    """Restore a task's previous champion."""
+
+    def parts(params: Params) -> list[Part]:
+        _check_known(task, TASKS, "task")
+        return [Part(name=f"rollback {task}", kind="promote", command=("rollback", task))]
+
+    return run_parts(root, parts)
+
+
+@flow(name="notify", flow_run_name="notify about {run}", persist_result=False)
+def notify_webhook(run: str, state: str, message: str = "", root: str = ".") -> None:
+    """Report a crashed run, which could not report itself, to the webhook."""
+    params = load_params(Path(root) / "params.yaml").flow
+    log = get_run_logger().warning
+    notify(params, flow="vlp", run=run, state=state, message=message or "see the run's log", bad=True, log=log)
+
+
+def _check_known(value: str, known: Iterable[str], kind: str) -> None:
+    """Check a flow's parameter: it comes from outside, and only known names may reach a command line."""
+    if value not in known:
+        raise ParamsError(f"{value!r} is not a {kind}; known: {', '.join(known)}")
+
+
+def _find_preset(root: str, name: str) -> str:
+    """Return the path of a preset, relative to the project's root."""
+    folder = Path(root) / "presets"
+    if not re.fullmatch(r"[\w-]+", name) or not (folder / f"{name}.yaml").exists():
+        known = sorted(file.stem for file in folder.glob("*.yaml"))
+        raise ParamsError(f"{name!r} is not a preset; known: {', '.join(known)}")
+    return f"presets/{name}.yaml"
