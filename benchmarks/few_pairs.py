@@ -1,4 +1,4 @@
-"""presets/few-pairs.yaml on a draw of Flickr8k's training photos, scored on 300 of its dev photos.
+"""The preset few-pairs on a draw of Flickr8k's training photos, scored on 300 of its dev photos.
 
 python benchmarks/few_pairs.py FLICKR8K 50 --draw 1      (needs requirements-photographs.lock; some minutes on one core)
 """
@@ -62,7 +62,7 @@ def main() -> None:
         write_pairs(options.flickr8k, root / "data" / "raw" / "pairs", options.photos, options.draw)
         os.chdir(root)
         shutil.copy(ROOT / "params.yaml", root)
-        apply_overlay(root / "params.yaml", ROOT / "presets" / "few-pairs.yaml", SETTINGS)
+        apply_overlay(root / "params.yaml", ROOT / "vlp_models" / "presets" / "few-pairs.yaml", SETTINGS)
         params, workspace = load_params(root / "params.yaml"), Workspace(root)
         for stage in STAGES:
             name, _, key = stage.partition(" ")

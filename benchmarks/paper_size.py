@@ -117,7 +117,7 @@ def train(run: Run, images: int, batches: int, trainer: TrainerParams) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         file = Path(shutil.copy(ROOT / "params.yaml", folder))
         for preset in run.presets:
-            apply_overlay(file, ROOT / "presets" / f"{preset}.yaml", [])
+            apply_overlay(file, ROOT / "vlp_models" / "presets" / f"{preset}.yaml", [])
         params = parse_params(read_yaml(file))
     section = params.pretrain[run.name]
     own = params.models[section.model]

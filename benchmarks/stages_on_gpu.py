@@ -1,6 +1,6 @@
 """Run every stage of a workspace that computes, in one process and without DVC: does all of it work on this GPU?
 
-    vlp use presets/tiny.yaml                  # and the presets of the models to try
+    vlp use tiny                  # and the presets of the models to try
     vlp use --set trainer.accelerator=gpu --set tracking.uri=
     vlp run validate
     python benchmarks/stages_on_gpu.py

@@ -7,7 +7,7 @@ for every hypothesis at every step. Both must find the same sentences, or the sc
 Pretraining: 64 pairs, 100 regions, up to 20 words, objectives drawn. The masks must equal those of a plain loop, and
 vocabulary logits are counted where they are computed. Times are CPU seconds of this process; wall-clock time on a GPU.
 
-    python benchmarks/unified_vlp.py                     # 128 wide, 4 layers, as in presets/unified-vlp.yaml
+    python benchmarks/unified_vlp.py                     # 128 wide, 4 layers, as in the preset unified-vlp
     python benchmarks/unified_vlp.py --paper --images 2 --device cuda
 
 Writes benchmarks/results/unified-vlp-<size>-<device>.json.

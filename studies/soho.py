@@ -55,7 +55,7 @@ STUDY = Study(
         "the web images. It stays frozen during pretraining (the paper: ten of forty epochs); in tasks AdamW trains it "
         "like everything else. 32, 128 and 512 codes replace the paper's 1024, 2048 and 8192.",
         "A pair has one text of its own and one of another image. Without a dictionary there is no MVM; with one, its "
-        "weight is 0.1 where the paper's is 1, as in presets/soho.yaml. One seed of a pilot had R@1 22 with 128 codes "
+        "weight is 0.1 where the paper's is 1, as in the preset soho. One seed of a pilot had R@1 22 with 128 codes "
         "at 1, 33 at 0.1, and 41 without a dictionary; seeds differ by 5 to 7.",
         "Retrieval fuses each pair: one caption of each test image, and its own image among ten; the caption is false "
         "for the other nine. Fine-tuning ranks the own image against three others.",

@@ -99,7 +99,7 @@ def build_project(folder: Path) -> Path:
         if not output.exists():
             shutil.rmtree(project, ignore_errors=True)
             new_clone(project)
-            run(project, "vlp", "use", "presets/tiny.yaml")
+            run(project, "vlp", "use", "tiny")
             output.write_text(run(project, "vlp", "run").stdout)
     return project
 

@@ -15,6 +15,7 @@ from PIL import Image
 from shard_files import hash_shards
 from toy_dataset import TRAINER, write_tokenizer
 
+from vlp_models.cli.presets import find_preset
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import InputReader
 from vlp_models.data.pixels import encode
@@ -102,7 +103,7 @@ def write_workspace(root: Path, **pretrain: dict[str, Any]) -> Params:
     """Write a workspace as it is before `pretrain`, with a VLMo and these runs."""
     write_shards(root / "data" / "shards")
     write_tokenizer(root / "data" / "tokenizer")
-    raw = yaml.safe_load((Path(__file__).parent.parent / "params.yaml").read_text())
+    raw = yaml.safe_load(find_preset(preset).read_text())
     raw["models"] = {"vlmo": {"family": "vlmo", "config": CONFIG}}
     raw["trainer"], raw["tracking"]["uri"], raw["finetune"] = to_plain(TRAINER), "", {}
     raw["defaults"] = {"pretrain": {"batch_size": 8, "max_text_len": 12, "optimizer": {"lr": 1e-2}}, "finetune": {}}
@@ -155,7 +156,7 @@ def train(
 
 def build_from_preset(preset: str, name: str, root: Path) -> Any:
     """Return a preset's model after the stage `initial`, in eval mode, with image weights but no text weights."""
-    found = yaml.safe_load((Path(__file__).parents[1] / "presets" / f"{preset}.yaml").read_text())["models"][name]
+    found = yaml.safe_load(find_preset(preset).read_text())["models"][name]
     model = ModelParams(family=found["family"], config=found["config"], image_init=found["image_init"])
     params, workspace = replace(write_workspace(root), models={name: model}), Workspace(root)
     initial.run(params, workspace, name)

@@ -71,7 +71,7 @@ def open_once(command: list[str], seconds: float = 240) -> int:
 def tiny_sizes(params: Params) -> list[str]:
     """Return the settings that reduce these params; what is smaller already stays.
 
-    A run of one epoch with small batches stays as it is (presets/tiny.yaml has those); any other stops after two
+    A run of one epoch with small batches stays as it is (the preset tiny has those); any other stops after two
     updates, or one per objective.
     """
     changes: dict[str, Any] = {}

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = new_clone(tmp_path_factory.mktemp("contributing") / "project")
-    run_in_process(folder, "vlp", "use", "presets/tiny.yaml")
+    run_in_process(folder, "vlp", "use", "tiny")
     return folder
 
 

@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from vlp_models.cli.main import app
+from vlp_models.cli.presets import list_presets
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -55,8 +56,8 @@ def test_commands_options_and_presets_exist(page: Path) -> None:
         for word in words:
             option = word.partition("=")[0]
             assert not word.startswith("--") or option in options | {"--help"}, f"`vlp {name} {word}`"
-            preset = word.startswith("presets/") and word.endswith(".yaml") and "toy" not in word
-            assert not preset or (ROOT / word).exists(), word
+        preset = words[0] if name == "use" and words and re.fullmatch(r"[a-z][\w-]+", words[0]) else ""
+        assert preset in {"", "toy", *list_presets()}, f"`vlp use {preset}`"
 
 
 @pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)

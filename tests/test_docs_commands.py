@@ -108,7 +108,7 @@ PARTS: dict[str, list[Part]] = {
     ],
     "datasets": [
         Part(),
-        Part("vlp use presets/daquar.yaml", fresh=True, long=True, photographs=True),
+        Part("vlp use daquar", fresh=True, long=True, photographs=True),
     ],
     "demo-page": [
         Part(long=True, before={"vlp promote retrieval": RETRIEVAL}),
@@ -117,8 +117,8 @@ PARTS: dict[str, list[Part]] = {
     "deployment": [Part()],
     "flickr8k": [
         Part(fresh=True, long=True, photographs=True),
-        Part("vlp use presets/flickr8k.yaml --set data.flickr8k.root", fresh=True, long=True, photographs=True),
-        Part("vlp use presets/flickr8k.yaml --set detector.source=none", fresh=True, long=True, photographs=True),
+        Part("vlp use flickr8k --set data.flickr8k.root", fresh=True, long=True, photographs=True),
+        Part("vlp use flickr8k --set detector.source=none", fresh=True, long=True, photographs=True),
     ],
     "forgetting": [Part(long=True)],
     "memory": [Part()],
@@ -140,10 +140,10 @@ PARTS: dict[str, list[Part]] = {
     ],
     "several-models": [
         Part(long=True),
-        Part("vlp use presets/vlmo.yaml", long=True, before={"vlp use presets/vlmo.yaml": "vlp promote vqa"}),
-        Part("vlp use presets/scenes-tasks.yaml", long=True),
-        Part("vlp use presets/xgpt.yaml", long=True),
-        Part("vlp use presets/tden-cc3m.yaml", fresh=True, replace={"vlp run": "vlp status"}),  # no data, no GPUs
+        Part("vlp use vlmo", long=True, before={"vlp use vlmo": "vlp promote vqa"}),
+        Part("vlp use scenes-tasks", long=True),
+        Part("vlp use xgpt", long=True),
+        Part("vlp use tden-cc3m", fresh=True, replace={"vlp run": "vlp status"}),  # no data, no GPUs
     ],
 }
 

@@ -1,4 +1,4 @@
-"""presets/flickr8k*.yaml and daquar.yaml, from raw files to scores, on generated photos in the layouts that users
+"""The presets flickr8k* and daquar, from raw files to scores, on generated photos in the layouts that users
 download. The CNN and the BERT are small and random, so that the presets' packages are not needed.
 """
 
@@ -119,7 +119,7 @@ def without_java(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def content(preset: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / "presets" / preset).read_text())
+    found: dict[str, Any] = yaml.safe_load((ROOT / "vlp_models" / "presets" / preset).read_text())
     return found
 
 
@@ -130,7 +130,7 @@ def go(root: Path, *presets: str, without: Sequence[str] = ()) -> Scores:
     """
     file, workspace = root / "params.yaml", Workspace(root)
     for preset in presets:
-        apply_overlay(file, ROOT / "presets" / preset, [])
+        apply_overlay(file, ROOT / "vlp_models" / "presets" / preset, [])
     apply_overlay(file, None, [f"{run}=null" for run in without])
     apply_overlay(file, None, small(load_params(file)))
     params = load_params(file)

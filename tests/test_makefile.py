@@ -27,15 +27,15 @@ def calls(*arguments: str) -> list[str]:
 
 
 def test_flickr8k_preset_comes_first_then_each_model_in_order_then_run() -> None:
-    first = "use presets/flickr8k.yaml"
+    first = "use flickr8k"
     assert calls() == [first, "run"]
     assert calls("ROOT=some/where", "MODELS=xgpt soho") == [
         f"{first} --set data.flickr8k.root=some/where --set data.snli_ve.root=some/where",
-        "use presets/flickr8k-xgpt.yaml",
-        "use presets/flickr8k-soho.yaml",
+        "use flickr8k-xgpt",
+        "use flickr8k-soho",
         "run",
     ]
 
 
 def test_nothing_runs_if_a_preset_does_not_exist() -> None:
-    assert calls("MODELS=xgtp soho") == ["use presets/flickr8k.yaml", "use presets/flickr8k-xgtp.yaml"]
+    assert calls("MODELS=xgtp soho") == ["use flickr8k", "use flickr8k-xgtp"]

@@ -17,7 +17,7 @@ from cloned_project import copy_project, run, run_in_process
 from vlp_models.common.io import hash_path
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.timeout(1200)]
-WITH_VLMO = ("vlp", "use", "presets/vlmo.yaml", "--set", "models.vlmo.vision_warmup.steps=2")
+WITH_VLMO = ("vlp", "use", "vlmo", "--set", "models.vlmo.vision_warmup.steps=2")
 TRAINED = ("initial@tden", "pretrain@tden", "finetune@tden-vqa")
 
 

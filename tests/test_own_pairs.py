@@ -1,4 +1,4 @@
-"""presets/own-pairs.yaml: from a CSV of image,caption to a captioner, without boxes and without network access.
+"""The preset own-pairs: from a CSV of image,caption to a captioner, without boxes and without network access.
 
 The backbone is one of timm's smallest with random weights, and the vocabulary is trained on the captions; one test uses
 the preset's own packages.
@@ -109,7 +109,7 @@ def write_noise(root: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> Work
 def trained(workspace: Workspace, settings: list[str]) -> Params:
     """Run the preset's stages, from the CSV to scores."""
     file = workspace.root / "params.yaml"
-    apply_overlay(file, ROOT / "presets" / "own-pairs.yaml", [*SHORT, *settings])
+    apply_overlay(file, ROOT / "vlp_models" / "presets" / "own-pairs.yaml", [*SHORT, *settings])
     params = load_params(file)
     for stage in STAGES:
         name, _, key = stage.partition(" ")
@@ -193,7 +193,7 @@ def test_few_photos_run_to_the_end_and_conclude_nothing(
     write_weights(workspace.root / "weights.safetensors")
     file = workspace.root / "params.yaml"
     settings = [*TINY, "tracking.uri=sqlite:///mlflow.db"]
-    apply_overlay(file, ROOT / "presets" / "own-pairs.yaml", [*SHORT, *settings])
+    apply_overlay(file, ROOT / "vlp_models" / "presets" / "own-pairs.yaml", [*SHORT, *settings])
     sizes = explain_sizes(load_params(file), workspace)
     in_test = int(sizes[0].split(" val, ")[1].split()[0])
     assert sizes[0].startswith(f"data.pairs has {count} images: ") and 1 <= in_test < MIN_GROUPS

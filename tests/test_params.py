@@ -245,7 +245,7 @@ def test_yaml_that_would_exhaust_stack_or_memory_is_an_error(text: str, message:
 
 def test_aliases_may_be_used() -> None:
     assert parse_yaml("a: &a [1, 2, 3]\nb: [*a, *a]\n", yaml.safe_load)["b"] == [[1, 2, 3], [1, 2, 3]]
-    for preset in (ROOT / "presets").glob("*.yaml"):
+    for preset in (ROOT / "vlp_models" / "presets").glob("*.yaml"):
         read_yaml(preset)
 
 
@@ -344,14 +344,14 @@ BENEATH = {
 }
 
 
-@pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("preset", sorted((ROOT / "vlp_models" / "presets").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_preset_gives_valid_params(tmp_path: Path, preset: Path) -> None:
     assert preset.read_text().startswith("#"), "a preset starts with its command"
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
     for name in BENEATH.get(preset.stem, ()):
-        assert f"presets/{name}.yaml" in preset.read_text().splitlines()[0], "its command names the presets below it"
-        apply_overlay(path, ROOT / "presets" / f"{name}.yaml", [])
+        assert f"vlp use {name}" in preset.read_text().splitlines()[0], "its command names the presets below it"
+        apply_overlay(path, ROOT / "vlp_models" / "presets" / f"{name}.yaml", [])
     assert apply_overlay(path, preset, [])
     load_params(path)
 
@@ -382,7 +382,7 @@ def test_null_in_a_new_mapping_is_dropped(tmp_path: Path) -> None:
 def test_a_preset_adds_runs_but_never_replaces_one(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
-    apply_overlay(path, ROOT / "presets" / "tden-two-pass.yaml", [])
+    apply_overlay(path, ROOT / "vlp_models" / "presets" / "tden-two-pass.yaml", [])
     params = load_params(path)
     assert list(params.finetune) == ["tden-captioning", "tden-vqa", "tden-two-pass-captioning", "tden-two-pass-vqa"]
     assert params.model_of("tden-two-pass-vqa") == "tden"

@@ -1,4 +1,4 @@
-"""presets/: each gives valid params, and models of the size stated in the paper, built on the meta device."""
+"""The presets: each gives valid params, and models of the size stated in the paper, built on the meta device."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def applied(tmp_path: Path, names: list[str]) -> Params:
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
     for name in names:
-        apply_overlay(path, ROOT / "presets" / f"{name}.yaml", [])
+        apply_overlay(path, ROOT / "vlp_models" / "presets" / f"{name}.yaml", [])
     return load_params(path)
 
 
 def test_every_preset_is_listed() -> None:
-    assert {path.stem for path in (ROOT / "presets").glob("*.yaml")} == set(PRESETS)
+    assert {path.stem for path in (ROOT / "vlp_models" / "presets").glob("*.yaml")} == set(PRESETS)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -110,13 +110,15 @@ def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, n
     params = applied(tmp_path, [*below, name])
     found = {parameters(model.config, model.family) for model in params.models.values()}
     assert found == (expected if isinstance(expected, set) else {expected})
-    first = (ROOT / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
-    assert all(f"presets/{part}.yaml" in first for part in (*below, name))
+    first = (ROOT / "vlp_models" / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
+    assert all(f"vlp use {part}" in first for part in (*below, name))
     for run in (*params.pretrain.values(), *params.finetune.values()):
         assert set(run.sources) <= set(params.data)
 
 
-GENOME = [name for name in PRESETS if re.search(r"(?m)^  vg:", (ROOT / "presets" / f"{name}.yaml").read_text())]
+GENOME = [
+    name for name in PRESETS if re.search(r"(?m)^  vg:", (ROOT / "vlp_models" / "presets" / f"{name}.yaml").read_text())
+]
 
 
 def test_presets_with_visual_genome() -> None:

@@ -4,7 +4,7 @@
 
 Starts a Prefect server, an MLflow server and the demo page on free loopback ports, runs the retrain flow once, takes
 the screenshots and stops the servers. The page needs a champion (`vlp promote`) and Gradio; without Gradio its
-screenshot stays as it is. So does that of the visual dictionary if the report has none (presets/soho.yaml makes one).
+screenshot stays as it is. So does that of the visual dictionary if the report has none (the preset soho makes one).
 `--photo FILE` takes only the page's screenshot of a photograph, with a champion trained on photographs. Needs Chromium
 (Debian's package; `--chromium` names another) and playwright, which `make pictures` installs.
 """

@@ -212,7 +212,7 @@ def test_images_must_not_exceed_the_shards_pixel_limit() -> None:
 def test_impossible_preset_is_refused_before_params_yaml_changes(tmp_path: Path) -> None:
     path = Path(shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml"))
     for preset in ("flickr8k", "flickr8k-vlmo"):
-        apply_overlay(path, ROOT / "presets" / f"{preset}.yaml", [])
+        apply_overlay(path, ROOT / "vlp_models" / "presets" / f"{preset}.yaml", [])
     before = path.read_bytes()
     for wrong, message in {
         "validate.min_image_side=16": "patches of 32",

@@ -332,10 +332,10 @@ def _hash_code() -> str:
 
 
 def _params() -> dict[str, Any]:
-    """Return presets/tiny.yaml with more, smaller steps, two passes, a second model, and no captioning (slow)."""
+    """Return the preset tiny with more, smaller steps, two passes, a second model, and no captioning (slow)."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     tiny, two_pass, second = (
-        yaml.safe_load((ROOT / "presets" / f"{name}.yaml").read_text())
+        yaml.safe_load((ROOT / "vlp_models" / "presets" / f"{name}.yaml").read_text())
         for name in ("tiny", "tden-two-pass", "unified-vlp")
     )
     for section in ("generate", "detector", "tokenizer", "models", "evaluate"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -54,7 +53,6 @@ def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     raw.pop("ingest", None)
     raw["pretrain"]["tden-two-pass"] = TWO_PASS
     (folder / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-    shutil.copytree(ROOT / "presets", folder / "presets")
     runs = list(raw["finetune"])
     names = ["validate", "tokenizer", "shards"]
     stages: dict[str, object] = {}

@@ -110,7 +110,7 @@ def test_other_deployments_wait_for_one_another(site: Site) -> None:
         "evaluate-alias-vqa-champion",
         "promote-captioning",
         "rollback-captioning",
-        "use-presets/tiny.yaml",
+        "use-tiny",
     ]
 
 

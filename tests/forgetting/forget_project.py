@@ -45,7 +45,7 @@ def make_project(root: Path) -> Path:
     scenes = raw["data"]["scenes"]
     raw["data"] = {name: _scenes(root, name, seed, scenes) for name, seed in (("scenes", 1), ("other", 2))}
     raw["data"]["mine"] = {"format": "pairs", "root": "data/raw/mine", "pairs": "pairs.csv"}
-    tiny = yaml.safe_load((ROOT / "presets" / "tiny.yaml").read_text())["models"]["tden"]["config"]
+    tiny = yaml.safe_load((ROOT / "vlp_models" / "presets" / "tiny.yaml").read_text())["models"]["tden"]["config"]
     sizes = raw["models"]["tden"]["config"] | tiny
     sources: dict[str, Any] = {"a": {"scenes": 1, "mine": 1}, "b": {"other": 1}}
     raw["tracking"] = raw["tracking"] | {"dataset": {"captioning": "scenes"}}

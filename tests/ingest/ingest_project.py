@@ -38,7 +38,7 @@ def make_project(root: Path, *, dvc: bool = False, **ingest: Any) -> Workspace:
     raw["generate"] = {}
     raw["data"] = {
         "tested": {"format": "pairs", "root": "data/raw/tested", "pairs": "pairs.csv"},
-        **yaml.safe_load((ROOT / "presets" / "ingest.yaml").read_text())["data"],
+        **yaml.safe_load((ROOT / "vlp_models" / "presets" / "ingest.yaml").read_text())["data"],
     }
     raw["ingest"] |= {"settle_seconds": 0.0, "processes": 1, "track": dvc, "max_bad_fraction": 0.5} | ingest
     raw["features"]["source"] = "grid"

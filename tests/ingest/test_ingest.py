@@ -317,7 +317,7 @@ def test_the_last_line_names_what_trains_on_new_pairs(tmp_path: Path, capsys: py
     for number, (raw, expected) in enumerate(
         (
             (whole, "`vlp run` trains on them"),
-            (unread, "params.yaml does not read data/accepted yet: `vlp use presets/ingest.yaml` adds it"),
+            (unread, "params.yaml does not read data/accepted yet: `vlp use ingest` adds it"),
             (unnamed, "no run trains on them yet: add `ingested` to the `sources` of one (docs/guides/new-data.md)"),
         )
     ):

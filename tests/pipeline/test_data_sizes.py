@@ -29,7 +29,7 @@ def make_project(root: Path, rows: Sequence[str], *settings: str) -> tuple[Param
     (root / "data/raw/pairs/pairs.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     plain = ["features.source=grid", "tokenizer.source=train", "tokenizer.vocab=", "models.tden.text_init="]
     off = ["pretrain.tden.recipe.objectives.moc=null", "finetune.tden-retrieval=null", "models.tden-dual=null"]
-    apply_overlay(root / "params.yaml", ROOT / "presets" / "own-pairs.yaml", [*plain, *off, *settings])
+    apply_overlay(root / "params.yaml", ROOT / "vlp_models" / "presets" / "own-pairs.yaml", [*plain, *off, *settings])
     return load_params(root / "params.yaml"), Workspace(root)
 
 

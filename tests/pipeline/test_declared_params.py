@@ -126,7 +126,7 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Reads
     folder = tmp_path_factory.mktemp("project")
     file = folder / "params.yaml"
     shutil.copy(ROOT / "params.yaml", file)
-    apply_overlay(file, ROOT / "presets" / "tiny.yaml", ["augment.tden.start=finetune/tden-captioning"])
+    apply_overlay(file, ROOT / "vlp_models" / "presets" / "tiny.yaml", ["augment.tden.start=finetune/tden-captioning"])
     # With every key written out: dvc.yaml declares only keys that the file holds.
     file.write_text(yaml.safe_dump(to_plain(load_params(file)), sort_keys=False))
     found: dict[str, dict[str, Reads]] = {}

@@ -44,7 +44,7 @@ def tiny_params(root: Path) -> Params:
     (root / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     small = ["train=24", "val=4", "test=6", "side=64", "questions_per_image=2", "hypotheses_per_image=3"]
     settings = [f"generate.scenes.{s}" for s in small]
-    apply_overlay(root / "params.yaml", ROOT / "presets/scenes-tasks.yaml", settings)
+    apply_overlay(root / "params.yaml", ROOT / "vlp_models" / "presets" / "scenes-tasks.yaml", settings)
     params = load_params(root / "params.yaml")
     runs = {name: replace(params.finetune[f"tden-{name}"], max_epochs=1, batch_size=8) for name in ("retrieval", "vcr")}
     runs["vcr_answer"] = replace(runs["vcr"], options={"subtask": "answer"})

@@ -33,24 +33,41 @@ def run(
     raise typer.Exit(run_pipeline(targets or []))
 
 
+def complete_preset() -> list[str]:
+    from vlp_models.cli.presets import list_presets
+
+    return list(list_presets())
+
+
 def use(
-    preset: Annotated[str, typer.Argument(help="A preset to merge into params.yaml, e.g. presets/nlvr.yaml.")] = "",
+    preset: Annotated[
+        str,
+        typer.Argument(
+            help="A preset to merge into params.yaml: a name from `vlp use --list`, or your own YAML file.",
+            autocompletion=complete_preset,
+        ),
+    ] = "",
     assign: Annotated[list[str] | None, typer.Option("--set", "-S", help="`key.path=value`, after the preset.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the presets and change nothing.")] = False,
 ) -> None:
     """Apply a preset or single values to params.yaml, and update dvc.yaml.
 
-    The result is checked before anything is written; comments are kept. Example: `vlp use presets/vlmo.yaml --set
-    trainer.devices=4`
+    The result is checked before anything is written; comments are kept. Your own presets are YAML files in presets/.
+    Example: `vlp use vlmo --set trainer.devices=4`
     """
-    from vlp_models.cli.presets import merge_overlay
+    from vlp_models.cli.presets import describe_preset, find_preset, list_presets, merge_overlay
     from vlp_models.common.io import write_together
     from vlp_models.common.workspace import Workspace
     from vlp_models.pipeline.dvc.dvc_yaml import FILE
     from vlp_models.pipeline.dvc.external import explain_roots
 
+    if list_all:
+        for name, path in list_presets().items():
+            print(f"{name:22} {describe_preset(path)}")
+        return
     workspace, file = Workspace(), Path("params.yaml")
     with run_lock(workspace, "use"):
-        merged = merge_overlay(file, Path(preset) if preset else None, assign or [])
+        merged = merge_overlay(file, find_preset(preset) if preset else None, assign or [])
         planned = plan_files(merged.params, workspace, merged.raw)
         write_together({file: merged.text, **planned})
     for line in merged.changes:

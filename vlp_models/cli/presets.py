@@ -7,6 +7,7 @@ is checked as a whole before anything is written.
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, parse_params, to_plain
 from vlp_models.params.load import explain_yaml_error, parse_yaml, read_yaml_text
+from vlp_models.params.schema import suggestion
+
+PACKAGED = Path(__file__).parents[1] / "presets"
 
 # The keys that define what an entry of these sections is; a preset may change all others.
 DEFINING = {
@@ -35,6 +39,46 @@ class Overlay:
     raw: dict[str, Any]
     params: Params
     changes: list[str]
+
+
+def find_preset(name: str, root: Path | None = None) -> Path:
+    """Return the file of a preset: `nlvr` is presets/nlvr.yaml in the project if it exists, else the package's.
+
+    Args:
+        name: a preset's name, or the path of a YAML file.
+        root: the project's folder; default: the current one.
+
+    Raises:
+        ParamsError: no preset has this name.
+    """
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        return Path(name)
+    known = list_presets(root)
+    if name not in known:
+        raise ParamsError(f"no preset `{name}`{suggestion(name, known)} (`vlp use --list` lists them all)")
+    return known[name]
+
+
+def list_presets(root: Path | None = None) -> dict[str, Path]:
+    """Return name -> file of the package's presets and of those in the project's folder presets/, sorted by name."""
+    own = Path("presets") if root is None else root / "presets"
+    found = {path.stem: path for folder in (PACKAGED, own) for path in folder.glob("*.yaml")}
+    return dict(sorted(found.items()))
+
+
+def describe_preset(path: Path) -> str:
+    """Return the first sentence of a preset's leading comment, after the command that the comment starts with.
+
+    Raises:
+        ParamsError: the file cannot be read as text.
+    """
+    words: list[str] = []
+    for line in read_yaml_text(path).splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith(("# vlp use", "# make", "# or ")):
+            words += line.strip("# ").split()
+    return textwrap.shorten(re.split(r"(?<=[^l]\.) ", " ".join(words), maxsplit=1)[0], 95, placeholder=" ...")
 
 
 def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> list[str]:

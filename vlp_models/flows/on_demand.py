@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
-from vlp_models.cli.presets import apply_overlay
+from vlp_models.cli.presets import apply_overlay, find_preset
 from vlp_models.errors import ParamsError
 from vlp_models.flows.notify import notify
 from vlp_models.flows.parts import Part, promotion_part, training_parts
@@ -29,16 +29,18 @@ def train(run: str, preset: str = "", root: str = ".") -> State[Any]:
 
     Args:
         run: an entry of `finetune` in params.yaml.
-        preset: a name in presets/ (without .yaml) to merge into params.yaml first. It stays there, as after `vlp use`.
+        preset: the name of a preset to merge into params.yaml first. It stays there, as after `vlp use`.
     """
 
     def apply_preset(params: Params) -> list[Part]:
-        path = _find_preset(root, preset)
+        if not re.fullmatch(r"[\w-]+", preset):
+            raise ParamsError(f"{preset!r} is not the name of a preset")
+        path = find_preset(preset, Path(root))
         with tempfile.TemporaryDirectory() as scratch:  # check the run's name before the preset is merged for good
             copy = Path(shutil.copy(Path(root) / "params.yaml", scratch))
-            apply_overlay(copy, Path(root) / path, [])
+            apply_overlay(copy, path, [])
             _check_known(run, load_params(copy).finetune, "finetune run")
-        return [Part(name=f"use {preset}", kind="validate", command=("use", path))]
+        return [Part(name=f"use {preset}", kind="validate", command=("use", preset))]
 
     def parts(params: Params) -> list[Part]:
         _check_known(run, params.finetune, "finetune run")
@@ -93,12 +95,3 @@ def _check_known(value: str, known: Iterable[str], kind: str) -> None:
     """Check a flow's parameter: it comes from outside, and only known names may reach a command line."""
     if value not in known:
         raise ParamsError(f"{value!r} is not a {kind}; known: {', '.join(known)}")
-
-
-def _find_preset(root: str, name: str) -> str:
-    """Return the path of a preset, relative to the project's root."""
-    folder = Path(root) / "presets"
-    if not re.fullmatch(r"[\w-]+", name) or not (folder / f"{name}.yaml").exists():
-        known = sorted(file.stem for file in folder.glob("*.yaml"))
-        raise ParamsError(f"{name!r} is not a preset; known: {', '.join(known)}")
-    return f"presets/{name}.yaml"

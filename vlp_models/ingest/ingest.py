@@ -372,7 +372,7 @@ def _next_step(params: Params) -> str:
     ]
     commit = f"commit them with `git add {p.dataset}`; " if p.track else ""
     if name not in params.data and Path(p.dataset) == Path(IngestParams().dataset):
-        return f"{commit}params.yaml does not read {p.dataset} yet: `vlp use presets/ingest.yaml` adds it"
+        return f"{commit}params.yaml does not read {p.dataset} yet: `vlp use ingest` adds it"
     if name not in params.data:
         return f"{commit}params.yaml does not read {p.dataset} yet: add it to `data` (docs/guides/new-data.md)"
     if not readers:

@@ -37,7 +37,7 @@ class RegionExtractor:
         max_regions: maximum per image; the most confident are kept.
         content: what a region's feature is. `roi`: the RoI head's output, as in the papers. `probabilities`: the class
             probabilities and the probability of each word that the detector learned (colors, sizes, ...): few numbers
-            near 0 and 1, which a small model learns from in presets/nlvr.yaml.
+            near 0 and 1, which a small model learns from in the preset nlvr.
     """
 
     def __init__(

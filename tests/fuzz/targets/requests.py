@@ -31,7 +31,7 @@ def _preset(folder: Path) -> Prepared:
     from vlp_models.cli.presets import apply_overlay
 
     shutil.copy(ROOT / "params.yaml", folder)
-    shutil.copy(ROOT / "presets" / "tiny.yaml", folder)
+    shutil.copy(ROOT / "vlp_models" / "presets" / "tiny.yaml", folder)
 
     def use() -> None:
         apply_overlay(folder / "params.yaml", folder / "tiny.yaml", [])
