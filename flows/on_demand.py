@@ -1,4 +1,4 @@
-"""The flows of the other deployments in prefect.yaml: one task at a time. Edit them, or add your own beside them."""
+"""The flows of the other deployments in prefect.yaml: one task at a time. Edit them, or add your own."""
 
 from vlp_models.flows.on_demand import evaluate, notify_webhook, promote, rollback, train
 

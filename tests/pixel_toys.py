@@ -103,7 +103,7 @@ def write_workspace(root: Path, **pretrain: dict[str, Any]) -> Params:
     """Write a workspace as it is before `pretrain`, with a VLMo and these runs."""
     write_shards(root / "data" / "shards")
     write_tokenizer(root / "data" / "tokenizer")
-    raw = yaml.safe_load(find_preset(preset).read_text())
+    raw = yaml.safe_load((Path(__file__).parents[1] / "params.yaml").read_text())
     raw["models"] = {"vlmo": {"family": "vlmo", "config": CONFIG}}
     raw["trainer"], raw["tracking"]["uri"], raw["finetune"] = to_plain(TRAINER), "", {}
     raw["defaults"] = {"pretrain": {"batch_size": 8, "max_text_len": 12, "optimizer": {"lr": 1e-2}}, "finetune": {}}
