@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from vlp_models.cli import checkpoints, data, demo, doctor, pipeline, predict, registry, stack, status
+from vlp_models.cli import checkpoints, data, demo, doctor, pipeline, predict, project, registry, stack, status
 from vlp_models.common.account import set_user_name
 from vlp_models.common.log import configure_logging
 from vlp_models.common.progress import announced
@@ -31,6 +31,10 @@ from vlp_models.errors import (
 )
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Make a project": {
+        "init": project.init,
+        "upgrade": project.upgrade,
+    },
     "Run the pipeline": {
         "run": pipeline.run,
         "use": pipeline.use,
@@ -71,6 +75,8 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 
 # What commands that may be silent for seconds say on a terminal. The others report their own progress.
 WORK = {
+    "init": "writing the project",
+    "upgrade": "comparing with the template",
     "use": "checking params.yaml",
     "plan": "checking params.yaml",
     "status": "comparing the workspace with dvc.lock",

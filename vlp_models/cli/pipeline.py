@@ -137,6 +137,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     """
     import importlib
 
+    from vlp_models.common.packages import check_own_record
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.params.schema import suggestion
@@ -147,6 +148,8 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     if name not in STAGES:
         raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")
     params, workspace = load_params(params_file), Workspace()
+    if run_by_dvc():
+        check_own_record(workspace.root)
     unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
     with guarded(workspace, f"{name}@{key}" if key else name), unchanged as params:
         if name in ON_CLUSTER and params.cluster.address:
@@ -187,14 +190,16 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
         ParamsError: a run is not possible.
         MissingToolError: a package that params.yaml names is not installed.
     """
-    from vlp_models.common.packages import outdated_records
+    from vlp_models.common.packages import OWN_RECORD, outdated_records, own_record
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
     from vlp_models.pipeline.dvc.external import named_sources
     from vlp_models.pipeline.stages.plan import planned
 
     sources = named_sources(params, regions="regions" in image_kinds(params).values())
-    files = outdated_records(sources, workspace.root)
+    files = outdated_records(sources, workspace.root) | own_record(workspace.root)
+    if OWN_RECORD in (path.relative_to(workspace.root).as_posix() for path in files):
+        _print_upgrade(workspace)
     file = workspace.root / FILE
     if not is_generated(workspace.root):
         print(
@@ -206,6 +211,21 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
     if not file.exists() or file.read_bytes() != text.encode():
         files[file] = text
     return files
+
+
+def _print_upgrade(workspace: Workspace) -> None:
+    """Print what another version of this package makes stale, if the project was planned with one."""
+    from importlib import metadata
+
+    from vlp_models.common.packages import OWN, recorded_version
+    from vlp_models.pipeline.stages.plan import changed_code
+
+    before, now = recorded_version(workspace.root), metadata.version(OWN)
+    if before:
+        changed = changed_code(workspace)
+        step = f"{before} -> {now}" if before != now else f"{now}, changed"
+        effect = f"other code for {', '.join(changed)}; their stages are stale" if changed else "nothing becomes stale"
+        print(f"{OWN} {step}: {effect}", file=sys.stderr)
 
 
 def run_lock(workspace: Workspace, command: str) -> AbstractContextManager[int]:

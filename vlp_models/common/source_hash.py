@@ -1,7 +1,8 @@
 """The source files that a module runs on: its own, those it imports, and so on. Read from the source, nothing is run.
 
 A stage depends on exactly these files (`dvc.yaml`, through data/plan/code), and a training resumes after a kill only
-with the same ones. Imports inside functions count, imports for type checkers do not. A name that is looked up in a
+with the same ones. A file counts by its syntax tree: comments, docstrings and layout make nothing stale. Imports inside
+functions count, imports for type checkers do not. A name that is looked up in a
 table (model family, converter, task, format, generator) is not an import: each has its own list of files, and the
 tables themselves do not count, so a new entry makes no existing result stale.
 """
@@ -9,6 +10,7 @@ tables themselves do not count, so a new entry makes no existing result stale.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 from collections.abc import Iterable
@@ -91,14 +93,18 @@ def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
 
 
 def hash_source(path: Path) -> str:
-    """Return the sha256 of a source file without the tables."""
+    """Return the sha256 of what a source file does: its syntax tree without docstrings and tables."""
     return _hash_source(path, stat_file(path.stat()))
 
 
 def hash_source_text(content: bytes, name: str) -> str:
     """Return `hash_source` of a file's content, such as that of another git commit."""
-    is_package = name.rpartition("/")[2] == "__init__.py"
-    return hashlib.sha256(_without_tables(content) if is_package else content).hexdigest()
+    if name.endswith(".py"):
+        with contextlib.suppress(SyntaxError, ValueError):  # a damaged file has a hash, too
+            tree = ast.parse(content)
+            _drop_docstrings_and_tables(tree, is_package=name.rpartition("/")[2] == "__init__.py")
+            content = _structure(tree).encode(errors="surrogatepass")
+    return hashlib.sha256(content).hexdigest()
 
 
 @functools.cache
@@ -106,13 +112,34 @@ def _hash_source(path: Path, changed: tuple[int, ...]) -> str:
     return hash_source_text(path.read_bytes(), path.name)
 
 
-def _without_tables(source: bytes) -> bytes:
-    lines = source.splitlines(keepends=True)
-    for node in ast.parse(source).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id in TABLES for target in targets):
-            lines[node.lineno - 1 : node.end_lineno] = [b""] * (node.end_lineno - node.lineno + 1)  # type: ignore[operator]
-    return b"".join(lines)
+def _drop_docstrings_and_tables(tree: ast.Module, is_package: bool) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                del node.body[0]
+    if is_package:
+        tree.body = [node for node in tree.body if not _is_table(node)]
+
+
+def _is_table(node: ast.stmt) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return any(isinstance(target, ast.Name) and target.id in TABLES for target in targets)
+
+
+def _structure(node: object) -> str:
+    """Return a syntax tree as text that is the same in every version of Python, unlike `ast.dump`'s."""
+    if isinstance(node, ast.AST):
+        # Versions differ in which empty fields a node has.
+        fields = [(name, value) for name, value in ast.iter_fields(node) if value is not None and value != []]
+        return f"{type(node).__name__}({','.join(f'{name}={_structure(value)}' for name, value in fields)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_structure, node))}]"
+    return repr(node)
 
 
 def _file_of(module: str, root: Path) -> Path:

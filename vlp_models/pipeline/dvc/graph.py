@@ -54,6 +54,7 @@ class Context:
     kinds: image input of each model.
     views: view of the data that each fine-tuning run trains on.
     withdrawn: whether `vlp forget` has removed images; DVC accepts only dependencies that exist.
+    package: what stands for this package's code: its folder in a clone, else its record (common/packages.py).
     """
 
     params: Params
@@ -61,6 +62,7 @@ class Context:
     kinds: Mapping[str, Kind]
     views: Mapping[str, str]
     withdrawn: bool
+    package: str
 
     def keys(self, *keys: str) -> list[str]:
         """Return those of `keys` that params.yaml holds."""
@@ -113,9 +115,10 @@ def build_pipeline(
     kinds: Mapping[str, Kind],
     views: Mapping[str, str],
     withdrawn: bool = False,
+    package: str = "vlp_models",
 ) -> dict[str, Stage]:
     """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
-    context = Context(params, raw, kinds, views, withdrawn)
+    context = Context(params, raw, kinds, views, withdrawn, package)
     built = {build.__name__: build(context) for build in BUILDERS}
     stages = {name: stage for name, stage in built.items() if stage and stage.get("foreach", True)}
     for stage in stages.values():
@@ -145,7 +148,7 @@ def plan(c: Context) -> Stage:
         "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
         "cmd": "vlp stage plan",
         "params": c.keys(*sections, *runs),
-        "deps": ["vlp_models"],
+        "deps": [c.package],
         "outs": ["data/plan"],
     }
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vlp_models.common.io import output_directory, write_json
-from vlp_models.common.packages import check_installed
-from vlp_models.common.source_hash import ROOT, hash_sources
+from vlp_models.common.io import output_directory, read_json, write_json
+from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_code
+from vlp_models.common.source_hash import PACKAGE, ROOT, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import STAGES, build_pipeline
+from vlp_models.serving.bundle import SERVING_MODULES
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -29,7 +30,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.check_params import check_runs
-    from vlp_models.serving.bundle import SERVING_MODULES
 
     check_runs(params)
     check_current(params, workspace)
@@ -40,9 +40,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
         for kind, names in code_modules().items():
             for name, module in names.items():
-                # A registered version includes the code that serves it.
-                served = SERVING_MODULES if (kind, name) == ("stages", "register") else ()
-                write_json(directory / "code" / kind / f"{name}.json", hash_sources([module, *served]))
+                write_json(directory / "code" / kind / f"{name}.json", _hash_code(kind, name, module))
 
 
 def check_current(params: Params, workspace: Workspace) -> None:
@@ -68,9 +66,26 @@ def planned(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None 
 
     raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
     withdrawn = workspace.withdrawn.exists()
-    return render(
-        build_pipeline(params, raw, kinds=image_kinds(params), views=training_views(params), withdrawn=withdrawn)
-    )
+    package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
+    kinds, views = image_kinds(params), training_views(params)
+    return render(build_pipeline(params, raw, kinds=kinds, views=views, withdrawn=withdrawn, package=package))
+
+
+def changed_code(workspace: Workspace) -> list[str]:
+    """Return what runs on other code than when `plan` last ran: `stages/evaluate`, `models/tden`, ...; sorted."""
+    changed = []
+    for kind, names in code_modules().items():
+        for name, module in names.items():
+            file = workspace.plan / "code" / kind / f"{name}.json"
+            if file.exists() and read_json(file) != _hash_code(kind, name, module):
+                changed.append(f"{kind}/{name}")
+    return sorted(changed)
+
+
+def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
+    # A registered version includes the code that serves it.
+    served = SERVING_MODULES if (kind, name) == ("stages", "register") else ()
+    return hash_sources([module, *served])
 
 
 def code_modules() -> dict[str, dict[str, str]]:

@@ -1,0 +1,170 @@
+"""`vlp init` and `vlp upgrade`: a project of its own, next to the installed package."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlp_models.common.packages import OWN, own_record
+from vlp_models.errors import DataError, ParamsError
+
+TEMPLATE = Path(__file__).parents[1] / "template"
+KEPT = ".vlp/template"  # in a project: the template's files as they were when they were last merged
+# Hidden files and folders are stored without their dot: packaging tools skip them.
+DOTTED = {
+    "gitignore": ".gitignore",
+    "dvcignore": ".dvcignore",
+    "dvc/config": ".dvc/config",
+    "dvc/gitignore": ".dvc/.gitignore",
+}
+NEVER_MERGED = ("README.md", "data/README.md")  # yours from the start
+
+# template -> the preset that it applies, and what comes before `vlp run`
+TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "scenes": ("", ()),
+    "pairs": (
+        "own-pairs",
+        ("mkdir -p data/raw && cp -r YOUR-FOLDER data/raw/pairs   # photos and a pairs.csv: image,caption",),
+    ),
+    "flickr8k": ("flickr8k", ("vlp use --set data.flickr8k.root=FOLDER --set data.snli_ve.root=FOLDER",)),
+    "nlvr": ("nlvr", ("vlp use --set data.nlvr.root=FOLDER",)),
+}
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="The project's folder; it must not exist, or be empty.")],
+    template: Annotated[
+        str,
+        typer.Option(
+            help="scenes (synthetic, nothing to download), pairs (your own photos with captions), flickr8k or nlvr.",
+            autocompletion=lambda: list(TEMPLATES),
+        ),
+    ] = "scenes",
+) -> None:
+    """Make a project: params.yaml, dvc.yaml, flows and deployments, with git and DVC initialized.
+
+    Example: `vlp init my-project && cd my-project && vlp run`
+    """
+    from vlp_models.cli.presets import apply_overlay, find_preset
+    from vlp_models.params.schema import suggestion
+
+    if template not in TEMPLATES:
+        raise ParamsError(f"no template `{template}`{suggestion(template, TEMPLATES)}; known: {', '.join(TEMPLATES)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder}: exists and is not an empty folder; name another one")
+    preset, before = TEMPLATES[template]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        project = Path(scratch) / "project"
+        for name, file in template_files().items():
+            _copy(file, project / name)
+            _copy(file, project / KEPT / name)
+        if preset:
+            apply_overlay(project / "params.yaml", find_preset(preset), [])
+        _write_plan(project)
+        _git(project, "init", "--quiet", "--initial-branch=main")
+        committed = _commit(project)
+        project.rename(folder)
+    print(f"{folder}: a project of vlp-flows {metadata.version(OWN)} (template {template})")
+    if not committed:
+        print(
+            "git does not know your name yet, so nothing is committed: set user.name and user.email, then `git commit`"
+        )
+    print("\nnext:")
+    for command in (f"cd {folder}", *before, "vlp run"):
+        print(f"  {command}")
+
+
+def upgrade(
+    apply: Annotated[bool, typer.Option("--apply", help="Merge the changes into this project's files.")] = False,
+) -> None:
+    """Show what the installed version's template would change in this project.
+
+    Your own edits stay: with --apply the changes are merged as git merges, and conflicts are marked in the file.
+    """
+    root = Path.cwd()
+    kept = root / KEPT
+    if not kept.is_dir():
+        raise DataError(f"{kept}: not found; `vlp upgrade` works in a project made by `vlp init`")
+    new = template_files()
+    old = {path.relative_to(kept).as_posix(): path for path in kept.rglob("*") if path.is_file()}
+    changed = [name for name in sorted(new) if name not in NEVER_MERGED and not _same(old.get(name), new[name])]
+    if not changed:
+        print(f"the template of vlp-flows {metadata.version(OWN)} changes nothing in this project")
+        return
+    conflicts = [name for name in changed if not _merge(root, name, old.get(name), new[name], apply)]
+    if not apply:
+        print(f"\n{len(changed)} files; `vlp upgrade --apply` merges these changes into yours", file=sys.stderr)
+        return
+    for name in changed:
+        _copy(new[name], kept / name)
+    print(f"merged: {', '.join(changed)}; run `vlp plan`, look at `git diff`, and commit")
+    if conflicts:
+        raise DataError(f"{', '.join(conflicts)}: your edits and the template's meet; resolve the marked conflicts")
+
+
+def template_files() -> dict[str, Path]:
+    """Return path in a project -> the template's file."""
+    files = sorted(path for path in TEMPLATE.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    names = {path.relative_to(TEMPLATE).as_posix(): path for path in files}
+    return {DOTTED.get(name, name): path for name, path in names.items()}
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def _same(old: Path | None, new: Path) -> bool:
+    return old is not None and old.read_bytes() == new.read_bytes()
+
+
+def _write_plan(project: Path) -> None:
+    """Write dvc.yaml, and the record of this package; those of weights follow when they are installed (`vlp run`)."""
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.dvc.dvc_yaml import FILE
+    from vlp_models.pipeline.stages.plan import planned
+
+    for path, text in own_record(project).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    text = planned(load_params(project / "params.yaml"), Workspace(project))
+    (project / FILE).write_text(text, encoding="utf-8")
+
+
+def _merge(root: Path, name: str, old: Path | None, new: Path, apply: bool) -> bool:
+    """Merge the change of one file, or print it. Return whether it merges without a conflict."""
+    own = root / name
+    if not apply:
+        before = old.read_text(encoding="utf-8").splitlines(keepends=True) if old else []
+        after = new.read_text(encoding="utf-8").splitlines(keepends=True)
+        sys.stdout.writelines(difflib.unified_diff(before, after, f"{name} (before)", f"{name} (new template)"))
+        return True
+    if not own.exists() or old is None or own.read_bytes() == old.read_bytes():
+        _copy(new, own)
+        return True
+    labels = ("-L", "yours", "-L", "before", "-L", "new template")
+    done = subprocess.run(["git", "merge-file", *labels, own, old, new], capture_output=True)
+    return done.returncode == 0
+
+
+def _git(project: Path, *arguments: str) -> bool:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=project, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise DataError("git: not found; install it first (`vlp doctor` lists what else is needed)") from None
+    return done.returncode == 0
+
+
+def _commit(project: Path) -> bool:
+    _git(project, "add", "--all")
+    return _git(project, "commit", "--quiet", "--message", "A project made by vlp init")
