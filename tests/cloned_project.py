@@ -23,7 +23,6 @@ from vlp_models.common.lock import file_lock
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-LINE = re.compile(r"The line, in `(\w+)` of (\S+):\n\Z")
 FILE = re.compile(r"[Ii]n\s(\S+\.\w+):\n\Z")
 
 
@@ -124,7 +123,7 @@ def copy_project(built: Path, folder: Path) -> Path:
 
 
 def follow_section(clone: Path, section: str) -> None:
-    """Write the files, add the lines and run the commands of a section of CONTRIBUTING.md, in its order."""
+    """Write the files and run the commands of a section of CONTRIBUTING.md, in its order."""
     text = (clone / "CONTRIBUTING.md").read_text(encoding="utf-8")
     text = text.split(f"## {section}\n")[1].partition("\n## ")[0]
     done = 0
@@ -132,20 +131,10 @@ def follow_section(clone: Path, section: str) -> None:
         before, (language, body) = text[: block.start()], block.groups()
         if language == "bash":
             run(clone, "bash", "-ec", body)
-        elif line := LINE.search(before):
-            add_line(clone / line[2], line[1], body)
         else:
             file = FILE.search(before)
             assert file is not None, f"{section}: no target for this block:\n{body}"
+            (clone / file[1]).parent.mkdir(exist_ok=True)
             (clone / file[1]).write_text(body, encoding="utf-8")
         done += 1
     assert done >= 2
-
-
-def add_line(file: Path, table: str, line: str) -> None:
-    """Add one line to a table of names."""
-    assert line.count("\n") == 1
-    text = file.read_text(encoding="utf-8")
-    found = re.findall(rf"^{table}\b[^=]*= \{{\n", text, re.M)
-    assert len(found) == 1, f"{file}: no {table}"
-    file.write_text(text.replace(found[0], found[0] + line), encoding="utf-8")

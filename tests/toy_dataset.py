@@ -309,7 +309,7 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     tasks = ("captioning", "vqa", "nlvr", "nlvr2", "retrieval", "vcr", "entailment")
     raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
-        raw[section] = merged(raw[section], values)
+        raw[section] = merged(raw.get(section, {}), values)
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     params = load_params(root / "params.yaml")
     for model in params.models:

@@ -2,9 +2,9 @@
 
 A stage depends on exactly these files (`dvc.yaml`, through data/plan/code), and a training resumes after a kill only
 with the same ones. A file counts by its syntax tree: comments, docstrings and layout make nothing stale. Imports inside
-functions count, imports for type checkers do not. A name that is looked up in a
-table (model family, converter, task, format, generator) is not an import: each has its own list of files, and the
-tables themselves do not count, so a new entry makes no existing result stale.
+functions count, imports for type checkers do not. A plugin's files are those that it imports from its own package and
+from this one. A name that is looked up in a table (model family, converter, task, format, generator) is not an import:
+each has its own list of files, and the tables themselves do not count, so a new entry makes no existing result stale.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlp_models.common.io import stat_file
+from vlp_models.common.plugins import KINDS, PACKAGE, active_plugins, package_folder
 from vlp_models.errors import ParamsError
 
-PACKAGE = "vlp_models"
 ROOT = Path(__file__).parents[1]  # of the package that is running
 TABLES = ("FAMILIES", "TASKS", "FORMATS", "GENERATORS", "READERS", "IMAGE_READERS")  # name -> `module:Class`
 
@@ -59,29 +60,31 @@ def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     Args:
         modules: dotted names such as `vlp_models.pipeline.stages.pretrain`, or targets such as
             `vlp_models.tasks.vqa:VQA`, which are listed themselves as well. The other files of a module's folder
-            (templates, fonts) belong to the module.
+            (templates, fonts) belong to the module. The path of a plugin's file starts with its package's name and `:`.
 
     Raises:
         ValueError: a module does not exist.
     """
     names = sorted(modules)
-    todo, found = [_file_of(name.partition(":")[0], root) for name in names], set[Path]()
+    todo, found = [_find(name.partition(":")[0], root) for name in names], dict[Path, str]()
     while todo:
-        path = todo.pop()
-        if path in found:
+        source = todo.pop()
+        if source.path in found:
             continue
-        found.add(path)
-        parts = path.relative_to(root).parts[:-1]
-        todo += [
-            root.joinpath(*parts[:n], "__init__.py") for n in range(len(parts) + 1)
-        ]  # importing a.b runs a as well
-        # Hidden files are what an editor or a desktop leaves there.
-        files = (other for other in path.parent.iterdir() if other.is_file() and not other.name.startswith("."))
-        todo += [other for other in files if other.suffix not in (".py", ".pyc")]
-        if path.suffix == ".py":
-            todo += [root / name for name in _imports(path, root, stat_file(path.stat()))]
+        found[source.path] = source.name
+        todo += source.beside()
+        if source.path.suffix == ".py":
+            todo += _imports(source, root, stat_file(source.path.stat()))
     targets = {name: "" for name in names if ":" in name}
-    return targets | {str(path.relative_to(root)): hash_source(path) for path in sorted(found)}
+    return targets | {name: hash_source(path) for path, name in sorted(found.items(), key=lambda item: item[1])}
+
+
+def plugin_packages() -> dict[str, Path]:
+    """Return the top-level packages of the active plugins -> their folder, or the file of a module."""
+    targets = [target for kind in KINDS for target in active_plugins(kind).values()]
+    names = {target.partition(":")[0].partition(".")[0] for target in targets}
+    found = {name: package_folder(name) for name in sorted(names - {PACKAGE})}
+    return {name: folder for name, folder in found.items() if folder is not None}
 
 
 def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
@@ -142,37 +145,70 @@ def _structure(node: object) -> str:
     return repr(node)
 
 
-def _file_of(module: str, root: Path) -> Path:
-    parts = module.split(".")[1:]
-    for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
-        if path.is_file():
-            return path
-    raise ValueError(f"{module}: no such module in {root}")
+@dataclass(frozen=True)
+class _Source:
+    """A file of a package. folder: the package's, or the file itself if the package is a single module."""
+
+    package: str
+    folder: Path
+    path: Path
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The folders between the package's and the file."""
+        return self.path.relative_to(self.folder).parts[:-1]
+
+    @property
+    def name(self) -> str:
+        below = self.path.name if self.path == self.folder else self.path.relative_to(self.folder).as_posix()
+        return below if self.package == PACKAGE else f"{self.package}:{below}"
+
+    def beside(self) -> list[_Source]:
+        """Return the `__init__.py` that an import runs before the file, and the data files in its folder."""
+        if self.path == self.folder:
+            return []
+        inits = (self.folder.joinpath(*self.parts[:n], "__init__.py") for n in range(len(self.parts) + 1))
+        # Hidden files are what an editor or a desktop leaves there.
+        files = (other for other in self.path.parent.iterdir() if other.is_file() and not other.name.startswith("."))
+        data = (other for other in files if other.suffix not in (".py", ".pyc"))
+        return [_Source(self.package, self.folder, path) for path in (*inits, *data) if path.is_file()]
+
+
+def _find(module: str, root: Path) -> _Source:
+    package, *parts = module.split(".")
+    folder = root if package == PACKAGE else package_folder(package)
+    if folder is not None and folder.is_file() and not parts:
+        return _Source(package, folder, folder)
+    if folder is not None:
+        for path in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+            if path.is_file():
+                return _Source(package, folder, path)
+    raise ValueError(f"{module}: no such module in {folder or 'the installed packages'}")
 
 
 @functools.cache
-def _imports(path: Path, root: Path, changed: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the package's files that the file at `path` imports directly."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+def _imports(source: _Source, root: Path, changed: tuple[int, ...]) -> tuple[_Source, ...]:
+    """Return the files of this package, and of the source's own, that it imports directly."""
+    tree = ast.parse(source.path.read_text(encoding="utf-8"), filename=str(source.path))
     names: set[str] = set()
-    _collect_imports(tree, names, [PACKAGE, *path.relative_to(root).parts[:-1]])
-    found = set()
-    for name in names:
-        try:
-            found.add(str(_file_of(name, root).relative_to(root)))
-        except ValueError:
-            continue  # an attribute of a module
-    return tuple(sorted(found))
+    inside = [] if source.path == source.folder else list(source.parts)
+    _collect_imports(tree, names, [source.package, *inside])
+    found = []
+    for name in sorted(names):
+        with contextlib.suppress(ValueError):  # an attribute of a module
+            found.append(_find(name, root))
+    return tuple(found)
 
 
 def _collect_imports(node: ast.AST, names: set[str], package: list[str]) -> None:
     """Add the dotted names that `node` imports. package: the file's own, which relative imports start from."""
+    followed = (PACKAGE, package[0])
     if isinstance(node, ast.Import):
-        names |= {alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE}
+        names |= {alias.name for alias in node.names if alias.name.split(".")[0] in followed}
     elif isinstance(node, ast.ImportFrom):
         base = package[: len(package) + 1 - node.level] if node.level else []
         module = ".".join([*base, *([node.module] if node.module else [])])
-        if module.split(".")[0] == PACKAGE:
+        if module.split(".")[0] in followed:
             names.add(module)
             names |= {f"{module}.{alias.name}" for alias in node.names}
     # Of `if TYPE_CHECKING:` only the `else` branch runs.

@@ -9,19 +9,23 @@ from typing import Any
 
 from torch import nn
 
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import build, load
+from vlp_models.params.schema import build
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 
 # family -> module:class, imported when it is used. The class has `config_class`, a frozen dataclass, and is called with
 # an instance of it; if it has a `from_config`, that is called instead.
-FAMILIES: dict[str, str] = {
-    "tden": "vlp_models.models.tden.variants:TDENFamily",
-    "unified_vlp": "vlp_models.models.unified_vlp.model:UnifiedVLP",
-    "xgpt": "vlp_models.models.xgpt.model:XGPT",
-    "vlmo": "vlp_models.models.vlmo.model:VLMo",
-    "soho": "vlp_models.models.soho.variants:SOHOFamily",
-}
+FAMILIES = Table(
+    "families",
+    {
+        "tden": "vlp_models.models.tden.variants:TDENFamily",
+        "unified_vlp": "vlp_models.models.unified_vlp.model:UnifiedVLP",
+        "xgpt": "vlp_models.models.xgpt.model:XGPT",
+        "vlmo": "vlp_models.models.vlmo.model:VLMo",
+        "soho": "vlp_models.models.soho.variants:SOHOFamily",
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ def family_class(family: str) -> Any:
     """
     if family not in FAMILIES:
         raise ParamsError(f"unknown model family `{family}`; known: {', '.join(FAMILIES)}")
-    return load(FAMILIES[family])
+    return import_target(FAMILIES[family])
 
 
 def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where: str = "config") -> nn.Module:

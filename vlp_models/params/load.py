@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import HEAD, explain_not_text
+from vlp_models.common.plugins import use_plugins
 from vlp_models.common.source_hash import refuse_other_package
 from vlp_models.errors import ParamsError
 from vlp_models.params.data import (
@@ -61,6 +62,7 @@ class Params:
     ingest: IngestParams = field(default_factory=IngestParams)
     drift: DriftParams = field(default_factory=DriftParams)
     flow: FlowParams = field(default_factory=FlowParams)
+    plugins: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def start_of(self, kind: str, run: str) -> str:
         """Return the checkpoint that a run starts from, relative to checkpoints/; empty for an initial one."""
@@ -119,7 +121,7 @@ def load_params(path: Path | str = "params.yaml") -> Params:
         ParamsError: the file is missing, is not a YAML mapping, breaks the schema or refers to an unknown name; or the
             running code is not that of the file's folder (vlp_models/common/source_hash.py).
     """
-    return parse_params(read_yaml(path), str(path))
+    return parse_params(read_yaml(path), str(path), Path(path).parent)
 
 
 def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
@@ -215,14 +217,18 @@ def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:
     return load(text)
 
 
-def parse_params(raw: Mapping[str, Any], file: str = "params.yaml") -> Params:
-    """Check plain data: renamed keys, `defaults` applied to every run, the schema, and references between sections.
+def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path | None = None) -> Params:
+    """Check plain data: renamed keys, `defaults` applied to every run, schema, plugins, references between sections.
+
+    Args:
+        root: the project's folder, for its plugins; default: the current one.
 
     Raises:
         ParamsError: see `load_params`.
     """
     check_renamed(raw, file)
     params = build(Params, _apply_defaults(raw, file), where="", file=file)
+    use_plugins(params.plugins, Path.cwd() if root is None else root)
     for section in ("generate", "data", "models", "pretrain", "finetune", "augment"):
         for name in getattr(params, section):  # names become paths, DVC stages and command-line arguments
             if not NAME.fullmatch(name):

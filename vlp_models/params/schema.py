@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import importlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -77,12 +76,6 @@ def check_known(name: str, table: Mapping[str, str], where: str) -> None:
     """Raise a ParamsError if the table has no such name. where: the dotted key of the name."""
     if name not in table:
         raise ParamsError(f"params.yaml: `{where}: {name}` is unknown{suggestion(name, table)}")
-
-
-def load(target: str) -> Any:
-    """Import and return the object at `package.module:Name`."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 @functools.cache

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import output_directory, write_text
 from vlp_models.common.packages import PREFIX, is_source
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import UNLIMITED
 from vlp_models.params import Params
-from vlp_models.params.schema import load, suggestion
+from vlp_models.params.schema import suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,16 +28,19 @@ if TYPE_CHECKING:
     from vlp_models.models.convert.mapping import ImportedModel
 
 # format -> module:function, called with the source and an `ImportRequest`, returns an `ImportedModel`
-FORMATS: dict[str, str] = {
-    "xmodaler-tden": "vlp_models.models.convert.tden:read_xmodaler",
-    "bert": "vlp_models.models.convert.bert:read_bert",
-    "unified-vlp": "vlp_models.models.convert.unified_vlp:read_unified_vlp",
-    "soho": "vlp_models.models.convert.soho:read_soho",
-    "soho-parts": "vlp_models.models.convert.soho:read_parts",
-    "vlmo": "vlp_models.models.convert.vlmo:read_vlmo",
-    "beit": "vlp_models.models.convert.vlmo_images:read_beit",
-    "timm": "vlp_models.models.convert.timm:read_timm",
-}
+FORMATS = Table(
+    "checkpoint_formats",
+    {
+        "xmodaler-tden": "vlp_models.models.convert.tden:read_xmodaler",
+        "bert": "vlp_models.models.convert.bert:read_bert",
+        "unified-vlp": "vlp_models.models.convert.unified_vlp:read_unified_vlp",
+        "soho": "vlp_models.models.convert.soho:read_soho",
+        "soho-parts": "vlp_models.models.convert.soho:read_parts",
+        "vlmo": "vlp_models.models.convert.vlmo:read_vlmo",
+        "beit": "vlp_models.models.convert.vlmo_images:read_beit",
+        "timm": "vlp_models.models.convert.timm:read_timm",
+    },
+)
 # Formats that fill a part of a model, whose architecture params.yaml must describe
 PARTS = {
     "bert": "BERT fills the text side",
@@ -105,7 +109,7 @@ def import_checkpoint(
     )
     if form in FOLDERS and str(source).startswith(PREFIX):
         source = find_folder(str(source), workspace.root, "import-checkpoint")
-    imported: ImportedModel = load(FORMATS[form])(source, request)
+    imported: ImportedModel = import_target(FORMATS[form])(source, request)
     _check_fits(imported.config, data.facts, source)
     lengths = _lengths(imported, max_text_len, max_regions)
     labels = _labels(answers, imported)

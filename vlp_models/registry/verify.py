@@ -11,10 +11,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlp_models.common.source_hash import PACKAGE, hash_source_text
+from vlp_models.common.plugins import PACKAGE
+from vlp_models.common.source_hash import ROOT, hash_source, hash_source_text
 from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.shards.contents import find_changed_data, trained_on_inputs
 from vlp_models.errors import VLPError, first_line
@@ -27,7 +29,7 @@ from vlp_models.registry.evaluations import (
     read_scores,
 )
 from vlp_models.registry.versions import download_bundle
-from vlp_models.serving.bundle import CONTENT, check_content, hash_bundle, read_bundle_info
+from vlp_models.serving.bundle import CONTENT, check_content, code_file, hash_bundle, read_bundle_info
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -134,10 +136,12 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
         return "unknown", "no commit on record" if code else "the bundle does not list its code"
     if run_git(root, "cat-file", "-e", f"{name}^{{commit}}") is None:
         return "unknown", f"commit {name[:12]} is not in this checkout"
+    if run_git(root, "cat-file", "-e", f"{name}:{PACKAGE}/__init__.py") is None:
+        return _check_installed_code(code)
     differ = []
     for file, digest in code.items():
         if digest:
-            source = run_git(root, "show", f"{name}:{PACKAGE}/{file}")
+            source = run_git(root, "show", f"{name}:{code_file(Path(), file).as_posix()}")
             if source is None or hash_source_text(source, file) != digest:
                 differ.append(file)
     if differ and changed:
@@ -145,6 +149,16 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
     if differ:
         return "differs", f"{', '.join(differ[:3])}: not as in commit {name[:12]}"
     return "holds", f"{len(code)} files, as in commit {name[:12]}"
+
+
+def _check_installed_code(code: Mapping[str, str]) -> tuple[State, str]:
+    """Compare the code listed in the bundle with the installed package's, for a project that is no clone."""
+    release = f"vlp-flows {metadata.version('vlp-flows')}, which is installed"
+    own = {file: digest for file, digest in code.items() if digest and ":" not in file}
+    differ = [file for file, digest in own.items() if not (ROOT / file).is_file() or hash_source(ROOT / file) != digest]
+    if differ:
+        return "unknown", f"{', '.join(differ[:3])}: not as in {release}"
+    return "holds", f"{len(own)} files, as in {release}"
 
 
 def _check_data(workspace: Workspace, info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[State, str]:

@@ -15,6 +15,7 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.source_hash import plugin_packages
 from vlp_models.errors import DataError, first_line
 from vlp_models.registry.card import make_example, make_signature
 from vlp_models.registry.client import find_model, find_version_by_content
@@ -128,9 +129,9 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
     with tempfile.TemporaryDirectory() as temporary, _start_registration(client, record) as run:
         run_id = run.info.run_id
         (record.bundle / "README.md").write_text(record.card, encoding="utf-8")
-        # The package itself travels with the model, without caches and hidden files.
-        code = Path(temporary) / "code" / package.name
-        shutil.copytree(package, code, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        # The package itself travels with the model, and so do the packages of plugins.
+        folders = {package.name: package} | plugin_packages()
+        code = _copy_packages(folders, Path(temporary) / "code")
         mlflow.set_tags({**record.tags, **({PARENT: record.training_run_id} if record.training_run_id else {})})
         mlflow.log_metrics(dict(record.metrics))
         log_inputs(client, run_id, record.inputs)
@@ -138,7 +139,7 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
             name=record.name,
             python_model=str(package / "registry" / "pyfunc_model.py"),
             artifacts={BUNDLE: str(record.bundle)},
-            code_paths=[str(code)],
+            code_paths=code,
             signature=make_signature(record.task, record.prediction),
             input_example=make_example(record.task) if record.prediction else None,
             pip_requirements=[f"{name}=={package_version(name).partition('+')[0]}" for name in REQUIREMENTS],
@@ -164,6 +165,17 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
             description=record.card,
             model_id=logged.model_id,
         )
+
+
+def _copy_packages(packages: Mapping[str, Path], target: Path) -> list[str]:
+    """Copy packages, without caches and hidden files, and single modules to `target`; return their paths there."""
+    target.mkdir()
+    for name, source in packages.items():
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        else:
+            shutil.copy(source, target / source.name)
+    return sorted(map(str, target.iterdir()))
 
 
 def _start_registration(client: MlflowClient, record: VersionRecord) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 
 from vlp_models.common.io import hash_file, hash_path, link_or_copy, write_json
 from vlp_models.common.limits import check_numbers
+from vlp_models.common.plugins import active_plugins, add_plugins
 from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, first_line
@@ -75,14 +76,45 @@ def write_bundle(
     if search is not None and search.is_dir():
         shutil.copytree(search, bundle / SEARCH, copy_function=link_or_copy)
     modules = (FAMILIES[info.family], TASKS[info.task] if info.task else "")
-    write_content(bundle, [*SERVING_MODULES, *(name for name in modules if name.startswith(f"{PACKAGE}."))])
+    write_content(bundle, [*SERVING_MODULES, *filter(None, modules)], _plugins_of(info))
     return info
 
 
-def write_content(bundle: Path, modules: Sequence[str]) -> None:
-    """Write content.json. modules: the entry points of predicting; the code they import is hashed, too."""
+def _plugins_of(info: CheckpointInfo) -> dict[str, dict[str, str]]:
+    """Return kind -> name -> target of the plugins that a model and its task are."""
+    wanted = {"families": info.family, "tasks": info.task}
+    active = {kind: active_plugins(kind) for kind in wanted}
+    return {kind: {name: active[kind][name]} for kind, name in wanted.items() if name and name in active[kind]}
+
+
+def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Mapping[str, str]] | None = None) -> None:
+    """Write content.json.
+
+    Args:
+        modules: the entry points of predicting; the code they import is hashed, too.
+        plugins: see `use_bundled_plugins`.
+    """
     code = {name: sha256 for name, sha256 in hash_sources(modules).items() if sha256}
-    write_json(bundle / CONTENT, {"format": FORMAT, "files": _hash_files(bundle), "code": code})
+    content: dict[str, Any] = {"format": FORMAT, "files": _hash_files(bundle), "code": code}
+    write_json(bundle / CONTENT, content | ({"plugins": plugins} if plugins else {}))
+
+
+def use_bundled_plugins(bundle: Path) -> None:
+    """Make known the plugins that the bundle's model and task are, unless the project names them itself.
+
+    Raises:
+        CheckpointError: content.json is invalid.
+        ParamsError: a plugin's package is neither in the version's code nor installed.
+    """
+    try:
+        plugins = json.loads((bundle / CONTENT).read_text(encoding="utf-8")).get("plugins", {})
+        missing = {
+            kind: {name: target for name, target in entries.items() if name not in active_plugins(kind)}
+            for kind, entries in plugins.items()
+        }
+    except INVALID as error:
+        raise CheckpointError(f"{bundle / CONTENT}: invalid bundle ({first_line(error)})") from None
+    add_plugins(missing, bundle.parents[1] / CODE)
 
 
 def hash_bundle(bundle: Path) -> str:
@@ -134,12 +166,18 @@ def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
 
 def _hash_content(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """Hash the files as they are now, and the code if the version has its own copy (not while it is written)."""
-    root = bundle.parents[1] / CODE / PACKAGE
-    if not root.is_dir():
+    root = bundle.parents[1] / CODE
+    if not (root / PACKAGE).is_dir():
         return {"files": _hash_files(bundle), "code": dict(written["code"])}
-    paths = {name: root / name for name in written["code"] if ".." not in Path(name).parts}
+    paths = {name: code_file(root, name) for name in written["code"] if ".." not in Path(name).parts}
     code = {name: hash_source(path) if path.is_file() else "" for name, path in paths.items()}
     return {"files": _hash_files(bundle), "code": code}
+
+
+def code_file(root: Path, name: str) -> Path:
+    """Return a file of `hash_sources` in a folder of packages: `tasks/vqa.py`, or `plugins:my_task.py`."""
+    package, separator, below = name.partition(":")
+    return root / package / below if separator else root / PACKAGE / name
 
 
 def _hash_files(bundle: Path) -> dict[str, str]:

@@ -30,10 +30,11 @@ class Predictor:
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.data.inputs import RegionInput
-        from vlp_models.serving.bundle import check_content
+        from vlp_models.serving.bundle import check_content, use_bundled_plugins
         from vlp_models.tasks.base import load_task_model
 
         check_content(bundle)
+        use_bundled_plugins(bundle)
         self.task_model = load_task_model(bundle / "checkpoint", device=device)
         self.task: str = self.task_model.task
         if (bundle / SEARCH).is_dir():

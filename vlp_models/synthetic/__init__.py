@@ -1,8 +1,13 @@
 """Generators of synthetic datasets, by their name in params.yaml. All write the files of public formats."""
 
-GENERATORS = {
-    "objects": "vlp_models.synthetic.scenes.dataset:write",
-    "web": "vlp_models.synthetic.scenes.dataset:write",
-    "sentences": "vlp_models.synthetic.scenes.dataset:write_sentences",
-    "boxes": "vlp_models.synthetic.boxes.dataset:write",
-}
+from vlp_models.common.plugins import Table
+
+GENERATORS = Table(
+    "generators",
+    {
+        "objects": "vlp_models.synthetic.scenes.dataset:write",
+        "web": "vlp_models.synthetic.scenes.dataset:write",
+        "sentences": "vlp_models.synthetic.scenes.dataset:write_sentences",
+        "boxes": "vlp_models.synthetic.boxes.dataset:write",
+    },
+)

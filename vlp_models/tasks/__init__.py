@@ -18,23 +18,26 @@ used: this file imports nothing heavy.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.errors import ParamsError
 
 if TYPE_CHECKING:
     from vlp_models.tasks.base import TaskModel
 
-TASKS: dict[str, str] = {
-    "captioning": "vlp_models.tasks.captioning:Captioning",
-    "vqa": "vlp_models.tasks.vqa:VQA",
-    "nlvr": "vlp_models.tasks.nlvr:NLVR",
-    "nlvr2": "vlp_models.tasks.nlvr:NLVR2",
-    "entailment": "vlp_models.tasks.entailment:Entailment",
-    "retrieval": "vlp_models.tasks.retrieval:Retrieval",
-    "vcr": "vlp_models.tasks.vcr:VCR",
-}
+TASKS = Table(
+    "tasks",
+    {
+        "captioning": "vlp_models.tasks.captioning:Captioning",
+        "vqa": "vlp_models.tasks.vqa:VQA",
+        "nlvr": "vlp_models.tasks.nlvr:NLVR",
+        "nlvr2": "vlp_models.tasks.nlvr:NLVR2",
+        "entailment": "vlp_models.tasks.entailment:Entailment",
+        "retrieval": "vlp_models.tasks.retrieval:Retrieval",
+        "vcr": "vlp_models.tasks.vcr:VCR",
+    },
+)
 
 
 def check_task(task: str) -> None:
@@ -56,6 +59,5 @@ def task_class(task: str) -> type[TaskModel]:
     """
     if task not in TASKS:
         raise ParamsError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
-    module, _, name = TASKS[task].partition(":")
-    found: type[TaskModel] = getattr(import_module(module), name)
+    found: type[TaskModel] = import_target(TASKS[task])
     return found

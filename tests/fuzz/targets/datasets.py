@@ -51,8 +51,8 @@ def _prepare(source: Any, folder: Path) -> None:
 
 def _synthetic(folder: Path, generator: str) -> None:
     """Write a few synthetic images in every public format of their generator; kept for all targets."""
+    from vlp_models.common.plugins import import_target
     from vlp_models.params import GeneratorParams
-    from vlp_models.params.schema import load
     from vlp_models.synthetic import GENERATORS
 
     kept = folder.parent.parent / "synthetic" / generator
@@ -62,7 +62,7 @@ def _synthetic(folder: Path, generator: str) -> None:
         params = GeneratorParams(
             generator=generator, seed=3, train=4, val=1, test=1, questions_per_image=1, side=64, permutations=1, **extra
         )
-        load(GENERATORS[generator])(params, kept)
+        import_target(GENERATORS[generator])(params, kept)
         if generator == "objects":
             (kept / "lines.txt").write_text("a red star\na blue circle\n")
     shutil.copytree(kept, folder)

@@ -6,27 +6,31 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.data.formats.base import Tables
 from vlp_models.data.tables import standard_split
 from vlp_models.params import SourceParams
-from vlp_models.params.schema import check_known, load
+from vlp_models.params.schema import check_known
 
-FORMATS = {
-    "coco": "vlp_models.data.formats.coco:read",
-    "nlvr": "vlp_models.data.formats.nlvr:read",
-    "nlvr2": "vlp_models.data.formats.nlvr:read_nlvr2",
-    "pairs": "vlp_models.data.formats.pairs:read",
-    "vcr": "vlp_models.data.formats.vcr:read",
-    "texts": "vlp_models.data.formats.pairs:read_texts",
-    "snli_ve": "vlp_models.data.formats.snli_ve:read",
-    "esnli_ve": "vlp_models.data.formats.snli_ve:read_esnli_ve",
-    "flickr8k": "vlp_models.data.formats.flickr:read_flickr8k",
-    "flickr30k": "vlp_models.data.formats.flickr:read_flickr30k",
-    "daquar": "vlp_models.data.formats.daquar:read",
-    "conceptual_captions": "vlp_models.data.formats.downloaded:read_conceptual_captions",
-    "sbu": "vlp_models.data.formats.downloaded:read_sbu",
-    "visual_genome": "vlp_models.data.formats.visual_genome:read",
-}
+FORMATS = Table(
+    "formats",
+    {
+        "coco": "vlp_models.data.formats.coco:read",
+        "nlvr": "vlp_models.data.formats.nlvr:read",
+        "nlvr2": "vlp_models.data.formats.nlvr:read_nlvr2",
+        "pairs": "vlp_models.data.formats.pairs:read",
+        "vcr": "vlp_models.data.formats.vcr:read",
+        "texts": "vlp_models.data.formats.pairs:read_texts",
+        "snli_ve": "vlp_models.data.formats.snli_ve:read",
+        "esnli_ve": "vlp_models.data.formats.snli_ve:read_esnli_ve",
+        "flickr8k": "vlp_models.data.formats.flickr:read_flickr8k",
+        "flickr30k": "vlp_models.data.formats.flickr:read_flickr30k",
+        "daquar": "vlp_models.data.formats.daquar:read",
+        "conceptual_captions": "vlp_models.data.formats.downloaded:read_conceptual_captions",
+        "sbu": "vlp_models.data.formats.downloaded:read_sbu",
+        "visual_genome": "vlp_models.data.formats.visual_genome:read",
+    },
+)
 
 
 def read_source(name: str, params: SourceParams, base: Path) -> Tables:
@@ -40,7 +44,7 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
         DataError: its directory or one of its files is missing or not in the format.
     """
     check_known(params.format, FORMATS, f"data.{name}.format")
-    tables: Tables = load(FORMATS[params.format])(name, _with_standard_splits(params), base)
+    tables: Tables = import_target(FORMATS[params.format])(name, _with_standard_splits(params), base)
     return tables
 
 

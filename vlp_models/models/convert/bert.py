@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlp_models.common.plugins import import_target
 from vlp_models.data.bert_folder import CONFIG, read_tokenizer, weights_file
 from vlp_models.errors import CheckpointError
 from vlp_models.models import family_class
@@ -27,7 +28,6 @@ from vlp_models.models.convert.mapping import (
     read_state_dict,
 )
 from vlp_models.models.partial_load import summarize_names
-from vlp_models.params.schema import load
 
 # The parts of layers/blocks.py's TransformerBlock except the attention's projections -> BERT's names
 ENCODER_BLOCK = {
@@ -190,7 +190,7 @@ def convert_bert_folder(folder: Path, request: ImportRequest) -> ConvertedBert:
 
     family: Any = family_class(request.family)
     config = request.build_config(family.config_class, vocab_size=len(vocabulary))
-    converted: ConvertedBert = load(READERS[request.family])(state, bert, config)
+    converted: ConvertedBert = import_target(READERS[request.family])(state, bert, config)
     if request.vocabulary == vocabulary:
         return converted
     rows = torch.tensor([ids[token] for token in request.vocabulary])

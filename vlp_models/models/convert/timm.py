@@ -16,11 +16,11 @@ import timm
 import torch
 from torch import Tensor
 
+from vlp_models.common.plugins import import_target
 from vlp_models.errors import CheckpointError
 from vlp_models.models.convert import IMAGE_READERS
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, StateDictMapping
 from vlp_models.models.layers.backbone import Backbone
-from vlp_models.params.schema import load
 
 
 def read_timm(source: Path, request: ImportRequest) -> ImportedModel:
@@ -34,7 +34,7 @@ def read_timm(source: Path, request: ImportRequest) -> ImportedModel:
             f"timm's weights fill the image side of {' or '.join(IMAGE_READERS)}, not of {request.family}; a model "
             "that reads regions uses them with `features.source: timm`"
         )
-    imported: ImportedModel = load(IMAGE_READERS[request.family])(source, request)
+    imported: ImportedModel = import_target(IMAGE_READERS[request.family])(source, request)
     return imported
 
 

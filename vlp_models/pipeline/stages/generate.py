@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from vlp_models.common.io import output_directory
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
-from vlp_models.params.schema import check_known, load
+from vlp_models.params.schema import check_known
 from vlp_models.synthetic import GENERATORS
 
 
@@ -21,7 +22,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
     entry = params.generate[key]
     check_known(entry.generator, GENERATORS, f"generate.{key}.generator")
-    write = load(GENERATORS[entry.generator])
+    write = import_target(GENERATORS[entry.generator])
     with record_timing(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
         counts = write(entry, directory)
         write_manifest(directory, stage="generate", params=to_plain(entry), counts=counts)

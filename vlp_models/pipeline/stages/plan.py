@@ -11,7 +11,7 @@ from typing import Any
 
 from vlp_models.common.io import output_directory, read_json, write_json
 from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_code
-from vlp_models.common.source_hash import PACKAGE, ROOT, hash_sources
+from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, read_yaml
@@ -106,8 +106,5 @@ def code_modules() -> dict[str, dict[str, str]]:
     }
     return {
         "stages": {name: f"vlp_models.pipeline.stages.{name}" for name in STAGES if name != "plan"},
-        **{
-            kind: {name: place for name, place in places.items() if place.startswith(f"{ROOT.name}.")}
-            for kind, places in tables.items()
-        },
+        **{kind: dict(places) for kind, places in tables.items()},
     }

@@ -1,0 +1,157 @@
+"""Plugins: model families, tasks, formats and generators that live outside this package.
+
+params.yaml names them, or an installed package declares them as entry points of the groups `vlp_flows.families`,
+`vlp_flows.tasks`, ...:
+
+    plugins:
+      tasks: {guess_color: "plugins.guess_color:GuessColor"}      # the class in the project's plugins/guess_color.py
+
+From then on a plugin is an entry of the same table as the built-in ones, is hashed like them, and travels with the
+versions that need it. Nothing of a plugin is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vlp_models.errors import ParamsError, first_line
+
+PACKAGE = "vlp_models"
+FOLDER = "plugins"  # of a project: its modules are `plugins.NAME`
+KINDS = ("families", "tasks", "formats", "generators", "text_readers", "image_readers", "checkpoint_formats")
+_NAME = re.compile(r"[A-Za-z][\w-]*")
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+_tables: dict[str, Table] = {}
+_active: dict[str, dict[str, str]] = {}
+
+
+class Table(dict[str, str]):
+    """name -> `module:object` of one kind: the built-in entries, then those of plugins."""
+
+    def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
+        super().__init__(builtin)
+        self.kind, self.builtin = kind, dict(builtin)
+        _tables[kind] = self
+        self.update(_active.get(kind, {}))
+
+
+def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
+    """Put the plugins of a project and those of installed packages into the tables, in place of earlier ones.
+
+    Args:
+        declared: kind -> name -> `module:object`.
+        root: the project's folder, in which `plugins` is looked up.
+
+    Raises:
+        ParamsError: an unknown kind, a name or target that is malformed or taken, or a module that does not exist.
+    """
+    found = {kind: dict(targets) for kind, targets in _entry_points().items()}
+    for kind, entries in declared.items():
+        for name, target in entries.items():
+            _check(kind, name, target, root)
+            found.setdefault(kind, {})[name] = target
+    if any(target.startswith(f"{FOLDER}.") for entries in declared.values() for target in entries.values()):
+        _import_from(root)
+    for kind, table in _tables.items():
+        for name in _active.get(kind, {}):
+            table.pop(name, None)
+        table.update(found.get(kind, {}) | table.builtin)
+    _active.clear()
+    _active.update(found)
+
+
+def add_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
+    """Put more plugins into the tables; see `use_plugins`."""
+    if any(declared.values()):
+        kinds = {*declared, *_active}
+        use_plugins({kind: {**_active.get(kind, {}), **declared.get(kind, {})} for kind in kinds}, root)
+
+
+def active_plugins(kind: str) -> dict[str, str]:
+    """Return name -> target of the plugins of one kind."""
+    table = _tables.get(kind)
+    own = {} if table is None else {name: target for name, target in table.items() if name not in table.builtin}
+    return _active.get(kind, {}) | own
+
+
+def import_target(target: str) -> Any:
+    """Import and return the object at `module:object`.
+
+    Raises:
+        ParamsError: it is a plugin's, and its module cannot be imported or lacks the object.
+    """
+    module, _, name = target.partition(":")
+    if module.partition(".")[0] == PACKAGE:
+        return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # a plugin's code may raise anything
+        place = next((f"{f.filename}:{f.lineno}: " for f in reversed(traceback.extract_tb(error.__traceback__))), "")
+        if isinstance(error, AttributeError) and module in sys.modules:
+            place = f"{getattr(sys.modules[module], '__file__', module)}: "
+        raise ParamsError(
+            f"plugin {target}: cannot be imported: {place}{type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def package_folder(package: str) -> Path | None:
+    """Return the folder of a top-level package, or a module's file; None without one. Imports nothing."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec.origin else None
+
+
+def _import_from(root: Path) -> None:
+    """Make `plugins` of a project importable, and forget those of another project."""
+    folder = str((root / FOLDER).resolve())
+    if FOLDER in sys.modules and folder not in map(str, getattr(sys.modules[FOLDER], "__path__", [])):
+        for name in [name for name in sys.modules if name == FOLDER or name.startswith(f"{FOLDER}.")]:
+            del sys.modules[name]
+    parent = str(root.resolve())
+    if parent not in sys.path:
+        sys.path.append(parent)
+    importlib.invalidate_caches()
+
+
+def _check(kind: str, name: str, target: str, root: Path) -> None:
+    where = f"`plugins.{kind}.{name}"
+    if kind not in KINDS:
+        raise ParamsError(f"`plugins.{kind}`: no such kind of plugin; known: {', '.join(KINDS)}")
+    if not _NAME.fullmatch(str(name)):
+        raise ParamsError(f"{where}`: a name has letters, digits, `_` and `-`, and starts with a letter")
+    if not isinstance(target, str) or not _TARGET.fullmatch(target):
+        raise ParamsError(f"{where}: {target!s:.80}`: expected `module:object`, such as `plugins.my_file:MyClass`")
+    if kind in _tables and name in _tables[kind].builtin:
+        raise ParamsError(f"{where}`: {name} is built in; choose another name for the plugin")
+    module = target.partition(":")[0]
+    if module.startswith(f"{FOLDER}."):
+        path = root / Path(*module.split("."))
+        if not path.with_suffix(".py").is_file() and not (path / "__init__.py").is_file():
+            raise ParamsError(f"{where}: {target}`: {path.with_suffix('.py')} does not exist")
+    elif package_folder(module.partition(".")[0]) is None:
+        raise ParamsError(f"{where}: {target}`: no package {module.partition('.')[0]} is installed")
+
+
+@functools.cache
+def _entry_points() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for kind in KINDS:
+        for point in metadata.entry_points(group=f"vlp_flows.{kind}"):
+            found.setdefault(kind, {})[point.name] = point.value
+    return found
