@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-photographs test-long faults fuzz audit image lint docs bench ablations-tden ablations-unified-vlp \
+.PHONY: help install demo nlvr flickr8k check test test-photographs test-long faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
@@ -36,6 +36,7 @@ help:
 	@echo "make ablations-tden  test the claims of the TDEN paper at small scale (about two hours)"
 	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise for the other models (one to three hours each)"
 	@echo "make pictures   take the screenshots of README, after make demo (needs Chromium)"
+	@echo "make wheel      write the package to dist/; equal sources give equal bytes"
 	@echo "make bench      run the speed benchmarks, write benchmarks/results/"
 
 # uv is much faster than pip; it is itself pinned with hashes in the lock file.
@@ -104,6 +105,10 @@ lint: install
 	@python tests/lint_words.py
 
 # A strict build: a broken reference, a missing file or an unknown drawing is an error.
+wheel: install
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) python -m pip wheel --quiet --disable-pip-version-check \
+		--no-deps --no-build-isolation --wheel-dir dist . && rm -rf build && ls dist
+
 docs: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-docs.lock
 	@python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --builder html docs docs/_build/html

@@ -18,7 +18,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_task_is_one_file_and_one_line(clone: Path) -> None:
+def test_a_task_is_a_file_and_a_name(clone: Path) -> None:
     """Its stages are in dvc.yaml; tests/tasks/test_a_new_task.py runs them."""
     follow_section(clone, "A new task")
     text = (clone / "dvc.yaml").read_text()
@@ -27,7 +27,7 @@ def test_a_task_is_one_file_and_one_line(clone: Path) -> None:
     assert refused.returncode == 2 and "did you mean `guess_color`" in refused.stderr
 
 
-def test_a_generator_and_a_dataset_are_a_file_and_a_line_each(clone: Path) -> None:
+def test_a_generator_and_a_dataset_are_a_file_and_a_name_each(clone: Path) -> None:
     follow_section(clone, "A new generator")
     follow_section(clone, "A new dataset")
     manifest = json.loads((clone / "data" / "validated" / "manifest.json").read_text())

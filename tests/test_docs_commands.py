@@ -138,6 +138,8 @@ PARTS: dict[str, list[Part]] = {
     "scaling-devices": [
         Part(long=True, before={"torchrun --standalone": TWO_PROCESSES}),
     ],
+    "plugins": [Part()],
+    "install": [Part(fresh=True, long=True)],
     "several-models": [
         Part(long=True),
         Part("vlp use vlmo", long=True, before={"vlp use vlmo": "vlp promote vqa"}),

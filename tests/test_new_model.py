@@ -1,4 +1,4 @@
-"""A new model is one folder and one line: the section of CONTRIBUTING.md executed in a clone.
+"""A new model is a folder and a name in params.yaml: the section of CONTRIBUTING.md executed in a clone.
 
 The toy model reads pixels, TDEN reads regions; both are pretrained, fine-tuned, evaluated, registered, served and
 promoted by the real commands, at the tiny size.
