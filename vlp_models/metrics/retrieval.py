@@ -30,15 +30,17 @@ _EXACT_RANKS = 256  # up to here a resampled median is exact, above accurate to 
 class Ranking:
     """A gallery of images, the captions that search it, and the ranks.
 
-    image_ids      [I], each id once
-    similarity_TI  float32
-    text_ranks_T   of each caption's image among the images
-    image_ranks_I  of each image's best-ranked caption among all captions except its others; 0 without captions
+    image_ids        [I], each id once
+    similarity_TI    float32
+    text_ranks_T     of each caption's image among the images
+    caption_ranks_T  of each caption, for its image, among itself and all captions of other images
+    image_ranks_I    of each image's best-ranked caption, the lowest of its `caption_ranks_T`; 0 without captions
     """
 
     image_ids: tuple[str, ...]
     similarity_TI: NDArray[np.float32]
     text_ranks_T: Ints
+    caption_ranks_T: Ints
     image_ranks_I: Ints
 
 
@@ -84,17 +86,34 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
     if not np.isfinite(similarity_TI).all():
         raise DataError("a similarity of caption and image is not finite; did training diverge?")
     own_score_T = similarity_TI[np.arange(len(own_T)), own_T]
-    best_I = np.full(len(column), -np.inf, dtype=similarity_TI.dtype)
-    np.maximum.at(best_I, own_T, own_score_T)
-    # An image's own captions that are as similar as its best one do not push it down.
-    before_I = np.count_nonzero(similarity_TI >= best_I, axis=0)
-    own_before_I = np.bincount(own_T[own_score_T >= best_I[own_T]], minlength=len(column))
+    caption_ranks_T = _rank_captions(similarity_TI, own_T, own_score_T)
+    image_ranks_I = np.full(len(column), len(own_T) + 1)
+    np.minimum.at(image_ranks_I, own_T, caption_ranks_T)
     return Ranking(
         image_ids=tuple(image_ids),
         similarity_TI=similarity_TI,
         text_ranks_T=np.count_nonzero(similarity_TI >= own_score_T[:, None], axis=1),
-        image_ranks_I=np.where(np.isfinite(best_I), 1 + before_I - own_before_I, 0),
+        caption_ranks_T=caption_ranks_T,
+        image_ranks_I=np.where(image_ranks_I > len(own_T), 0, image_ranks_I),
     )
+
+
+def _rank_captions(similarity_TI: NDArray[np.float32], own_T: Ints, own_score_T: NDArray[np.float32]) -> Ints:
+    """Rank each caption for its image. The image's other captions are right answers: they do not push it down."""
+    # (M, I): the scores of each image's own captions, one caption of every image per row; -inf where it has fewer
+    by_image_T = np.argsort(own_T, kind="stable")
+    count_I = np.bincount(own_T, minlength=similarity_TI.shape[1])
+    place_T = np.empty_like(own_T)
+    place_T[by_image_T] = np.arange(len(own_T)) - np.repeat(np.cumsum(count_I) - count_I, count_I)
+    own_MI = np.full((count_I.max(), len(count_I)), -np.inf, dtype=similarity_TI.dtype)
+    own_MI[place_T, own_T] = own_score_T
+    ranks_MI = np.stack(
+        [
+            1 + np.count_nonzero(similarity_TI >= score_I, axis=0) - np.count_nonzero(own_MI >= score_I, axis=0)
+            for score_I in own_MI
+        ]
+    )
+    return ranks_MI[place_T, own_T]
 
 
 def rank_in_folds(found: Ranking, owners: Sequence[str], fold: int) -> Ranking | None:
