@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import exp, lgamma
 
 import numpy as np
@@ -86,7 +87,7 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
     if not np.isfinite(similarity_TI).all():
         raise DataError("a similarity of caption and image is not finite; did training diverge?")
     own_score_T = similarity_TI[np.arange(len(own_T)), own_T]
-    caption_ranks_T = _rank_captions(similarity_TI, own_T, own_score_T)
+    caption_ranks_T = _rank_captions(similarity_TI, own_T)
     image_ranks_I = np.full(len(column), len(own_T) + 1)
     np.minimum.at(image_ranks_I, own_T, caption_ranks_T)
     return Ranking(
@@ -98,22 +99,19 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
     )
 
 
-def _rank_captions(similarity_TI: NDArray[np.float32], own_T: Ints, own_score_T: NDArray[np.float32]) -> Ints:
+def _rank_captions(similarity_TI: NDArray[np.float32], own_T: Ints) -> Ints:
     """Rank each caption for its image. The image's other captions are right answers: they do not push it down."""
-    # (M, I): the scores of each image's own captions, one caption of every image per row; -inf where it has fewer
+    ranks_T = np.zeros(len(own_T), np.int64)
     by_image_T = np.argsort(own_T, kind="stable")
-    count_I = np.bincount(own_T, minlength=similarity_TI.shape[1])
-    place_T = np.empty_like(own_T)
-    place_T[by_image_T] = np.arange(len(own_T)) - np.repeat(np.cumsum(count_I) - count_I, count_I)
-    own_MI = np.full((count_I.max(), len(count_I)), -np.inf, dtype=similarity_TI.dtype)
-    own_MI[place_T, own_T] = own_score_T
-    ranks_MI = np.stack(
-        [
-            1 + np.count_nonzero(similarity_TI >= score_I, axis=0) - np.count_nonzero(own_MI >= score_I, axis=0)
-            for score_I in own_MI
-        ]
-    )
-    return ranks_MI[place_T, own_T]
+    bounds = np.searchsorted(own_T[by_image_T], np.arange(similarity_TI.shape[1] + 1))
+    for image, (start, end) in enumerate(pairwise(bounds.tolist())):
+        scores_T = np.ascontiguousarray(similarity_TI[:, image])  # counting along a column is five times slower
+        rows = by_image_T[start:end]
+        own_scores = scores_T[rows]
+        for row, score in zip(rows, own_scores, strict=True):
+            before = np.count_nonzero(scores_T >= score) - np.count_nonzero(own_scores >= score)
+            ranks_T[row] = 1 + before
+    return ranks_T
 
 
 def rank_in_folds(found: Ranking, owners: Sequence[str], fold: int) -> Ranking | None:
