@@ -120,9 +120,11 @@ class Tables:
         default_factory=Counter
     )  # valid records that are not used, by kind, e.g. crowd regions
     notes: Counter[str] = field(default_factory=Counter)  # records that are used although something is odd, by kind
-    # id of each image that the reader assigned a split to -> what decides it (`splits.Division`); empty unless
-    # `group_near_duplicates` lets `prepare` divide again
+    # Id of each image that the reader assigned a split to -> what decides it; empty unless `group_near_duplicates` lets
+    # `prepare` divide again. `divided`: into train, val and test (`splits.Division`); `held_out`: training images, of
+    # which `val_fraction` is cut (`splits.hold_out`).
     divided: dict[str, str] = field(default_factory=dict)
+    held_out: dict[str, str] = field(default_factory=dict)
     rows: dict[str, Rows] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,8 @@ Pairs are a CSV (or TSV) with a header, or JSON lines, with `image`, `caption` a
 `lang`. An image may be in several rows, one caption each. Image paths are relative to the file. If no row names a
 split, images are divided 80/10/10 by a hash of their path: the same file gives the same split on every machine, and new
 images do not move old ones (except if a split of a handful of images would be empty). Images with the same `group` are
-divided by the hash of their group, so they stay together. `lang` is a caption's language code (de, pt-BR); anything
+divided by the hash of their group, so they stay together. If rows name splits, `params.val_fraction` of train becomes
+val, by the same hash. `lang` is a caption's language code (de, pt-BR); anything
 else is unknown.
 
 `pairs` may be a pattern (`*/pairs.jsonl`): matching files are read in the order of their names, and ids start with the
@@ -38,7 +39,7 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import open_lines, read_csv, read_lines, require_directory
-from vlp_models.data.formats.splits import Division
+from vlp_models.data.formats.splits import Division, hold_out, split_held_out
 from vlp_models.data.joins import Database
 from vlp_models.data.tables import (
     BATCH_ROWS,
@@ -118,9 +119,12 @@ def count_images(name: str, params: SourceParams, base: Path) -> Counter[str]:
                 key = posixpath.normpath(prefix + get_text(record, "image").strip()).replace("\\", "/")
                 split = standard_split(get_text(record, "split")) if record.get("split") is not None else ""
                 splits.setdefault(key, split)
-                groups.setdefault(key, _read_group(record) or key)
+                groups.setdefault(key, read_group(record) or key)
     if any(splits.values()):
-        return Counter(splits.values())
+        return Counter(
+            split_held_out(groups[key], params.val_fraction) if split == "train" else split
+            for key, split in splits.items()
+        )
     division = Division(groups.values())
     return Counter(division.split_of(group) for group in groups.values())
 
@@ -146,8 +150,8 @@ def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, 
                     # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
                     "key": posixpath.normpath(prefix + image.lstrip("/") if prefix else image).replace("\\", "/"),
                     "split": split,
-                    "together": _read_group(record),
-                    "language": standard_language(record["lang"]) if "lang" in record else "",
+                    "together": read_group(record),
+                    "language": read_language(record),
                     "path": os.path.normpath(path.parent / image),
                     "caption_id": row_id,
                     "text": text,
@@ -156,8 +160,14 @@ def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, 
             )
 
 
-def _read_group(record: Row) -> str:
+def read_group(record: Row) -> str:
+    """Return the group of a row's image, empty if it names none."""
     return get_id(record, "group").strip() if record.get("group") not in (None, "") else ""
+
+
+def read_language(record: Row) -> str:
+    """Return the language code of a row's caption: `unknown` if it is none, empty if there is no field `lang`."""
+    return standard_language(record["lang"]) if "lang" in record else ""
 
 
 def _add_images(name: str, params: SourceParams, tables: Tables, database: Database) -> None:
@@ -165,19 +175,26 @@ def _add_images(name: str, params: SourceParams, tables: Tables, database: Datab
         for piece in database.stream(_IMAGES):
             yield from piece.to_pylist()
 
+    def split_of(row: Row, image_id: str) -> str:
+        unit = row["together"] or row["key"]
+        if divided:
+            return divided.split_of(unit)
+        return hold_out(tables, params, image_id, unit) if row["split"] == "train" else str(row["split"])
+
     named = database.value(f"SELECT count(*) FROM ({_IMAGES}) WHERE split <> ''")
     divided = None if named else Division(row["together"] or row["key"] for row in found())
     if divided and params.group_near_duplicates:
         tables.divided = {join_id(name, row["key"].lstrip("/")): row["together"] or row["key"] for row in found()}
     tables["images"].extend(
         image_row(
-            join_id(name, row["key"].lstrip("/")),
+            image_id,
             source=name,
-            split=divided.split_of(row["together"] or row["key"]) if divided else row["split"],
+            split=split_of(row, image_id),
             path=row["path"],
             provenance=row["provenance"],
         )
         for row in found()
+        for image_id in [join_id(name, row["key"].lstrip("/"))]
     )
 
 

@@ -507,7 +507,7 @@ def format_cost(value: float | None) -> str:
 def _as_cells(row: VariantRow) -> dict[str, Any]:
     """Return the row with its bar; a gain has none, since it can be negative."""
     trivial = {name: value for name, value in row.baselines.items() if name != HUMAN}
-    lower = row.metric == "median rank"
+    lower = row.metric.startswith("median rank")
     best = (min if lower else max)(trivial.items(), key=lambda item: item[1], default=None)
     cells = {**vars(row), "seeds": row.seeds, "bar": "", "best_baseline": best}
     if not row.metric.startswith("gain"):

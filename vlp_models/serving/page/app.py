@@ -65,7 +65,7 @@ def build(page: Page) -> gradio.Blocks:
         gr.Markdown(f"# {page.title}\n{NOTICE}")
         if page.warning:
             gr.Markdown(f"**{page.warning}**", elem_id="warning")
-        if page.captioner or page.answerer:
+        if page.captions or page.answerer:
             _photo_part(gr, page, one)
         if page.search:
             _search_part(gr, page, one)
@@ -106,14 +106,19 @@ def _photo_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
             )
         with gr.Column(scale=1):
             captions: list[Any] = []
-            if page.captioner:
+            if page.captions:
                 caption_label, beam_label = page.caption_labels()
                 captions = [
                     gr.Textbox(
                         label=caption_label, info=page.version_title("captioning"), interactive=False, elem_id="caption"
                     ),
                     gr.Textbox(label=beam_label, visible=bool(beam_label), interactive=False, elem_id="beam"),
-                    gr.Textbox(label="Caption, greedy decoding", interactive=False, elem_id="greedy"),
+                    gr.Textbox(
+                        label="Caption, greedy decoding",
+                        visible=page.captioner is not None,
+                        interactive=False,
+                        elem_id="greedy",
+                    ),
                 ]
             if page.answerer:
                 question = gr.Textbox(
@@ -127,7 +132,7 @@ def _photo_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
     cleared = [answers] if page.answerer else []
 
     def describe(path: str | None) -> list[Any]:
-        if not path or not page.captioner:  # without a captioner, the plain photo until a question is asked
+        if not path or not page.captions:  # without a captioner, the plain photo until a question is asked
             shown = page.show(path)
             texts = [""] * len(captions)
             return [
