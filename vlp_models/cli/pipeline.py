@@ -116,16 +116,38 @@ def complete_stage() -> list[str]:
 
 def stage(
     name: Annotated[
-        str, typer.Argument(help="A stage of dvc.yaml: prepare, pretrain, ...", autocompletion=complete_stage)
+        str,
+        typer.Argument(
+            help="A stage of dvc.yaml: prepare, pretrain, ...; `all` runs every one in order, without DVC.",
+            autocompletion=complete_stage,
+        ),
     ],
     key: Annotated[str, typer.Argument(help="The dataset, model or run, for stages that have several.")] = "",
     params: Annotated[str, typer.Option(help="The params file.")] = "params.yaml",
 ) -> None:
     """Run a single stage, as `dvc repro` does.
 
+    Without DVC nothing decides what is stale: `vlp stage all` runs every stage, and interrupted ones resume.
     Example: `vlp stage pretrain tden`
     """
-    run_stage(name, key, params)
+    if name == "all":
+        for one, entry in _every_stage():
+            print(f"stage {one} {entry}".rstrip(), file=sys.stderr)
+            run_stage(one, entry, params)
+    else:
+        run_stage(name, key, params)
+
+
+def _every_stage() -> list[tuple[str, str]]:
+    """Return (stage, key) of dvc.yaml in its order, those that the installed packages allow."""
+    from vlp_models.common.packages import is_installed
+    from vlp_models.pipeline.dvc.dvc_yaml import read_pipeline
+
+    write_plan()
+    stages = read_pipeline(Path.cwd())
+    if not is_installed("mlflow"):
+        stages.pop("register", None)
+    return [(name, key) for name, stage in stages.items() for key in stage.get("foreach", [""])]
 
 
 def run_stage(name: str, key: str, params_file: str) -> None:
@@ -248,6 +270,7 @@ def run_pipeline(targets: list[str]) -> int:
     """
     from vlp_models.cli.doctor import check_machine
     from vlp_models.cli.results import print_next_steps, print_places, print_results, read_scores
+    from vlp_models.common.packages import require_module
     from vlp_models.common.progress import clock
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
@@ -257,6 +280,7 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.pipeline.dvc.lock_file import repair
 
     start = time.perf_counter()
+    require_module("dvc", "`vlp run`")
     params, workspace = load_params(), Workspace()
     summary = workspace.reports / "summary.json"
     check_machine(workspace.root)

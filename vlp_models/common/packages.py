@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable
 from hashlib import sha256
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,35 @@ def find_weights_file(weights: str, root: Path, key: str) -> Path:
             f"{key}: {weights}: expected one weights file ({', '.join(SUFFIXES)}), found {listed}; name a file instead"
         )
     return paths[0]
+
+
+# module -> the extra of this package that installs it
+EXTRAS = (
+    dict.fromkeys(("dvc", "prefect", "mlflow", "sqlalchemy", "fastapi", "great_expectations"), "pipeline")
+    | dict.fromkeys(("lightning", "webdataset", "duckdb", "pyarrow", "pandas", "scipy", "cv2"), "train")
+    | dict.fromkeys(("pycocoevalcap", "pycocotools", "transformers", "timm"), "train")
+    | dict.fromkeys(("torch", "torchvision", "safetensors", "tokenizers", "PIL", "huggingface_hub"), "serve")
+)
+
+
+def is_installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def require_module(module: str, what: str) -> None:
+    """
+    Raises:
+        MissingToolError: the module is not installed; names the extra that installs it.
+    """
+    if not is_installed(module):
+        raise MissingToolError(f"{what} needs {explain_missing_module(module)}")
+
+
+def explain_missing_module(module: str) -> str:
+    """Return that a module is not installed, and the command that installs it."""
+    top = module.partition(".")[0]
+    name = f"{OWN}[{EXTRAS[top]}]" if top in EXTRAS else top
+    return f'{top}, which is not installed: pip install "{name}"'
 
 
 def holds_own_code(root: Path) -> bool:
