@@ -231,7 +231,7 @@ class ShardDataset(Dataset[Sample]):
             source=row["source"],
             text=row.get("text") or "",
             values={
-                column.name: _plain(row[column.name], column.type)
+                column.name: _plain(row[column.name], column.arrow_type)
                 for column in self._view.indexed
                 if column.name != "text"
             },
