@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from vlp_models.cli import checkpoints, data, demo, doctor, pipeline, predict, project, registry, stack, status
+from vlp_models.cli import checkpoints, data, demo, doctor, export, pipeline, predict, project, registry, stack, status
 from vlp_models.common.account import set_user_name
 from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import EXTRAS, explain_missing_module
@@ -60,6 +60,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "answer": predict.answer,
         "judge": predict.judge,
         "predict": predict.predict,
+        "export": export.export,
     },
     "Registry and promotion": {
         "promote": registry.promote,
@@ -90,6 +91,7 @@ WORK = {
     "answer": "loading the model",
     "judge": "loading the model",
     "predict": "loading the model",
+    "export": "reading the registry",
     "promote": "comparing registered versions",
     "rollback": "reading the registry",
     "history": "checking the ledger",

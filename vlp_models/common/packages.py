@@ -105,6 +105,18 @@ def package_files(source: str, key: str) -> dict[str, Path]:
     return data_files(find_package(source, f"`{key}: {source}`"))
 
 
+def license_of(name: str) -> str:
+    """Return the license that an installed package's metadata names; empty if it names none, or is not installed."""
+    try:
+        package = metadata.metadata(name)
+    except metadata.PackageNotFoundError:
+        return ""
+    text = next((line.strip() for line in (package.get("License") or "").splitlines() if line.strip()), "")
+    classified = [c.rpartition(" :: ")[2] for c in package.get_all("Classifier") or [] if c.startswith("License :: ")]
+    named = package.get("License-Expression") or text or ", ".join(classified)
+    return "" if named.lower() in ("unknown", "other", "none") else named
+
+
 def data_files(package: metadata.Distribution) -> dict[str, Path]:
     """Return path below site-packages -> file, for a package's files that are not code."""
     files = {
