@@ -66,9 +66,9 @@ def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield "backbone", features["timm"]["weights"], features["timm"]["model"]
         elif features.get("source") == "detector" and detector.get("source") == "weights":
             yield "detector", detector["weights"], ""
-    vocabulary = params.get("tokenizer", {}).get("vocab", "")
-    if vocabulary.startswith(PREFIX):
-        yield "vocabulary", vocabulary, ""
+    tokenizer = params.get("tokenizer", {})
+    if tokenizer.get("source") == "vocab" and tokenizer["vocab"].startswith(PREFIX):
+        yield "vocabulary", tokenizer["vocab"], ""
 
 
 def _license(source: str, model: str) -> str:
