@@ -17,6 +17,7 @@ from PIL import Image
 from small_project import make_model
 
 from vlp_models import VLP
+from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError
@@ -172,7 +173,7 @@ def test_transformers_gives_the_same_ids(lowercase: bool, accents: bool | None, 
 def test_changed_file_is_refused_and_further_files_are_not_read(
     exports: dict[str, Path], photo: Path, tmp_path: Path
 ) -> None:
-    folder = copy_project_folder(exports["captioning"], tmp_path / "copy")
+    folder = copy_folder(exports["captioning"], tmp_path / "copy")
     (folder / ".gitattributes").write_text("*.safetensors filter=lfs\n")
     (folder / "notes.bin").write_bytes(b"x")
     assert VLP(folder).caption(photo)
@@ -187,7 +188,7 @@ def test_changed_file_is_refused_and_further_files_are_not_read(
         VLP(folder)
 
 
-def copy_project_folder(source: Path, target: Path) -> Path:
+def copy_folder(source: Path, target: Path) -> Path:
     subprocess.run(["cp", "-r", str(source), str(target)], check=True)
     return target
 
@@ -226,6 +227,31 @@ def test_export_is_complete_or_absent(
     write_export(bundle, tmp_path / "export", "")
     config = (tmp_path / "export" / "config.json").read_text()
     assert json.loads(config)["provenance"] == {} and str(page_project.root) not in config
+
+
+def test_export_brings_no_code(
+    exports: dict[str, Path], page_project: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is a project's plugin exported, nor does an export choose what is imported."""
+    own = {"families": {"tden": "plugins.mine:Mine"}}
+    with monkeypatch.context() as patch:
+        patch.setattr("vlp_models.serving.export.active_plugins", lambda kind: own.get(kind, {}))
+        with pytest.raises(CheckpointError, match=r"`plugins\.families\.tden: .*an export has no code"):
+            write_export(bundle_of(page_project, "vqa"), tmp_path / "export", "")
+    assert not (tmp_path / "export").exists()
+
+    folder = copy_folder(exports["vqa"], tmp_path / "export")
+    (tmp_path / "evil_module.py").write_text("class Evil: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"family": "evil"}
+    (folder / "config.json").write_text(json.dumps(config))
+    content = json.loads((folder / "content.json").read_text())
+    content["files"]["config.json"] = hash_file(folder / "config.json")
+    content["plugins"] = {"families": {"evil": "evil_module:Evil"}}
+    (folder / "content.json").write_text(json.dumps(content))
+    with pytest.raises(VLPError, match="unknown model family `evil`"):
+        VLP(folder)
+    assert "evil_module" not in sys.modules
 
 
 # ---- License and card ---------------------------------------------------------------------------------------------
@@ -346,7 +372,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_repository_round_trip_over_the_real_client(exports: dict[str, Path], photo: Path, tmp_path: Path) -> None:
     """Push, load, load again without a network, and meet a missing repository and one of another kind."""
     pytest.importorskip("huggingface_hub")
-    folder = copy_project_folder(exports["captioning"], tmp_path / "export")
+    folder = copy_folder(exports["captioning"], tmp_path / "export")
     (folder / "secret.env").write_text("TOKEN=1")
     load = f"from vlp_models import VLP; print(VLP.from_pretrained({REPOSITORY!r}).caption({str(photo)!r}))"
     refused = "\ntry: VLP.from_pretrained({!r})\nexcept Exception as error: print(type(error).__name__, error)"

@@ -22,7 +22,7 @@ from typing import Any
 
 from vlp_models.common.io import hash_file, hash_path, link_or_copy, write_json
 from vlp_models.common.limits import check_numbers
-from vlp_models.common.plugins import active_plugins, add_plugins
+from vlp_models.common.plugins import active_plugins, add_plugins, use_installed_plugins
 from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, first_line
@@ -121,10 +121,15 @@ def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Ma
 def use_bundled_plugins(bundle: Path) -> None:
     """Make known the plugins that the bundle's model and task are, unless the project names them itself.
 
+    An export brings no code and names none: its plugins are those of installed packages.
+
     Raises:
         CheckpointError: content.json is invalid.
         ParamsError: a plugin's package is neither in the version's code nor installed.
     """
+    if _is_export(bundle):
+        use_installed_plugins()
+        return
     try:
         plugins = json.loads((bundle / CONTENT).read_text(encoding="utf-8")).get("plugins", {})
         missing = {

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import output_directory, write_json
+from vlp_models.common.plugins import FOLDER, active_plugins
 from vlp_models.common.workspace import SEARCH
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import CheckpointError, DataError, first_line
@@ -59,6 +60,7 @@ def write_export(bundle: Path, directory: Path, card: str) -> None:
         raise CheckpointError(
             f"{bundle}: a model of the task {model.task} cannot be applied to an image, so not exported"
         )
+    _check_plugins(model)
     with output_directory(directory) as folder:
         checkpoint = checkpoint_folder(bundle)
         for name in (WEIGHTS, LABELS):
@@ -97,6 +99,20 @@ def check_library(folder: Path, source: str) -> None:
         )
     named = [f"{key} {found[key]!r:.60}" for key in ("library_name", "model_type", "architectures") if found.get(key)]
     raise CheckpointError(f"{source}: not a model of {LIBRARY}: {CONFIG} has {', '.join(named) or 'no library_name'}")
+
+
+def _check_plugins(model: ImageModel) -> None:
+    """
+    Raises:
+        CheckpointError: the model's or the task's code is in the project, not in a package.
+    """
+    for kind, name in (("families", model.task_model.info.family), ("tasks", model.task)):
+        target = active_plugins(kind).get(name, "")
+        if target.startswith(f"{FOLDER}."):
+            raise CheckpointError(
+                f"`plugins.{kind}.{name}: {target}`: an export has no code, so nothing could load it; move the plugin "
+                f"into a package with an entry point in the group vlp_flows.{kind}"
+            )
 
 
 def _config(model: ImageModel) -> dict[str, Any]:
