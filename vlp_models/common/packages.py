@@ -108,12 +108,12 @@ def package_files(source: str, key: str) -> dict[str, Path]:
 def license_of(name: str) -> str:
     """Return the license that an installed package's metadata names; empty if it names none, or is not installed."""
     try:
-        package = metadata.metadata(name)
+        fields = metadata.metadata(name).json
     except metadata.PackageNotFoundError:
         return ""
-    text = next((line.strip() for line in (package.get("License") or "").splitlines() if line.strip()), "")
-    classified = [c.rpartition(" :: ")[2] for c in package.get_all("Classifier") or [] if c.startswith("License :: ")]
-    named = package.get("License-Expression") or text or ", ".join(classified)
+    text = next((line.strip() for line in str(fields.get("license", "")).splitlines() if line.strip()), "")
+    classified = [c.rpartition(" :: ")[2] for c in fields.get("classifier", ()) if c.startswith("License :: ")]
+    named = str(fields.get("license_expression") or text or ", ".join(classified))
     return "" if named.lower() in ("unknown", "other", "none") else named
 
 

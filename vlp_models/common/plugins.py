@@ -80,7 +80,7 @@ def add_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
 def use_installed_plugins() -> None:
     """Put the plugins of installed packages into the tables, next to those in use: an export is loaded anywhere."""
     for kind, targets in _entry_points().items():
-        table = _tables.get(kind, {})
+        table: dict[str, str] = _tables.get(kind, {})
         new = {name: target for name, target in targets.items() if name not in table}
         _active.setdefault(kind, {}).update(new)
         table.update(new)
