@@ -18,7 +18,7 @@ import typer
 from vlp_models.cli import checkpoints, data, demo, doctor, export, pipeline, predict, project, registry, stack, status
 from vlp_models.common.account import set_user_name
 from vlp_models.common.log import configure_logging
-from vlp_models.common.packages import EXTRAS, explain_missing_module
+from vlp_models.common.packages import PIPELINE, explain_missing_module
 from vlp_models.common.progress import announced
 from vlp_models.common.redaction import redact
 from vlp_models.errors import (
@@ -147,7 +147,7 @@ def main() -> None:
             print(f"vlp: {redact(_explain(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        if os.environ.get("VLP_DEBUG") or (error.name or "").partition(".")[0] not in EXTRAS:
+        if os.environ.get("VLP_DEBUG") or (error.name or "").partition(".")[0] not in PIPELINE:
             _print_traceback()
             sys.exit(1)
         print(f"vlp: this needs {explain_missing_module(error.name or '')}", file=sys.stderr)

@@ -202,12 +202,11 @@ def find_weights_file(weights: str, root: Path, key: str) -> Path:
     return paths[0]
 
 
-# module -> the extra of this package that installs it
-EXTRAS = (
-    dict.fromkeys(("dvc", "prefect", "mlflow", "sqlalchemy", "fastapi", "great_expectations"), "pipeline")
-    | dict.fromkeys(("lightning", "webdataset", "duckdb", "pyarrow", "pandas", "scipy", "cv2"), "train")
-    | dict.fromkeys(("pycocoevalcap", "pycocotools", "transformers", "timm"), "train")
-    | dict.fromkeys(("torch", "torchvision", "safetensors", "tokenizers", "PIL", "huggingface_hub"), "serve")
+# modules that the extra `pipeline` of this package installs
+PIPELINE = (
+    *("dvc", "prefect", "mlflow", "sqlalchemy", "fastapi", "great_expectations"),
+    *("lightning", "transformers", "scipy", "pyarrow", "duckdb", "cv2", "pandas", "webdataset"),
+    *("pycocoevalcap", "pycocotools", "torch", "torchvision", "timm", "tokenizers", "safetensors", "PIL"),
 )
 
 
@@ -227,7 +226,7 @@ def require_module(module: str, what: str) -> None:
 def explain_missing_module(module: str) -> str:
     """Return that a module is not installed, and the command that installs it."""
     top = module.partition(".")[0]
-    name = f"{OWN}[{EXTRAS[top]}]" if top in EXTRAS else top
+    name = f"{OWN}[pipeline]" if top in PIPELINE else top
     return f'{top}, which is not installed: pip install "{name}"'
 
 
