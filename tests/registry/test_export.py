@@ -54,7 +54,7 @@ class Missing:
         return ModuleSpec(name, self) if name.partition(".")[0] in self.names else None
 
     def create_module(self, spec):
-        raise ModuleNotFoundError(f"No module named {spec.name!r}")
+        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
 
     def exec_module(self, module):
         pass
@@ -421,6 +421,12 @@ def test_command_exports_what_is_registered(
         assert [VLP(tmp_path / task).predict(photo, text)] == served.predict(request)
         card = (tmp_path / task / "README.md").read_text()
         assert f"model.{'answer' if text else 'caption'}(" in card and "| scenes | test | " in card
+    missing = NOT_INSTALLED.replace("lightning", "torchvision")
+    load = f"from vlp_models import VLP\ntry: VLP({str(tmp_path / 'vqa')!r})\nexcept Exception as error: print(error)"
+    assert 'torchvision, which is not installed; pip install "vlp-flows[serve]"' in run_python(
+        without_torchvision + load
+    )
+
     again = run_in_process(project, "vlp", "export", "vqa", str(tmp_path / "vqa"), check=False)
     assert again.returncode == 2 and "already exists" in again.stderr
     unknown = run_in_process(project, "vlp", "export", "vqa", str(tmp_path / "x"), "--to", "onnx", check=False)

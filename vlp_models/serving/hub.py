@@ -32,6 +32,7 @@ METHODS = {
     "entailment": "predict(image, hypothesis)",
     "retrieval": "search(query, images)",
 }
+INSTALL = 'pip install "vlp-flows[serve]"'
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -49,7 +50,10 @@ class VLP:
         check_library(self.directory, str(directory))
         task = read_bundle_info(self.directory).task or ""
         model_class = ImageModel if task == "retrieval" else Predictor
-        self._model = model_class(self.directory, device)
+        try:
+            self._model = model_class(self.directory, device)
+        except ModuleNotFoundError as error:
+            raise MissingToolError(f"{directory}: the model needs {error.name}, which is not installed; {INSTALL}") from None
         self.task: str = self._model.task
 
     @classmethod
@@ -186,10 +190,8 @@ def _download(repo_id: str, revision: str | None, options: dict[str, Any]) -> Pa
 def _import_hub() -> Any:
     try:
         import huggingface_hub
-    except ImportError:
-        raise MissingToolError(
-            "huggingface_hub is not installed, and repositories are read with it: `pip install 'vlp-flows[serve]'`"
-        ) from None
+    except ModuleNotFoundError:
+        raise MissingToolError(f"huggingface_hub, which reads repositories, is not installed; {INSTALL}") from None
     return huggingface_hub
 
 

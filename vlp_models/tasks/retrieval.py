@@ -24,7 +24,6 @@ from torch import nn
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
-from vlp_models.data.tables import read_languages
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.retrieval import (
@@ -298,6 +297,8 @@ class Retrieval(TaskModel):
         in it search all images, and the images with captions in it are to find one of these among the captions of all
         languages.
         """
+        from vlp_models.data.tables import read_languages
+
         context.progress("recall and median rank")
         captions = sum(len(p["captions"]) for p in predictions)
         scores, by_chance = _score_both_directions(
