@@ -423,9 +423,7 @@ def test_command_exports_what_is_registered(
         assert f"model.{'answer' if text else 'caption'}(" in card and "| scenes | test | " in card
     missing = NOT_INSTALLED.replace("lightning", "torchvision")
     load = f"from vlp_models import VLP\ntry: VLP({str(tmp_path / 'vqa')!r})\nexcept Exception as error: print(error)"
-    assert 'torchvision, which is not installed; pip install "vlp-flows[serve]"' in run_python(
-        without_torchvision + load
-    )
+    assert 'torchvision, which is not installed; pip install "vlp-flows[serve]"' in run_python(missing + load)
 
     again = run_in_process(project, "vlp", "export", "vqa", str(tmp_path / "vqa"), check=False)
     assert again.returncode == 2 and "already exists" in again.stderr

@@ -53,7 +53,9 @@ class VLP:
         try:
             self._model = model_class(self.directory, device)
         except ModuleNotFoundError as error:
-            raise MissingToolError(f"{directory}: the model needs {error.name}, which is not installed; {INSTALL}") from None
+            raise MissingToolError(
+                f"{directory}: the model needs {error.name}, which is not installed; {INSTALL}"
+            ) from None
         self.task: str = self._model.task
 
     @classmethod
