@@ -56,10 +56,8 @@ def count_in_note(note: str) -> int | None:
 
 def explain_few(count: int, split: str) -> str:
     """Return what scores on fewer than `MIN_GROUPS` images are worth."""
-    return (
-        f"Only {count} {split} image{'s' if count != 1 else ''}: these scores show that the pipeline runs, not how good "
-        "the model is"
-    )
+    images = "image" if count == 1 else "images"
+    return f"Only {count} {split} {images}: these scores show that the pipeline runs, not how good the model is"
 
 
 def paired(a: Evidence, b: Evidence) -> Evidence:
