@@ -86,9 +86,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
         versions = _versions(client, params, runs)
         for task in TASKS:
             if task not in versions:
-                missing[task] = (
-                    f"No champion yet: run `vlp promote {task}`, or use a run's version with `vlp demo --run NAME`."
-                )
+                missing[task] = _explain_missing(params, task)
                 if task == "captioning" and (baseline := find_better_neighbors(client, params)):
                     try:
                         made["neighbors"] = open_neighbors(params, workspace)
@@ -109,6 +107,13 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     if not made:
         raise DataError(f"vlp demo: no model to show. {' '.join(f'{task}: {why}' for task, why in missing.items())}")
     return Page(**made, missing=missing, examples=find_examples(workspace, split))
+
+
+def _explain_missing(params: Params, task: str) -> str:
+    if any(run.task == task for run in params.finetune.values()):
+        return f"No champion yet: run `vlp promote {task}`, or use a run's version with `vlp demo --run NAME`."
+    preset = "; `vlp use scenes-tasks` adds one" if "scenes" in params.data else ""
+    return f"params.yaml has no run of this task{preset}."
 
 
 def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tuple[Any, str]]:

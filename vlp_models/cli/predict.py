@@ -165,8 +165,11 @@ def predict(
 
     Example: `vlp predict entailment photo.jpg "Two dogs are playing."`
     """
+    from vlp_models.params import load_params
+    from vlp_models.registry.client import resolve_task
     from vlp_models.tasks import task_class
 
+    task = resolve_task(load_params().tracking, task)
     request = task_class(task).request
     if request is None:
         raise ParamsError(f"the task {task} cannot be served: it compares images with each other")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 COLUMNS = ("line", "time (UTC)", "action", "version", "run", "model", "before", "value", "gain", "by")
+FIXED = ("line", "time (UTC)", "version", "before", "value", "gain")  # columns that are not broken over lines
 STYLES = {"promoted": "green", "rolled back": "yellow", "withdrawn": "yellow", "refused": "red"}
 
 
@@ -35,7 +36,7 @@ def print_history(entries: list[dict[str, Any]], *, as_json: bool = False) -> No
     console = Console()
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in COLUMNS:
-        table.add_column(name, no_wrap=name in ("line", "version", "before", "value", "gain"), overflow="fold")
+        table.add_column(name, no_wrap=name in FIXED, overflow="fold")
     for entry in entries:
         numbers = entry.get("decision", {}).get("numbers", {})
         version, before = ("" if entry[key] is None else str(entry[key]) for key in ("version", "from"))

@@ -27,7 +27,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordPieceTrainer
 
-from vlp_models.common.io import write_json
+from vlp_models.common.io import convert_command, write_json
 from vlp_models.common.words import CHARACTERS
 from vlp_models.errors import DataError
 
@@ -333,8 +333,8 @@ def read_vocabulary(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; give the path of a vocab.txt with one token per line") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text: {error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not UTF-8 text; save it as UTF-8: {convert_command(str(path))}") from None
     if lines and not lines[-1]:
         lines.pop()
     return [line.removesuffix("\r") for line in lines]

@@ -74,6 +74,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             counts |= {"languages": len(tables["languages"])} if tables["languages"] else {}
             for note, count in tables.notes.items():
                 logger.info("prepare %s: %d %s", key, count, note)
+            if tables.ignored:
+                logger.info("prepare %s: %s", key, tables.describe_ignored())
             write_manifest(
                 directory,
                 stage="prepare",
