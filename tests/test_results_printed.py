@@ -103,7 +103,8 @@ def test_dates_of_the_history_are_not_broken(
     entry |= {"run": "tden-captioning-seed-2", "run_model": "tden-large", "decision": {"numbers": {"value": 104.25}}}
     versions.print_history([entry])
     lines = capsys.readouterr().out.splitlines()
-    assert any("2026-11-25 10:11" in line for line in lines) and max(map(len, lines)) <= 80
+    assert any("2026-11-25 10:11  promoted" in line for line in lines) and max(map(len, lines)) <= 80
+    assert "gain" not in lines[0], "no entry has one"
 
 
 def test_fine_tunings_that_new_inputs_leave_valid_are_not_run_in_parallel(
