@@ -15,6 +15,7 @@ from vlp_models.cli.results import find_uncommitted, print_next_steps, print_pla
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import load_params
+from vlp_models.pipeline import parallel_finetune
 from vlp_models.pipeline.dvc import repro
 from vlp_models.registry.client import resolve_task
 
@@ -102,4 +103,23 @@ def test_dates_of_the_history_are_not_broken(
     entry |= {"run": "tden-captioning-seed-2", "run_model": "tden-large", "decision": {"numbers": {"value": 104.25}}}
     versions.print_history([entry])
     lines = capsys.readouterr().out.splitlines()
-    assert any("2026-11-25 10:11" in line for line in lines) and max(map(len, lines)) <= 80
+    assert any("2026-11-25 10:11  promoted" in line for line in lines) and max(map(len, lines)) <= 80
+    assert "gain" not in lines[0], "no entry has one"
+
+
+def test_fine_tunings_that_new_inputs_leave_valid_are_not_run_in_parallel(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pretraining is run first: with the same result, one fine-tuning is left, which `dvc repro` runs."""
+    answers = iter([{"pretrain@tden"}, {"finetune@tden-vqa"}])
+    monkeypatch.setattr(parallel_finetune, "_find_stale", lambda *given: next(answers))
+    calls: list[list[list[str]]] = []
+
+    def run(commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int:
+        assert repro.PARTIAL in environment
+        calls.append(commands)
+        return 0
+
+    params = load_params(project / "params.yaml")
+    assert parallel_finetune.finetune_in_parallel(params, project, {}, run) == 0
+    assert calls == [[[*repro.REPRO, "pretrain@tden"]]]

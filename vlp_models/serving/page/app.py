@@ -35,6 +35,7 @@ STYLE = """
 #examples, #examples .grid-wrap {height: auto !important; min-height: 0 !important; max-height: none !important}
 #examples .grid-container {grid-template-columns: repeat(4, minmax(0, 1fr)) !important; padding: 0 !important}
 #examples .grid-container button {min-width: 0 !important; width: 100% !important; height: auto !important}
+#found .caption-label {max-width: 94% !important; white-space: normal !important; overflow-wrap: anywhere}
 #found .grid-container {grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)) !important}
 @media (max-width: 640px) {
   .gradio-container > main, .gradio-container {padding: 8px !important}

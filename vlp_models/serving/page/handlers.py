@@ -227,7 +227,7 @@ class Page:
             if photo is None:
                 not_on_disk.append(image_id)
             else:
-                photos.append((scale_for_page(photo, 320), f"{score:.2f} {image_id}"))
+                photos.append((scale_for_page(photo, 320), f"{score:.2f} {image_id.rpartition('/')[2]}"))
         problem = f"Also found, but not on this disk: {', '.join(not_on_disk)}." if not_on_disk else ""
         return SearchResult(photos=photos, problem=problem)
 
