@@ -292,6 +292,17 @@ def test_records_of_tars_that_lack_a_part_are_quarantined(tmp_path: Path) -> Non
     ]
 
 
+def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path) -> None:
+    records = [{"caption": "one", "url": "x"}, {"url": "https://a.caption"}, {"caption": "three"}]
+    files = {}
+    for n, record in enumerate(records):
+        files |= {f"{n}.jpg": image(2 * n + 1), f"{n}.json": json.dumps(record).encode()}
+    write_tar(tmp_path / "pets" / "train.tar", files)
+    tables = read(tmp_path)
+    assert [row["text"] for row in tables["captions"]] == ["one", "three"]
+    assert [row["reason"] for row in tables["quarantine"]] == ["no `caption`; it has url"]
+
+
 def test_a_missing_folder_names_the_download(tmp_path: Path) -> None:
     params = load_params(ROOT / "params.yaml")
     for root, command in (

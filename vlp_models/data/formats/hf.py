@@ -19,7 +19,8 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,7 +46,8 @@ TEXT = "txt"
 MAX_TEXT = {TEXT: 2**20, "json": 16 * 2**20}  # bytes, as in our own shards
 BATCH = 64  # rows of a parquet file that are in memory at once, with their images
 _WORD = re.compile(r"[a-z]+")
-_LFS = b"version https://git-lfs"
+Find = Callable[[Row], tuple[str, Path]]  # id and file of a row's image
+LFS_POINTER = b"version https://git-lfs"
 
 
 def read(name: str, params: SourceParams, base: Path) -> Tables:
@@ -69,8 +71,6 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     def write(tables: Tables, mentions: TableWriter) -> None:
         reader = _Reader(name, params, root, tables, mentions, split_by_files=len(named) > 1 or bool(params.splits))
         for path in used:
-            if reader.is_complete():
-                return
             (reader.read_parquet if parquet else reader.read_tar if tars else reader.read_metadata)(path)
 
     return join_mentions(name, params, write)
@@ -92,14 +92,16 @@ class _Reader:
         self.name, self.params, self.root, self.tables, self.mentions = name, params, root, tables, mentions
         self._split_by_files = split_by_files
         self._wanted = {standard_split(split) for split in params.splits}
+        self._caption = ""  # column of JSON records: that of the first one
         self._rows = 0
 
-    def is_complete(self) -> bool:
-        """Return whether `limit` rows are read."""
-        return bool(self.params.limit) and self._rows >= self.params.limit
+    def _take_row(self) -> bool:
+        """Count a row; return False if `limit` rows are read already."""
+        self._rows += 1
+        return not self.params.limit or self._rows <= self.params.limit
 
     def read_parquet(self, path: Path) -> None:
-        with _damage(path, "a parquet file"), pq.ParquetFile(path) as file:
+        with _readable(path, "a parquet file"), pq.ParquetFile(path) as file:
             schema = file.schema_arrow
             images = [field.name for field in schema if _is_image(field.type)]
             texts = [field.name for field in schema if _is_text(field.type) and field.name not in OPTIONAL]
@@ -109,7 +111,7 @@ class _Reader:
             number = 0
             for batch in file.iter_batches(BATCH, columns=columns):
                 for row in batch.to_pylist():
-                    if self.is_complete():
+                    if not self._take_row():
                         return
                     self._add(path, number, row, caption, lambda row: self._extract(row[image]))
                     number += 1
@@ -121,41 +123,48 @@ class _Reader:
             records = read_csv(path, self.tables, "captions", (column,), (*named, *OPTIONAL))
         else:
             records = read_lines(path, self.tables, "captions", "metadata of images, one object per line")
-        caption = ""
         for provenance, row in records:
-            if self.is_complete():
+            if not self._take_row():
                 return
-            if not caption:
-                texts = [key for key, value in row.items() if isinstance(value, str | list) and key not in OPTIONAL]
-                caption = self._choose("caption", path, [key for key in texts if key != column], list(row))
-            self._add(path, provenance.rpartition(":")[2], row, caption, lambda row: self._locate(path, row, column))
+            if not self._caption:
+                texts = [key for key in _texts(row) if key != column]
+                self._caption = self._choose("caption", path, texts, list(row))
+            number = provenance.rpartition(":")[2]
+            self._add(path, number, row, self._caption, lambda row: self._locate(path, row, column))
 
     def read_tar(self, path: Path) -> None:
-        image = self.params.image_column
         for number, (key, members) in enumerate(groupby(_members(path), key=lambda member: member[0])):
-            if self.is_complete():
+            if not self._take_row():
                 return
             files = [(suffix, content) for _, suffix, content in members]
-            contents = dict(files)
-            row: Row = {}
-            if isinstance(record := _parse(contents.get("json")), dict):
-                row |= record
-            if TEXT in contents:
-                row[TEXT] = (contents[TEXT] or b"").decode("utf-8", "surrogateescape")
-            found = [suffix for suffix in contents if suffix == image or (not image and suffix in SUFFIXES)]
-            texts = [TEXT] if TEXT in row else [key for key, v in row.items() if isinstance(v, str | list)]
-            what = f"{path}, {key}"
-            if not found or not (texts or self.params.caption_column) or len(contents) != len(files):
-                missing = "no caption (.txt or .json)" if found else "no image"
-                reason = missing if len(contents) == len(files) else "a file twice"
-                reason += f" with the key {key}; it has {', '.join(f'.{suffix}' for suffix, _ in files)}"
-                self._rows += 1
-                self.tables.quarantine("captions", "", "record_readable", reason, f"{path.name}:{number}")
-                continue
-            suffix = found[0] if len(found) == 1 else self._choose("image", what, found, list(contents))
-            caption = self._choose("caption", what, texts, list(row))
-            content = contents[suffix]
-            self._add(path, number, row, caption, lambda row: self._extract(content))  # noqa: B023 (called at once)
+            provenance = f"{path.relative_to(self.root).as_posix()}:{number}"
+            with self.tables.record("captions", provenance, join_id(self.name, provenance)):
+                image, row = self._parts_of(f"{path}, {key}", key, files)
+                if not self._caption:
+                    texts = [TEXT] if TEXT in row else _texts(row)
+                    self._caption = self._choose("caption", f"{path}, {key}", texts, list(row))
+                self._add(path, number, row, self._caption, lambda row: self._extract(image))  # noqa: B023
+
+    def _parts_of(self, where: str, key: str, files: Sequence[tuple[str, bytes | None]]) -> tuple[bytes | None, Row]:
+        """Return the image of the files of a tar that have one key, and the fields of their JSON and text.
+
+        Raises:
+            RecordError: a file twice, or no image or no caption.
+        """
+        contents, row = dict(files), Row()
+        listed = ", ".join(f".{suffix}" for suffix, _ in files)
+        if isinstance(record := _parse(contents.get("json")), dict):
+            row |= record
+        if TEXT in contents:
+            row[TEXT] = (contents[TEXT] or b"").decode("utf-8", "surrogateescape")
+        own = self.params.image_column
+        images = [suffix for suffix in contents if suffix == own or (not own and suffix in SUFFIXES)]
+        if len(contents) != len(files):
+            raise RecordError(f"a file twice with the key {key}: {listed}")
+        if not images or not row:
+            missing = "no caption (.txt or .json)" if images else "no image"
+            raise RecordError(f"{missing} with the key {key}; it has {listed}")
+        return contents[self._choose("image", where, images, list(contents))], row
 
     def _choose(self, kind: str, where: object, candidates: Sequence[str], columns: Sequence[str]) -> str:
         """Return the column that params.yaml names, or the only candidate.
@@ -196,13 +205,14 @@ class _Reader:
         key = posixpath.normpath(posixpath.join(folder, image.replace("\\", "/")))
         return key, Path(os.path.normpath(metadata.parent / image))
 
-    def _add(self, path: Path, number: int | str, row: Row, caption: str, find: Any) -> None:
+    def _add(self, path: Path, number: int | str, row: Row, caption: str, find: Find) -> None:
         """Write the mentions of one row; `find` returns id and file of its image."""
-        self._rows += 1
         relative = path.relative_to(self.root).as_posix()
         provenance = f"{relative}:{number}"
         with self.tables.record("captions", provenance, join_id(self.name, provenance)):
-            texts = row.get(caption)
+            if caption not in row:
+                raise RecordError(f"no `{caption}`; it has {', '.join(row)}")
+            texts = row[caption]
             several = texts if isinstance(texts, list) else [texts]
             if not several:
                 raise RecordError(f"`{caption}` is an empty list")
@@ -238,7 +248,7 @@ def _members(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
     Raises:
         DataError
     """
-    with _damage(path, "a tar file"), tarfile.open(path, "r:") as archive:
+    with _readable(path, "a tar file"), tarfile.open(path, "r:") as archive:
         for info in archive:
             name = PurePosixPath(info.name)
             if info.isdir():
@@ -264,20 +274,22 @@ def _members(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
             raise DataError(f"{path}: damaged or truncated after {archive.offset:,} bytes; get it again")
 
 
-class _damage:
-    """Context that turns errors of a damaged file into a `DataError`."""
+@contextmanager
+def _readable(path: Path, kind: str) -> Iterator[None]:
+    """Turn errors of a damaged file into a `DataError`.
 
-    def __init__(self, path: Path, kind: str) -> None:
-        self.path, self.kind = path, kind
-
-    def __enter__(self) -> None:
-        with self.path.open("rb") as file:
-            if file.read(HEAD).startswith(_LFS):
-                raise DataError(f"{self.path}: a Git LFS pointer instead of the file; run `git lfs pull` in its folder")
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (pa.ArrowException, tarfile.TarError, EOFError)):
-            raise DataError(f"{self.path}: not {self.kind}, or damaged ({first_line(error)}); get it again") from None
+    Args:
+        kind: what the file should be, for messages.
+    """
+    with path.open("rb") as file:
+        if file.read(HEAD).startswith(LFS_POINTER):
+            raise DataError(f"{path}: a Git LFS pointer instead of the file; run `git lfs pull` in its folder")
+    try:
+        yield
+    except (pa.ArrowException, tarfile.TarError, EOFError, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's, not pyarrow's
+            raise
+        raise DataError(f"{path}: not {kind}, or damaged ({first_line(error)}); get it again") from None
 
 
 def _parse(content: bytes | None) -> Any:
@@ -285,6 +297,11 @@ def _parse(content: bytes | None) -> Any:
         return json.loads(content) if content else None
     except (ValueError, RecursionError):
         return None
+
+
+def _texts(row: Row) -> list[str]:
+    """Return the fields of a JSON record that may be captions."""
+    return [key for key, value in row.items() if isinstance(value, str | list) and key not in OPTIONAL]
 
 
 def _is_image(kind: pa.DataType) -> bool:
