@@ -39,6 +39,14 @@ def test_every_command_has_a_panel_and_an_imperative_help_line() -> None:
             assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
 
 
+def test_shells_complete_presets() -> None:
+    """As the scripts of `vlp --install-completion` ask: with variables, not with arguments."""
+    words = {"COMP_WORDS": "vlp use tiny", "COMP_CWORD": "2", "_TYPER_COMPLETE_ARGS": "vlp use tiny"}
+    for shell in ("bash", "zsh"):
+        result = CliRunner().invoke(app, [], env={**words, "_VLP_COMPLETE": f"complete_{shell}"}, prog_name="vlp")
+        assert "tiny-coco" in result.output and "vlmo" not in result.output
+
+
 def test_an_unknown_stage_names_the_nearest_one(project: Path) -> None:
     with pytest.raises(ParamsError, match="no stage `pretrian`; did you mean `pretrain`"):
         pipeline.run_stage("pretrian", "tden", "params.yaml")

@@ -31,7 +31,7 @@ def params_page() -> str:
     ]
     hints = typing.get_type_hints(Params, include_extras=True)
     for field in dataclasses.fields(Params):
-        cls = _dataclass_in(hints[field.name])
+        cls = dataclass_in(hints[field.name])
         named = typing.get_origin(hints[field.name]) is dict
         lines += [f"## {field.name}", ""]
         if cls is None:
@@ -44,14 +44,13 @@ def params_page() -> str:
 def _tables(cls: type, where: str, seen: set[type]) -> Iterator[str]:
     """Yield the table of a params class, then those of the classes in it."""
     seen.add(cls)
-    first = (inspect.getdoc(cls) or "").partition("\n")[0]
-    if first and not first.startswith(cls.__name__ + "("):
+    if first := describe_class(cls):
         yield f"{_escape(first)}\n"
     hints, meanings = typing.get_type_hints(cls, include_extras=True), describe_fields(cls)
     yield "| key | type | default | |\n|---|---|---|---|"
     inner = []
     for field in dataclasses.fields(cls):
-        nested = _dataclass_in(hints[field.name])
+        nested = dataclass_in(hints[field.name])
         kind = _type_name(hints[field.name])
         yield f"| `{where}.{field.name}` | {kind} | {_default(field)} | {_escape(meanings.get(field.name, ''))} |"
         if nested and nested not in seen:
@@ -61,6 +60,14 @@ def _tables(cls: type, where: str, seen: set[type]) -> Iterator[str]:
         if nested not in seen:
             yield f"\n### {name}\n"
             yield from _tables(nested, name, seen)
+
+
+def describe_class(cls: type) -> str:
+    """Return the first paragraph of a params class's docstring; empty without one, or if it only lists the fields."""
+    text = cls.__doc__ or ""
+    if text.startswith(("\n", f"{cls.__name__}(")):
+        return ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 def describe_fields(cls: type) -> dict[str, str]:
@@ -104,11 +111,12 @@ def _from_comments(cls: type) -> dict[str, str]:
     return found
 
 
-def _dataclass_in(hint: Any) -> type | None:
+def dataclass_in(hint: Any) -> type | None:
+    """Return the params class that a type hint is or contains."""
     if dataclasses.is_dataclass(hint):
         return hint  # type: ignore[return-value]
     for argument in typing.get_args(hint):
-        if (found := _dataclass_in(argument)) is not None:
+        if (found := dataclass_in(argument)) is not None:
             return found
     return None
 
@@ -134,10 +142,15 @@ def _type_name(hint: Any) -> str:
     return {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}.get(hint, "any value")
 
 
+def field_default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field of a params class; `dataclasses.MISSING` for a required one."""
+    if field.default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
 def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default
-    if value is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
+    value = field_default(field)
     if value is dataclasses.MISSING:
         return "required"
     return "below" if dataclasses.is_dataclass(value) else f"`{_yaml(value)}`"

@@ -17,6 +17,7 @@ from vlp_models.common.packages import OWN, own_record
 from vlp_models.errors import DataError, ParamsError
 
 TEMPLATE = Path(__file__).parents[1] / "template"
+SCHEMA = Path(__file__).parents[1] / "params.schema.json"  # that editors check params.yaml with
 KEPT = ".vlp/template"  # in a project: the template's files as they were when they were last merged
 # Hidden files and folders are stored without their dot: packaging tools skip them.
 DOTTED = {
@@ -115,7 +116,7 @@ def template_files() -> dict[str, Path]:
     """Return path in a project -> the template's file."""
     files = sorted(path for path in TEMPLATE.rglob("*") if path.is_file() and path.suffix != ".pyc")
     names = {path.relative_to(TEMPLATE).as_posix(): path for path in files}
-    return {DOTTED.get(name, name): path for name, path in names.items()}
+    return {DOTTED.get(name, name): path for name, path in names.items()} | {SCHEMA.name: SCHEMA}
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -19,6 +19,7 @@ FORMATS = Table(
         "nlvr": "vlp_models.data.formats.nlvr:read",
         "nlvr2": "vlp_models.data.formats.nlvr:read_nlvr2",
         "pairs": "vlp_models.data.formats.pairs:read",
+        "hf": "vlp_models.data.formats.hf:read",
         "vcr": "vlp_models.data.formats.vcr:read",
         "texts": "vlp_models.data.formats.pairs:read_texts",
         "snli_ve": "vlp_models.data.formats.snli_ve:read",

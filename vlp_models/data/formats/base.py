@@ -1,14 +1,16 @@
 """Shared code of the readers of public formats: tables, record fields, and the quarantine of bad records.
 
 A reader is a function `read(name, params, base) -> Tables`: `name` is the dataset's name, `base` the directory that
-`params.root` is relative to. It opens no image. It raises `DataError` for a file that is missing or not in the format;
-a single record it cannot read becomes a quarantine row, and reading continues.
+`params.root` is relative to. It opens no image; those inside other files it copies to files (`Tables.extract`). It
+raises `DataError` for a file that is missing or not in the format; a single record it cannot read becomes a quarantine
+row, and reading continues.
 
 A reader appends rows and never reads them back, so they need not stay in memory: within `spooled` they go to files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -23,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlp_models.common.io import convert_command
+from vlp_models.data.images import MAX_BYTES
 from vlp_models.data.tables import BATCH_ROWS, LANGUAGES, SCHEMAS, TableWriter, read_batches
 from vlp_models.data.views import OTHER_IMAGES
 
@@ -31,6 +34,14 @@ _BYTE = re.compile(r"\\?\\udc[89a-f]")  # as `repr` shows what `surrogateescape`
 TRUTH = "truth.jsonl"
 LINES = {"truth": TRUTH, "languages": LANGUAGES}  # rows about images that are JSON lines
 LARGE = 2**31  # numbers of pixels are below this
+SIGNATURES = (
+    (b"\xff\xd8\xff", ".jpg"),
+    (b"\x89PNG", ".png"),
+    (b"GIF8", ".gif"),
+    (b"BM", ".bmp"),
+    (b"RIFF", ".webp"),
+)
+EXTRACTED = "images"  # folder of data/interim/NAME: images that a dataset has inside other files
 
 
 class Rows(Protocol):
@@ -136,6 +147,26 @@ class Tables:
 
     def __getitem__(self, table: str) -> Rows:
         return self.rows[table]
+
+    def extract(self, content: bytes) -> Path:
+        """Write an image that is inside another file to a file of its own, named by its content.
+
+        Raises:
+            RecordError: it is empty, or larger than an image may be.
+        """
+        if not content:
+            raise RecordError("the image is empty", rule="image_not_empty")
+        if len(content) > MAX_BYTES:
+            raise RecordError(f"the image has more than {MAX_BYTES >> 20} MiB", rule="image_not_a_bomb")
+        if self.directory is None:
+            raise ValueError("images are extracted to the output of `prepare`; read within `spooled`")
+        digest = hashlib.sha256(content).hexdigest()
+        suffix = next((suffix for start, suffix in SIGNATURES if content.startswith(start)), ".img")
+        file = self.directory / EXTRACTED / digest[:2] / f"{digest}{suffix}"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)  # the whole folder is complete or absent: `output_directory`
+        return file
 
     def close(self) -> None:
         """Close the files, if rows go to files."""

@@ -22,7 +22,7 @@ import os
 import posixpath
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -94,10 +94,19 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     """
     if not params.pairs:
         raise DataError(f"params.yaml: data.{name}.pairs: name the CSV or JSONL file, relative to data.{name}.root")
+    return join_mentions(name, params, lambda tables, mentions: _read_mentions(name, params, base, tables, mentions))
+
+
+def join_mentions(name: str, params: SourceParams, write: Callable[[Tables, TableWriter], None]) -> Tables:
+    """Return the tables of image-caption pairs: mentions of one image are joined, and splits are chosen.
+
+    Args:
+        write: writes a row of `MENTIONS` for each pair.
+    """
     tables = Tables()
     with tempfile.TemporaryDirectory(prefix=".pairs-", dir=tables.directory) as place:
         with TableWriter("mentions", Path(place), MENTIONS) as mentions:
-            _read_mentions(name, params, base, tables, mentions)
+            write(tables, mentions)
         with Database.within(Path(place)) as database:
             database.load("mentions", read_batches([mentions.path], BATCH_ROWS), MENTIONS)
             mentions.path.unlink()

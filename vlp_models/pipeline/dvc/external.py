@@ -171,6 +171,12 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
             "clone https://github.com/lil-lab/nlvr and name its `nlvr` folder with "
             f"`vlp use --set data.{name}.root=FOLDER`"
         )
+    elif source.format == "hf":
+        is_repo = source.root.count("/") == 1 and not source.root.startswith("data/")
+        repo = source.root if is_repo else "OWNER/NAME"
+        local = f"data/raw/{name}" if is_repo else source.root
+        set_root = f", then `vlp use --set data.{name}.root={local}`" if is_repo else ""
+        way_out = f"get it with `hf download {repo} --repo-type dataset --local-dir {local}`{set_root}"
     else:
         way_out = (
             f"it should hold a dataset of the format {source.format} (docs/guides/datasets.md); put it there, or name "

@@ -23,7 +23,7 @@ from vlp_models.curation.duplicates.leakage import FINGERPRINTS, FingerprintWrit
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdrawn
 from vlp_models.data.formats import read_source
-from vlp_models.data.formats.base import Row, Tables, remove_images, spooled
+from vlp_models.data.formats.base import EXTRACTED, Row, Tables, remove_images, spooled
 from vlp_models.data.formats.splits import Clusters, Division, split_held_out
 from vlp_models.data.images import ImageError, is_misnamed
 from vlp_models.data.names import FileNames
@@ -37,7 +37,7 @@ logger = get_logger(__name__)
 RENAMED = "images whose name differs from the listing in letter case, Unicode form or slashes"
 MISNAMED = "images whose name has the suffix of another format"
 TOGETHER = "images moved to the split of a near-duplicate"
-OPTIONAL = ("group_near_duplicates",)  # in the manifest only if set
+OPTIONAL = ("group_near_duplicates", "image_column", "caption_column")  # in the manifest only if set
 EXAMPLES = 3  # of reasons in an error
 MAX_PROCESSES = 8  # each decodes an image of up to `validate.max_image_pixels`
 
@@ -103,9 +103,10 @@ def _check_images(
         How many of the used images have an unusual name, by kind.
     """
     source = params.data[key]
-    folders = _folders(workspace.root / source.root, source.images)
     listed = tables["images"]
     assert isinstance(listed, TableWriter) and tables.directory is not None
+    extracted = tables.directory / EXTRACTED  # of the output, which moves to its place when it is complete
+    folders = [*_folders(workspace.root / source.root, source.images), Path(os.path.abspath(extracted))]  # noqa: PTH100
     listed.close()
     waiting = listed.path.rename(tables.directory / ".listed.parquet")
     checked = tables.rows["images"] = TableWriter("images", tables.directory)
@@ -141,13 +142,17 @@ def _check_images(
     with progress_bar(f"checking images of {key}", len(listed), "images") as bar:
         for row, result in _hash_rows(rows, job, refuse, held_out=bool(tables.divided or tables.held_out)):
             bar.advance()
-            path = workspace.relative(Path(row["path"]))
+            file = Path(row["path"])
+            own = file.is_relative_to(extracted)
+            path = workspace.relative(workspace.interim(key) / file.relative_to(tables.directory) if own else file)
             if not isinstance(result, ImageError):
                 how = withdrawn.match(result)
             else:  # an unreadable file is recognized by its id only
                 how = "by its id" if withdrawn.has_id(row["image_id"]) else ""
             if how:
                 gone[row["image_id"]] = how
+                if own:
+                    file.unlink(missing_ok=True)
                 continue
             if isinstance(result, ImageError):
                 rule, reason = result.rule, f"{path}: {result.reason}"

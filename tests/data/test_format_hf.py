@@ -1,0 +1,314 @@
+"""Hugging Face folders: six images, one of them broken, in each layout, through `prepare`; damage and hostile tars."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from vlp_models.common.io import hash_path
+from vlp_models.common.workspace import Workspace
+from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
+from vlp_models.data.formats import read_source
+from vlp_models.data.formats.base import spooled
+from vlp_models.data.tables import read_table
+from vlp_models.errors import DataError
+from vlp_models.params import SourceParams, load_params
+from vlp_models.pipeline.dvc.external import explain_roots
+from vlp_models.pipeline.stages import prepare
+
+ROOT = Path(__file__).parents[2]
+BROKEN = 4  # the number of the image that no decoder reads
+Write = Callable[[Path], None]
+
+
+def image(number: int) -> bytes:
+    """A small PNG or JPEG; a JPEG's first bytes alone for `BROKEN`."""
+    coarse = np.random.default_rng(number).integers(0, 256, (5, 7, 3), np.uint8)
+    buffer = io.BytesIO()
+    picture = Image.fromarray(coarse).resize((70, 50), Image.Resampling.BICUBIC)
+    picture.save(buffer, "PNG" if number % 2 else "JPEG")
+    return buffer.getvalue()[:40] if number == BROKEN else buffer.getvalue()
+
+
+def write_parquet(root: Path, **more: list[Any]) -> None:
+    """Three rows each of train and test; the captions are lists, as in many datasets of the Hub."""
+    (root / "data").mkdir(parents=True)
+    for split, numbers in (("train", range(3)), ("test", range(3, 6))):
+        columns = {
+            "image": [{"bytes": image(n), "path": f"{n}.png"} for n in numbers],
+            "caption": [[f"picture {n}", f"number {n}\n again"] for n in numbers],
+            "filename": [f"{n}.png" for n in numbers],
+        }
+        pq.write_table(pa.table(columns | more), root / "data" / f"{split}-00000-of-00001.parquet", row_group_size=2)
+
+
+def write_imagefolder(root: Path, kind: str = "jsonl") -> None:
+    for split, numbers in (("train", range(3)), ("test", range(3, 6))):
+        (root / split).mkdir(parents=True)
+        for n in numbers:
+            (root / split / f"{n}.png").write_bytes(image(n))
+        if kind == "csv":
+            lines = ["file_name,text", *(f'{n}.png,"picture {n}, a"' for n in numbers)]
+        else:
+            lines = [json.dumps({"file_name": f"{n}.png", "text": f"picture {n}, a"}) for n in numbers]
+        (root / split / f"metadata.{kind}").write_text("\n".join(lines) + "\n")
+
+
+def write_tar(path: Path, files: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def write_webdataset(root: Path, kind: str = "txt") -> None:
+    for split, numbers in (("train", range(3)), ("test", range(3, 6))):
+        files = {}
+        for n in numbers:
+            files[f"{n:05}.{'png' if n % 2 else 'jpg'}"] = image(n)
+            caption = json.dumps({"caption": f"picture {n}", "url": "https://x"}) if kind == "json" else f"picture {n}"
+            files[f"{n:05}.{kind}"] = caption.encode()
+            files[f"{n:05}.cls"] = b"3"
+        write_tar(root / split / "00000.tar", files)
+
+
+LAYOUTS: dict[str, tuple[Write, int]] = {  # how to write it, captions per image
+    "parquet": (write_parquet, 2),
+    "imagefolder, jsonl": (write_imagefolder, 1),
+    "imagefolder, csv": (lambda root: write_imagefolder(root, "csv"), 1),
+    "webdataset, txt": (write_webdataset, 1),
+    "webdataset, json": (lambda root: write_webdataset(root, "json"), 1),
+}
+
+
+def prepared(tmp_path: Path, **settings: Any) -> Path:
+    """Run `prepare` on data/raw/pets, and return its output."""
+    source = SourceParams(**{"format": "hf", "root": "data/raw/pets", **settings})
+    params = dataclasses.replace(load_params(ROOT / "params.yaml"), data={"pets": source})
+    prepare.run(params, Workspace(tmp_path), "pets")
+    return Workspace(tmp_path).interim("pets")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_six_images_of_which_one_is_broken(tmp_path: Path, layout: str) -> None:
+    write, per_image = LAYOUTS[layout]
+    write(tmp_path / "data" / "raw" / "pets")
+    out = prepared(tmp_path)
+    images = read_table("images", out).to_pylist()
+    assert [row["split"] for row in images] == ["test", "test", "train", "train", "train"]
+    contents = [(tmp_path / row["path"]).read_bytes() for row in images]
+    assert contents == [image(n) for n in (3, 5, 0, 1, 2)]
+    is_inside = not layout.startswith("imagefolder")
+    assert all(row["path"].startswith("data/interim/pets/images/") == is_inside for row in images)
+    bad = read_table("quarantine", out).to_pylist()
+    assert [(row["table"], row["rule"]) for row in bad] == [("images", "image_readable")]
+    assert bad[0]["reason"].startswith("data/interim/pets/images/" if is_inside else "data/raw/pets/test/4.png")
+    captions = read_table("captions", out).to_pylist()
+    assert len(captions) == 6 * per_image and captions[0]["text"].startswith("picture 3")
+    assert {row["image_id"] for row in captions} > {row["image_id"] for row in images}
+    before = hash_path(out)
+    prepared(tmp_path)
+    assert hash_path(out) == before, "the same input gives the same bytes"
+
+
+def test_rows_with_the_same_image_are_one_image(tmp_path: Path) -> None:
+    root = tmp_path / "data" / "raw" / "pets"
+    root.mkdir(parents=True)
+    rows = {"image": [image(n) for n in (0, 0, 1)], "text": ["one", "two", "three"], "split": ["train", "val", "dev"]}
+    pq.write_table(pa.table(rows), root / "all.parquet")
+    out = prepared(tmp_path)
+    assert [row["split"] for row in read_table("images", out).to_pylist()] == ["train", "val"]
+    (bad,) = read_table("quarantine", out).to_pylist()
+    assert bad["rule"] == "split_disjoint" and bad["provenance"] == "all.parquet:1"
+    assert len(list((out / "images").rglob("*.*"))) == 2
+
+
+def test_a_withdrawn_image_leaves_no_file(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data" / "raw" / "pets")
+    out = prepared(tmp_path)
+    row = read_table("images", out).to_pylist()[0]
+    image = WithdrawnImage(sha256=row["sha256"], pixels="0" * 64, perceptual=(), images=(row["image_id"],))
+    withdraw(Workspace(tmp_path).withdrawn, [image])
+    assert (tmp_path / row["path"]).exists()
+    prepared(tmp_path)
+    assert not (tmp_path / row["path"]).exists()
+    assert read_table("images", out).num_rows == 4 and read_table("captions", out).num_rows == 10
+
+
+def test_one_split_is_divided_unless_it_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "data" / "raw" / "pets"
+    root.mkdir(parents=True)
+    rows = {"image": [image(2 * n + 1) for n in range(20)], "text": [f"text {n}" for n in range(20)]}
+    pq.write_table(pa.table(rows), root / "train-00000-of-00001.parquet")
+    assert {row["split"] for row in read_table("images", prepared(tmp_path)).to_pylist()} == {"train", "val", "test"}
+    out = prepared(tmp_path, splits=["train"])
+    assert {row["split"] for row in read_table("images", out).to_pylist()} == {"train"}
+    assert read_table("images", prepared(tmp_path, limit=7)).num_rows == 7
+
+
+def read(tmp_path: Path, **settings: Any) -> Any:
+    with spooled(tmp_path / "out"):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        return read_source("pets", SourceParams(**{"format": "hf", "root": "pets", **settings}), tmp_path)
+
+
+def test_columns_are_guessed_named_or_listed(tmp_path: Path) -> None:
+    names = ["first", "second", "third"]
+    write_parquet(tmp_path / "pets", title=names, alt=[{"bytes": image(n), "path": None} for n in (1, 3, 5)])
+    with pytest.raises(DataError, match=r"which column is the image\? 2 could be: image, alt; set `data.pets.image_co"):
+        read(tmp_path)
+    tables = read(tmp_path, image_column="alt", caption_column="title")
+    assert [row["text"] for row in tables["captions"]] == names  # the other file has the same images, in another split
+    with pytest.raises(DataError, match=r"no column `tilte` .*it has: image, caption, filename, title, alt"):
+        read(tmp_path, image_column="alt", caption_column="tilte")
+
+
+def test_a_missing_column_is_an_error_with_the_columns_there_are(tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    file = tmp_path / "pets" / "a.parquet"
+    pq.write_table(pa.table({"url": ["https://x"], "caption": ["x"], "width": [3]}), file)
+    with pytest.raises(DataError, match=r"a\.parquet: which column is the image\? it has: url, caption, width"):
+        read(tmp_path)
+    pq.write_table(pa.table({"image": [image(1)], "width": [3]}), file)
+    with pytest.raises(DataError, match=r"which column is the caption\? it has: image, width; set `data.pets.caption_"):
+        read(tmp_path)
+    file.rename(tmp_path / "pets" / "a.txt")
+    with pytest.raises(DataError, match=r"no \.parquet, no \.tar and no metadata\.jsonl or metadata\.csv; found \.txt"):
+        read(tmp_path)
+
+
+def test_rows_without_an_image_are_quarantined(tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    images = [
+        {"bytes": image(1), "path": None},
+        {"bytes": None, "path": "/mnt/a.png"},
+        {"bytes": b"", "path": ""},
+        None,
+    ]
+    texts = [["a"], ["b"], ["c"], []]
+    pq.write_table(pa.table({"image": images, "caption": texts}), tmp_path / "pets" / "a.parquet")
+    tables = read(tmp_path)
+    assert len(tables["images"]) == 1
+    reasons = [row["reason"] for row in tables["quarantine"]]
+    assert reasons == [
+        "the row has only the path '/mnt/a.png', not the image",
+        "the image is empty",
+        "`caption` is an empty list",
+    ]
+
+
+def test_an_image_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
+    root = tmp_path / "data" / "raw" / "pets"
+    write_imagefolder(root)
+    (tmp_path / "secret.png").write_bytes(image(1))
+    with (root / "train" / "metadata.jsonl").open("a") as file:
+        for name in ("../../../../secret.png", str(tmp_path / "secret.png")):
+            file.write(json.dumps({"file_name": name, "text": "x"}) + "\n")
+    rules = [row["rule"] for row in read_table("quarantine", prepared(tmp_path)).to_pylist()]
+    assert sorted(rules) == ["image_inside", "image_inside", "image_readable"]
+
+
+def _link(kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo("00000.jpg")
+    info.type, info.linkname = kind, "/etc/passwd"
+    return info
+
+
+def _named(name: str) -> tarfile.TarInfo:
+    return tarfile.TarInfo(name)
+
+
+def _sized(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (_link(tarfile.SYMTYPE), "'00000.jpg' is a link or a special file"),
+        (_link(tarfile.LNKTYPE), "'00000.jpg' is a link or a special file"),
+        (_link(tarfile.FIFOTYPE), "'00000.jpg' is a link or a special file"),
+        (_named("../../00000.jpg"), "the path '../../00000.jpg' leads out of the tar"),
+        (_named("/tmp/00000.jpg"), "the path '/tmp/00000.jpg' leads out of the tar"),
+        (_sized("00000.jpg", 2**40), r"has 1,099,511,627,776 bytes; \.jpg may have 268,435,456"),
+        (_sized("00000.txt", 2**21), r"has 2,097,152 bytes; \.txt may have 1,048,576"),
+        (_sized("00000.jpg", 10**6), "not a tar file, or damaged"),
+    ],
+    ids=["symlink", "hard link", "fifo", "parent", "absolute", "terabyte", "long text", "truncated"],
+)
+def test_hostile_tars_are_refused(tmp_path: Path, member: tarfile.TarInfo, message: str) -> None:
+    path = tmp_path / "pets" / "train.tar"
+    write_tar(path, {"a.jpg": image(0), "a.txt": b"fine"})
+    sound = path.read_bytes()[: 512 * (1 + -(-len(image(0)) // 512) + 2)]
+    path.write_bytes(sound + member.tobuf() + bytes(1024))
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+    assert not (tmp_path / "00000.jpg").exists() and {path.name for path in tmp_path.iterdir()} == {"out", "pets"}
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "pets" / "train.tar"
+    write_tar(path, {"a.jpg": image(0), "a.txt": b"fine", "b.jpg": image(2), "b.txt": b"too"})
+    content = bytearray(path.read_bytes())
+    place = 512 * (1 + -(-len(image(0)) // 512) + 2)
+    content[place : place + 20] = b"\xff" * 20  # of the header of b.jpg
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"train\.tar: damaged or truncated after"):
+        read(tmp_path)
+    path.unlink()
+    file = tmp_path / "pets" / "a.parquet"
+    file.write_bytes(b"PAR1 nothing")
+    with pytest.raises(DataError, match=r"a\.parquet: not a parquet file, or damaged"):
+        read(tmp_path)
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(DataError, match=r"a\.parquet: a Git LFS pointer instead of the file; run `git lfs pull`"):
+        read(tmp_path)
+
+
+def test_records_of_tars_that_lack_a_part_are_quarantined(tmp_path: Path) -> None:
+    files = {"a.jpg": image(0), "a.txt": b"fine", "b.jpg": image(2), "c.txt": b"no image", "d.e.txt": b"x"}
+    write_tar(tmp_path / "pets" / "train.tar", files)
+    tables = read(tmp_path)
+    assert len(tables["images"]) == 1
+    assert [row["reason"] for row in tables["quarantine"]] == [
+        "no caption (.txt or .json) with the key b; it has .jpg",
+        "no image with the key c; it has .txt",
+        "no image with the key d; it has .e.txt",
+    ]
+
+
+def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path) -> None:
+    records = [{"caption": "one", "url": "x"}, {"url": "https://a.caption"}, {"caption": "three"}]
+    files = {}
+    for n, record in enumerate(records):
+        files |= {f"{n}.jpg": image(2 * n + 1), f"{n}.json": json.dumps(record).encode()}
+    write_tar(tmp_path / "pets" / "train.tar", files)
+    tables = read(tmp_path)
+    assert [row["text"] for row in tables["captions"]] == ["one", "three"]
+    assert [row["reason"] for row in tables["quarantine"]] == ["no `caption`; it has url"]
+
+
+def test_a_missing_folder_names_the_download(tmp_path: Path) -> None:
+    params = load_params(ROOT / "params.yaml")
+    for root, command in (
+        ("data/raw/pets", "hf download OWNER/NAME --repo-type dataset --local-dir data/raw/pets`"),
+        ("owner/pets", "hf download owner/pets --repo-type dataset --local-dir data/raw/pets`, then `vlp use --set"),
+    ):
+        changed = dataclasses.replace(params, data={"pets": SourceParams(format="hf", root=root)})
+        (message,) = explain_roots(changed, tmp_path)
+        assert command in message

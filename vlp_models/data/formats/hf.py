@@ -1,0 +1,336 @@
+"""Hugging Face dataset folders, as `hf download --local-dir` writes them; nothing is downloaded here.
+
+    parquet      data/train-00000-of-00002.parquet: an image column (struct of bytes and path), a column of captions
+    imagefolder  metadata.jsonl or metadata.csv with `file_name` and a caption column, next to the images
+    webdataset   train/00000.tar: KEY.jpg with KEY.txt, or with KEY.json
+
+A caption is a string, or a list of them. Columns are guessed if there is exactly one candidate; `image_column` and
+`caption_column` name others. The split is the column `split`, or the word (train, validation, test, ...) in the file's
+name or its folder's. If all files name the same split, or none, images are divided 80/10/10 as in `pairs`, unless
+`splits` names that split. The columns `group` and `lang` are those of `pairs`.
+
+Images inside parquet files and tars are copied to files, named by their content: rows with one image are joined.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlp_models.common.io import HEAD
+from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, get_text, join_id
+from vlp_models.data.formats.files import read_csv, read_lines, require_directory
+from vlp_models.data.formats.pairs import join_mentions, read_group, read_language
+from vlp_models.data.images import MAX_BYTES
+from vlp_models.data.tables import SPLITS, TableWriter, standard_split
+from vlp_models.errors import DataError, first_line
+from vlp_models.params import SourceParams
+
+METADATA = ("metadata.jsonl", "metadata.csv")
+FILE_NAME = "file_name"
+CAPTIONS = ("caption", "captions", "text", "texts", "sentence", "sentences", "description", "alt_text", "txt")
+OPTIONAL = ("split", "group", "lang")
+SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+TEXT = "txt"
+MAX_TEXT = {TEXT: 2**20, "json": 16 * 2**20}  # bytes, as in our own shards
+BATCH = 64  # rows of a parquet file that are in memory at once, with their images
+_WORD = re.compile(r"[a-z]+")
+Find = Callable[[Row], tuple[str, Path]]  # id and file of a row's image
+LFS_POINTER = b"version https://git-lfs"
+
+
+def read(name: str, params: SourceParams, base: Path) -> Tables:
+    """Read a folder of parquet files, of tars, or of images with their metadata; `params.limit` keeps the first rows.
+
+    Raises:
+        DataError: the folder has none of these, a file is damaged, columns are missing or could be several, or a tar
+            has links or paths that lead out of it.
+    """
+    root = require_directory(base, params.root, "name the folder of a Hugging Face dataset")
+    files = sorted(path for path in root.rglob("*") if path.is_file() and not _hidden(path.relative_to(root)))
+    parquet, tars = ([path for path in files if path.suffix == suffix] for suffix in (".parquet", ".tar"))
+    metadata = [path for path in files if path.name in METADATA]
+    if not (parquet or tars or metadata):
+        found = ", ".join(sorted({path.suffix or path.name for path in files})) or "nothing"
+        raise DataError(f"{root}: no .parquet, no .tar and no {' or '.join(METADATA)}; found {found}")
+
+    used = parquet or tars or metadata
+    named = {_split_of(path.relative_to(root).as_posix()) for path in used}
+
+    def write(tables: Tables, mentions: TableWriter) -> None:
+        reader = _Reader(name, params, root, tables, mentions, split_by_files=len(named) > 1 or bool(params.splits))
+        for path in used:
+            (reader.read_parquet if parquet else reader.read_tar if tars else reader.read_metadata)(path)
+
+    return join_mentions(name, params, write)
+
+
+class _Reader:
+    """Writes a mention for each caption of each row."""
+
+    def __init__(
+        self,
+        name: str,
+        params: SourceParams,
+        root: Path,
+        tables: Tables,
+        mentions: TableWriter,
+        *,
+        split_by_files: bool,
+    ) -> None:
+        self.name, self.params, self.root, self.tables, self.mentions = name, params, root, tables, mentions
+        self._split_by_files = split_by_files
+        self._wanted = {standard_split(split) for split in params.splits}
+        self._caption = ""  # column of JSON records: that of the first one
+        self._rows = 0
+
+    def _take_row(self) -> bool:
+        """Count a row; return False if `limit` rows are read already."""
+        self._rows += 1
+        return not self.params.limit or self._rows <= self.params.limit
+
+    def read_parquet(self, path: Path) -> None:
+        with _readable(path, "a parquet file"), pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            images = [field.name for field in schema if _is_image(field.type)]
+            texts = [field.name for field in schema if _is_text(field.type) and field.name not in OPTIONAL]
+            image = self._choose("image", path, images, schema.names)
+            caption = self._choose("caption", path, texts, schema.names)
+            columns = [image, caption, *(key for key in OPTIONAL if key in schema.names)]
+            number = 0
+            for batch in file.iter_batches(BATCH, columns=columns):
+                for row in batch.to_pylist():
+                    if not self._take_row():
+                        return
+                    self._add(path, number, row, caption, lambda row: self._extract(row[image]))
+                    number += 1
+
+    def read_metadata(self, path: Path) -> None:
+        column = self.params.image_column or FILE_NAME
+        if path.suffix == ".csv":
+            named = (self.params.caption_column,) if self.params.caption_column else CAPTIONS
+            records = read_csv(path, self.tables, "captions", (column,), (*named, *OPTIONAL))
+        else:
+            records = read_lines(path, self.tables, "captions", "metadata of images, one object per line")
+        for provenance, row in records:
+            if not self._take_row():
+                return
+            if not self._caption:
+                texts = [key for key in _texts(row) if key != column]
+                self._caption = self._choose("caption", path, texts, list(row))
+            number = provenance.rpartition(":")[2]
+            self._add(path, number, row, self._caption, lambda row: self._locate(path, row, column))
+
+    def read_tar(self, path: Path) -> None:
+        for number, (key, members) in enumerate(groupby(_members(path), key=lambda member: member[0])):
+            if not self._take_row():
+                return
+            files = [(suffix, content) for _, suffix, content in members]
+            provenance = f"{path.relative_to(self.root).as_posix()}:{number}"
+            with self.tables.record("captions", provenance, join_id(self.name, provenance)):
+                image, row = self._parts_of(f"{path}, {key}", key, files)
+                if not self._caption:
+                    texts = [TEXT] if TEXT in row else _texts(row)
+                    self._caption = self._choose("caption", f"{path}, {key}", texts, list(row))
+                self._add(path, number, row, self._caption, lambda row: self._extract(image))  # noqa: B023
+
+    def _parts_of(self, where: str, key: str, files: Sequence[tuple[str, bytes | None]]) -> tuple[bytes | None, Row]:
+        """Return the image of the files of a tar that have one key, and the fields of their JSON and text.
+
+        Raises:
+            RecordError: a file twice, or no image or no caption.
+        """
+        contents, row = dict(files), Row()
+        listed = ", ".join(f".{suffix}" for suffix, _ in files)
+        if isinstance(record := _parse(contents.get("json")), dict):
+            row |= record
+        if TEXT in contents:
+            row[TEXT] = (contents[TEXT] or b"").decode("utf-8", "surrogateescape")
+        own = self.params.image_column
+        images = [suffix for suffix in contents if suffix == own or (not own and suffix in SUFFIXES)]
+        if len(contents) != len(files):
+            raise RecordError(f"a file twice with the key {key}: {listed}")
+        if not images or not row:
+            missing = "no caption (.txt or .json)" if images else "no image"
+            raise RecordError(f"{missing} with the key {key}; it has {listed}")
+        return contents[self._choose("image", where, images, list(contents))], row
+
+    def _choose(self, kind: str, where: object, candidates: Sequence[str], columns: Sequence[str]) -> str:
+        """Return the column that params.yaml names, or the only candidate.
+
+        Raises:
+            DataError: no such column, no candidate, or several; names the columns.
+        """
+        option = f"data.{self.name}.{kind}_column"
+        named = self.params.image_column if kind == "image" else self.params.caption_column
+        listed = ", ".join(columns) or "none"
+        if named:
+            if named not in columns:
+                raise DataError(f"{where}: no column `{named}` (`{option}`); it has: {listed}")
+            return named
+        usual = [name for name in candidates if name.lower() in CAPTIONS] if kind == "caption" else []
+        found = usual if len(usual) == 1 else candidates
+        if len(found) != 1:
+            reason = f"{len(found)} could be: {', '.join(found)}" if found else f"it has: {listed}"
+            raise DataError(f"{where}: which column is the {kind}? {reason}; set `{option}` in params.yaml")
+        return found[0]
+
+    def _extract(self, value: Any) -> tuple[str, Path]:
+        """Return id and file of an image that is inside another file."""
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
+            path = value.get("path") if isinstance(value, dict) else None
+            reason = f"only the path {path!r}, not the image" if path else "no image"
+            raise RecordError(f"the row has {reason}", rule="image_present")
+        file = self.tables.extract(content)
+        return file.stem, file
+
+    def _locate(self, metadata: Path, row: Row, column: str) -> tuple[str, Path]:
+        """Return id and file of an image that the metadata names, relative to their folder."""
+        image = get_text(row, column).strip()
+        if not image or "\0" in image:
+            raise RecordError(f"`{column}` is not a path: {image!r}")
+        folder = metadata.parent.relative_to(self.root).as_posix()
+        key = posixpath.normpath(posixpath.join(folder, image.replace("\\", "/")))
+        return key, Path(os.path.normpath(metadata.parent / image))
+
+    def _add(self, path: Path, number: int | str, row: Row, caption: str, find: Find) -> None:
+        """Write the mentions of one row; `find` returns id and file of its image."""
+        relative = path.relative_to(self.root).as_posix()
+        provenance = f"{relative}:{number}"
+        with self.tables.record("captions", provenance, join_id(self.name, provenance)):
+            if caption not in row:
+                raise RecordError(f"no `{caption}`; it has {', '.join(row)}")
+            texts = row[caption]
+            several = texts if isinstance(texts, list) else [texts]
+            if not several:
+                raise RecordError(f"`{caption}` is an empty list")
+            split = _split_of(relative) if self._split_by_files else ""
+            if row.get("split") is not None:
+                split = standard_split(get_text(row, "split"))
+            if self._wanted and split not in self._wanted:
+                self.tables.skipped["rows of splits that `splits` does not name"] += 1
+                return
+            key, file = find(row)
+            shared = {
+                "key": key,
+                "split": split,
+                "together": read_group(row),
+                "language": read_language(row),
+                "path": str(file),
+                "provenance": provenance,
+            }
+            for place, text in enumerate(several):
+                caption_id = join_id(self.name, provenance + (f"#{place}" if isinstance(texts, list) else ""))
+                with self.tables.record("captions", provenance, caption_id):
+                    text = get_sentence({caption: text}, caption)
+                    about = {"number": len(self.mentions) + 1, "caption_id": caption_id, "text": text}
+                    self.mentions.append(shared | about)
+
+
+def _members(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
+    """Yield (key, suffix, content) of a tar's files, in order; content of files that are not read is None.
+
+    Nothing is written under a member's name. A tar with links, devices or paths that lead out of it is refused as a
+    whole: it is an attack, or not a dataset.
+
+    Raises:
+        DataError
+    """
+    with _readable(path, "a tar file"), tarfile.open(path, "r:") as archive:
+        for info in archive:
+            name = PurePosixPath(info.name)
+            if info.isdir():
+                continue
+            if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.issparse():
+                raise DataError(f"{path}: {info.name!r:.80} is a link or a special file; only plain files are read")
+            if name.is_absolute() or ".." in name.parts or "\0" in info.name:
+                raise DataError(f"{path}: the path {info.name!r:.80} leads out of the tar")
+            base, _, suffix = name.name.partition(".")
+            if not base:
+                continue
+            suffix = suffix.lower()
+            limit = MAX_BYTES if suffix in SUFFIXES else MAX_TEXT.get(suffix)
+            if limit is not None and info.size > limit:
+                raise DataError(f"{path}: {info.name!r:.80} has {info.size:,} bytes; .{suffix} may have {limit:,}")
+            member = archive.extractfile(info) if limit is not None else None
+            yield str(name.parent / base), suffix, member.read() if member else None
+            archive.members.clear()  # type: ignore[attr-defined]  # it grows with the files
+        with path.open("rb") as file:  # tarfile takes a damaged header for the end
+            file.seek(archive.offset)
+            end = file.read(tarfile.BLOCKSIZE)
+        if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
+            raise DataError(f"{path}: damaged or truncated after {archive.offset:,} bytes; get it again")
+
+
+@contextmanager
+def _readable(path: Path, kind: str) -> Iterator[None]:
+    """Turn errors of a damaged file into a `DataError`.
+
+    Args:
+        kind: what the file should be, for messages.
+    """
+    with path.open("rb") as file:
+        if file.read(HEAD).startswith(LFS_POINTER):
+            raise DataError(f"{path}: a Git LFS pointer instead of the file; run `git lfs pull` in its folder")
+    try:
+        yield
+    except (pa.ArrowException, tarfile.TarError, EOFError, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's, not pyarrow's
+            raise
+        raise DataError(f"{path}: not {kind}, or damaged ({first_line(error)}); get it again") from None
+
+
+def _parse(content: bytes | None) -> Any:
+    try:
+        return json.loads(content) if content else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _texts(row: Row) -> list[str]:
+    """Return the fields of a JSON record that may be captions."""
+    return [key for key, value in row.items() if isinstance(value, str | list) and key not in OPTIONAL]
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" and _is_binary(field.type) for field in kind)
+    return _is_binary(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _split_of(relative: str) -> str:
+    """Return the split that a file's name, or else a folder's, has as a word; empty if none does.
+
+    `data/train-00000-of-00002.parquet` is train, and so is `train/00000.tar`.
+    """
+    for part in reversed(PurePosixPath(relative).parts):
+        for word in _WORD.findall(part.lower()):
+            if (split := standard_split(word)) in SPLITS:
+                return split
+    return ""
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
