@@ -104,6 +104,6 @@ def _check_images(rows: list[Row]) -> None:
 
 def describe_quarantine(tables: Tables) -> str:
     """Return the number of quarantined records, and the first ones with their reasons."""
-    rows = list(islice(tables["quarantine"], QUARANTINED))
+    count, rows = len(tables["quarantine"]), list(islice(tables["quarantine"], QUARANTINED))
     lines = [f"{row['provenance']}: {row['rule']}: {row['reason']}" for row in rows]
-    return "\n  ".join([f"{len(tables['quarantine']):,} records, the first:", *lines])
+    return "\n  ".join([f"{count:,} record{'s' if count > 1 else ''}", *lines])

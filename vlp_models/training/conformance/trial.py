@@ -137,7 +137,7 @@ def build_trial(family: str, config: Mapping[str, Any], scenes: SampleScenes, se
         ParamsError: the config is invalid. Problem: the model has no `inputs`.
     """
     torch.manual_seed(seed)
-    model = build_model(family, config, scenes.facts, where=f"config of {family}")
+    model = build_model(family, config, scenes.facts, where=f"models.{family}.config")
     if not isinstance(getattr(model, "inputs", None), ModelInputs):
         raise Problem(f"{type(model).__name__} has no `inputs`: return a ModelInputs (vlp_models/data/inputs.py)")
     with torch.no_grad():
