@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.cli.plugins import SCAFFOLDS
+from vlp_models.common.checks import Problem
 from vlp_models.common.plugins import use_plugins
 from vlp_models.data.batch import Image, Text
 from vlp_models.metrics import coco_tools
@@ -25,8 +26,10 @@ from vlp_models.scaffolds.family.model import Toy, Written
 from vlp_models.scaffolds.task.guess_color import GuessColor
 from vlp_models.tasks import TASKS
 from vlp_models.training.conformance.families import try_family
+from vlp_models.training.conformance.ranks import check_ranks
 from vlp_models.training.conformance.scenes import SampleScenes, write_sample_scenes
 from vlp_models.training.conformance.tasks import try_task
+from vlp_models.training.conformance.trial import build_trial
 
 SMALL_TOY = {"side": 32, "patch": 8, "hidden": 32, "heads": 2, "image_layers": 1, "text_layers": 1, "decoder_layers": 1}
 BUILT_IN = list(FAMILIES)
@@ -218,9 +221,8 @@ def test_a_loss_that_ignores_the_other_process_is_named(
     monkeypatch.chdir(tmp_path)
     try:
         use_plugins({"families": {name: f"plugins.{name}.model:Toy" for name in ("alone", "whole")}}, tmp_path)
-        assert problems(try_family("whole", SMALL_TOY, scenes, ranks=True)) == {}
-        found = problems(try_family("alone", SMALL_TOY, scenes, ranks=True))
+        check_ranks(build_trial("whole", SMALL_TOY, scenes))
+        with pytest.raises(Problem, match="with contrast in two processes: use gather_rows and draw_uniform"):
+            check_ranks(build_trial("alone", SMALL_TOY, scenes))
     finally:
         use_plugins({}, tmp_path)
-    assert list(found) == ["two processes"]
-    assert "with contrast in two processes: use gather_rows and draw_uniform" in found["two processes"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from vlp_models.errors import VLPError, first_line
+
+LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pyarrow")
 
 
 class Problem(VLPError):
@@ -38,14 +40,14 @@ def run_check(name: str, check: Callable[[], str | None]) -> Result:
 
 
 def _place(error: Exception) -> str:
-    """Return `file:line: ` of the innermost frame that is not in an installed package."""
+    """Return `file:line: ` of the innermost frame that is not in a library of arrays."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [f for f in frames if not any(f"site-packages/{library}/" in f.filename for library in LIBRARIES)]
     return f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
 
 
-def shorten_names(names: object, most: int = 4) -> str:
-    """Return the first names of an iterable, and how many more it has."""
-    listed = [str(name) for name in names]  # type: ignore[attr-defined]
+def shorten_names(names: Iterable[object], most: int = 4) -> str:
+    """Return the first names, and how many more there are."""
+    listed = [str(name) for name in names]
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def try_format(params: SourceParams, base: Path) -> Iterator[Result]:
     (tables,) = found
     for name in SCHEMAS:
         if name != "quarantine" and len(tables[name]):
-            yield run_check(name, lambda name=name: check_table(tables, name))
+            yield run_check(name, partial(check_table, tables, name))
     if len(tables["quarantine"]):
         yield Result(check="quarantine", detail=describe_quarantine(tables))
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -137,6 +137,9 @@ class Toy(nn.Module):
         """Return the logits of the next word, with the words' embeddings as the matrix. [..., D] -> [..., V]"""
         return x @ self.words.words.weight.T
 
+    def decoder_blocks(self) -> list[TransformerBlock]:
+        return [cast(TransformerBlock, block) for block in self.decoder]
+
     def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
         """Image and words in one sequence: patches attend to patches, a word to all patches and the words before it."""
         image_NRD, words_NTD = self.image_of_texts(image, text), self.embed_words(text.ids_BT)
@@ -152,14 +155,14 @@ class Toy(nn.Module):
     def start(self, image: Image, *, max_len: int) -> Written:
         """Run the decoder over the patches, which never attend to words, so this is done once for all hypotheses."""
         x_BRD, past = self.encode_image(image), []
-        for block in self.decoder:
+        for block in self.decoder_blocks():
             past.append(block.attention.project(x_BRD))
             x_BRD = block(x_BRD)
         return Written(past=tuple(past), length=0)
 
     def step(self, token_N: Tensor, state: Written) -> tuple[Tensor, Written]:
         x_ND, past = self.embed_words(token_N[:, None], state.length)[:, 0], []
-        for block, before in zip(self.decoder, state.past, strict=True):
+        for block, before in zip(self.decoder_blocks(), state.past, strict=True):
             x_ND, after = block.step(x_ND, before)
             past.append(after)
         return self.next_words(x_ND), Written(past=tuple(past), length=state.length + 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,13 +69,11 @@ def try_family(
         return
     (trial,) = trials
     model = trial.model
-    for name in getattr(model, "objectives", ()):
-        yield run_check(f"objective {name}", lambda name=name: check_objective(trial, name))
-    if isinstance(model, PredictsMaskedWords):
-        yield run_check("scheduled sampling", lambda: check_scheduled_sampling(trial))
-    for task in supported_tasks(model):
-        yield run_check(f"task {task}", lambda task=task: check_task_updates(trial, task))
-    if trial.reached:
+    trained = True
+    for result in _train_all(trial):
+        trained = trained and not result.problem
+        yield result
+    if trained and trial.reached:
         yield run_check("gradients", lambda: check_gradients(trial))
     yield run_check("batch of one", lambda: check_rows(trial))
     if trial.inputs.text:
@@ -89,6 +88,15 @@ def try_family(
         from vlp_models.training.conformance.ranks import check_ranks
 
         yield run_check("two processes", lambda: check_ranks(trial))
+
+
+def _train_all(trial: Trial) -> Iterator[Result]:
+    for name in getattr(trial.model, "objectives", ()):
+        yield run_check(f"objective {name}", partial(check_objective, trial, name))
+    if isinstance(trial.model, PredictsMaskedWords):
+        yield run_check("scheduled sampling", lambda: check_scheduled_sampling(trial))
+    for task in supported_tasks(trial.model):
+        yield run_check(f"task {task}", partial(check_task_updates, trial, task))
 
 
 def describe(trial: Trial) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import tempfile
@@ -16,6 +17,7 @@ from torch import nn
 from vlp_models.common.checks import Problem, shorten_names
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput
+from vlp_models.errors import ParamsError
 from vlp_models.models import build_model
 from vlp_models.models.checkpoint import (
     CheckpointInfo,
@@ -147,10 +149,13 @@ def build_trial(family: str, config: Mapping[str, Any], scenes: SampleScenes, se
 
 
 def supported_tasks(model: nn.Module) -> list[str]:
-    """Return the tasks whose protocols the model meets."""
-    if not cast(ModelInputs, model.inputs).text or cast(ModelInputs, model.inputs).image is None:
-        return []
-    return [name for name in TASKS if supports_task(model, task_class(name))]
+    """Return the tasks whose protocols the model meets; without plugins that cannot be imported."""
+    inputs, found = cast(ModelInputs, model.inputs), []
+    for name in TASKS if inputs.text and inputs.image is not None else ():
+        with contextlib.suppress(ParamsError):
+            if supports_task(model, task_class(name)):
+                found.append(name)
+    return found
 
 
 def pretraining_batch(trial: Trial, *, seeded: bool = True, first: int = 0, last: int | None = None) -> Batch:
