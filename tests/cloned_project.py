@@ -76,11 +76,10 @@ def commit(folder: Path, message: str) -> None:
 
 
 def new_clone(folder: Path) -> Path:
-    """Copy the tracked files, and the tests that CONTRIBUTING.md copies, to a new git and DVC project."""
+    """Copy the tracked files, without tests, to a new git and DVC project."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(None, listed.split("\0")):
-        wanted = not name.startswith("tests/") or name.startswith(("tests/toy_model/", "tests/toy_task/"))
-        if wanted and (ROOT / name).is_file():
+        if not name.startswith("tests/") and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from toy_model.config import ToyConfig
-from toy_model.info_nce import info_nce
-from toy_model.model import Toy
 
 from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import to_plain
 from vlp_models.pipeline.prepared_data import load_start
+from vlp_models.scaffolds.family.config import ToyConfig
+from vlp_models.scaffolds.family.info_nce import info_nce
+from vlp_models.scaffolds.family.model import Toy
 
 SMALL = ToyConfig(vocab_size=20, side=8, patch=4, hidden=16, heads=2, image_layers=1, text_layers=1, max_positions=8)
 IDS = ("a", "b", "a", "c")

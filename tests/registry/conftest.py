@@ -21,7 +21,7 @@ from vlp_models.params import Params
 def toy() -> Iterator[None]:
     """Register a family that reads pixels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
+        patch.setitem(FAMILIES, "toy", "vlp_models.scaffolds.family.model:Toy")
         yield
 
 

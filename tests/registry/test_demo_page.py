@@ -208,7 +208,7 @@ def test_equal_photos_in_other_formats_give_equal_results(here: Workspace, param
 
 
 def test_pixel_model_shows_the_cells_of_a_grid(here: Workspace, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
+    monkeypatch.setitem(FAMILIES, "toy", "vlp_models.scaffolds.family.model:Toy")
     small = ModelParams(family="toy", config={"side": 8, "patch": 4, "hidden": 16, "heads": 2})
     checkpoint = make_model(here, 7, "pixels", made=small, name="toy")
     shutil.copytree(checkpoint, here.root / "pixels" / "checkpoint")

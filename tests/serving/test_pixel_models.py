@@ -47,7 +47,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def train(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskModel, ShardDataset]:
-    monkeypatch.setitem(FAMILIES, "toy", "toy_model.model:Toy")
+    monkeypatch.setitem(FAMILIES, "toy", "vlp_models.scaffolds.family.model:Toy")
     params = load_params(Path(__file__).parents[2] / "params.yaml")
     tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
     torch.manual_seed(0)

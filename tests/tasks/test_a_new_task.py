@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 from torch import nn
-from toy_task.guess_color import GuessColor
 
+from vlp_models.cli.plugins import SCAFFOLDS
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.score import STATISTICS, read_items
 from vlp_models.models.tden.model import TDEN
+from vlp_models.scaffolds.task.guess_color import GuessColor
 from vlp_models.tasks.base import check_model, supports_task
 
 TESTS = Path(__file__).parents[1]
@@ -52,7 +53,7 @@ print("headlines:", [score["metric"] for score in scores if is_headline(score)])
 @pytest.mark.slow
 def test_a_task_in_one_file_runs_through_the_pipeline(tmp_path: Path) -> None:
     (tmp_path / "work" / "plugins").mkdir(parents=True)
-    shutil.copy(TESTS / "toy_task" / "guess_color.py", tmp_path / "work" / "plugins")
+    shutil.copy(SCAFFOLDS / "task" / "guess_color.py", tmp_path / "work" / "plugins")
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
     command = [sys.executable, "-c", EVERY_STAGE, str(tmp_path / "work")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

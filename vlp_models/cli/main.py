@@ -15,7 +15,20 @@ from typing import Any
 
 import typer
 
-from vlp_models.cli import checkpoints, data, demo, doctor, export, pipeline, predict, project, registry, stack, status
+from vlp_models.cli import (
+    checkpoints,
+    data,
+    demo,
+    doctor,
+    export,
+    pipeline,
+    plugins,
+    predict,
+    project,
+    registry,
+    stack,
+    status,
+)
 from vlp_models.common.account import set_user_name
 from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import PIPELINE, explain_missing_module
@@ -44,6 +57,10 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "status": status.print_status,
         "stage": pipeline.stage,
         "import-checkpoint": checkpoints.import_checkpoint,
+    },
+    "Your own models, tasks and formats": {
+        "new": plugins.new,
+        "try": plugins.try_plugin,
     },
     "Run unattended": {
         "up": stack.up,
@@ -86,6 +103,7 @@ WORK = {
     "up": "starting Prefect",
     "down": "waiting for the worker, whose trainings save their state",
     "import-checkpoint": "converting weights",
+    "new": "checking params.yaml",
     "drift": "comparing new pairs with the training data",
     "caption": "loading the model",
     "answer": "loading the model",

@@ -12,8 +12,8 @@ To add a task, edit (1 to 3, 5 and 8 only if nothing existing fits):
    the demo page: `TASKS` in `cli/demo.py`, `serving/page/handlers.py` and `version_card.py`.
 8. `PROTOCOL_NAMES` in `tasks/base.py`: the name of a new ability that models must implement (`models/protocols.py`).
 
-tests/toy_task/guess_color.py is a complete example over an existing view. A task's class is imported only when it is
-used: this file imports nothing heavy.
+`vlp new task NAME` writes a complete example over an existing view (scaffolds/task), and `vlp try NAME` checks it. A
+task's class is imported only when it is used: this file imports nothing heavy.
 """
 
 from __future__ import annotations

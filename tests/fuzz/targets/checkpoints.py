@@ -21,7 +21,7 @@ def make_bundle(folder: Path) -> Path:
     from vlp_models.params import to_plain
     from vlp_models.tasks import task_class
 
-    FAMILIES["toy"] = "toy_model.model:Toy"
+    FAMILIES["toy"] = "vlp_models.scaffolds.family.model:Toy"
     tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
     torch.manual_seed(0)
     config = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}

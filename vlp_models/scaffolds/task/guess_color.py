@@ -1,5 +1,4 @@
-"""A complete task in one file: which color does a question about an image ask for? Besides this file, only one line in
-`TASKS` refers to it."""
+"""A complete task in one file: which color does a question about an image ask for?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dual encoder's sizes."""
+"""The sizes of the model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class ToyConfig:
     image_layers: PositiveInt = 2
     text_layers: PositiveInt = 2
     fusion_layers: PositiveInt = 1
+    decoder_layers: PositiveInt = 2
     max_positions: PositiveInt = 64  # tokens of a text
     temperature: PositiveFloat = 0.07  # initial value of the learned one
     init_std: PositiveFloat = 0.08

@@ -1,1 +1,0 @@
-"""A complete model in one folder. As CONTRIBUTING promises, it needs one line in `FAMILIES` and nothing else."""

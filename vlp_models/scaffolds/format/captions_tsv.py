@@ -1,0 +1,21 @@
+"""`<root>/captions.tsv`: lines of split, image file and caption, with tabs between."""
+
+from pathlib import Path
+
+from vlp_models.data.formats.base import RecordError, Tables, image_row, join_id
+from vlp_models.data.formats.files import read_text, require_directory
+from vlp_models.params import SourceParams
+
+
+def read(name: str, params: SourceParams, base: Path) -> Tables:
+    root, tables = require_directory(base, params.root, f"set data.{name}.root to the folder of captions.tsv"), Tables()
+    for number, line in enumerate(read_text(root / "captions.tsv", "lines of captions").splitlines(), 1):
+        row_id, provenance = join_id(name, number), f"captions.tsv:{number}"
+        with tables.record("captions", provenance, row_id):
+            if line.count("\t") != 2:
+                raise RecordError("not split, file and caption with tabs between")
+            split, file, text = line.split("\t")
+            image = {"image_id": join_id(name, file), "provenance": provenance}
+            tables["images"].append(image_row(**image, source=name, split=split, path=str(root / file)))
+            tables["captions"].append({**image, "caption_id": row_id, "text": text})
+    return tables

@@ -1,0 +1,270 @@
+"""Eight synthetic scenes as a complete dataset: tables, shards and a tokenizer, for the checks of conformance.py.
+
+Every view (data/views.py) has rows about them, every image has regions and pixels, so any family or task can read them.
+The same eight scenes each time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlp_models.common.io import write_json
+from vlp_models.data.inputs import InputReader, ModelInputs
+from vlp_models.data.pixels import encode
+from vlp_models.data.sample import RegionArrays, Sample
+from vlp_models.data.shards.dataset import ShardDataset, ShardsManifest, read_manifest
+from vlp_models.data.shards.write import ImageRecord, ShardWriter
+from vlp_models.data.tables import SCHEMAS, write_table
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.data.views import TABLES, VIEWS
+from vlp_models.models import DataFacts
+from vlp_models.synthetic.scenes.captions import write_captions
+from vlp_models.synthetic.scenes.entailment import make_hypotheses
+from vlp_models.synthetic.scenes.image_pairs import make_simple_comparisons
+from vlp_models.synthetic.scenes.questions import Balance, annotate, choose
+from vlp_models.synthetic.scenes.scene import Scene, render, sample_scene
+from vlp_models.synthetic.scenes.vcr import make_questions
+from vlp_models.vision.simple_regions import SymbolSource
+
+SCENES, SIDE = 8, 64
+SOURCE, SPLIT = "scenes", "train"
+SEED = 11
+MAX_TEXT_LEN, MAX_REGIONS = 32, 12
+ANSWERS = 16  # labels of question answering
+Rows = dict[str, list[dict[str, Any]]]  # table -> rows
+
+
+@dataclass(frozen=True)
+class SampleScenes:
+    """The dataset in a folder: `validated` and `shards` as the stages of these names write them, and `tokenizer`."""
+
+    root: Path
+    tokenizer: Tokenizer
+    manifest: ShardsManifest
+
+    @classmethod
+    def open(cls, root: Path) -> SampleScenes:
+        return cls(root, Tokenizer.load(root / "tokenizer"), read_manifest(root / "shards"))
+
+    @property
+    def facts(self) -> DataFacts:
+        return DataFacts(
+            vocab_size=self.tokenizer.vocab_size,
+            mask_id=self.tokenizer.mask_id,
+            cls_id=self.tokenizer.cls_id,
+            sep_id=self.tokenizer.sep_id,
+            feature_dim=self.manifest.feature_dim,
+            num_classes=self.manifest.num_classes,
+        )
+
+    def reader(self, inputs: ModelInputs, view: str) -> InputReader:
+        """Return the reader of a model that is pretrained on this view."""
+        inputs = inputs.for_view(VIEWS[view])
+        return InputReader(inputs, self.tokenizer, max_text_len=MAX_TEXT_LEN, max_regions=MAX_REGIONS)
+
+    def samples(self, view: str, reader: InputReader, *, seeded: bool = False, limit: int = 16) -> list[Sample]:
+        """Return samples of a view with what the reader needs of their images; `seeded` as in training.
+
+        Neighbors have the same image.
+        """
+        dataset = ShardDataset(self.root / "shards", SPLIT, view, **reader.flags)
+        samples = dataset.__getitems__(range(min(limit, len(dataset))))
+        # one seed per image: texts of one image share it, as the training loader draws them
+        return [replace(s, seed=int(s.image_id.rpartition("/")[2] or 0)) for s in samples] if seeded else samples
+
+
+def write_sample_scenes(root: Path) -> SampleScenes:
+    """Write the dataset into an existing folder; takes less than a second."""
+    scenes = [_draw(number) for number in range(SCENES)]
+    about = [_rows_about(scene, number) for number, scene in enumerate(scenes)]
+    for number, own in enumerate(_image_pairs(scenes)):
+        about[number]["image_pairs"] = own
+    texts = _texts(scenes)
+    _write_tables(root / "validated", scenes, about, texts)
+    _write_shards(root / "shards", scenes, about, texts)
+    words = [text for rows in about for name, own in rows.items() for text in _words(name, own)]
+    Tokenizer.train(words, size=600, min_frequency=1, lowercase=True).save(root / "tokenizer")
+    answers = Counter(row["answers"][0] for rows in about for row in rows["questions"])
+    write_json(root / "tokenizer" / "answers.json", [answer for answer, _ in answers.most_common(ANSWERS)])
+    return SampleScenes.open(root)
+
+
+def _rng(number: int, stream: int) -> np.random.Generator:
+    return np.random.default_rng([SEED, number, stream])
+
+
+def _draw(number: int) -> Scene:
+    return sample_scene(_rng(number, 0), image_id=f"{SOURCE}/{number}", split=SPLIT, side=SIDE)
+
+
+def _rows_about(scene: Scene, number: int) -> Rows:
+    """Return the rows of each table with one image: two captions, three questions, three hypotheses, ..."""
+    image_id, rng = scene.image_id, _rng(number, 1)
+    hypotheses = list(make_hypotheses(scene, 3, rng))
+    return {
+        "captions": [
+            {"caption_id": f"{image_id}/c{i}", "text": text} for i, text in enumerate(write_captions(scene, rng)[:2])
+        ],
+        "questions": [
+            {
+                "question_id": f"{image_id}/q{i}",
+                "text": question.text,
+                "question_type": question.kind,
+                "answer_type": question.answer_type,
+                "answers": [str(given["answer"]) for given in annotate(question, rng)],
+            }
+            for i, question in enumerate(choose(scene, 3, Balance(), rng))
+        ],
+        "statements": [
+            {"statement_id": f"{image_id}/s{i}", "text": text, "label": label == "entailment", "group": image_id}
+            for i, (text, label) in enumerate(hypotheses)
+            if label != "neutral"
+        ],
+        "hypotheses": [
+            {
+                "hypothesis_id": f"{image_id}/h{i}",
+                "text": text,
+                "gold_label": label,
+                "annotator_labels": [label] * 3,
+            }
+            for i, (text, label) in enumerate(hypotheses)
+        ],
+        "choices": [_choice(scene, i, record) for i, record in enumerate(make_questions(scene, 2, rng))],
+    }
+
+
+def _choice(scene: Scene, number: int, record: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of `choices` from a VCR record, whose lists of object numbers become the objects' shapes."""
+
+    def sentence(tokens: Sequence[Any]) -> str:
+        return " ".join(t if isinstance(t, str) else " and ".join(scene.objects[n].shape for n in t) for t in tokens)
+
+    return {
+        "choice_id": f"{scene.image_id}/v{number}",
+        "text": sentence(record["question"]),
+        "answers": [sentence(answer) for answer in record["answer_choices"]],
+        "answer_label": record["answer_label"],
+        "rationales": [sentence(rationale) for rationale in record["rationale_choices"]],
+        "rationale_label": record["rationale_label"],
+        "boxes": [[float(v) for v in item.box] for item in scene.objects],
+    }
+
+
+def _image_pairs(scenes: Sequence[Scene]) -> Iterator[list[dict[str, Any]]]:
+    """Yield each image's statements about it and another image; sets of four scenes make four pairs."""
+    for first in range(0, len(scenes), 4):
+        left, right = scenes[first : first + 2], scenes[first + 2 : first + 4]
+        comparisons = list(make_simple_comparisons(left, right, 1, _rng(first, 2)))
+        for one in left:
+            yield [
+                {
+                    "pair_id": f"{one.image_id}/p{place}{number}",
+                    "other_image_ids": [other.image_id],
+                    "text": comparison.text,
+                    "label": comparison.is_true_of(one, other),
+                    "group": f"{SOURCE}/{first}/{number}",
+                }
+                for place, other in enumerate(right)
+                for number, comparison in enumerate(comparisons)
+            ]
+        yield from ([] for _ in right)
+
+
+def _texts(scenes: Sequence[Scene]) -> list[dict[str, Any]]:
+    sentences = [write_captions(scene, _rng(number, 3))[0] for number, scene in enumerate(scenes)]
+    return [
+        {"text_id": f"{SOURCE}/t{number}", "source": SOURCE, "split": SPLIT, "text": text}
+        for number, text in enumerate(sentences)
+    ]
+
+
+def _words(table: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the texts of rows, for the vocabulary."""
+    for row in rows:
+        for column in TABLES[table].columns:
+            if column.name == "text" or column.words:
+                value = row[column.name]
+                yield from [value] if isinstance(value, str) else value
+
+
+def _regions(scenes: Sequence[Scene]) -> tuple[SymbolSource, list[RegionArrays]]:
+    objects = [
+        {
+            "image_id": scene.image_id,
+            "category": item.category,
+            "attributes": [item.size, item.texture],
+            **dict(zip(("x1", "y1", "x2", "y2"), item.box, strict=True)),
+        }
+        for scene in scenes
+        for item in scene.objects
+    ]
+    source = SymbolSource(objects, MAX_REGIONS)
+    images = [{"image_id": scene.image_id, "width": SIDE, "height": SIDE} for scene in scenes]
+    return source, source.regions(images, lambda count: None)[0]
+
+
+def _write_tables(
+    folder: Path, scenes: Sequence[Scene], about: Sequence[Rows], texts: Sequence[dict[str, Any]]
+) -> None:
+    folder.mkdir()
+    images = [
+        {
+            "image_id": scene.image_id,
+            "source": SOURCE,
+            "split": SPLIT,
+            "path": f"{scene.image_id}.png",
+            "width": SIDE,
+            "height": SIDE,
+            "sha256": "0" * 64,
+            "provenance": SOURCE,
+        }
+        for scene in scenes
+    ]
+    write_table(images, "images", folder)
+    for name in TABLES:
+        if "image_id" in SCHEMAS[name].names:
+            rows = [
+                {"image_id": scene.image_id, "provenance": SOURCE, **row}
+                for scene, own in zip(scenes, about, strict=True)
+                for row in own.get(name, ())
+            ]
+            write_table(rows, name, folder)
+    write_table([{**row, "provenance": SOURCE} for row in texts], "texts", folder)
+    truth = "".join(json.dumps(scene.to_dict()) + "\n" for scene in scenes)
+    (folder / "truth.jsonl").write_text(truth, encoding="utf-8")
+
+
+def _write_shards(
+    folder: Path, scenes: Sequence[Scene], about: Sequence[Rows], texts: Sequence[dict[str, Any]]
+) -> None:
+    folder.mkdir()
+    source, regions = _regions(scenes)
+    writer = ShardWriter(folder, SPLIT, images_per_shard=len(scenes))
+    for number, (scene, rows) in enumerate(zip(scenes, about, strict=True)):
+        record = ImageRecord(
+            image_id=scene.image_id,
+            source=SOURCE,
+            width=SIDE,
+            height=SIDE,
+            regions=regions[number],
+            rows=rows,
+            pixels=encode(render(scene, _rng(number, 4))),
+            pixels_extension="png",
+        )
+        writer.add(record)
+    writer.add_without_image("texts", texts)
+    manifest = {
+        "feature_dim": source.feature_dim,
+        "classes": list(source.classes),
+        "detector_id": source.detector_id,
+        "sources": [SOURCE],
+        "counts": {SPLIT: writer.close()},
+    }
+    write_json(folder / "manifest.json", manifest)
