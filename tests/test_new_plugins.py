@@ -154,9 +154,13 @@ def test_a_format_lists_tables_and_quarantined_records(project: Path, capsys: py
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('tables["images"].append', "print", "captions: try/1 names the image try/a.png, which is not in `images`"),
-        ('"text": text}', '"text": text, "lang": "en"}', "captions: a row has lang, which captions does not have"),
-        ('"text": text}', '"text": [text]}', "captions: row try/1: a value has another type"),
+        (
+            'tables["images"].append(image)',
+            "pass",
+            "captions: try/1 names the image try/a.png, which is not in `images`",
+        ),
+        ('"text": text,', '"text": text, "lang": "en",', "captions: a row has lang, which captions does not have"),
+        ('"text": text,', '"text": [text],', "captions: row try/1: a value has another type"),
         (
             "join_id(name, number)",
             '"1"',

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.data.inputs import ModelInputs
-from vlp_models.data.pixels import PixelInput
+from vlp_models.data.pixels import Augmentation, PixelInput
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.attention import padding_mask, prefix_mask
 from vlp_models.models.layers.blocks import TransformerBlock, init_weights
@@ -76,13 +76,17 @@ class Toy(nn.Module):
         init_weights(self, config.init_std)
 
     def stack(self, layers: int) -> nn.ModuleList:
-        sizes = self.config.hidden, self.config.heads, 4 * self.config.hidden
-        rest = {"dropout": 0.0, "attention_dropout": 0.0, "eps": EPS}
-        return nn.ModuleList(TransformerBlock(*sizes, **rest) for _ in range(layers))
+        hidden, heads = self.config.hidden, self.config.heads
+
+        def block() -> TransformerBlock:
+            return TransformerBlock(hidden, heads, 4 * hidden, dropout=0.0, attention_dropout=0.0, eps=EPS)
+
+        return nn.ModuleList(block() for _ in range(layers))
 
     @property
     def inputs(self) -> ModelInputs:
-        side, augment = self.config.side, ("random_resized_crop",) if self.config.augment else ()
+        side = self.config.side
+        augment: tuple[Augmentation, ...] = ("random_resized_crop",) if self.config.augment else ()
         return ModelInputs(image=PixelInput(height=side, width=side, augment=augment, crop_scale=(0.8, 1.0)))
 
     # ---- Encoders: retrieval ---------------------------------------------------------------------------------------

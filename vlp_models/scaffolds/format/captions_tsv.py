@@ -15,7 +15,9 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
             if line.count("\t") != 2:
                 raise RecordError("not split, file and caption with tabs between")
             split, file, text = line.split("\t")
-            image = {"image_id": join_id(name, file), "provenance": provenance}
-            tables["images"].append(image_row(**image, source=name, split=split, path=str(root / file)))
-            tables["captions"].append({**image, "caption_id": row_id, "text": text})
+            image_id = join_id(name, file)
+            image = image_row(image_id, source=name, split=split, path=str(root / file), provenance=provenance)
+            tables["images"].append(image)
+            caption = {"caption_id": row_id, "image_id": image_id, "text": text, "provenance": provenance}
+            tables["captions"].append(caption)
     return tables
