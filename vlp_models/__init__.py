@@ -1,3 +1,19 @@
-"""Vision-language pretraining: five papers, one pipeline."""
+"""Vision-language pretraining: five papers, one pipeline. `Project` runs a project and reads its results."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vlp_models.project import Project as Project
 
 __version__ = "0.1.0"
+
+_LAZY = {"Project": "vlp_models.project"}  # name -> its module
+
+
+def __getattr__(name: str) -> Any:
+    """Import what the package offers when it is first used, so that `vlp --help` does not wait for it."""
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

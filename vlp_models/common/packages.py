@@ -192,7 +192,7 @@ def find_weights_file(weights: str, root: Path, key: str) -> Path:
 
 # module -> the extra of this package that installs it
 EXTRAS = (
-    dict.fromkeys(("dvc", "prefect", "mlflow", "sqlalchemy", "fastapi", "great_expectations"), "pipeline")
+    dict.fromkeys(("dvc", "prefect", "mlflow", "sqlalchemy", "fastapi", "great_expectations", "matplotlib"), "pipeline")
     | dict.fromkeys(("lightning", "webdataset", "duckdb", "pyarrow", "pandas", "scipy", "cv2"), "train")
     | dict.fromkeys(("pycocoevalcap", "pycocotools", "transformers", "timm"), "train")
     | dict.fromkeys(("torch", "torchvision", "safetensors", "tokenizers", "PIL", "huggingface_hub"), "serve")
