@@ -226,6 +226,7 @@ def house() -> Drawing:
 
 _PURPOSE = {
     "flows": "when, where and how often: Prefect. Never imports torch",
+    "project": "the Python API of a project",
     "cli": "the commands",
     "forgetting": "erase an image, and what was trained on it",
     "ingest": "new data: batches, drift",

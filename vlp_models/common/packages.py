@@ -204,7 +204,7 @@ def find_weights_file(weights: str, root: Path, key: str) -> Path:
 
 # modules that the extra `pipeline` of this package installs
 PIPELINE = (
-    *("dvc", "prefect", "mlflow", "sqlalchemy", "fastapi", "great_expectations"),
+    *("dvc", "prefect", "mlflow", "sqlalchemy", "fastapi", "great_expectations", "matplotlib"),
     *("lightning", "transformers", "scipy", "pyarrow", "duckdb", "cv2", "pandas", "webdataset"),
     *("pycocoevalcap", "pycocotools", "torch", "torchvision", "timm", "tokenizers", "safetensors", "PIL"),
 )
