@@ -1,6 +1,8 @@
 """The preset few-pairs on a draw of Flickr8k's training photos, scored on 300 of its dev photos.
 
 python benchmarks/few_pairs.py FLICKR8K 50 --draw 1      (needs requirements-photographs.lock; some minutes on one core)
+
+Writes benchmarks/results/few_pairs-PHOTOS-DRAW.json: the metrics of CIDEr, each with its interval and baselines.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from pathlib import Path
+
+from common import write_result
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.io import read_json
@@ -57,6 +62,7 @@ def main() -> None:
     parser.add_argument("photos", type=int)
     parser.add_argument("--draw", type=int, default=1)
     options = parser.parse_args()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         write_pairs(options.flickr8k, root / "data" / "raw" / "pairs", options.photos, options.draw)
@@ -67,9 +73,13 @@ def main() -> None:
         for stage in STAGES:
             name, _, key = stage.partition(" ")
             importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
-        for score in read_json(workspace.evaluation("tden-captioning") / "scores.json"):
-            if score["metric"].startswith("CIDEr"):
-                print(*(score[key] for key in ("metric", "value", "low", "high", "baselines", "n")))
+        scores = [
+            {key: score[key] for key in ("metric", "value", "low", "high", "baselines", "n")}
+            for score in read_json(workspace.evaluation("tden-captioning") / "scores.json")
+            if score["metric"].startswith("CIDEr")
+        ]
+    about = {"photos": options.photos, "draw": options.draw, "seconds": round(time.perf_counter() - start)}
+    print(write_result(f"few_pairs-{options.photos}-{options.draw}", about | {"scores": scores}))
 
 
 if __name__ == "__main__":
