@@ -273,7 +273,7 @@ TABLE = [
     M("disk is full", "stage shards", nothing, r"the disk is full.*free some space", 74, lambda: file_size_limit(3000)),
     # vlp use, plan and run
     M("preset is missing", "use presets/vlmoo.yaml", nothing, r"presets/vlmoo\.yaml: no such file"),
-    M("preset is a folder", "use presets", nothing, r"presets: a folder, where a file is needed"),
+    M("preset is a folder", "use ./presets", nothing, r"presets: a folder, where a file is needed"),
     M(
         "preset is unreadable",
         "use presets/longer.yaml",

@@ -122,6 +122,7 @@ PARTS: dict[str, list[Part]] = {
         Part("vlp use flickr8k --set data.flickr8k.root", fresh=True, long=True, photographs=True),
         Part("vlp use flickr8k --set detector.source=none", fresh=True, long=True, photographs=True),
     ],
+    "export": [Part()],
     "forgetting": [Part(long=True)],
     "memory": [Part()],
     "new-data": [Part(long=True)],

@@ -18,6 +18,23 @@ from vlp_models.params import load_params
 ROOT = Path(__file__).parents[1]
 
 
+def test_free_ports_and_gradio_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as used, socket.socket() as closed:
+        for one in (used, closed):
+            one.bind(("127.0.0.1", 0))
+        used.listen()
+        ports = {closed.getsockname()[1]: "mlflow server"}
+        monkeypatch.setattr(doctor, "PORTS", ports)
+        (found,) = doctor._ports()
+        assert (found.level, found.subject, found.text) == ("ok", "ports", f"free: {next(iter(ports))} (mlflow server)")
+        monkeypatch.setattr(doctor, "PORTS", ports | {used.getsockname()[1]: "prefect server"})
+        (found,) = doctor._ports()
+        assert found.level == "note" and "in use" in found.text
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    assert doctor._gradio().level == "ok"
+    assert doctor._gradio().text.startswith("not installed; `vlp demo` needs it: `uv pip install ")
+
+
 def test_missing_java_is_a_note_about_the_metrics_that_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     findings = {finding.subject: finding for finding in doctor.examine(tmp_path)}

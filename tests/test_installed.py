@@ -117,9 +117,9 @@ def test_changes_of_the_template_are_shown_and_merged(vlp: Installation, tmp_pat
     (template / "flows" / "new.py").write_text("NEW = 1\n")
     shown = vlp(project, "vlp upgrade")
     assert "+  max_caption_words: 90" in shown and "+NEW = 1" in shown
-    vlp(project, "sed -i 's/min_caption_words: 2/min_caption_words: 3/' params.yaml && vlp upgrade --apply")
+    vlp(project, "sed -i 's/log_every_steps: 10/log_every_steps: 20/' params.yaml && vlp upgrade --apply")
     merged = (project / "params.yaml").read_text()
-    assert "max_caption_words: 90" in merged and "min_caption_words: 3" in merged and "own-pairs" not in shown
+    assert "max_caption_words: 90" in merged and "log_every_steps: 20" in merged and "own-pairs" not in shown
     assert (project / "flows" / "new.py").exists() and "changes nothing" in vlp(project, "vlp upgrade")
     vlp(project, "sed -i 's/max_caption_words: 90/max_caption_words: 70/' params.yaml")
     (template / "params.yaml").write_text(params.replace("max_caption_words: 80", "max_caption_words: 100"))

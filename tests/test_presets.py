@@ -121,6 +121,34 @@ GENOME = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        ("trainer.devices=4", "trainer.devices=1"),
+        ("trainer.precision=bf16-mixed", "trainer.precision=auto"),
+        ("detector.weights=torchvision", "detector.weights=''"),
+        ("finetune.tden-vqa.seed=7", "finetune.tden-vqa.seed=null"),
+        ("tracking.dataset.vqa=scenes", "tracking.dataset.vqa=null"),
+        ("evaluate.length_penalty=0.5", "evaluate.length_penalty=null"),
+        ("evaluate.splits=[test]", "evaluate.splits=[val, test]"),
+        ("validate.max_image_pixels=1_000_000", "validate.max_image_pixels=50_000_000"),
+    ],
+)
+def test_a_change_and_its_reverse_restore_the_file(tmp_path: Path, change: str, back: str) -> None:
+    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
+    assert apply_overlay(path, None, [change]) and path.read_bytes() != (ROOT / "params.yaml").read_bytes()
+    assert apply_overlay(path, None, [back]) and path.read_text() == (ROOT / "params.yaml").read_text()
+
+
+@pytest.mark.parametrize("key", ["trainer.parallel_finetune", "evaluate.gallery", "drift.gate"])
+def test_removing_a_key_removes_its_line_alone(tmp_path: Path, key: str) -> None:
+    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
+    before = path.read_text().splitlines()
+    assert apply_overlay(path, None, [f"{key}=null"])
+    (line,) = [n for n, text in enumerate(before) if text.startswith(f"  {key.partition('.')[2]}:")]
+    assert path.read_text().splitlines() == before[:line] + before[line + 1 :]
+
+
 def test_presets_with_visual_genome() -> None:
     assert set(GENOME) == {"soho-coco", "vlmo-base"}
 

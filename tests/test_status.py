@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from vlp_models.cli.status import status
+from vlp_models.common.lock import file_lock
+from vlp_models.common.workspace import Workspace
+from vlp_models.flows.process import hold_workspace
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,6 +50,15 @@ def test_a_live_trainer_and_the_holders_of_dvcs_lock_are_shown(project: Path) ->
     assert f"pid {trainer.pid}: finetune vqa, step 20, epoch 2, loss 1.5" in found.running
     assert f"pid {os.getpid()}: dvc repro, holds DVC's lock" in found.running
     assert f"pid {gone.pid}: dvc status, holds DVC's lock (dead: DVC will release its lock)" in found.running
+
+
+def test_the_flow_or_command_that_uses_the_workspace_is_shown(project: Path) -> None:
+    """Also between two stages, and while a supervisor keeps the lock of a flow that was killed."""
+    with hold_workspace(project, "retrain", 0, print):
+        assert status(project).running == [f"flow retrain (pid {os.getpid()})"]
+    assert status(project).running == []
+    with file_lock(Workspace(project).lock, "`vlp run`"):
+        assert status(project).running == [f"`vlp run` (pid {os.getpid()})"]
 
 
 def test_damage_becomes_notes(project: Path) -> None:

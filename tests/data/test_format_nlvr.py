@@ -275,7 +275,7 @@ def test_the_readable_one_of_repeated_identifiers_is_kept(tmp_path: Path) -> Non
     assert [(row["provenance"], row["label"]) for row in tables["image_pairs"]] == [("train.json:2", None)]
 
 
-def test_images_are_found_in_another_letter_case_and_else_the_nearest_name_is_shown(tmp_path: Path) -> None:
+def test_images_are_found_in_another_letter_case_but_another_number_is_another_image(tmp_path: Path) -> None:
     write_split(tmp_path / "nlvr", "dev", [line("7-0")], missing=("dev-7-0-5.png",))
     folder = tmp_path / "nlvr" / "dev" / "images" / "4"
     (folder / "dev-7-0-0.png").rename(folder / "DEV-7-0-0.PNG")
@@ -286,4 +286,4 @@ def test_images_are_found_in_another_letter_case_and_else_the_nearest_name_is_sh
     ]
     ((row_id, reason),) = [(row["row_id"], row["reason"]) for row in tables["quarantine"]]
     assert row_id == "nlvr/dev-7-0-5"
-    assert reason.startswith("no file dev-7-0-5.png under images/; the nearest name there is dev-7-0-")
+    assert reason.startswith("no file dev-7-0-5.png under images/") and "nearest" not in reason

@@ -255,6 +255,46 @@ def test_file_that_is_not_text_is_one_clear_sentence(tmp_path: Path, name: str, 
         read_source("d", SourceParams(format="coco", root=".", captions={"train": ["d.json"]}), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "pairs.csv",
+            "image,caption,splt\na.jpg,a cat,test\n",
+            "pairs.csv:1: unknown column `splt`; did you mean `split`?",
+        ),
+        ("pairs.csv", "image,captoin\na.jpg,a cat\n", "pairs.csv:1: unknown column `captoin`; did you mean `caption`?"),
+        ("pairs.tsv", "image\tcaption\tlanguage\n", "pairs.tsv:1: unknown column `language`; did you mean `lang`?"),
+        ("pairs.csv", "image,caption,lnag\n", "pairs.csv:1: unknown column `lnag`; did you mean `lang`?"),
+        (
+            "pairs.jsonl",
+            '{"image": "a.jpg", "caption": "a cat"}\n{"image": "b.jpg", "caption": "a dog", "Split": "test"}\n',
+            "pairs.jsonl:2: unknown key `Split`; did you mean `split`?",
+        ),
+    ],
+)
+def test_a_misspelled_column_is_an_error(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, content, name)
+    assert str(caught.value).endswith(message)
+
+
+def test_other_columns_are_named_once(tmp_path: Path) -> None:
+    tables = read(tmp_path, "image,caption,split,captions,photographer,long\n" + "a.jpg,a cat,test,,me,8.5\n" * 3)
+    assert tables.describe_ignored() == "ignored columns: captions, long, photographer"
+    lines = '{"image": "a.jpg", "caption": "a cat", "license": 1}\n{"image": "a.jpg", "caption": "a dog", "by": ""}\n'
+    assert read(tmp_path, lines, "pairs.jsonl").describe_ignored() == "ignored columns: by, license"
+    assert read(tmp_path, "image,caption\na.jpg,a cat\n").describe_ignored() == ""
+
+
+def test_latin_1_is_reported_with_the_command_that_converts_the_file(tmp_path: Path) -> None:
+    command = "`iconv -f latin1 -t utf-8 pairs.csv > utf8-pairs.csv`"
+    (row,) = read(tmp_path, b"image,caption\na.jpg,caf\xe9\nb.jpg,a bar\n")["quarantine"]
+    assert row["rule"] == "text_utf8" and row["reason"].endswith(f"; convert the file: {command}")
+    (row,) = read(tmp_path, '{"image": "a.jpg", "caption": "half \\ud800"}\n', "pairs.jsonl")["quarantine"]
+    assert row["rule"] == "text_utf8" and "iconv" not in row["reason"], "the file is UTF-8"
+
+
 def test_column_named_twice_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"pairs\.csv:1: the column 'caption' is named twice; rename or delete one"):
         read(tmp_path, "image,caption,Caption\na.jpg,a cat,a dog\n")

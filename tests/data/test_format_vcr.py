@@ -156,7 +156,7 @@ def test_unknown_size_and_a_repeated_id(tmp_path: Path) -> None:
 
 
 def test_metadata_is_found_in_another_letter_case_and_else_the_nearest_name_is_shown(tmp_path: Path) -> None:
-    other = IMAGE.replace("X_00", "X_09")
+    other = IMAGE.replace("X_00", "XX_00")
     lines = [line(), line("train-1", img_id="train-6", metadata_fn=f"{other}.json", img_fn=f"{other}.jpg")]
     write(tmp_path / "vcr", "train", lines)
     folder = tmp_path / "vcr" / "vcr1images" / "lsmdc_X"
@@ -164,4 +164,4 @@ def test_metadata_is_found_in_another_letter_case_and_else_the_nearest_name_is_s
     tables = load(tmp_path)
     assert [row["choice_id"] for row in tables["choices"]] == ["vcr/train-0"]
     ((rule, reason),) = [(row["rule"], row["reason"]) for row in tables["quarantine"]]
-    assert rule == "metadata_readable" and "lsmdc_X/X_09.01@0.json: no such file; the nearest name there is" in reason
+    assert rule == "metadata_readable" and "lsmdc_X/XX_00.01@0.json: no such file; the nearest name there is" in reason

@@ -21,7 +21,7 @@ Record = Callable[..., ImageRecord]
 
 
 def test_index_has_one_type_per_column_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    clash = View(name="clash", id_column="clash_id", columns=(Column(name="label", type=pa.string()),))
+    clash = View(name="clash", id_column="clash_id", columns=(Column(name="label", type="string"),))
     monkeypatch.setitem(VIEWS, "clash", clash)
     with pytest.raises(ValueError, match="column `label` of the view clash"):
         views.index_columns()

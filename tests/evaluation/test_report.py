@@ -179,6 +179,42 @@ def test_a_chart_has_one_quantity(params: Params, workspace: Workspace) -> None:
     assert (other.quantity, other.last) == ("Codes used", "60.00 after 2 steps")
 
 
+def test_an_objective_has_the_same_color_in_all_charts(params: Params, workspace: Workspace) -> None:
+    write_text(workspace.curve("pretrain/tden"), "step,loss,mlm,moc,ism\n1,3.0,2.0,1.0,1.0\n2,2.5,1.5,0.5,0.5\n")
+    pretrain = params.pretrain["tden"]
+    recipe = dataclasses.replace(pretrain.recipe, objectives={"ism": 1.0, "moc": 1.0})
+    write_text(workspace.curve("pretrain/other"), "step,loss,ism,moc,ism_accuracy\n1,3.0,2.0,1.0,0.5\n")
+    both = {"tden": pretrain, "other": dataclasses.replace(pretrain, recipe=recipe)}
+    charts = curves(dataclasses.replace(params, pretrain=both), workspace)
+    colors: dict[str, set[int]] = {}
+    for chart in charts:
+        assert len({number for _, number in chart.legend}) == len(chart.legend)
+        for name, number in chart.legend:
+            colors.setdefault(name, set()).add(number)
+    assert {"total", "masked words", "image-sentence matching"} <= colors.keys() and len(charts) == 3
+    assert all(len(numbers) == 1 for numbers in colors.values()), colors
+
+
+def test_few_test_images_are_a_warning_at_the_top_and_in_place_of_intervals(
+    params: Params, workspace: Workspace
+) -> None:
+    few = record("captioning", "CIDEr", 104.2, note="no 95% interval: 2 test items, 20 are needed")
+    write_json(workspace.evaluation("captioning") / "scores.json", [few])
+    text = rendered(params, workspace)
+    warning = "Only 2 test images: these scores show that the pipeline runs, not how good the model is."
+    assert text.index("<h1>") < text.index(warning) < text.index('class="lead"')
+    assert "No interval: only 2 test images." in text and text.count("o 95% interval of scores on fewer than 20") == 1
+    write_json(workspace.evaluation("captioning") / "scores.json", [record("captioning", "CIDEr", 104.2)])
+    assert "these scores show" not in rendered(params, workspace)
+
+
+def test_rules_are_counted_as_on_the_validation_page(params: Params, workspace: Workspace) -> None:
+    rules = [{"table": "captions", "rule": f"r{n}", "checked": n, "failed": 0} for n in range(3)]
+    found = read_json(workspace.reports / "validation.json") | {"rules": rules}
+    write_json(workspace.reports / "validation.json", found)
+    assert "1 quarantined, by 2 rules." in rendered(params, workspace), "a rule that checked no row is none"
+
+
 def test_text_from_the_data_is_escaped(params: Params, workspace: Workspace) -> None:
     text = rendered(params, workspace)
     assert "<script" not in text and "<img src=x" not in text

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from vlp_models.common.workspace import Workspace
+from vlp_models.params import load_params
+from vlp_models.pipeline.stages import report as report_stage
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
@@ -40,6 +47,33 @@ def test_nothing_is_cut_off(browser: Any, report: str, width: int, scheme: str) 
     height = page.evaluate("document.documentElement.scrollHeight")
     assert height <= (5000 if width == 1280 else 12_000), "before anything is unfolded"
     assert page.evaluate(CUT_OFF) == []
+    page.close()
+
+
+def test_the_page_stays_short_with_many_runs(browser: Any, built_project: Path, tmp_path: Path) -> None:
+    """Six models with four runs each, which are copies of the built project's."""
+    ignored = shutil.ignore_patterns("vlp_models", ".git", ".dvc", "mlartifacts")
+    project = Path(shutil.copytree(built_project, tmp_path / "many", ignore=ignored))
+    workspace, params = Workspace(project), load_params(project / "params.yaml")
+    models = [f"model-{n}" for n in range(6)]
+    pretrain, finetune = {}, {}
+    for model in models:
+        pretrain[model] = dataclasses.replace(params.pretrain["tden"], model=model)
+        shutil.copy(workspace.curve("pretrain/tden"), workspace.curve(f"pretrain/{model}"))
+        for task, seed in itertools.product(("captioning", "vqa"), (1, 2)):
+            run, source = f"{model}-{task}-{seed}", f"tden-{task}"
+            settings = params.finetune[source]
+            finetune[run] = dataclasses.replace(settings, start=f"pretrain/{model}", variant=run, seed=seed)
+            shutil.copytree(workspace.evaluation(source), workspace.evaluation(run))
+            shutil.copy(workspace.curve(f"finetune/{source}"), workspace.curve(f"finetune/{run}"))
+    made = dict.fromkeys(models, params.models["tden"])
+    report_stage.run(dataclasses.replace(params, models=made, pretrain=pretrain, finetune=finetune), workspace)
+    page = browser.new_page(viewport={"width": 1280, "height": 860})
+    page.goto((workspace.reports / "index.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollHeight") <= 5000
+    assert page.evaluate(CUT_OFF) == []
+    text = page.locator("main").inner_text()
+    assert all(f"model-{n}-vqa-2" in text for n in range(6)), "nothing is left out once it is unfolded"
     page.close()
 
 

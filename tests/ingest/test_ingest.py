@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.common.io import hash_path
-from vlp_models.data.tables import read_table
+from vlp_models.data.tables import LANGUAGES, read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.ingest import ingest
 from vlp_models.params import IngestParams
@@ -121,6 +123,41 @@ def test_second_run_ingests_nothing_twice_and_changes_nothing(tmp_path: Path) ->
     assert {row["split"] for row in images} == {"train"} and len(images) == 8
     first = held(workspace)[0]
     assert f"ingested/{first['batch']}/{first['image']}" in {row["image_id"] for row in images}
+
+
+def test_groups_and_languages_reach_the_tables(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    batches = {}
+    for name, seeds in (("first", range(1, 13)), ("second", range(13, 25))):
+        folder = simple_submission(workspace, name, seeds)
+        rows = [
+            {"image": f"{n}.jpg", "caption": f"picture {n}", "group": f"walk {n % 6}" if n % 4 else None, "lang": "EN"}
+            for n in seeds
+        ]
+        rows += [{"image": f"{seeds[0]}.jpg", "caption": "ein Bild", "lang": "de_AT"}]
+        rows += [{"image": f"{seeds[0]}.jpg", "caption": "another group", "group": "trip"}]
+        (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert ingest_counts(workspace) == (13, 0, 0, 1)
+        batches[name] = quarantined(workspace, name)
+    ((verdict, rule, reason),) = batches["first"].values()
+    assert (verdict, rule) == ("bad", "group_unique") and "of group 'trip' here and of 'walk 1'" in reason
+    simple_submission(workspace, "third", range(25, 27))  # names neither
+    assert ingest_counts(workspace) == (2, 0, 0, 0)
+    assert not any(
+        {"group", "lang"} & row.keys() for row in held(workspace) if row["caption"].startswith("picture num")
+    )
+
+    params = params_of(workspace)
+    source = dataclasses.replace(params.data["ingested"], val_fraction=0.5)
+    prepare.run(dataclasses.replace(params, data={"ingested": source}), workspace, "ingested")
+    tables = workspace.interim("ingested")
+    image_of = {row["caption"]: f"ingested/{row['batch']}/{row['image']}" for row in held(workspace)}
+    splits = {row["image_id"]: row["split"] for row in read_table("images", tables).to_pylist()}
+    walks = [{splits[image_of[f"picture {n}"]] for n in range(1, 25) if n % 4 and n % 6 == walk} for walk in range(6)]
+    assert [len(found) for found in walks] == [1] * 6, "a group is in one split, over both batches"
+    assert set.union(*walks) == {"train", "val"}
+    languages = Counter(json.loads(line)["language"] for line in (tables / LANGUAGES).read_text().splitlines())
+    assert languages == {"en": 24, "de-at": 2}
 
 
 def test_submission_with_splits_leaks_in_neither_direction(tmp_path: Path) -> None:

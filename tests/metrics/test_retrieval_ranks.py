@@ -51,6 +51,10 @@ def test_ranks_equal_the_slow_reference(seed: int, count: int, coarse: bool) -> 
     text_ranks, image_ranks = slow_ranks(images, owners, texts)
     assert found.text_ranks_T.tolist() == text_ranks
     assert found.image_ranks_I.tolist() == image_ranks
+    for t, owner in enumerate(owners):  # each caption, as if it were the only one of its image
+        kept = [n for n, other in enumerate(owners) if other != owner or n == t]
+        scores = [float(np.dot(texts[n], images[owner])) for n in kept]
+        assert found.caption_ranks_T[t] == sum(score >= scores[kept.index(t)] for score in scores)
 
     # the same gallery with every image repeated
     repeated = rank([*names, *names], np.concatenate([images, images]), [names[o] for o in owners], texts)

@@ -15,7 +15,7 @@ from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.params import Params, load_params
-from vlp_models.pipeline.data_sizes import count_images, explain_sizes
+from vlp_models.pipeline.data_sizes import check_dataset, explain_sizes
 from vlp_models.pipeline.stages import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,8 @@ def make_project(root: Path, rows: Sequence[str], *settings: str) -> tuple[Param
     shutil.copy(ROOT / "params.yaml", root)
     (root / "data/raw/pairs").mkdir(parents=True)
     (root / "data/raw/pairs/pairs.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    for row in rows[1:]:
+        (root / "data/raw/pairs" / row.partition(",")[0]).touch()
     plain = ["features.source=grid", "tokenizer.source=train", "tokenizer.vocab=", "models.tden.text_init="]
     off = ["pretrain.tden.recipe.objectives.moc=null", "finetune.tden-retrieval=null", "models.tden-dual=null"]
     apply_overlay(root / "params.yaml", ROOT / "vlp_models" / "presets" / "own-pairs.yaml", [*plain, *off, *settings])
@@ -103,9 +105,66 @@ def test_counts_are_those_of_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for i, name in enumerate(names):
         Image.new("RGB", (40, 40), (8 * i, 255 - 8 * i, i)).save(workspace.raw("pairs") / name)
     monkeypatch.chdir(tmp_path)
-    expected = count_images(params, workspace, "pairs")
-    assert expected.total() == 30 and len(expected) == 3
+    expected, problems = check_dataset(params, workspace, "pairs")
+    assert not problems and expected.total() == 30 and len(expected) == 3
     prepare.run(params, workspace, "pairs")
     assert Counter(read_table("images", workspace.interim("pairs"))["split"].to_pylist()) == expected
-    (workspace.raw("pairs") / "pairs.csv").unlink()
-    assert not count_images(params, workspace, "pairs"), "a missing file is named by `prepare`"
+
+
+def run_plan(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["vlp", "plan"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+def test_plan_reports_rows_and_images_that_will_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params, workspace = make_project(tmp_path, [*rows(train=40, val=10, test=20)[:71], "extra.jpg,cafe,test"])
+    monkeypatch.chdir(tmp_path)
+    folder = workspace.raw("pairs")
+    (folder / "test1.jpg").unlink()
+    (folder / "train39.jpg").rename(folder / "trian39.jpg")
+    (folder / "pairs.csv").write_bytes((folder / "pairs.csv").read_bytes().replace(b"cafe", b"caf\xe9"))
+    assert check_dataset(params, workspace, "pairs")[0] == Counter(train=39, val=10, test=19)
+    code, reported = run_plan(capsys)
+    assert code == 0
+    listing = "data/raw/pairs/pairs.csv"
+    assert f"data.pairs: 1 row cannot be read: {listing}:72: `caption` is not UTF-8: " in reported
+    assert (
+        f"data.pairs: 2 of the first 70 images are missing, the first: {listing}:41: train39.jpg: no such file; the "
+        "nearest name there is trian39.jpg\n"
+    ) in reported
+    (folder / "trian39.jpg").rename(folder / "train39.jpg")
+    assert f"1 image is missing: {listing}:53: test1.jpg: no such file\n" in run_plan(capsys)[1], (
+        "test10.jpg is another image, not a typo"
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ("image,captoin,split", "data/raw/pairs/pairs.csv:1: unknown column `captoin`; did you mean `caption`?"),
+        ("image,text,split", "data/raw/pairs/pairs.csv:1: the first line must name the columns image, caption"),
+        (None, "data/raw/pairs/pairs.csv: no such file"),
+    ],
+    ids=["misspelled", "other name", "missing"],
+)
+def test_plan_refuses_a_listing_that_cannot_be_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    header: str | None,
+    sentence: str,
+) -> None:
+    make_project(tmp_path, rows(train=40, val=5, test=20))
+    monkeypatch.chdir(tmp_path)
+    listing = tmp_path / "data/raw/pairs/pairs.csv"
+    content = listing.read_text()
+    listing.unlink()
+    if header:
+        listing.write_text(content.replace("image,caption,split", header))
+    code, reported = run_plan(capsys)
+    assert code == 2 and sentence in reported and "have 0 images" not in reported

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import leakage
-from vlp_models.data.formats import read_source
+from vlp_models.data.formats import pairs, read_source
 from vlp_models.data.tables import read_table
 from vlp_models.params import Params, SourceParams, load_params
 from vlp_models.pipeline.stages import prepare, validate
@@ -126,3 +127,64 @@ def test_copies_join_groups(tmp_path: Path) -> None:
     }
     assert [len({splits[f"own/{number}{name}.png"] for name in "abcd"}) for number in range(8)] == [1] * 8
     assert len(set(splits.values())) == 3
+
+
+def flickr8k(root: Path, names: list[str]) -> SourceParams:
+    """List the photos in Flickr8k's format: the first five of test, the others of train."""
+    captions = "".join(f"{name},a photo\n" for name in names)
+    (root / "raw" / "captions.txt").write_text(f"image,caption\n{captions}")
+    (root / "raw" / "test.txt").write_text("\n".join(names[:5]))
+    (root / "raw" / "train.txt").write_text("\n".join(names[5:]))
+    lists = {"train": ["train.txt"], "test": ["test.txt"]}
+    return SourceParams(format="flickr8k", root="raw", images=".", split_files=lists)
+
+
+def visual_genome(root: Path, names: list[str]) -> SourceParams:
+    images = [{"image_id": n, "url": f"https://host/raw/{name}"} for n, name in enumerate(names)]
+    (root / "image_data.json").write_text(json.dumps(images))
+    regions = [{"id": n, "regions": [{"region_id": n, "phrase": "a photo"}]} for n in range(len(names))]
+    (root / "region_descriptions.json").write_text(json.dumps(regions))
+    return SourceParams(format="visual_genome", root=".", images=".")
+
+
+def pairs_with_splits(root: Path, names: list[str]) -> SourceParams:
+    rows = [f"{name},a photo,{'test' if n < 5 else 'train'}" for n, name in enumerate(names)]
+    (root / "raw" / "pairs.csv").write_text("\n".join(["image,caption,split", *rows]))
+    return SourceParams(format="pairs", root="raw", pairs="pairs.csv")
+
+
+@pytest.mark.parametrize("write", [flickr8k, visual_genome, pairs_with_splits])
+def test_val_cut_from_train_keeps_copies_together(
+    augmented: Path, write: Callable[[Path, list[str]], SourceParams]
+) -> None:
+    """The test photos are listed; the copies of one of them in train are left to `validate`."""
+    names = json.loads((augmented / "families.json").read_text())
+    source = dataclasses.replace(write(augmented, names), val_fraction=0.3)
+    images = augmented / "data" / "interim" / "own"
+
+    def splits() -> list[Counter[str]]:
+        rows = read_table("images", images).to_pylist()
+        split_of = {Path(row["path"]).name: row["split"] for row in rows}
+        copies = len(CHANGES) + 1
+        return [Counter(split_of[name] for name in names[n : n + copies]) for n in range(0, len(names), copies)]
+
+    workspace = Workspace(augmented)
+    prepare.run(params_for(source), workspace, "own")
+    apart = splits()
+    assert sum(len(found) > 1 for found in apart[1:]) > PHOTOS / 2, "copies are spread without the option"
+    prepare.run(params_for(dataclasses.replace(source, group_near_duplicates=True)), workspace, "own")
+    together = splits()
+    assert [len(found) for found in together[1:]] == [1] * (PHOTOS - 1)
+    assert {split for found in together[1:] for split in found} == {"train", "val"}
+    assert [found["test"] for found in together] == [found["test"] for found in apart], "listed splits stay"
+
+
+def test_val_cut_from_train_keeps_groups_together(tmp_path: Path) -> None:
+    rows = [f"{n}.jpg,a photo,{'test' if n < 20 else 'train'},walk {n // 20}" for n in range(400)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["image,caption,split,group", *rows]))
+    source = SourceParams(format="pairs", root=".", pairs="pairs.csv", val_fraction=0.3)
+    splits = [row["split"] for row in read_source("p", source, tmp_path)["images"]]
+    walks = [set(splits[20 * walk : 20 * walk + 20]) for walk in range(20)]
+    assert walks[0] == {"test"} and [len(found) for found in walks] == [1] * 20
+    assert 0 < splits.count("val") < 0.6 * len(splits)
+    assert pairs.count_images("p", source, tmp_path) == Counter(splits)

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from PIL import ExifTags, Image
 from small_project import make_model
 
-from vlp_models.cli.demo import make_page
+from vlp_models.cli.demo import _explain_missing, make_page
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
@@ -29,6 +29,12 @@ from vlp_models.serving.page.version_card import make_version_card
 from vlp_models.serving.predictor import Predictor
 
 
+def test_a_task_that_params_yaml_does_not_train_is_not_to_be_promoted(params: Params) -> None:
+    without = dataclasses.replace(params, finetune={})
+    assert _explain_missing(without, "vqa") == ("params.yaml has no run of this task; `vlp use scenes-tasks` adds one.")
+    assert _explain_missing(dataclasses.replace(without, data={}), "vqa") == "params.yaml has no run of this task."
+
+
 def test_champions_are_used_and_a_missing_one_names_the_command(here: Workspace, params: Params, photo: Path) -> None:
     page = make_page(params, here)
     assert set(page.missing) == {"vqa"} and "`vlp promote vqa`" in page.missing["vqa"]
@@ -39,6 +45,7 @@ def test_champions_are_used_and_a_missing_one_names_the_command(here: Workspace,
     found = page.find("a red square")
     scores = [float(label.partition(" ")[0]) for _, label in found.photos]
     assert len(scores) == 5 and scores == sorted(scores, reverse=True) and not found.problem
+    assert not any("/" in label for _, label in found.photos), "the file's name alone: a label has little room"
     about = page.about("captioning")
     assert "vlp-captioning version 1 (champion; model tden)" in about and "run own.captioning" in about
     assert "scenes (synthetic scenes)" in about and "Limits:" in about

@@ -16,6 +16,7 @@ from vlp_models.data.tables import write_table
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_record
 from vlp_models.serving.page.version_card import (
+    _describe_scores,
     describe_history,
     describe_limits,
     describe_regions,
@@ -140,6 +141,16 @@ def test_region_extractor_is_described(tmp_path: Path, source: str, training: di
     (sentence,) = describe_regions(tmp_path)
     assert text in sentence and "/" not in sentence and sentence.endswith(".")
     assert describe_regions(tmp_path / "detector") == [], "a bundle of a model that reads pixels"
+
+
+def test_scores_on_few_images_are_called_that() -> None:
+    about = {"task": "captioning", "metric": "CIDEr", "dataset": "pairs", "split": "test", "low": None, "high": None}
+    few = {**about, "value": 104.2, "note": "no 95% interval: 2 test items, 20 are needed"}
+    assert _describe_scores([few]) == [
+        "Scores on pairs, split test: CIDEr 104.2. Only 2 test images: these scores show that the pipeline runs, "
+        "not how good the model is."
+    ]
+    assert _describe_scores([{**few, "note": ""}]) == ["Scores on pairs, split test: CIDEr 104.2."]
 
 
 def test_training_data_and_limits_are_described(tmp_path: Path) -> None:

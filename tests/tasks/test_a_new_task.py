@@ -51,8 +51,8 @@ print("headlines:", [score["metric"] for score in scores if is_headline(score)])
 
 @pytest.mark.slow
 def test_a_task_in_one_file_runs_through_the_pipeline(tmp_path: Path) -> None:
-    (tmp_path / "plugins").mkdir()
-    shutil.copy(TESTS / "toy_task" / "guess_color.py", tmp_path / "plugins")
+    (tmp_path / "work" / "plugins").mkdir(parents=True)
+    shutil.copy(TESTS / "toy_task" / "guess_color.py", tmp_path / "work" / "plugins")
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
     command = [sys.executable, "-c", EVERY_STAGE, str(tmp_path / "work")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Captions that name their language are references for that language; all others are of unknown language."""
+"""Captions that name their language are references and queries of that language; all others are of unknown language."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from photos import photo
 from toy_dataset import Toy
@@ -15,8 +16,10 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_languages, standard_language
 from vlp_models.evaluation.test_set import slices_of
+from vlp_models.metrics.retrieval import rank_similarities
 from vlp_models.params import SourceParams, load_params
 from vlp_models.pipeline.stages import prepare, validate
+from vlp_models.tasks.retrieval import _records
 from vlp_models.tasks.scoring import EvalContext
 
 ROOT = Path(__file__).parents[2]
@@ -86,9 +89,8 @@ def test_without_the_column_nothing_is_written(tmp_path: Path) -> None:
     assert read_languages(workspace.validated, {"own/0.png"}) == {}
 
 
-def test_scores_and_slices_exist_per_language(toy: Toy, tmp_path: Path) -> None:
-    workspace = workspace_with(tmp_path, lang=True)
-    samples = [
+def own_samples() -> list[Sample]:
+    return [
         Sample(
             sample_id=f"own/{number}.png",
             image_id=f"own/{number}.png",
@@ -97,6 +99,11 @@ def test_scores_and_slices_exist_per_language(toy: Toy, tmp_path: Path) -> None:
         )
         for number in range(5)
     ]
+
+
+def test_scores_and_slices_exist_per_language(toy: Toy, tmp_path: Path) -> None:
+    workspace = workspace_with(tmp_path, lang=True)
+    samples = own_samples()
     german = {0: "ein roter Hund auf dem Gras", 1: "zwei Kinder auf einer Schaukel"}
     predictions = [{"image_id": s.image_id, "caption": german.get(n, "something else")} for n, s in enumerate(samples)]
     context = EvalContext(source="own", validated=workspace.validated)
@@ -120,3 +127,53 @@ def test_scores_and_slices_exist_per_language(toy: Toy, tmp_path: Path) -> None:
     assert [name.partition("=")[2] for name in slices if name.startswith("language=")] == [
         *("several", "several", "zh-hant", "several", "unknown")
     ]
+
+
+@pytest.mark.usefixtures("few_items_suffice")
+def test_retrieval_scores_exist_per_language(toy: Toy, tmp_path: Path) -> None:
+    """The German captions find their images, the English ones do not. An image's other captions are not in the way."""
+    workspace = workspace_with(tmp_path, lang=True)
+    samples = own_samples()
+    #                  images: 0    1    2    3    4
+    similarity_TI = np.array(
+        [
+            [0.1, 0.8, 0.7, 0.9, 0.6],  # image 0, en: its image comes last
+            [0.9, 0.1, 0.1, 0.1, 0.1],  # image 0, de
+            [0.2, 0.9, 0.1, 0.1, 0.1],  # image 1, de
+            [0.2, 0.7, 0.1, 0.8, 0.1],  # image 1, de-at: second to image 3
+            [0.0, 0.0, 0.9, 0.0, 0.0],  # image 2, zh-hant
+            [0.5, 0.5, 0.5, 0.4, 0.5],  # image 3, en: its image comes last
+            [0.0, 0.0, 0.0, 0.95, 0.0],  # image 3, unknown
+            [0.0, 0.0, 0.0, 0.0, 0.3],  # image 4, unknown
+        ],
+        dtype=np.float32,
+    )
+    image_ids = [sample.image_id for sample in samples]
+    owners = [sample.image_id for sample in samples for _ in sample["captions"]]
+    predictions = _records(rank_similarities(image_ids, similarity_TI, owners), None, samples)
+    context = EvalContext(source="own", validated=workspace.validated)
+    task_model = make(toy, "retrieval")
+    found = task_model.score(predictions, samples, context)
+    scores = {score.metric: score for score in found.scores}
+    ranks = {metric: (s.value, s.n) for metric, s in scores.items() if "median" in metric}
+    assert ranks == {
+        "median rank": (1, 8),
+        "median rank (image to text)": (1, 5),
+        "median rank (de)": (1, 2),
+        "median rank (de, image to text)": (1, 2),
+        "median rank (de-at)": (2, 1),
+        "median rank (de-at, image to text)": (2, 1),  # after English 0; its German caption does not count
+        "median rank (en)": (5, 2),
+        "median rank (en, image to text)": (3, 2),  # of 0: 0.1, after 0.2, 0.2 and 0.5; of 3: after 0.9 and 0.8
+        "median rank (unknown)": (1, 2),
+        "median rank (unknown, image to text)": (2, 2),  # of 3: first; of 4: after 0.6, 0.5
+        "median rank (zh-hant)": (1, 1),
+        "median rank (zh-hant, image to text)": (1, 1),
+    }
+    assert scores["R@1 (de)"].value == 100 and scores["R@1 (en)"].value == 0
+    assert scores["R@1 (de)"].kept is False and scores["R@1"].kept is True, "gates read the whole"
+    assert found.baselines["R@1 (de)"] == {"chance": 20.0}
+    assert found.baselines["R@1 (de, image to text)"] == {"chance": pytest.approx(100 / 7, abs=1e-3)}, "7 of 8 captions"
+
+    without = EvalContext(source="own", validated=tmp_path / "none")
+    assert [s.metric for s in task_model.score(predictions, samples, without).scores] == list(scores)[:8]

@@ -65,11 +65,14 @@ def _terminate(received: int, frame: Any) -> None:
 def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (), split: str = "test") -> Page:
     """Return the page with each task's champion, or the newest version of one of `runs`.
 
+    Without a captioner because the trained one is not better, the page shows nearest-neighbor captions, and states it.
+
     The page shows a message in place of a model that cannot be loaded.
 
     Raises:
         DataError: no model can be loaded, or a run has no registered version.
     """
+    from vlp_models.cli.predict import describe_neighbors, find_better_neighbors, open_neighbors
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.versions import download_verified_bundle
     from vlp_models.serving.page.handlers import Page, PhotoModel
@@ -83,9 +86,13 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
         versions = _versions(client, params, runs)
         for task in TASKS:
             if task not in versions:
-                missing[task] = (
-                    f"No champion yet: run `vlp promote {task}`, or use a run's version with `vlp demo --run NAME`."
-                )
+                missing[task] = _explain_missing(params, task)
+                if task == "captioning" and (baseline := find_better_neighbors(client, params)):
+                    try:
+                        made["neighbors"] = open_neighbors(params, workspace)
+                        missing[task] = describe_neighbors(baseline, params)
+                    except VLPError as error:
+                        missing[task] = f"No champion yet, and no captions of similar training photos: {error}"
                 continue
             version, selected_by = versions[task]
             try:
@@ -100,6 +107,13 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     if not made:
         raise DataError(f"vlp demo: no model to show. {' '.join(f'{task}: {why}' for task, why in missing.items())}")
     return Page(**made, missing=missing, examples=find_examples(workspace, split))
+
+
+def _explain_missing(params: Params, task: str) -> str:
+    if any(run.task == task for run in params.finetune.values()):
+        return f"No champion yet: run `vlp promote {task}`, or use a run's version with `vlp demo --run NAME`."
+    preset = "; `vlp use scenes-tasks` adds one" if "scenes" in params.data else ""
+    return f"params.yaml has no run of this task{preset}."
 
 
 def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tuple[Any, str]]:

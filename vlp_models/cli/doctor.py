@@ -86,6 +86,7 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _disk(root)
     yield _accelerator()
     yield from _ports()
+    yield _gradio()
 
 
 def check_machine(root: Path) -> None:
@@ -222,15 +223,26 @@ def _accelerator() -> Finding:
 
 
 def _ports() -> Iterator[Finding]:
+    used = False
     for port, server in PORTS.items():
         with socket.socket() as probe:
             probe.settimeout(0.5)
             if probe.connect_ex(("127.0.0.1", port)) == 0:
+                used = True
                 yield Finding(
                     "note",
                     f"port {port}",
                     f"in use; unless that is your {server}, start yours with `--port {port + 1}`",
                 )
+    if not used:
+        yield Finding("ok", "ports", f"free: {', '.join(f'{port} ({server})' for port, server in PORTS.items())}")
+
+
+def _gradio() -> Finding:
+    from vlp_models.common.packages import INSTALL
+
+    installed = _version("gradio")
+    return Finding("ok", "gradio", installed or f"not installed; `vlp demo` needs it: `{INSTALL}`")
 
 
 def _version(name: str) -> str | None:

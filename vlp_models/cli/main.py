@@ -15,12 +15,14 @@ from typing import Any
 
 import typer
 
-from vlp_models.cli import checkpoints, data, demo, doctor, pipeline, predict, project, registry, stack, status
+from vlp_models.cli import checkpoints, data, demo, doctor, export, pipeline, predict, project, registry, stack, status
 from vlp_models.common.account import set_user_name
 from vlp_models.common.log import configure_logging
+from vlp_models.common.packages import PIPELINE, explain_missing_module
 from vlp_models.common.progress import announced
 from vlp_models.common.redaction import redact
 from vlp_models.errors import (
+    MissingToolError,
     TrackingError,
     VLPError,
     explain_system_error,
@@ -58,6 +60,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "answer": predict.answer,
         "judge": predict.judge,
         "predict": predict.predict,
+        "export": export.export,
     },
     "Registry and promotion": {
         "promote": registry.promote,
@@ -88,6 +91,7 @@ WORK = {
     "answer": "loading the model",
     "judge": "loading the model",
     "predict": "loading the model",
+    "export": "reading the registry",
     "promote": "comparing registered versions",
     "rollback": "reading the registry",
     "history": "checking the ledger",
@@ -142,6 +146,12 @@ def main() -> None:
         else:
             print(f"vlp: {redact(_explain(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if os.environ.get("VLP_DEBUG") or (error.name or "").partition(".")[0] not in PIPELINE:
+            _print_traceback()
+            sys.exit(1)
+        print(f"vlp: this needs {explain_missing_module(error.name or '')}", file=sys.stderr)
+        sys.exit(MissingToolError.exit_code)
     except Exception as error:
         is_full = is_disk_full(error)
         is_system_error = isinstance(error, OSError) and error.errno is not None and bool(path_of(error))

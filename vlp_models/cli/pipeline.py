@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlp_models.common.supervise import command_environment, supervise_commands
-from vlp_models.errors import ParamsError, TrackingError
+from vlp_models.errors import ParamsError, TrackingError, VLPError
 
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
@@ -67,6 +67,7 @@ def use(
         return
     workspace, file = Workspace(), Path("params.yaml")
     with run_lock(workspace, "use"):
+        before = _notes_before(workspace)
         merged = merge_overlay(file, find_preset(preset) if preset else None, assign or [])
         planned = plan_files(merged.params, workspace, merged.raw)
         write_together({file: merged.text, **planned})
@@ -76,11 +77,13 @@ def use(
         print(f"{FILE} updated")
     for line in explain_roots(merged.params, workspace.root):
         print(f"before `vlp run`: {line}", file=sys.stderr)
-    _print_notes(merged.params, workspace)
+    for sentence in _notes(merged.params, workspace):
+        if sentence not in before:
+            print(sentence, file=sys.stderr)
 
 
 def plan() -> None:
-    """Regenerate dvc.yaml after editing models, runs or datasets. Checks params.yaml and its data folders first.
+    """Regenerate dvc.yaml after editing params.yaml. Checks params.yaml, its data folders and listings first.
 
     Lists the data that is in neither git nor DVC with the command that tracks it, and what too few images rule out.
     """
@@ -92,20 +95,35 @@ def plan() -> None:
     params, workspace = load_params(), Workspace()
     # `vlp ingest` creates its dataset with the first batch, which a flow does after this.
     check_roots(params, workspace.root, ingested=False)
+    notes = _notes(params, workspace, strict=True)
     if write_plan():
         print("dvc.yaml updated")
     elif is_generated(Path.cwd()):
         print("dvc.yaml is up to date")
-    _print_notes(params, workspace)
+    for sentence in notes:
+        print(sentence, file=sys.stderr)
 
 
-def _print_notes(params: Params, workspace: Workspace) -> None:
-    """Print which data no other copy of the project would have, and what the data has too few images for."""
+def _notes(params: Params, workspace: Workspace, *, strict: bool = False) -> list[str]:
+    """Return which data no other copy of the project would have, and what is wrong with it or too little of it.
+
+    Raises:
+        DataError: with `strict`, if a listing of pairs cannot be read.
+    """
     from vlp_models.pipeline.data_sizes import explain_sizes
     from vlp_models.pipeline.dvc.external import find_untracked
 
-    for sentence in (*find_untracked(params, workspace), *explain_sizes(params, workspace)):
-        print(sentence, file=sys.stderr)
+    return [*find_untracked(params, workspace), *explain_sizes(params, workspace, strict=strict)]
+
+
+def _notes_before(workspace: Workspace) -> list[str]:
+    """Return the notes on params.yaml as it is; none if it is invalid."""
+    from vlp_models.params import load_params
+
+    try:
+        return _notes(load_params(), workspace)
+    except VLPError:
+        return []
 
 
 def complete_stage() -> list[str]:
@@ -116,16 +134,38 @@ def complete_stage() -> list[str]:
 
 def stage(
     name: Annotated[
-        str, typer.Argument(help="A stage of dvc.yaml: prepare, pretrain, ...", autocompletion=complete_stage)
+        str,
+        typer.Argument(
+            help="A stage of dvc.yaml: prepare, pretrain, ...; `all` runs every one in order, without DVC.",
+            autocompletion=complete_stage,
+        ),
     ],
     key: Annotated[str, typer.Argument(help="The dataset, model or run, for stages that have several.")] = "",
     params: Annotated[str, typer.Option(help="The params file.")] = "params.yaml",
 ) -> None:
     """Run a single stage, as `dvc repro` does.
 
+    Without DVC nothing decides what is stale: `vlp stage all` runs every stage, and interrupted ones resume.
     Example: `vlp stage pretrain tden`
     """
-    run_stage(name, key, params)
+    if name == "all":
+        for one, entry in _every_stage():
+            print(f"stage {one} {entry}".rstrip(), file=sys.stderr)
+            run_stage(one, entry, params)
+    else:
+        run_stage(name, key, params)
+
+
+def _every_stage() -> list[tuple[str, str]]:
+    """Return (stage, key) of dvc.yaml in its order, those that the installed packages allow."""
+    from vlp_models.common.packages import is_installed
+    from vlp_models.pipeline.dvc.dvc_yaml import read_pipeline
+
+    write_plan()
+    stages = read_pipeline(Path.cwd())
+    if not is_installed("mlflow"):
+        stages.pop("register", None)
+    return [(name, key) for name, stage in stages.items() for key in stage.get("foreach", [""])]
 
 
 def run_stage(name: str, key: str, params_file: str) -> None:
@@ -248,15 +288,17 @@ def run_pipeline(targets: list[str]) -> int:
     """
     from vlp_models.cli.doctor import check_machine
     from vlp_models.cli.results import print_next_steps, print_places, print_results, read_scores
+    from vlp_models.common.packages import require_module
     from vlp_models.common.progress import clock
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.data_sizes import explain_sizes
     from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
     from vlp_models.pipeline.dvc.external import check_files, check_roots
-    from vlp_models.pipeline.dvc.lock_file import repair
+    from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, repair
 
     start = time.perf_counter()
+    require_module("dvc", "`vlp run`")
     params, workspace = load_params(), Workspace()
     summary = workspace.reports / "summary.json"
     check_machine(workspace.root)
@@ -270,7 +312,8 @@ def run_pipeline(targets: list[str]) -> int:
             from vlp_models.models.meta_model import image_kinds  # imports torch
 
             check_files(params, workspace.root, regions="regions" in image_kinds(params).values())
-        for line in (*explain_sizes(params, workspace), *repair(workspace.root)):
+        first = not (workspace.root / LOCK_FILE).exists()  # later, `vlp plan` prints it
+        for line in (*(explain_sizes(params, workspace) if first else ()), *repair(workspace.root)):
             print(line, file=sys.stderr)
         clear_records(workspace.root)
         code = _run_dvc(params, workspace, targets)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, ParamsError, VLPError
 from vlp_models.tasks import TASKS
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import Params
+    from vlp_models.registry.promotion.gate import Baseline
+    from vlp_models.serving.neighbors import NeighborCaptioner
 
 Model = Annotated[
     str,
@@ -21,13 +30,97 @@ Model = Annotated[
 ]
 
 
-def caption(images: Annotated[list[str], typer.Argument(help="Image files.")], model: Model = "") -> None:
+def caption(
+    images: Annotated[list[str], typer.Argument(help="Image files.")],
+    model: Model = "",
+    nearest_neighbor: Annotated[
+        bool,
+        typer.Option(
+            "--nearest-neighbor",
+            help="Use the captions of similar training photos in place of a model; the default while there is no "
+            "champion and the trained model is not better.",
+        ),
+    ] = False,
+) -> None:
     """Caption images with the champion model.
 
     Example: `vlp caption photo.jpg`
     """
-    for path, prediction in zip(images, predictions("captioning", images, None, model), strict=True):
-        print(f"{path}\t{prediction['caption']}")
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.registry.client import connect
+
+    if nearest_neighbor and model:
+        raise ParamsError("vlp caption: give --model or --nearest-neighbor, not both")
+    _require_files(images)
+    params, note = load_params(), ""
+    if nearest_neighbor:
+        from vlp_models.serving.neighbors import METHOD
+
+        note = f"Nearest-neighbor caption: {METHOD}; no model wrote it."
+    elif not model and (baseline := find_better_neighbors(connect(params.tracking, Path.cwd()), params)):
+        note = describe_neighbors(baseline, params)
+    if note:
+        captions = open_neighbors(params, Workspace()).caption(images)
+        print(note, file=sys.stderr)
+    else:
+        captions = [prediction["caption"] for prediction in predictions("captioning", images, None, model)]
+    for path, text in zip(images, captions, strict=True):
+        print(f"{path}\t{text}")
+
+
+def find_better_neighbors(client: MlflowClient, params: Params) -> Baseline | None:
+    """Return the nearest-neighbor baseline if captioning has no champion because its challenger is not better.
+
+    None if there is a champion, nothing is registered, or the gate does not compare with baselines.
+    """
+    from vlp_models.registry.client import mlflow_errors, model_name
+    from vlp_models.registry.evaluations import read_scores
+    from vlp_models.registry.promotion.gate import MetricSpec, check_baselines, find_baselines
+    from vlp_models.registry.versions import CHALLENGER, CHAMPION, find_version_by_alias
+    from vlp_models.tasks.captioning import NEAREST, Captioning
+
+    name, rule = model_name(params.tracking, "captioning"), params.promotion.gate("captioning")
+    with mlflow_errors(params):
+        if not rule.beat_baselines or find_version_by_alias(client, name, CHAMPION) is not None:
+            return None
+        version = find_version_by_alias(client, name, CHALLENGER)
+        records = [] if version is None else read_scores(client, version)
+    spec = MetricSpec(metric=rule.metric or Captioning.metric, split=params.promotion.split)
+    baselines = find_baselines(records, spec, [NEAREST])
+    return next((baseline for baseline in baselines if check_baselines([baseline], rule, spec).reasons), None)
+
+
+def describe_neighbors(baseline: Baseline, params: Params) -> str:
+    """Say that a caption is not a model's, and how the two score."""
+    from vlp_models.serving.neighbors import METHOD
+    from vlp_models.tasks.captioning import Captioning
+
+    metric = params.promotion.gate("captioning").metric or Captioning.metric
+    return (
+        f"No champion yet: this is {METHOD} ({metric} {baseline.value:.1f} on {baseline.dataset} "
+        f"{params.promotion.split}; the trained model has {baseline.own:.1f})."
+    )
+
+
+def open_neighbors(params: Params, workspace: Workspace) -> NeighborCaptioner:
+    """Open the nearest-neighbor captioner on the datasets that the captioning runs train on.
+
+    Raises:
+        DataError: the workspace has no shards for it; names the way out.
+    """
+    from vlp_models.params import to_plain
+    from vlp_models.serving.neighbors import NeighborCaptioner
+
+    runs = [run for run in params.finetune.values() if run.task == "captioning"]
+    sources = {name for run in runs for name in run.sources or params.data} or set(params.data)
+    try:
+        return NeighborCaptioner(workspace, to_plain(params.features), sorted(sources))
+    except VLPError as error:
+        raise DataError(
+            f"{error}. The captions of similar photos are read there; `--model vlp-captioning@challenger` uses the "
+            "trained model"
+        ) from None
 
 
 def answer(
@@ -72,8 +165,11 @@ def predict(
 
     Example: `vlp predict entailment photo.jpg "Two dogs are playing."`
     """
+    from vlp_models.params import load_params
+    from vlp_models.registry.client import resolve_task
     from vlp_models.tasks import task_class
 
+    task = resolve_task(load_params().tracking, task)
     request = task_class(task).request
     if request is None:
         raise ParamsError(f"the task {task} cannot be served: it compares images with each other")
@@ -108,9 +204,7 @@ def predictions(
         DataError: an image is missing, or nothing is registered under that name.
     """
     paths = [path for one in images for path in ([one] if isinstance(one, str) else one)]
-    missing = [path for path in paths if not os.path.isfile(path)]  # noqa: PTH113 - Path raises for a name too long
-    if missing:
-        raise DataError(f"{', '.join(missing)}: file not found")
+    _require_files(paths)
     from vlp_models.cli.versions import resolve_version
     from vlp_models.params import load_params
     from vlp_models.registry.client import connect, model_name
@@ -124,3 +218,9 @@ def predictions(
     else:
         predictor = load_predictor(client, model or model_name(params.tracking, task))
     return predictor.predict(images, texts)
+
+
+def _require_files(paths: Sequence[str]) -> None:
+    missing = [path for path in paths if not os.path.isfile(path)]  # noqa: PTH113 - Path raises for a name too long
+    if missing:
+        raise DataError(f"{', '.join(missing)}: file not found")

@@ -6,9 +6,11 @@ is checked as a whole before anything is written.
 
 from __future__ import annotations
 
+import io
 import re
 import textwrap
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +97,6 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         ParamsError: a missing file, a malformed assignment, a result that breaks the schema, or a run that is not
             possible.
     """
-    from io import StringIO
-
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
     from yaml import YAMLError as SafeYAMLError
@@ -119,7 +119,9 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         except FileNotFoundError:
             raise ParamsError(f"{path}: no such file") from None
 
+    original = read_yaml_text(params_file) if params_file.is_file() else ""
     document = read(params_file)
+    unchanged = _dump(yaml, document)
     if not isinstance(document, dict):
         raise ParamsError(f"{params_file}: expected a mapping of params, found {type(document).__name__}")
     changes: list[str] = []
@@ -144,9 +146,53 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     raw = _plain(document)
     params = parse_params(raw, str(preset or params_file))
     check_runs(params)
-    buffer = StringIO()
+    text = keep_layout(original, unchanged, _dump(yaml, document))
+    if _plain(parsed(text, params_file)) != raw:  # a layout that lines cannot be carried over to
+        text = _dump(yaml, document)
+    return Overlay(text, raw, params, changes)
+
+
+def _dump(yaml: Any, document: Any) -> str:
+    buffer = io.StringIO()
     yaml.dump(document, buffer)
-    return Overlay(buffer.getvalue(), raw, params, changes)
+    return buffer.getvalue()
+
+
+def keep_layout(original: str, dumped: str, changed: str) -> str:
+    """Apply the difference between two dumps of a document to the text that it was read from.
+
+    A dump breaks long lines in its own way. So only lines that differ between the dumps are taken from `changed`; all
+    others stay as they are in `original`.
+
+    Args:
+        dumped: `original`, read and dumped without a change.
+        changed: the dump after the change.
+    """
+    old, before, after = (text.splitlines(keepends=True) for text in (original, dumped, changed))
+    place = {}  # line of `before` -> lines of `old` that it was dumped from, the first of a group has them all
+    for _, old_low, old_high, low, high in SequenceMatcher(None, old, before, autojunk=False).get_opcodes():
+        if high - low == old_high - old_low:
+            place |= {low + i: (old_low + i, old_low + i + 1) for i in range(high - low)}
+        else:
+            place |= {i: (old_low, old_high) if i == low else (old_high, old_high) for i in range(low, high)}
+
+    result: list[str] = []
+    for kind, low, high, new_low, new_high in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if kind == "equal":
+            result += [line for i in range(low, high) for line in old[slice(*place[i])]]
+        else:
+            new = after[new_low:new_high]
+            tail = _comments_at_end(before[low:high])
+            result += [*new, *([] if _comments_at_end(new) else tail)]
+    return "".join(result)
+
+
+def _comments_at_end(lines: list[str]) -> list[str]:
+    """Return the empty lines and comments at the end, which belong to what follows."""
+    end = len(lines)
+    while end and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
+        end -= 1
+    return lines[end:]
 
 
 def _check_names_free(document: Any, overlay: Any, preset: Path) -> None:
@@ -184,7 +230,15 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
             if key not in target or _plain(target[key]) != _plain(value):
                 before = _short(str(key), target[key]) if key in target else "(new)"
                 changes.append(f"{place}: {before} -> {_short(str(key), value)}")
-                target[key] = value
+                target[key] = _quoted_like(value, target.get(key))
+
+
+def _quoted_like(value: Any, before: Any) -> Any:
+    """Return a string with the quotes of the one that it replaces."""
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, SingleQuotedScalarString
+
+    quoted = isinstance(before, DoubleQuotedScalarString | SingleQuotedScalarString)
+    return type(before)(value) if quoted and isinstance(value, str) else value
 
 
 def _drop_nulls(value: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import shlex
 from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import read_json
 from vlp_models.common.redaction import redact
-from vlp_models.common.workspace import Workspace
+from vlp_models.common.workspace import WITHDRAWN, Workspace, run_git
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import TrackingError, VLPError
 from vlp_models.evaluation.report.records import Record, is_headline
@@ -18,6 +18,9 @@ from vlp_models.params import Params
 
 Scores = dict[tuple[str, str, str, str], float]  # run, dataset, split, metric -> value
 STEPS = 3
+# What a commit of a project consists of, next to its code. Folders are named as a whole.
+PROJECT_FOLDERS = ("packages", "promotions", "presets", "plugins")
+PROJECT_FILES = ("dvc.lock", "params.yaml", "dvc.yaml", *PROJECT_FOLDERS, "*.dvc", WITHDRAWN)
 ADDRESS = "http://127.0.0.1:5000"
 
 
@@ -72,9 +75,15 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
 
 
 def print_places(params: Params, workspace: Workspace) -> None:
-    """Print the report's path, and the command and address that show the runs in MLflow."""
-    print(f"report     {workspace.reports / 'index.html'}")
-    if not params.tracking.uri:
+    """Print the path of the report, or of the validation page before it exists, and what shows the runs in MLflow."""
+    from vlp_models.registry.client import database_exists, tracking_uri
+
+    pages = {"report": workspace.reports / "index.html", "validation": workspace.reports / "validation.html"}
+    for name, page in pages.items():
+        if page.exists():
+            print(f"{name:10} {page}")
+            break
+    if not params.tracking.uri or not database_exists(tracking_uri(params.tracking, workspace.root)):
         return
     if params.tracking.uri.startswith(("http://", "https://")):
         print(f"MLflow     {redact(params.tracking.uri)}{_experiment(params, workspace)}")
@@ -88,7 +97,7 @@ def print_next_steps(params: Params, workspace: Workspace) -> None:
     steps = next_steps(params, workspace)[:STEPS]
     width = max((len(command) for command, _ in steps), default=0)
     for i, (command, purpose) in enumerate(steps):
-        print(f"{'next' if not i else '':10} {command:{width}}  {purpose}")
+        print(f"{'next' if not i else '':10} {command:{width}}  {purpose}".rstrip())
 
 
 def next_steps(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
@@ -107,14 +116,12 @@ def next_steps(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
             crowned.append(task)
         if challenger is not None and (state is None or state.champion != challenger["version"]):
             waiting.append(task)
-    steps = [
-        (f"vlp promote {task}", "let the gate decide whether its best version becomes champion") for task in waiting
-    ]
+    gate = "let the gate decide whether its best version becomes champion"
+    steps = [(f"vlp promote {task}", "" if place else gate) for place, task in enumerate(waiting)]
     steps = steps[: STEPS - 1]
-    if _lock_changed(workspace.root):
-        steps.append(
-            ("git add dvc.lock params.yaml dvc.yaml && git commit", "`dvc metrics diff` compares later runs with it")
-        )
+    if files := find_uncommitted(workspace.root):
+        command = f"git add {shlex.join(files)} && git commit"
+        steps.append((command, "`dvc metrics diff` compares later runs with it"))
     if "captioning" in crowned:
         steps.append(("vlp caption IMAGE...", "caption images with the champion"))
     if crowned:
@@ -176,11 +183,13 @@ def _experiment(params: Params, workspace: Workspace) -> str:
     return f"/#/experiments/{found.experiment_id}/runs?workflowType=machine_learning" if found is not None else ""
 
 
-def _lock_changed(root: Path) -> bool:
-    """Return whether git has another dvc.lock than the folder; False without git."""
-    command = ["git", "status", "--porcelain", "--", "dvc.lock"]
-    try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and bool(done.stdout.strip())
+def find_uncommitted(root: Path) -> list[str]:
+    """Return the project's own files and folders that are untracked or changed; empty without git."""
+    prefix = run_git(root, "rev-parse", "--show-prefix")
+    status = run_git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", *PROJECT_FILES)
+    if prefix is None or status is None:
+        return []
+    start = len(os.fsdecode(prefix).rstrip("\n"))
+    paths = [os.fsdecode(entry[3:])[start:] for entry in status.split(b"\0") if entry]
+    named = {next((folder for folder in PROJECT_FOLDERS if path.startswith(f"{folder}/")), path) for path in paths}
+    return sorted(named, key=lambda path: (path not in PROJECT_FILES, path))

@@ -27,6 +27,7 @@ import typer
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.lock import file_lock
+from vlp_models.common.packages import require_module
 from vlp_models.common.source_hash import refuse_other_package
 from vlp_models.errors import DataError
 
@@ -167,6 +168,7 @@ def up(
         if not (root / name).exists():
             raise DataError(f"{root / name}: not found; run `vlp up` in a project's folder (`vlp init` makes one)")
     refuse_other_package(root)
+    require_module("prefect", "`vlp up`")
     with file_lock(root / ".work" / "stack" / "lock", "`vlp up`"):
         stack = Stack(root)
         start_server(stack, port)

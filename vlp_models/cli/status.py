@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlp_models.cli.stack import describe as describe_stack
+from vlp_models.common.lock import find_holder
 from vlp_models.common.redaction import redact
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, VLPError, explain_system_error, first_line, plain_text
 from vlp_models.registry.receipts import Receipt, find_challenger, find_lost_versions, read_registered, read_value
 
@@ -146,6 +148,8 @@ def _collect_running(root: Path, found: Status) -> None:
     import psutil
 
     here = os.fspath(root.resolve())
+    if holder := find_holder(Workspace(root).lock):
+        found.running.append(holder)
     for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
         command = process.info["cmdline"] or []
         if process.info["cwd"] != here or process.info["pid"] == os.getpid():

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 COLUMNS = ("line", "time (UTC)", "action", "version", "run", "model", "before", "value", "gain", "by")
+FIXED = ("line", "time (UTC)", "version", "before", "value", "gain")  # columns that are not broken over lines
+WIDTHS = {"action": 8, "run": 8}  # at least
 STYLES = {"promoted": "green", "rolled back": "yellow", "withdrawn": "yellow", "refused": "red"}
 
 
@@ -32,25 +34,30 @@ def print_history(entries: list[dict[str, Any]], *, as_json: bool = False) -> No
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, no_wrap=name in ("line", "version", "before", "value", "gain"), overflow="fold")
+    console, rows = Console(), []
     for entry in entries:
         numbers = entry.get("decision", {}).get("numbers", {})
         version, before = ("" if entry[key] is None else str(entry[key]) for key in ("version", "from"))
-        table.add_row(
-            str(entry["seq"]),
-            entry["time"][:16].replace("T", " "),
-            Text(describe_action(entry), STYLES.get(entry["action"], "")),
-            version,
-            Text(entry.get("run", "")),
-            Text(entry.get("run_model", "")),
-            before,
-            f"{numbers['value']:.2f}" if "value" in numbers else "",
-            f"{numbers['gain']:+.2f}" if "gain" in numbers else "",
-            Text(entry["by"]),
+        rows.append(
+            (
+                Text(str(entry["seq"])),
+                Text(entry["time"][:16].replace("T", " ")),
+                Text(describe_action(entry), STYLES.get(entry["action"], "")),
+                Text(version),
+                Text(entry.get("run", "")),
+                Text(entry.get("run_model", "")),
+                Text(before),
+                Text(f"{numbers['value']:.2f}" if "value" in numbers else ""),
+                Text(f"{numbers['gain']:+.2f}" if "gain" in numbers else ""),
+                Text(entry["by"]),
+            )
         )
+    columns = {name: cells for name, cells in zip(COLUMNS, zip(*rows, strict=True), strict=True) if any(cells)}
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=name in FIXED, min_width=WIDTHS.get(name), overflow="fold")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     console.print(table)
     for entry in entries:
         decision = entry.get("decision", {})

@@ -10,6 +10,7 @@ import codecs
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -140,8 +141,15 @@ _COMPRESSED = {
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
 
 
-def explain_not_text(head: bytes) -> str:
-    """Return why a file with these first bytes is not UTF-8 text, and the way out; empty if it may be text.
+def convert_command(name: str, encoding: str = "latin1") -> str:
+    """Return the command that converts a text file to UTF-8, in backticks."""
+    folder, slash, file = name.rpartition("/")
+    old, new = shlex.quote(name), shlex.quote(f"{folder}{slash}utf8-{file}")
+    return f"`iconv -f {encoding} -t utf-8 {old} > {new}`"
+
+
+def explain_not_text(head: bytes, name: str) -> str:
+    """Return why the file `name`, with these first bytes, is not UTF-8 text, and the way out; empty if it may be text.
 
     A few control characters are left to the reader, which reports their lines.
     """
@@ -152,7 +160,7 @@ def explain_not_text(head: bytes) -> str:
         return "compressed with bzip2, not text; unpack it, or save it as text"
     zeros = [half.count(0) / max(1, len(half)) for half in (head[::2], head[1::2])]
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (len(head) >= 8 and min(zeros) < 0.1 and max(zeros) > 0.4):
-        return "UTF-16 text; save it as UTF-8"
+        return f"UTF-16 text; save it as UTF-8: {convert_command(name, 'utf-16')}"
     if len(head) >= 8 and not head.strip(b"\0"):
         return "nothing but zeros, as an interrupted download leaves it; get the file again"
     control = len(head) - len(head.translate(None, _CONTROL))

@@ -16,6 +16,7 @@ from vlp_models.errors import BusyError
 
 logger = get_logger(__name__)
 
+PROBE = 0.05  # seconds that `find_holder` may hold a free lock, at most
 HELD_LOCK = "VLP_HELD_LOCK"  # environment variable of a command: the lock file that the process above it holds
 
 
@@ -47,7 +48,7 @@ def file_lock(
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        deadline, announced = time.monotonic() + wait, False
+        deadline, announced = time.monotonic() + max(wait, PROBE), False
         while not _try_lock(descriptor):
             if time.monotonic() >= deadline:
                 raise busy(
@@ -65,6 +66,23 @@ def file_lock(
         yield descriptor
     finally:
         os.close(descriptor)  # not LOCK_UN: a child that inherited the descriptor must keep the lock
+
+
+def find_holder(path: Path) -> str:
+    """Return who holds the lock, such as `flow retrain (pid 7)`; empty if nobody does, or it cannot be determined."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(path, "process")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    return ""
 
 
 def _try_lock(descriptor: int) -> bool:

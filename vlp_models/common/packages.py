@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable
 from hashlib import sha256
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,18 @@ def package_files(source: str, key: str) -> dict[str, Path]:
     return data_files(find_package(source, f"`{key}: {source}`"))
 
 
+def license_of(name: str) -> str:
+    """Return the license that an installed package's metadata names; empty if it names none, or is not installed."""
+    try:
+        fields = metadata.metadata(name).json
+    except metadata.PackageNotFoundError:
+        return ""
+    text = next((line.strip() for line in str(fields.get("license", "")).splitlines() if line.strip()), "")
+    classified = [c.rpartition(" :: ")[2] for c in fields.get("classifier", ()) if c.startswith("License :: ")]
+    named = str(fields.get("license_expression") or text or ", ".join(classified))
+    return "" if named.lower() in ("unknown", "other", "none") else named
+
+
 def data_files(package: metadata.Distribution) -> dict[str, Path]:
     """Return path below site-packages -> file, for a package's files that are not code."""
     files = {
@@ -187,6 +200,34 @@ def find_weights_file(weights: str, root: Path, key: str) -> Path:
             f"{key}: {weights}: expected one weights file ({', '.join(SUFFIXES)}), found {listed}; name a file instead"
         )
     return paths[0]
+
+
+# modules that the extra `pipeline` of this package installs
+PIPELINE = (
+    *("dvc", "prefect", "mlflow", "sqlalchemy", "fastapi", "great_expectations"),
+    *("lightning", "transformers", "scipy", "pyarrow", "duckdb", "cv2", "pandas", "webdataset"),
+    *("pycocoevalcap", "pycocotools", "torch", "torchvision", "timm", "tokenizers", "safetensors", "PIL"),
+)
+
+
+def is_installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def require_module(module: str, what: str) -> None:
+    """
+    Raises:
+        MissingToolError: the module is not installed; names the extra that installs it.
+    """
+    if not is_installed(module):
+        raise MissingToolError(f"{what} needs {explain_missing_module(module)}")
+
+
+def explain_missing_module(module: str) -> str:
+    """Return that a module is not installed, and the command that installs it."""
+    top = module.partition(".")[0]
+    name = f"{OWN}[pipeline]" if top in PIPELINE else top
+    return f'{top}, which is not installed: pip install "{name}"'
 
 
 def holds_own_code(root: Path) -> bool:

@@ -77,6 +77,15 @@ def add_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
         use_plugins({kind: {**_active.get(kind, {}), **declared.get(kind, {})} for kind in kinds}, root)
 
 
+def use_installed_plugins() -> None:
+    """Put the plugins of installed packages into the tables, next to those in use: an export is loaded anywhere."""
+    for kind, targets in _entry_points().items():
+        table: dict[str, str] = _tables.get(kind, {})
+        new = {name: target for name, target in targets.items() if name not in table}
+        _active.setdefault(kind, {}).update(new)
+        table.update(new)
+
+
 def active_plugins(kind: str) -> dict[str, str]:
     """Return name -> target of the plugins of one kind."""
     table = _tables.get(kind)

@@ -72,7 +72,7 @@ def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
         if source.path in found:
             continue
         found[source.path] = source.name
-        todo += source.beside()
+        todo += source.files_next_to_it()
         if source.path.suffix == ".py":
             todo += _imports(source, root, stat_file(source.path.stat()))
     targets = {name: "" for name in names if ":" in name}
@@ -163,7 +163,7 @@ class _Source:
         below = self.path.name if self.path == self.folder else self.path.relative_to(self.folder).as_posix()
         return below if self.package == PACKAGE else f"{self.package}:{below}"
 
-    def beside(self) -> list[_Source]:
+    def files_next_to_it(self) -> list[_Source]:
         """Return the `__init__.py` that an import runs before the file, and the data files in its folder."""
         if self.path == self.folder:
             return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
 
 import numpy as np
 import torch
@@ -30,10 +30,12 @@ from vlp_models.data.batch import (
 from vlp_models.data.images import MAX_IMAGE_PIXELS
 from vlp_models.data.pixels import PixelInput, collate_pixels, decode, encode
 from vlp_models.data.sample import RegionArrays, Sample
-from vlp_models.data.shards.contents import Kind
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import View
 from vlp_models.errors import DataError, ParamsError
+
+if TYPE_CHECKING:
+    from vlp_models.data.shards.contents import Kind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -44,8 +45,20 @@ class Names:
 def _nearest(name: str, folded: Mapping[str, list[str]]) -> str:
     if len(folded) > MANY:
         return ""
-    near = difflib.get_close_matches(fold_name(name), folded, n=1, cutoff=0.8)
-    return f"; the nearest name there is {folded[near[0]][0]}" if near else ""
+    folded_name = fold_name(name)
+    near = difflib.get_close_matches(folded_name, folded, n=5, cutoff=0.8)
+    close = next((other for other in near if not _is_another_number(folded_name, other)), None)
+    return f"; the nearest name there is {folded[close][0]}" if close is not None else ""
+
+
+def _is_another_number(name: str, other: str) -> bool:
+    """Return whether two names differ in their numbers only: img_010 is another image than img_003, no typo of it.
+
+    The same digits in another order, or more zeros in front, may be a typo.
+    """
+    numbers, others = (re.findall(r"[0-9]+", each) for each in (name, other))
+    same = sorted("".join(numbers)) == sorted("".join(others)) or [*map(int, numbers)] == [*map(int, others)]
+    return re.sub(r"[0-9]+", "0", name) == re.sub(r"[0-9]+", "0", other) and not same
 
 
 class FileNames:

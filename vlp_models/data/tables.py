@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -241,8 +241,3 @@ def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None
                     held, count = [table.slice(size)], count - size
     if count:
         yield pa.concat_tables(held)
-
-
-def object_words(row: Mapping[str, Any]) -> list[str]:
-    """Return the words that describe a row of `objects`: its category and its attributes."""
-    return [*row["category"].split(), *(row.get("attributes") or [])]

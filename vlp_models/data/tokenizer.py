@@ -24,8 +24,10 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordPieceTrainer
 
+from vlp_models.common.io import convert_command, write_json
 from vlp_models.common.words import CHARACTERS
 from vlp_models.errors import DataError
 
@@ -111,7 +113,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
-        """Read what `save` wrote.
+        """Read what `save` or `save_pretrained` wrote.
 
         Raises:
             DataError: the files are missing or damaged.
@@ -123,6 +125,8 @@ class Tokenizer:
             raise DataError(f"{file}: no such file; run `dvc repro tokenizer`") from None
         except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not valid JSON: {error}") from None
+        if isinstance(settings, dict) and isinstance(settings.get("normalizer"), dict):  # Hugging Face's format
+            settings = {**settings["normalizer"], "format": FORMAT}
         if not isinstance(settings, dict) or settings.get("format") != FORMAT:
             raise DataError(f"{file}: not tokenizer settings of format {FORMAT}")
         if not isinstance(settings.get("lowercase"), bool):
@@ -141,6 +145,32 @@ class Tokenizer:
         if self.strip_accents is not None:
             settings["strip_accents"] = self.strip_accents
         (directory / "tokenizer.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    def save_pretrained(self, directory: Path, max_len: int) -> None:
+        """Write vocab.txt, tokenizer.json and tokenizer_config.json as `transformers.AutoTokenizer` reads them.
+
+        It gives the ids of `encode_batch`: special tokens are added around a text and never found in one.
+        """
+        engine = Engine.from_str(self._engine.to_str())
+        engine.add_special_tokens(list(SPECIAL_TOKENS))
+        engine.post_processor = TemplateProcessing(
+            single=f"{CLS} $A {SEP}",
+            pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
+            special_tokens=[(CLS, self.cls_id), (SEP, self.sep_id)],
+        )
+        engine.save(str(directory / "tokenizer.json"))
+        (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in self._tokens), encoding="utf-8")
+        names = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}
+        write_json(
+            directory / "tokenizer_config.json",
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                **{f"{name}_token": token for name, token in names.items()},
+                "model_max_length": max_len,
+                "split_special_tokens": True,
+                "clean_up_tokenization_spaces": False,
+            },
+        )
 
     def trimmed(self, texts: Iterable[str]) -> Tokenizer:
         """Return the tokenizer without the pieces that no text has.
@@ -303,8 +333,8 @@ def read_vocabulary(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; give the path of a vocab.txt with one token per line") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text: {error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not UTF-8 text; save it as UTF-8: {convert_command(str(path))}") from None
     if lines and not lines[-1]:
         lines.pop()
     return [line.removesuffix("\r") for line in lines]

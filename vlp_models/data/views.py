@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = dict[str, Any]
+Type = Literal["string", "bool", "int32", "strings", "boxes"]  # of a column; the last two are lists
 ENTAILMENT = ("entailment", "neutral", "contradiction")
 
 
@@ -30,16 +32,30 @@ class Column:
     """
 
     name: str
-    type: pa.DataType
+    type: Type
     required: bool = False
     values: tuple[str, ...] = ()
     words: bool = False
     slices: bool = False
     indexed: bool = True
 
+    @property
+    def is_list(self) -> bool:
+        return self.type in ("strings", "boxes")
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        import pyarrow as pa  # here: a model is loaded and served without Arrow
+
+        if self.type == "strings":
+            return pa.list_(pa.string())
+        if self.type == "boxes":
+            return pa.list_(pa.list_(pa.float32()))
+        return pa.type_for_alias(self.type)
+
 
 # ids of the images after the first, in order, for views with several images per row
-OTHER_IMAGES = Column(name="other_image_ids", type=pa.list_(pa.string()))
+OTHER_IMAGES = Column(name="other_image_ids", type="strings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +97,15 @@ class View:
     @property
     def hidden_values(self) -> Row:
         """Return a sample's values if everything is hidden, as in serving."""
-        return {c.name: () if pa.types.is_list(c.type) else None for c in self.indexed if c.name != "text"}
+        return {c.name: () if c.is_list else None for c in self.indexed if c.name != "text"}
 
     @property
     def schema(self) -> pa.Schema:
         """Return the schema of the canonical table."""
+        import pyarrow as pa
+
         image = [("image_id", pa.string())] if self.has_image else []
-        columns = [(column.name, column.type) for column in self.columns]
+        columns = [(column.name, column.arrow_type) for column in self.columns]
         return pa.schema([(self.id_column, pa.string()), *image, *columns, ("provenance", pa.string())])
 
     def index_row(self, row: Mapping[str, Any], width: int, height: int) -> Row:
@@ -102,16 +120,16 @@ class View:
         for column in self.columns:
             if column.name == "text" or column.words:
                 values = rows[column.name].to_pylist()
-                found += [text for several in values for text in several] if pa.types.is_list(column.type) else values
+                found += [text for several in values for text in several] if column.is_list else values
         return found
 
 
-TEXT = Column(name="text", type=pa.string(), required=True)
+TEXT = Column(name="text", type="string", required=True)
 STATEMENT = (
     TEXT,
-    Column(name="label", type=pa.bool_()),  # null if hidden
+    Column(name="label", type="bool"),  # null if hidden
     # id of the sentence: NLVR's and NLVR2's consistency is counted per group
-    Column(name="group", type=pa.string(), required=True),
+    Column(name="group", type="string", required=True),
 )
 
 
@@ -132,7 +150,7 @@ _ALL = (
         name="images",
         id_column="image_id",
         table=False,
-        columns=(Column(name="captions", type=pa.list_(pa.string())),),
+        columns=(Column(name="captions", type="strings"),),
     ),
     View(name="captions", id_column="caption_id", columns=(TEXT,)),
     View(
@@ -140,11 +158,9 @@ _ALL = (
         id_column="question_id",
         columns=(
             TEXT,
-            Column(name="question_type", type=pa.string(), slices=True),
-            Column(name="answer_type", type=pa.string(), values=("yes/no", "number", "other", ""), slices=True),
-            Column(
-                name="answers", type=pa.list_(pa.string())
-            ),  # of ten annotators, or the one right answer; empty: hidden
+            Column(name="question_type", type="string", slices=True),
+            Column(name="answer_type", type="string", values=("yes/no", "number", "other", ""), slices=True),
+            Column(name="answers", type="strings"),  # of ten annotators, or the one right answer; empty: hidden
         ),
     ),
     View(
@@ -157,12 +173,12 @@ _ALL = (
         id_column="choice_id",
         columns=(
             TEXT,  # the question, with names for objects
-            Column(name="answers", type=pa.list_(pa.string()), words=True),  # four
-            Column(name="answer_label", type=pa.int32()),  # index of the right one; null if hidden
-            Column(name="rationales", type=pa.list_(pa.string()), words=True),  # four, for the right answer
-            Column(name="rationale_label", type=pa.int32()),
+            Column(name="answers", type="strings", words=True),  # four
+            Column(name="answer_label", type="int32"),  # index of the right one; null if hidden
+            Column(name="rationales", type="strings", words=True),  # four, for the right answer
+            Column(name="rationale_label", type="int32"),
             # the image's objects; those of question and answers first
-            Column(name="boxes", type=pa.list_(pa.list_(pa.float32()))),
+            Column(name="boxes", type="boxes"),
         ),
         to_index=_scale_boxes,
     ),
@@ -171,8 +187,8 @@ _ALL = (
         id_column="hypothesis_id",
         columns=(
             TEXT,
-            Column(name="gold_label", type=pa.string(), values=ENTAILMENT, slices=True),  # null if hidden
-            Column(name="annotator_labels", type=pa.list_(pa.string())),  # of one to five people
+            Column(name="gold_label", type="string", values=ENTAILMENT, slices=True),  # null if hidden
+            Column(name="annotator_labels", type="strings"),  # of one to five people
         ),
     ),
     # statements about two images, the left one first
@@ -188,8 +204,8 @@ _ALL = (
         id_column="text_id",
         images="none",
         columns=(
-            Column(name="source", type=pa.string(), required=True, indexed=False),
-            Column(name="split", type=pa.string(), required=True, indexed=False),
+            Column(name="source", type="string", required=True, indexed=False),
+            Column(name="split", type="string", required=True, indexed=False),
             TEXT,
         ),
     ),
@@ -204,9 +220,11 @@ def index_columns() -> dict[str, pa.DataType]:
     Raises:
         ValueError: two views have columns of the same name and different types; one must be renamed.
     """
-    found: dict[str, pa.DataType] = {"text": pa.string()}
+    found: dict[str, Type] = {"text": "string"}
+    arrow = {"text": TEXT.arrow_type}
     for view in VIEWS.values():
         for column in view.indexed:
             if found.setdefault(column.name, column.type) != column.type:
                 raise ValueError(f"the column `{column.name}` of the view {view.name} has another type in another view")
-    return found
+            arrow[column.name] = column.arrow_type
+    return arrow

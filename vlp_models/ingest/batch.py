@@ -1,6 +1,7 @@
 """Write a batch: the accepted pairs of one submission, in an immutable folder named by its content.
 
-<batch>/pairs.jsonl           image, caption, split; the image's hashes and size; the line it came from
+<batch>/pairs.jsonl           image, caption, split, and group and lang if the submission names them; the image's hashes
+                              and size; the line it came from
 <batch>/fingerprints.parquet  image fingerprints (curation/duplicates/fingerprints.py), in the order of pairs.jsonl
 <batch>/images/ab/....jpg     by sha256
 <batch>/quarantine.jsonl      every rejected pair, with rule and reason
@@ -41,8 +42,9 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
     splits: Counter[str] = Counter()
 
     def rows() -> Iterable[dict[str, Any]]:
-        for stored, caption, split, sha256, pixels, perceptual, width, height, provenance in run(
-            "SELECT i.stored, p.caption, i.split, i.sha256, i.pixels, i.perceptual, i.width, i.height, p.provenance "
+        for stored, caption, split, together, language, sha256, pixels, perceptual, width, height, provenance in run(
+            "SELECT i.stored, p.caption, i.split, i.together, p.language, i.sha256, i.pixels, i.perceptual, i.width, "
+            "i.height, p.provenance "
             "FROM pairs p JOIN images i ON i.id = p.image "
             "WHERE p.verdict IS NULL AND i.verdict IS NULL ORDER BY i.id, p.id"
         ):
@@ -51,6 +53,8 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
                 "image": stored,
                 "caption": caption,
                 "split": split,
+                **({"group": together} if together else {}),
+                **({"lang": language} if language else {}),
                 "width": width,
                 "height": height,
                 "sha256": sha256.hex(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from vlp_models.curation.validation.columns import text_columns
 from vlp_models.curation.validation.rules import Rule, passes, rules_for
 from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_text, printable
-from vlp_models.data.formats.pairs import read_pairs
+from vlp_models.data.formats.pairs import read_group, read_language, read_pairs
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import SPLITS, standard_split
 from vlp_models.errors import DataError
@@ -29,17 +30,22 @@ from vlp_models.params import ValidateParams
 MAX_LISTING = 1 << 30  # bytes
 _SCHEMA = """
 CREATE TABLE images (
-    id INTEGER PRIMARY KEY, path TEXT UNIQUE, split TEXT, provenance TEXT, sha256 BLOB, pixels BLOB,
+    id INTEGER PRIMARY KEY, path TEXT UNIQUE, split TEXT, together TEXT, provenance TEXT, sha256 BLOB, pixels BLOB,
     perceptual INTEGER, fingerprint BLOB, width INTEGER, height INTEGER, stored TEXT,
     verdict TEXT, rule TEXT, reason TEXT);
 CREATE TABLE pairs (
-    id INTEGER PRIMARY KEY, image INTEGER, caption TEXT, provenance TEXT, verdict TEXT, rule TEXT, reason TEXT);
+    id INTEGER PRIMARY KEY, image INTEGER, caption TEXT, language TEXT, provenance TEXT,
+    verdict TEXT, rule TEXT, reason TEXT);
 CREATE INDEX pairs_image ON pairs (image);
 """
 
 
 class Staging:
-    """The rows of a submission. `verdict` is null (accepted), `bad`, `duplicate`, `leak` or `withdrawn`."""
+    """The rows of a submission. `verdict` is null (accepted), `bad`, `duplicate`, `leak` or `withdrawn`.
+
+    `together` (column `group` of the listing) is empty for an image without a group, `language` for a caption of a
+    listing without a column `lang`.
+    """
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -68,18 +74,31 @@ class Staging:
             provenance = printable(place)
             self._add_unreadable(tables)
             try:
-                path, caption, split = _fields(record)
+                row = _fields(record)
                 run(
-                    "INSERT OR IGNORE INTO images (path, split, provenance) VALUES (?, ?, ?)", (path, split, provenance)
+                    "INSERT OR IGNORE INTO images (path, split, together, provenance) VALUES (?, ?, '', ?)",
+                    (row.path, row.split, provenance),
                 )
-                image, first, where = run("SELECT id, split, provenance FROM images WHERE path = ?", (path,)).fetchone()
-                if first != split:
-                    raise RecordError(f"the image is {split} here and {first} in {where}", rule="split_disjoint")
-                _check_caption(caption, rules)
+                image, split, together, where = run(
+                    "SELECT id, split, together, provenance FROM images WHERE path = ?", (row.path,)
+                ).fetchone()
+                if split != row.split:
+                    raise RecordError(f"the image is {row.split} here and {split} in {where}", rule="split_disjoint")
+                if row.together and not together:
+                    run("UPDATE images SET together = ? WHERE id = ?", (row.together, image))
+                elif row.together not in ("", together):
+                    raise RecordError(
+                        f"the image is of group {row.together!r} here and of {together!r} elsewhere",
+                        rule="group_unique",
+                    )
+                _check_caption(row.caption, rules)
             except RecordError as error:
                 self._add_bad(provenance, error.rule, str(error))
                 continue
-            run("INSERT INTO pairs (image, caption, provenance) VALUES (?, ?, ?)", (image, caption, provenance))
+            run(
+                "INSERT INTO pairs (image, caption, language, provenance) VALUES (?, ?, ?, ?)",
+                (image, row.caption, row.language, provenance),
+            )
         self._add_unreadable(tables)
         run(
             "UPDATE pairs SET verdict = 'duplicate', rule = 'caption_unique', reason = 'the image has this caption' "
@@ -163,14 +182,31 @@ class Staging:
         )
 
 
-def _fields(record: dict[str, Any]) -> tuple[str, str, str]:
+@dataclass(frozen=True, kw_only=True)
+class _Fields:
+    """A row of a listing; `together` and `language` may be empty."""
+
+    path: str
+    caption: str
+    split: str
+    together: str
+    language: str
+
+
+def _fields(record: dict[str, Any]) -> _Fields:
     path = get_text(record, "image").strip()
     if not path or "\0" in path:
         raise RecordError(f"`image` is not a path: {path!r}")
     split = standard_split(get_text(record, "split")) if record.get("split") is not None else ""
     if split and split not in SPLITS:
         raise RecordError(f"split {split!r} is not one of {', '.join(SPLITS)}", rule="split_known")
-    return path, get_sentence(record, "caption"), split or "train"
+    return _Fields(
+        path=path,
+        caption=get_sentence(record, "caption"),
+        split=split or "train",
+        together=read_group(record),
+        language=read_language(record),
+    )
 
 
 def _check_caption(caption: str, rules: list[Rule]) -> None:

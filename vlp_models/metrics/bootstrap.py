@@ -23,6 +23,7 @@ Shape suffixes: G groups, K additive statistics, S resamples, R runs.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,18 @@ def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[f
         return None
     low, high = np.percentile(evidence.statistic(resample(sums_GK, resamples, seed)), LEVELS)
     return float(low), float(high)
+
+
+def count_in_note(note: str) -> int | None:
+    """Return how many test items a score without an interval was computed on, from its note; None for other scores."""
+    found = re.search(rf"{NO_INTERVAL}: (\d+) ", note)
+    return int(found[1]) if found else None
+
+
+def explain_few(count: int, split: str) -> str:
+    """Return what scores on fewer than `MIN_GROUPS` images are worth."""
+    images = "image" if count == 1 else "images"
+    return f"Only {count} {split} {images}: these scores show that the pipeline runs, not how good the model is"
 
 
 def paired(a: Evidence, b: Evidence) -> Evidence:

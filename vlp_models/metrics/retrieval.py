@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import exp, lgamma
 
 import numpy as np
@@ -30,15 +31,17 @@ _EXACT_RANKS = 256  # up to here a resampled median is exact, above accurate to 
 class Ranking:
     """A gallery of images, the captions that search it, and the ranks.
 
-    image_ids      [I], each id once
-    similarity_TI  float32
-    text_ranks_T   of each caption's image among the images
-    image_ranks_I  of each image's best-ranked caption among all captions except its others; 0 without captions
+    image_ids        [I], each id once
+    similarity_TI    float32
+    text_ranks_T     of each caption's image among the images
+    caption_ranks_T  of each caption, for its image, among itself and all captions of other images
+    image_ranks_I    of each image's best-ranked caption, the lowest of its `caption_ranks_T`; 0 without captions
     """
 
     image_ids: tuple[str, ...]
     similarity_TI: NDArray[np.float32]
     text_ranks_T: Ints
+    caption_ranks_T: Ints
     image_ranks_I: Ints
 
 
@@ -84,17 +87,31 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
     if not np.isfinite(similarity_TI).all():
         raise DataError("a similarity of caption and image is not finite; did training diverge?")
     own_score_T = similarity_TI[np.arange(len(own_T)), own_T]
-    best_I = np.full(len(column), -np.inf, dtype=similarity_TI.dtype)
-    np.maximum.at(best_I, own_T, own_score_T)
-    # An image's own captions that are as similar as its best one do not push it down.
-    before_I = np.count_nonzero(similarity_TI >= best_I, axis=0)
-    own_before_I = np.bincount(own_T[own_score_T >= best_I[own_T]], minlength=len(column))
+    caption_ranks_T = _rank_captions(similarity_TI, own_T)
+    image_ranks_I = np.full(len(column), len(own_T) + 1)
+    np.minimum.at(image_ranks_I, own_T, caption_ranks_T)
     return Ranking(
         image_ids=tuple(image_ids),
         similarity_TI=similarity_TI,
         text_ranks_T=np.count_nonzero(similarity_TI >= own_score_T[:, None], axis=1),
-        image_ranks_I=np.where(np.isfinite(best_I), 1 + before_I - own_before_I, 0),
+        caption_ranks_T=caption_ranks_T,
+        image_ranks_I=np.where(image_ranks_I > len(own_T), 0, image_ranks_I),
     )
+
+
+def _rank_captions(similarity_TI: NDArray[np.float32], own_T: Ints) -> Ints:
+    """Rank each caption for its image. The image's other captions are right answers: they do not push it down."""
+    ranks_T = np.zeros(len(own_T), np.int64)
+    by_image_T = np.argsort(own_T, kind="stable")
+    bounds = np.searchsorted(own_T[by_image_T], np.arange(similarity_TI.shape[1] + 1))
+    for image, (start, end) in enumerate(pairwise(bounds.tolist())):
+        scores_T = np.ascontiguousarray(similarity_TI[:, image])  # counting along a column is five times slower
+        rows = by_image_T[start:end]
+        own_scores = scores_T[rows]
+        for row, score in zip(rows, own_scores, strict=True):
+            before = np.count_nonzero(scores_T >= score) - np.count_nonzero(own_scores >= score)
+            ranks_T[row] = 1 + before
+    return ranks_T
 
 
 def rank_in_folds(found: Ranking, owners: Sequence[str], fold: int) -> Ranking | None:

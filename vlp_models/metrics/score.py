@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vlp_models.errors import DataError
@@ -149,17 +147,7 @@ STATISTICS: dict[str, Statistic] = {
     "METEOR": meteor_from_statistics,
     **{f"BLEU-{n}": partial(bleu_percent, n=n) for n in range(1, 5)},
 }
-SCHEMA = pa.schema(
-    [
-        ("dataset", pa.string()),
-        ("split", pa.string()),
-        ("metric", pa.string()),
-        ("item", pa.string()),
-        ("group", pa.string()),
-        ("parts", pa.list_(pa.float64())),
-        ("slices", pa.list_(pa.string())),
-    ]
-)
+COLUMNS = ("dataset", "split", "metric", "item", "group", "parts", "slices")  # of items.parquet
 HEADER = b"vlp"
 
 
@@ -243,11 +231,14 @@ def item_scores(
 
 def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
     """Write items.parquet; equal scores give equal bytes."""
+    import pyarrow as pa  # here: a model is loaded and served without Arrow
+    import pyarrow.parquet as pq
+
     scores = list(scores)
     header = [
         {name: getattr(s, name) for name in ("dataset", "split", "metric", "statistic", "test", "note")} for s in scores
     ]
-    rows: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+    rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for s in scores:
         rows["dataset"] += [s.dataset] * len(s.items)
         rows["split"] += [s.split] * len(s.items)
@@ -256,7 +247,9 @@ def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
         rows["group"] += s.groups
         rows["parts"] += s.parts_NK.tolist()
         rows["slices"] += [list(own) for own in s.slices]
-    table = pa.table(rows, schema=SCHEMA.with_metadata({HEADER: json.dumps(header)}))
+    lists = {"parts": pa.list_(pa.float64()), "slices": pa.list_(pa.string())}
+    schema = pa.schema([(name, lists.get(name, pa.string())) for name in COLUMNS])
+    table = pa.table(rows, schema=schema.with_metadata({HEADER: json.dumps(header)}))
     pq.write_table(table, path, compression="zstd")
 
 
@@ -269,10 +262,13 @@ def read_items(path: Path, statistics: Mapping[str, Statistic] = STATISTICS) -> 
     Raises:
         DataError: the file is missing, or was not written by `write_items`.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path)
         header = json.loads((table.schema.metadata or {})[HEADER])
-        columns = {name: table[name].to_pylist() for name in SCHEMA.names}
+        columns = {name: table[name].to_pylist() for name in COLUMNS}
         rows: dict[tuple[str, str, str], list[int]] = {}
         for i, key in enumerate(zip(columns["dataset"], columns["split"], columns["metric"], strict=True)):
             rows.setdefault(key, []).append(i)

@@ -69,11 +69,11 @@ class SourceParams:
     texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files with one text per line, no images
     scene_graphs: str = ""  # synthetic scenes only: ground truth for the share of faithful captions
     pairs: str = ""  # CSV, TSV or JSONL of image,caption[,split][,group][,lang]; a glob pattern for several files
-    group_near_duplicates: bool = False  # pairs without splits: near-duplicates go into the same split
+    group_near_duplicates: bool = False  # where `prepare` divides: near-duplicates into one split
     validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories used as val
     splits: list[str] = field(default_factory=list)  # nlvr, nlvr2, vcr, snli_ve: splits to read; empty: all present
     split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: image lists by split
-    val_fraction: Share = 0.0  # share of train images moved to val, by a hash of the id
+    val_fraction: Share = 0.0  # share of train moved to val, by a hash of the photo's id or group
     exclude: list[str] = field(default_factory=list)  # visual_genome: Karpathy files, or lists of COCO ids
     limit: NonNegativeInt = 0  # read only the first records; 0: all
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import HEAD, explain_not_text
+from vlp_models.common.io import HEAD, convert_command, explain_not_text
 from vlp_models.common.plugins import use_plugins
 from vlp_models.common.source_hash import refuse_other_package
 from vlp_models.errors import ParamsError
@@ -154,13 +154,15 @@ def read_yaml_text(path: Path) -> str:
         FileNotFoundError
     """
     content = path.read_bytes()
-    if reason := explain_not_text(content[:HEAD]):
+    if reason := explain_not_text(content[:HEAD], str(path)):
         raise ParamsError(f"{path}: {reason}")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ParamsError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
+        raise ParamsError(
+            f"{path}:{line}: not UTF-8 text; save the file as UTF-8: {convert_command(str(path))}"
+        ) from None
     for number, line_text in enumerate(text.split("\n"), start=1):
         if line_text.startswith(("<<<<<<<", ">>>>>>>")):
             raise ParamsError(

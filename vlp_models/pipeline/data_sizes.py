@@ -1,4 +1,4 @@
-"""What the number of images rules out, reported before anything is trained.
+"""What a dataset's files and the number of its images rule out, reported before anything is trained.
 
 Images are counted in the pairs file, or for other formats in the tables of `prepare`, if they exist.
 """
@@ -6,6 +6,7 @@ Images are counted in the pairs file, or for other formats in the tables of `pre
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.formats import pairs
@@ -16,13 +17,27 @@ from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.retrieval import MAX_CHANCE, TOP_KS, chance
 from vlp_models.params import Params
 
-MAX_BYTES = 20_000_000  # of a file of pairs that is read here; a longer one has enough images
+MAX_BYTES = 20_000_000  # of a file of pairs that is read to its end here; a longer one has enough images
+FIRST_ROWS = 10_000  # that are checked of a longer one
 
 
-def explain_sizes(params: Params, workspace: Workspace) -> list[str]:
-    """Return a sentence for each thing that a dataset has too few images for, with the numbers."""
-    found = []
-    counts = {name: count for name in params.data if (count := count_images(params, workspace, name))}
+def explain_sizes(params: Params, workspace: Workspace, *, strict: bool = False) -> list[str]:
+    """Return a sentence for each fault of a listing, and each thing that a dataset has too few images for.
+
+    Raises:
+        DataError: with `strict`, if a listing cannot be read at all. Otherwise that is a sentence as well.
+    """
+    found, counts = [], {}
+    for name in params.data:
+        try:
+            count, problems = check_dataset(params, workspace, name)
+        except DataError as error:
+            if strict:
+                raise
+            count, problems = Counter(), [f"its images are not counted: {error}"]
+        found += [f"data.{name}: {problem}" for problem in problems]
+        if count:
+            counts[name] = count
     for name, count in counts.items():
         if (few := count[params.promotion.split]) < max(MIN_GROUPS, params.promotion.min_images):
             found += _explain_few(params, name, count, few)
@@ -31,18 +46,30 @@ def explain_sizes(params: Params, workspace: Workspace) -> list[str]:
     return found
 
 
-def count_images(params: Params, workspace: Workspace, name: str) -> Counter[str]:
-    """Return the number of images in each split of a dataset; empty if it is unknown, or large."""
+def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Counter[str], list[str]]:
+    """Return the number of images in each split of a dataset, and what is wrong with its listing.
+
+    The counts are empty if they are unknown, or large. Nothing is wrong with a dataset that is not there yet, because a
+    stage or `vlp ingest` creates it.
+
+    Raises:
+        DataError: a listing of pairs is missing, lacks a column, or cannot be read.
+    """
     source = params.data[name]
-    if name in params.generate:
-        return Counter()
+    if name in params.generate or not (workspace.root / source.root).is_dir():
+        return Counter(), []
+    if source.format == "pairs" and "*" not in source.pairs:
+        path = workspace.root / source.root / source.pairs
+        size = path.stat().st_size if path.is_file() else 0
+        if size < MAX_BYTES:
+            checked = pairs.check_pairs(name, source, workspace.root)
+            return checked.images, checked.problems
+        first = replace(source, limit=min(source.limit or FIRST_ROWS, FIRST_ROWS))
+        return Counter(), pairs.check_pairs(name, first, workspace.root).problems
     try:
-        if source.format == "pairs" and "*" not in source.pairs:
-            path = workspace.root / source.root / source.pairs
-            return pairs.count_images(name, source, workspace.root) if path.stat().st_size < MAX_BYTES else Counter()
-        return Counter(read_table("images", workspace.interim(name), columns=["split"])["split"].to_pylist())
+        return Counter(read_table("images", workspace.interim(name), columns=["split"])["split"].to_pylist()), []
     except (OSError, DataError):
-        return Counter()  # `prepare` names what is missing
+        return Counter(), []  # before the first run
 
 
 def _explain_few(params: Params, name: str, count: Counter[str], few: int) -> list[str]:

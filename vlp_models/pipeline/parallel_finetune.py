@@ -15,7 +15,7 @@ from typing import Protocol
 from vlp_models.common.device import cpu_count, use_cuda
 from vlp_models.common.log import get_logger
 from vlp_models.params import Params
-from vlp_models.pipeline.dvc.repro import REPRO
+from vlp_models.pipeline.dvc.repro import PARTIAL, REPRO
 
 logger = get_logger(__name__)
 
@@ -53,14 +53,19 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
             names.append(name)
     if len(names) < 2:
         return 0
+    environment = {**environment, PARTIAL: "1"}
     code = run([[*REPRO, *sorted({starts[name].replace("/", "@", 1) for name in names})]], environment)
     if code:
         return code
+    stale = _find_stale(root, [f"finetune@{name}" for name in names], environment)  # equal inputs leave it valid
+    names = [name for name in names if f"finetune@{name}" in stale]
+    if len(names) < 2:
+        return 0
     at_once = min(params.trainer.parallel_finetune, len(names))
     threads = str(max(1, cpu_count() // at_once))
     # A dumb terminal: two progress bars would overwrite each other.
     own = {**environment, "TERM": "dumb", "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", threads)}
-    logger.info("fine-tuning %d at a time: %s", at_once, ", ".join(names))
+    logger.info("fine-tunings to bring up to date, %d at a time: %s", at_once, ", ".join(names))
     return run([[*REPRO, "--single-item", f"finetune@{name}"] for name in names], own, at_once=at_once)
 
 

@@ -13,7 +13,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.ranking import competing_runs, gate_rule
 from vlp_models.params import Params
-from vlp_models.tasks import check_task
+from vlp_models.registry.client import resolve_task
 
 if TYPE_CHECKING:
     from vlp_models.registry.promotion.ledger import Ledger
@@ -48,7 +48,7 @@ def promote_task(
     from vlp_models.registry.promotion.promote import GateRequest, promote
     from vlp_models.serving.bundle import hash_bundle
 
-    check_task(task)
+    task = resolve_task(params.tracking, task)
     if force is not None and not force.strip():
         raise ParamsError(
             '`--force` needs a reason for the ledger, such as --force "a first model to try the demo page"'
@@ -82,7 +82,7 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     from vlp_models.registry.promotion.promote import rollback
     from vlp_models.serving.bundle import hash_bundle
 
-    check_task(task)
+    task = resolve_task(params.tracking, task)
     with mlflow_errors(params):
         decision = rollback(_make_context(params, workspace, task, by), hash_bundle)
     write_json(report_path(workspace, task), decision.to_plain())
@@ -97,7 +97,7 @@ def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[s
     """
     from vlp_models.registry.client import model_name
 
-    check_task(task)
+    task = resolve_task(params.tracking, task)
     model = model_name(params.tracking, task)
     entries = open_ledger(params, workspace).entries()
     return [entry for entry in entries if entry["model"] == model or model in entry.get("versions", {})]

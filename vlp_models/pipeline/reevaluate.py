@@ -30,8 +30,8 @@ from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
+from vlp_models.registry.client import resolve_task
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, read_bundle_info
-from vlp_models.tasks import check_task
 
 logger = get_logger(__name__)
 
@@ -211,7 +211,7 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
     from vlp_models.registry.evaluations import read_lineage
     from vlp_models.registry.versions import download_verified_bundle, find_version_by_alias
 
-    check_task(task)
+    task = resolve_task(params.tracking, task)
     client = connect(params.tracking, workspace.root)
     name = model_name(params.tracking, task)
     version = find_version_by_alias(client, name, alias)

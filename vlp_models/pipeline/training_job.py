@@ -20,6 +20,7 @@ from torch import nn
 
 from vlp_models.common.device import is_main_process
 from vlp_models.common.io import output_directory, write_json, write_text
+from vlp_models.common.packages import is_installed
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, require_output, write_manifest
 from vlp_models.data.shards.contents import CONTENTS, trained_on_file
@@ -178,9 +179,9 @@ class TrainingJob:
         return LoaderFactory(self.data.shards, self.view, **common, **more)
 
     def _tracker(self, tags: dict[str, str]) -> AbstractContextManager[MLflowRun | None]:
-        """Return the MLflow run of the training; None if `tracking.uri` is empty, and on ranks above 0."""
+        """Return the MLflow run of the training; None without MLflow or `tracking.uri`, and on ranks above 0."""
         params, workspace = self.params, self.workspace
-        if not params.tracking.uri or not is_main_process():
+        if not params.tracking.uri or not is_main_process() or not is_installed("mlflow"):
             return track_training(None, self.work)
         facts = lineage_tags(
             workspace.root,

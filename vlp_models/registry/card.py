@@ -1,17 +1,28 @@
-"""How a registered version describes itself: its model card, its MLflow signature and an example request."""
+"""How a registered version describes itself: its model cards, its MLflow signature and an example request."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PIL import Image, ImageDraw
 
 from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.registry.licenses import BorrowedWeights
 from vlp_models.tasks import task_class
 
+PIPELINE_TAGS = {"captioning": "image-to-text", "vqa": "visual-question-answering"}  # the Hub's names of tasks
+USES = {
+    "captioning": 'model.caption("photo.jpg")',
+    "vqa": 'model.answer("photo.jpg", "What color is the cat?")',
+    "nlvr": 'model.judge("image.png", "There is a yellow circle.")',
+    "nlvr2": 'model.judge(["left.png", "right.png"], "Both images show a dog.")',
+    "entailment": 'model.predict("photo.jpg", "Two dogs are playing.")',
+    "retrieval": 'model.search("a dog in the snow", ["a.jpg", "b.jpg"])',
+}
+HOLDS_CAPTIONS = " The folder search/ holds captions of the training images, which the model looks up."
 EXAMPLE_SIDE = 64  # pixels
 EXAMPLE_TEXT = "is there a circle?"
 
@@ -63,6 +74,139 @@ Trained on the datasets named in the lineage. Scores on synthetic scenes say not
 ## Lineage
 {facts}
 """
+
+
+def make_hub_card(
+    *,
+    title: str,
+    info: CheckpointInfo,
+    scores: Sequence[Mapping[str, Any]],
+    lineage: Mapping[str, Any],
+    license: str,
+    borrowed: Sequence[BorrowedWeights],
+    holds_captions: bool = False,
+) -> str:
+    """Return the model card of an export: YAML that the Hugging Face Hub reads, then Markdown.
+
+    Args:
+        scores: records of scores.json. lineage: the record of `vlp lineage`.
+        license: the Hub's identifier.
+        borrowed: weights of others that the model started from.
+    """
+    import yaml
+
+    assert info.task is not None
+    reported = [score for score in scores if "(" not in score["metric"] and "gain over" not in score["metric"]]
+    datasets = list(dict.fromkeys([*_trained_on(lineage), *(score["dataset"] for score in reported)]))
+    front = {
+        "library_name": "vlp-flows",
+        "license": license,
+        **({"license_name": "see-model-card", "license_link": "README.md"} if license == "other" else {}),
+        **({"pipeline_tag": PIPELINE_TAGS[info.task]} if info.task in PIPELINE_TAGS else {}),
+        "tags": ["vlp-flows", "vision-language", info.family, info.task],
+        "datasets": datasets,
+        "metrics": sorted({score["metric"] for score in reported if score["value"] is not None}),
+        "model-index": [{"name": title, "results": _results(info.task, reported)}],
+    }
+    limit = HOLDS_CAPTIONS if holds_captions else ""
+    text = yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False, allow_unicode=True)
+    return f"""---
+{text}---
+
+# {title}
+
+{info.family.upper()} fine-tuned for {info.task} with vlp-flows.
+
+```python
+from vlp_models import VLP
+
+model = VLP.from_pretrained("PATH OR REPOSITORY")
+{USES.get(info.task, 'model.predict("photo.jpg", "a text, if the task takes one")')}
+```
+
+## Scores
+
+{_scores_with_baselines(reported)}
+
+In percent, except for ranks; intervals over the test images. A score without an interval has too few test images.
+
+## Data
+
+{_describe_data(lineage, datasets)}
+
+## Limits
+
+The scores hold for images and texts like those of the datasets above; scores on synthetic scenes say nothing about
+photographs. The model repeats what its data states, mistakes and biases included.{limit}
+
+## License
+
+{_describe_license(license, borrowed)}
+
+## Lineage
+
+{_describe_lineage(lineage)}
+"""
+
+
+def _trained_on(lineage: Mapping[str, Any]) -> list[str]:
+    params = lineage.get("params", {})
+    own = params.get("finetune", {}).get(lineage.get("run", ""), {}).get("sources", {})
+    return list(own or params.get("data", {}))
+
+
+def _results(task: str, scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the scores as the results of a model-index: one entry per dataset and split."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for score in scores:
+        if score["value"] is not None:
+            kind = "".join(c if c.isalnum() else "_" for c in score["metric"].lower())
+            metric = {"type": kind, "name": score["metric"], "value": round(float(score["value"]), 2)}
+            found.setdefault((score["dataset"], score["split"]), []).append(metric)
+    return [
+        {
+            "task": {"type": PIPELINE_TAGS.get(task, task)},
+            "dataset": {"name": dataset, "type": dataset, "split": split},
+            "metrics": metrics,
+        }
+        for (dataset, split), metrics in found.items()
+    ]
+
+
+def _scores_with_baselines(scores: Sequence[Mapping[str, Any]]) -> str:
+    rows = ["| dataset | split | metric | value | 95% interval | n | baselines |", "|---|---|---|---|---|---|---|"]
+    for score in scores:
+        value = "not computed" if score["value"] is None else f"{score['value']:.2f}"
+        interval = f"{score['low']:.2f} to {score['high']:.2f}" if score.get("low") is not None else ""
+        baselines = ", ".join(f"{name} {found:.2f}" for name, found in (score.get("baselines") or {}).items())
+        cells = (score["dataset"], score["split"], score["metric"], value, interval, score.get("n", ""), baselines)
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows) if scores else "None are registered."
+
+
+def _describe_data(lineage: Mapping[str, Any], datasets: Sequence[str]) -> str:
+    counts = lineage.get("data", {}).get("shards", {}).get("counts", {}).get("train", {})
+    numbers = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count and name != "shards")
+    text = f"Trained on {', '.join(datasets) or 'unknown data'}" + (
+        f": {numbers} in the train split." if numbers else "."
+    )
+    validation = lineage.get("validation")
+    if validation:
+        text += " The data passed validation." if validation["passed"] else " The data did not pass validation."
+    return text
+
+
+def _describe_license(license: str, borrowed: Sequence[BorrowedWeights]) -> str:
+    if not borrowed:
+        own = "No license was stated for this model." if license == "unknown" else f"License: `{license}`."
+        return f"{own} All weights were trained from random initial values."
+    sources = "; ".join(f"{w.role} `{w.source}` ({w.license or 'unknown license'})" for w in borrowed)
+    return f"License: `{license}`. The model started from weights of others, whose licenses apply as well: {sources}."
+
+
+def _describe_lineage(lineage: Mapping[str, Any]) -> str:
+    facts = {key: lineage[key] for key in ("git_commit", "run", "model", "family", "variant", "seed") if key in lineage}
+    return "\n".join(f"- {key}: `{value}`" for key, value in facts.items())
 
 
 def make_signature(task: str, prediction: Mapping[str, Any]) -> Any:

@@ -29,6 +29,7 @@ from vlp_models.errors import (
     plain_text,
 )
 from vlp_models.params import Params, TrackingParams
+from vlp_models.tasks import TASKS, check_task
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -254,6 +255,19 @@ def raise_if_away(error: Exception, what: str) -> None:
 
 def model_name(params: TrackingParams, task: str) -> str:
     return f"{params.model_prefix}-{task}"
+
+
+def resolve_task(params: TrackingParams, name: str) -> str:
+    """Return the task of a name that messages print: `vqa` for itself and for `vlp-vqa`.
+
+    Raises:
+        ParamsError: there is no such task; names the nearest one.
+    """
+    task = name.removeprefix(f"{params.model_prefix}-")
+    if task not in TASKS:
+        check_task(name)
+        return name
+    return task
 
 
 def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:

@@ -6,6 +6,9 @@
     content.json    SHA-256 of each of these files, and of each code file that predicting runs
 
 The hash of all of it is the version's identity, so a change to the serving code makes another version.
+
+An export (serving/export.py) is the same in Hugging Face's layout: the checkpoint's files are at the top, features.json
+is preprocessor_config.json, and content.json lists no code. All functions that read a bundle read both.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import hash_file, hash_path, link_or_copy, write_json
 from vlp_models.common.limits import check_numbers
-from vlp_models.common.plugins import active_plugins, add_plugins
+from vlp_models.common.plugins import active_plugins, add_plugins, use_installed_plugins
 from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, first_line
@@ -28,6 +31,7 @@ from vlp_models.vision.extractors import FROM_IMAGES
 
 BUNDLE = "bundle"  # the folder's name in MLflow
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
+PREPROCESSOR = "preprocessor_config.json"  # FEATURES of an export
 CONTENT, FORMAT = "content.json", "vlp-bundle/1"
 CODE = "code"  # the folder next to `artifacts/` where MLflow keeps a version's own code
 UNHASHED = (CONTENT, "README.md")  # the model card lists scores, which may be measured again
@@ -37,7 +41,22 @@ INVALID = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionEr
 
 def read_bundle_info(bundle: Path) -> CheckpointInfo:
     """Read the config of the bundle's checkpoint; see `read_checkpoint_info`."""
-    return read_checkpoint_info(bundle / CHECKPOINT)
+    return read_checkpoint_info(checkpoint_folder(bundle))
+
+
+def checkpoint_folder(bundle: Path) -> Path:
+    """Return the folder with the checkpoint's files."""
+    return bundle / CHECKPOINT if (bundle / CHECKPOINT).is_dir() else bundle
+
+
+def _is_export(bundle: Path) -> bool:
+    return (bundle / PREPROCESSOR).is_file() and not (bundle / CHECKPOINT).is_dir()
+
+
+def _way_out(bundle: Path) -> str:
+    if _is_export(bundle):
+        return "download it again, or export the version again with `vlp export`"
+    return "download the version from the registry again, or register its run again: `vlp stage register`"
 
 
 def read_checkpoint_info(directory: Path) -> CheckpointInfo:
@@ -102,10 +121,15 @@ def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Ma
 def use_bundled_plugins(bundle: Path) -> None:
     """Make known the plugins that the bundle's model and task are, unless the project names them itself.
 
+    An export brings no code and names none: its plugins are those of installed packages.
+
     Raises:
         CheckpointError: content.json is invalid.
         ParamsError: a plugin's package is neither in the version's code nor installed.
     """
+    if _is_export(bundle):
+        use_installed_plugins()
+        return
     try:
         plugins = json.loads((bundle / CONTENT).read_text(encoding="utf-8")).get("plugins", {})
         missing = {
@@ -144,9 +168,9 @@ def check_content(bundle: Path) -> None:
         for name in sorted(written[kind].keys() | found[kind].keys()):
             if written[kind].get(name) != found[kind].get(name):
                 state = "has changed" if found[kind].get(name) else "is missing"
+                made = "exported" if _is_export(bundle) else "registered"
                 raise CheckpointError(
-                    f"{bundle}: {name} {state} since the version was registered ({CONTENT}); download the version from "
-                    "the registry again, or register its run again: `vlp stage register`"
+                    f"{bundle}: {name} {state} since the version was {made} ({CONTENT}); {_way_out(bundle)}"
                 )
 
 
@@ -158,14 +182,14 @@ def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
             raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
         return {kind: {str(k): str(v) for k, v in content[kind].items()} for kind in ("files", "code")}
     except INVALID as error:
-        raise CheckpointError(
-            f"{file}: invalid bundle ({type(error).__name__}: {error}); download the version from the registry again, "
-            "or register its run again: `vlp stage register`"
-        ) from None
+        raise CheckpointError(f"{file}: invalid bundle ({type(error).__name__}: {error}); {_way_out(bundle)}") from None
 
 
 def _hash_content(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """Hash the files as they are now, and the code if the version has its own copy (not while it is written)."""
+    if _is_export(bundle):  # a repository may have more files, such as .gitattributes; they are not read
+        files = {name: hash_file(bundle / name) for name in _listed_files(bundle, written["files"])}
+        return {"files": files, "code": dict(written["code"])}
     root = bundle.parents[1] / CODE
     if not (root / PACKAGE).is_dir():
         return {"files": _hash_files(bundle), "code": dict(written["code"])}
@@ -178,6 +202,20 @@ def code_file(root: Path, name: str) -> Path:
     """Return a file of `hash_sources` in a folder of packages: `tasks/vqa.py`, or `plugins:my_task.py`."""
     package, separator, below = name.partition(":")
     return root / package / below if separator else root / PACKAGE / name
+
+
+def list_files(bundle: Path) -> list[str]:
+    """Return the names in content.json.
+
+    Raises:
+        CheckpointError: content.json is missing, damaged or of another format.
+    """
+    return sorted(_read_content(bundle)["files"])
+
+
+def _listed_files(bundle: Path, names: Iterable[str]) -> list[str]:
+    inside = (name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
+    return [name for name in inside if (bundle / name).is_file()]
 
 
 def _hash_files(bundle: Path) -> dict[str, str]:
@@ -205,28 +243,22 @@ def why_not_served(bundle: Path) -> str:
 
 
 def read_features_config(bundle: Path) -> dict[str, Any]:
-    """Read features.json: `source`, `min_score`, `max_regions` and `content`, how the regions were computed.
+    """Read how the regions were computed: `source`, `min_score`, `max_regions` and `content`.
 
     Raises:
         CheckpointError: missing, damaged, or an invalid value.
     """
-    file = bundle / FEATURES
+    file = bundle / (PREPROCESSOR if _is_export(bundle) else FEATURES)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         check_numbers(config)
         found = {key: config[key] for key in ("source", "min_score", "max_regions", "content")}
     except INVALID as error:
-        raise CheckpointError(
-            f"{file}: invalid features config ({first_line(error)}); download the version from the registry again"
-        ) from None
+        raise CheckpointError(f"{file}: invalid features config ({first_line(error)}); {_way_out(bundle)}") from None
     types = {"source": str, "min_score": (int, float), "max_regions": int, "content": str}
     for key, kind in types.items():
         if not isinstance(found[key], kind) or isinstance(found[key], bool):  # type: ignore[arg-type]
-            raise CheckpointError(
-                f"{file}: `{key}` is {found[key]!r:.60}; download the version from the registry again"
-            )
+            raise CheckpointError(f"{file}: `{key}` is {found[key]!r:.60}; {_way_out(bundle)}")
     if found["content"] not in ("roi", "probabilities") or found["max_regions"] < 1:
-        raise CheckpointError(
-            f"{file}: invalid `content` or `max_regions`; download the version from the registry again"
-        )
+        raise CheckpointError(f"{file}: invalid `content` or `max_regions`; {_way_out(bundle)}")
     return found

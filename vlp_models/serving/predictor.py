@@ -1,6 +1,6 @@
-"""Run a registered bundle (model and region extractor) on images: captions, answers, labels.
+"""Run a bundle (model and region extractor) on images: captions, answers, labels.
 
-It loads a bundle (serving/bundle.py), the form in which the registry stores a version.
+A bundle (serving/bundle.py) is the form in which the registry stores a version, and in which `vlp export` writes one.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from vlp_models.serving.images import open_images
 from vlp_models.vision.extractors import FROM_IMAGES
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from vlp_models.data.inputs import ModelInputs
+    from vlp_models.data.sample import Sample
+    from vlp_models.tasks.base import RequestFormat
     from vlp_models.vision.region_source import Extractor
 
 
-class Predictor:
-    """A fine-tuned model and, if it reads regions, the detector it was trained with.
+class ImageModel:
+    """A fine-tuned model of any task and, if it reads regions, the detector it was trained with.
 
     Raises:
-        CheckpointError: a file of the bundle has changed, its detector is not the one the model was trained with, or
-            the task is not served (retrieval ranks whole collections, as `evaluate` does).
+        CheckpointError: a file of the bundle has changed, or its detector is not the one the model was trained with.
     """
 
     def __init__(self, bundle: Path, device: str = "cpu") -> None:
         from vlp_models.data.inputs import RegionInput
-        from vlp_models.serving.bundle import check_content, use_bundled_plugins
+        from vlp_models.serving.bundle import check_content, checkpoint_folder, use_bundled_plugins
         from vlp_models.tasks.base import load_task_model
 
         check_content(bundle)
         use_bundled_plugins(bundle)
-        self.task_model = load_task_model(bundle / "checkpoint", device=device)
+        self.task_model = load_task_model(checkpoint_folder(bundle), device=device)
         self.task: str = self.task_model.task
         if (bundle / SEARCH).is_dir():
             self.task_model.load_search(bundle / SEARCH)
-        request = self.task_model.request
-        if request is None:
-            raise CheckpointError(
-                f"{bundle}: the task {self.task} cannot be served for single images; `dvc repro evaluate` scores it, "
-                "and reports/eval has its predictions"
-            )
-        self.request = request
+        self.check_task(bundle)
         self.device = device
         self.inputs: ModelInputs = self.task_model.model.inputs  # type: ignore[assignment]
         self.extractor = self._open_extractor(bundle) if isinstance(self.inputs.image, RegionInput) else None
+
+    def check_task(self, bundle: Path) -> None:
+        """Refuse a task that the class does not support, before the detector is loaded."""
 
     def _open_extractor(self, bundle: Path) -> Extractor:
         """Open the extractor of the bundle's regions, and check that the model was trained with it."""
@@ -76,6 +76,47 @@ class Predictor:
             )
         return extractor
 
+    def make_samples(self, groups: Sequence[Sequence[Picture]], texts: Sequence[str] | None = None) -> list[Sample]:
+        """Return a sample per group of opened images; its other values are hidden. texts: one per group."""
+        from vlp_models.data.inputs import prepare_images
+        from vlp_models.data.sample import Sample, SampleImage
+        from vlp_models.data.views import VIEWS
+
+        opened = [image for group in groups for image in group]
+        prepared = iter(prepare_images(self.inputs, opened, self.extractor))
+        return [
+            Sample(
+                sample_id=str(i),
+                image_id=str(i),
+                source="",
+                text=texts[i] if texts is not None else "",
+                values=VIEWS[self.task_model.prediction_view].hidden_values,
+                **next(prepared),
+                others=tuple(SampleImage(image_id=f"{i}-{n}", **next(prepared)) for n in range(1, len(group))),
+            )
+            for i, group in enumerate(groups)
+        ]
+
+
+class Predictor(ImageModel):
+    """A model of a task that is served: one prediction per image, or per list of images.
+
+    Raises:
+        CheckpointError: see `ImageModel`; or the task is not served (retrieval ranks whole collections, as `evaluate`
+            does).
+    """
+
+    request: RequestFormat
+
+    def check_task(self, bundle: Path) -> None:
+        request = self.task_model.request
+        if request is None:
+            raise CheckpointError(
+                f"{bundle}: the task {self.task} cannot be served for single images; `dvc repro evaluate` scores it, "
+                "and reports/eval has its predictions"
+            )
+        self.request = request
+
     def predict(
         self, images: Sequence[Any], texts: Sequence[str] | None = None, *, untrusted: bool = False
     ) -> list[dict[str, Any]]:
@@ -89,27 +130,10 @@ class Predictor:
         Raises:
             DataError: an image cannot be opened, or the number of images is wrong.
         """
-        from vlp_models.data.inputs import prepare_images
-        from vlp_models.data.sample import Sample, SampleImage
-        from vlp_models.data.views import VIEWS
-
         if self.request.text and (texts is None or len(texts) != len(images)):
             raise ValueError(f"the task {self.task} takes one {self.request.text} per image")
         groups = [open_images(value, self.request.images, untrusted=untrusted) for value in images]
-        opened = [image for group in groups for image in group]
-        prepared = iter(prepare_images(self.inputs, opened, self.extractor))
-        samples = [
-            Sample(
-                sample_id=str(i),
-                image_id=str(i),
-                source="",
-                text=texts[i] if texts is not None and self.request.text else "",
-                values=VIEWS[self.task_model.prediction_view].hidden_values,
-                **next(prepared),
-                others=tuple(SampleImage(image_id=f"{i}-{n}", **next(prepared)) for n in range(1, self.request.images)),
-            )
-            for i in range(len(images))
-        ]
+        samples = self.make_samples(groups, texts if self.request.text else None)
         batch = self.task_model.collate(samples).to(self.device)
         return self.task_model.predict(batch, samples)
 

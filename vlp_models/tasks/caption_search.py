@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from torch import nn
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.data.batch import Batch, Regions
-from vlp_models.data.shards.dataset import ShardDataset, mean_region_features
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
@@ -40,6 +39,9 @@ from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import Hypothesis, beam_search, greedy
 from vlp_models.models.protocols import Generates, StoresFinished
 from vlp_models.params import EvaluateParams, build
+
+if TYPE_CHECKING:
+    from vlp_models.data.shards.dataset import ShardDataset
 
 SETTINGS = "search.json"
 FEATURES, CAPTIONS, FREQUENCIES = "index.safetensors", "index.json", "index-frequencies.safetensors"
@@ -240,6 +242,8 @@ class CaptionIndex:
         Raises:
             DataError: see `open_captioned_images`.
         """
+        from vlp_models.data.shards.dataset import mean_region_features
+
         images = open_captioned_images(shards, sources)
         captions = images.references()
         numbers = {image_id: number for number, image_id in enumerate(images.image_ids())}
@@ -313,6 +317,8 @@ def open_captioned_images(shards: Path, sources: Mapping[str, int], *, regions: 
     Raises:
         DataError: no such image, no regions, or more images than the search can compare.
     """
+    from vlp_models.data.shards.dataset import ShardDataset
+
     images = ShardDataset(shards, "train", "images", dict.fromkeys(sources, 1), regions=regions, captioned=True)
     if not 0 < len(images) <= MAX_IMAGES:
         raise DataError(

@@ -13,7 +13,6 @@ from torch import nn
 from vlp_models.common.io import write_json
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
-from vlp_models.data.tables import read_languages
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.caption import (
@@ -204,6 +203,8 @@ class Captioning(TaskModel):
         ("human"). For synthetic scenes, also the share of captions that is true of the scene. If references name their
         languages, also `METRIC (LANGUAGE)`: the captions of the images with references in it, against these alone.
         """
+        from vlp_models.data.tables import read_languages
+
         references = {sample.image_id: list(sample["captions"]) for sample in samples}
         captions = {p["image_id"]: p["caption"] for p in predictions}
         sets = {"": CaptionSet(candidates=captions, references=references)}

@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
 from vlp_models.common.io import write_text
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
-from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 from vlp_models.metrics.classification import Judgment, format_nlvr_csv, majority_label, score_nlvr
@@ -140,6 +138,10 @@ class NLVR(StatementTask):
         self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
     ) -> Path | None:
         """Write NLVR's CSV of image names and predictions."""
+        import pyarrow.compute as pc
+
+        from vlp_models.data.tables import read_table
+
         path = directory / f"nlvr_{context.source}_{split}_predictions.csv"
         images = read_table("images", context.validated, columns=["image_id", "source", "path"])
         images = images.filter(pc.equal(images["source"], context.source))

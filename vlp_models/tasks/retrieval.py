@@ -244,7 +244,7 @@ class Retrieval(TaskModel):
         """Rank each dataset's images and captions.
 
         An image's record has the `rank` of its best caption, its `top` captions and, under `captions`, each caption's
-        `rank` of the image and `top` images; with folds, also `rank_in_fold`.
+        `rank` of the image, its own `rank_as_answer` for the image, and `top` images; with folds, also `rank_in_fold`.
         """
         finished: list[dict[str, Any]] = [{} for _ in predictions]
         for source in dict.fromkeys(sample.source for sample in samples):
@@ -291,16 +291,32 @@ class Retrieval(TaskModel):
         )
 
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
-        """Return text-to-image scores, as in the papers, and image-to-text ones; baseline: chance."""
+        """Return text-to-image scores, as in the papers, and image-to-text ones; baseline: chance.
+
+        If captions name their languages, also `METRIC (LANGUAGE)` and `METRIC (LANGUAGE, image to text)`: the captions
+        in it search all images, and the images with captions in it are to find one of these among the captions of all
+        languages.
+        """
+        from vlp_models.data.tables import read_languages
+
         context.progress("recall and median rank")
+        captions = sum(len(p["captions"]) for p in predictions)
         scores, by_chance = _score_both_directions(
-            predictions, "rank", len(predictions), (TEXT_TO_IMAGE, IMAGE_TO_TEXT)
+            predictions,
+            "rank",
+            Gallery(images=len(predictions), captions=captions),
+            (TEXT_TO_IMAGE, IMAGE_TO_TEXT),
         )
         if predictions and "rank_in_fold" in predictions[0]:
             fold = cast(RetrievalOptions, self.options).fold
             directions = (fold_direction(TEXT_TO_IMAGE, fold), fold_direction(IMAGE_TO_TEXT, fold))
-            fold_scores, fold_chance = _score_both_directions(predictions, "rank_in_fold", fold, directions)
+            # the number of captions follows from the mean per image
+            fold_gallery = Gallery(images=fold, captions=round(captions * fold / len(predictions)))
+            fold_scores, fold_chance = _score_both_directions(predictions, "rank_in_fold", fold_gallery, directions)
             scores, by_chance = scores + fold_scores, by_chance | fold_chance
+        for language, texts in read_languages(context.validated, {p["image_id"] for p in predictions}).items():
+            own_scores, own_chance = _score_language(predictions, language, texts)
+            scores, by_chance = scores + own_scores, by_chance | own_chance
         scores = [
             dataclasses.replace(score, note=self.search) if score.value is not None else score for score in scores
         ]
@@ -308,18 +324,50 @@ class Retrieval(TaskModel):
         return TaskScores(scores=scores, baselines=baselines)
 
 
-def _score_both_directions(
-    predictions: Sequence[Prediction], key: str, images: int, directions: tuple[str, str]
+def _score_language(
+    predictions: Sequence[Prediction], language: str, captions: Mapping[str, Sequence[str]]
 ) -> tuple[list[Score], dict[str, float]]:
-    """Return the scores of both directions from the ranks under `key`, and what chance gives.
+    """Return the scores of one language's captions in both directions, and what chance gives.
 
-    images: the number a caption is searched among; the number of captions follows from the mean per image.
+    The galleries are those of all languages. An image's captions in other languages are right answers too, so they are
+    not counted before the one in this language.
+
+    Args:
+        captions: image id -> its captions in the language.
     """
+    own = []
+    for p in predictions:
+        kept = [row for row in p["captions"] if row["caption"] in captions.get(p["image_id"], ())]
+        if kept:
+            own.append({**p, "captions": kept, "rank": min(row["rank_as_answer"] for row in kept)})
+    if not own:
+        return [], {}
+    # an image is compared with all captions except, on average, `others` of its own in other languages
+    by_id = {p["image_id"]: len(p["captions"]) for p in predictions}
+    others = round(sum(by_id[p["image_id"]] - len(p["captions"]) for p in own) / len(own))
+    gallery = Gallery(images=len(predictions), captions=sum(by_id.values()) - others)
+    directions = (f" ({language})", f" ({language}, {IMAGE_TO_TEXT.strip(' ()')})")
+    scores, by_chance = _score_both_directions(own, "rank", gallery, directions)
+    return [dataclasses.replace(score, kept=False) for score in scores], by_chance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """How many images a caption is searched among, and how many captions an image is."""
+
+    images: int
+    captions: int
+
+
+def _score_both_directions(
+    predictions: Sequence[Prediction], key: str, gallery: Gallery, directions: tuple[str, str]
+) -> tuple[list[Score], dict[str, float]]:
+    """Return the scores of both directions from the ranks under `key`, and what chance gives."""
     owners = [p["image_id"] for p in predictions for _ in p["captions"]]
     texts = [f"{p['image_id']}#{number}" for p in predictions for number in range(len(p["captions"]))]
     text_ranks = np.array([caption[key] for p in predictions for caption in p["captions"]], dtype=np.int64)
     image_ranks = np.array([p[key] for p in predictions], dtype=np.int64)
-    captions = round(len(owners) * images / len(predictions))
+    images, captions = gallery.images, gallery.captions
     to_image, to_text = directions
     scores = score_ranks(text_ranks, owners, images, to_image, items=texts)
     scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], captions, to_text)
@@ -347,6 +395,7 @@ def _records(ranking: Ranking, in_folds: Ranking | None, samples: Sequence[Sampl
             {
                 "caption": caption,
                 "rank": int(ranking.text_ranks_T[t]),
+                "rank_as_answer": int(ranking.caption_ranks_T[t]),
                 **({} if in_folds is None else {"rank_in_fold": int(in_folds.text_ranks_T[t])}),
                 "top": [[ranking.image_ids[i], round(float(similarity_TI[t, i]), 6)] for i in images_TK[t]],
             }

@@ -6,15 +6,14 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from vlp_models.data.tables import read_table
 from vlp_models.metrics.bootstrap import paired
 from vlp_models.metrics.score import STATISTICS, ItemScores, Score, Statistic, read_items
 from vlp_models.tasks import TASKS, task_class
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Prediction = Mapping[str, Any]
 BLIND = "blind baseline"  # the same model with every image blanked
@@ -84,6 +83,10 @@ def id_in_source(identifier: str) -> int | str:
 
 def read_train_rows(table: str, context: EvalContext, columns: Sequence[str]) -> pa.Table:
     """Read these columns of a table for the training images of the context's dataset."""
+    import pyarrow.compute as pc
+
+    from vlp_models.data.tables import read_table
+
     images = read_table("images", context.validated, columns=["image_id", "source", "split"])
     chosen = pc.and_(pc.equal(images["source"], context.source), pc.equal(images["split"], "train"))
     ids = images.filter(chosen)["image_id"].combine_chunks()

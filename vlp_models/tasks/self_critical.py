@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from vlp_models.common.log import get_logger
 from vlp_models.data.batch import Batch, Text
-from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import SEP, Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
@@ -233,6 +232,8 @@ def self_critical_loss(
         DataError: no image of the train split has a caption.
         ParamsError: invalid settings.
     """
+    from vlp_models.data.shards.dataset import ShardDataset
+
     captions: dict[str, tuple[str, ...]] = {}
     train: list[str] = []
     for split in ("train", "val"):

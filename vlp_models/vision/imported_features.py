@@ -290,7 +290,7 @@ class TsvFile:
         with progress_bar("indexing features", megabytes, "MB") as bar:
             for path in paths:
                 with path.open("rb") as file:
-                    if reason := explain_not_text(file.read(HEAD)):
+                    if reason := explain_not_text(file.read(HEAD), str(path)):
                         raise DataError(f"{path}: {reason} (a TSV of region features)")
                 before = 0
                 self._digest.update(f"{path.name}\0{path.stat().st_size}\0".encode("utf-8", "surrogateescape"))

@@ -92,6 +92,11 @@ class ImageRegionSource:
         return regions, []
 
 
+def object_words(row: Mapping[str, Any]) -> list[str]:
+    """Return the words that describe a row of the table `objects`: its category and its attributes."""
+    return [*row["category"].split(), *(row.get("attributes") or [])]
+
+
 def quarantine_row(image: Row, rule: str, reason: str, provenance: str) -> dict[str, Any]:
     """Return a row of the quarantine table."""
     return {

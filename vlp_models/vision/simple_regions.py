@@ -11,9 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.tables import object_words
 from vlp_models.vision.image_io import to_tensor
-from vlp_models.vision.region_source import BACKGROUND, ImageRegionSource, Row, quarantine_row
+from vlp_models.vision.region_source import BACKGROUND, ImageRegionSource, Row, object_words, quarantine_row
 
 GEOMETRY = 4  # numbers of a symbol's feature: width, height, center x, center y, as fractions of the image
 GRID = 4  # cells along each side of the grid

@@ -10,6 +10,7 @@ A reader appends rows and never reads them back, so they need not stay in memory
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
@@ -21,10 +22,12 @@ from typing import Any, Protocol, TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vlp_models.common.io import convert_command
 from vlp_models.data.tables import BATCH_ROWS, LANGUAGES, SCHEMAS, TableWriter, read_batches
 from vlp_models.data.views import OTHER_IMAGES
 
 Row = dict[str, Any]
+_BYTE = re.compile(r"\\?\\udc[89a-f]")  # as `repr` shows what `surrogateescape` carries over
 TRUTH = "truth.jsonl"
 LINES = {"truth": TRUTH, "languages": LANGUAGES}  # rows about images that are JSON lines
 LARGE = 2**31  # numbers of pixels are below this
@@ -120,9 +123,12 @@ class Tables:
         default_factory=Counter
     )  # valid records that are not used, by kind, e.g. crowd regions
     notes: Counter[str] = field(default_factory=Counter)  # records that are used although something is odd, by kind
-    # id of each image that the reader assigned a split to -> what decides it (`splits.Division`); empty unless
-    # `group_near_duplicates` lets `prepare` divide again
+    ignored: set[str] = field(default_factory=set)  # names of columns or keys of a listing that are not read
+    # Id of each image that the reader assigned a split to -> what decides it; empty unless `group_near_duplicates` lets
+    # `prepare` divide again. `divided`: into train, val and test (`splits.Division`); `held_out`: training images, of
+    # which `val_fraction` is cut (`splits.hold_out`).
     divided: dict[str, str] = field(default_factory=dict)
+    held_out: dict[str, str] = field(default_factory=dict)
     rows: dict[str, Rows] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +142,12 @@ class Tables:
         for rows in self.rows.values():
             if isinstance(rows, TableWriter | _Lines):
                 rows.close()
+
+    def describe_ignored(self, most: int = 8) -> str:
+        """Return `ignored columns: license, photographer`; empty if every column is read."""
+        names = sorted(self.ignored)
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        return f"ignored columns: {', '.join(names[:most])}{more}" if names else ""
 
     def keep_lines(self, of: Callable[[str], bool]) -> None:
         """Remove ground truth and languages of all images for which `of` is false."""
@@ -151,7 +163,12 @@ class Tables:
                 self.rows[name] = [row for row in before if of(row["image_id"])]
 
     def quarantine(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
-        """Add one bad row to the quarantine. `row_id` may be empty if the record has no readable id."""
+        """Add one bad row to the quarantine. `row_id` may be empty if the record has no readable id.
+
+        The rule `text_utf8` adds the command that converts the file.
+        """
+        if rule == "text_utf8" and _BYTE.search(reason):
+            reason += f"; convert the file: {convert_command(re.split(r'[#:]', provenance)[0])}"
         self["quarantine"].append(
             {
                 "table": table,

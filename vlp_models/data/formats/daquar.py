@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_text, require_directory
-from vlp_models.data.formats.splits import is_held_out, read_lists
+from vlp_models.data.formats.splits import hold_out, read_lists
 from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -62,8 +62,10 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                     if listed and photo not in lists:
                         tables.skipped["questions about unlisted photos"] += 1
                         continue
-                    held = own == "train" and is_held_out(photo, params.val_fraction)
-                    split = lists[photo] if listed else "val" if held else own
+                    image_id = join_id(name, photo)
+                    split = lists[photo] if listed else own
+                    if split == "train":
+                        split = hold_out(tables, params, image_id, photo)
                     if splits.get(photo, split) != split:
                         raise RecordError(f"{photo} is {split} here and {splits[photo]} before", rule="split_disjoint")
                     if params.limit and kept[split] >= params.limit:
@@ -73,7 +75,6 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
                     if not answers:
                         raise RecordError("no answer")
                     text = PHOTO.sub(r"\1", " ".join(get_text({"question": question}, "question").split()))
-                    image_id = join_id(name, photo)
                     kept[split] += 1
                     if photo not in splits:
                         splits[photo] = split

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_json, require_directory
-from vlp_models.data.formats.splits import is_held_out
+from vlp_models.data.formats.splits import hold_out
 from vlp_models.data.images import FORMATS
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -97,7 +97,7 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
                 tables.skipped["pairs without a photo"] += 1
                 continue
             text = get_sentence({"caption": captions[place]}, "caption")
-            split = "val" if is_held_out(str(place), params.val_fraction) else "train"
+            split = hold_out(tables, params, pair_id, str(place))
             image: Row = {"image_id": pair_id, "provenance": provenance}
             tables["images"].append(image_row(**image, source=name, split=split, path=os.path.normpath(photo)))
             tables["captions"].append({**image, "caption_id": pair_id, "text": text})
@@ -149,9 +149,10 @@ def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures:
                 tables.skipped[f"pairs of {split} without an image"] += 1
                 continue
             kept += 1
-            ours = "val" if split == "train" and is_held_out(local, params.val_fraction) else split
-            image: Row = {"image_id": join_id(name, local), "provenance": provenance}
+            image_id = join_id(name, local)
+            ours = hold_out(tables, params, image_id, local) if split == "train" else split
+            image: Row = {"image_id": image_id, "provenance": provenance}
             text = get_sentence({"caption": parts[0]}, "caption")
             tables["images"].append(image_row(**image, source=name, split=ours, path=os.path.normpath(picture)))
-            tables["captions"].append({**image, "caption_id": join_id(name, local), "text": text})
+            tables["captions"].append({**image, "caption_id": image_id, "text": text})
     pictures.require_any(f"data.{name}: {path}")

@@ -7,10 +7,11 @@ by one; a file that is missing or in another format raises `DataError`.
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -53,7 +54,7 @@ def _next_line(file: TextIO, path: Path, purpose: str) -> str:
 
 
 def _check_text(head: bytes, path: Path, purpose: str) -> None:
-    if reason := explain_not_text(head):
+    if reason := explain_not_text(head, str(path)):
         raise DataError(f"{path}: {reason} ({purpose})")
 
 
@@ -96,13 +97,19 @@ def read_records(path: Path, key: str, purpose: str) -> Iterator[tuple[str, Any]
         yield f"{path.name}#{key}[{index}]", record
 
 
-def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_lines(
+    path: Path, tables: Tables, table: str, purpose: str, known: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (provenance, object) of each line of a JSON-lines file: `dev.json:12`. Malformed lines go to quarantine.
 
+    Args:
+        known: all keys that the format reads. Others are added to `tables.ignored`; default: any key is fine.
+
     Raises:
-        DataError: the file is missing, or none of its lines is a JSON object.
+        DataError: the file is missing, none of its lines is a JSON object, or a key is a misspelled `known` one.
     """
     good, bad, first = 0, 0, ""
+    shapes: dict[frozenset[str], list[str]] = {}  # sets of keys that were checked
     # split on "\n" alone: str.splitlines also splits at U+2028, which JSON strings may contain
     for number, line in enumerate(open_lines(path, purpose), start=1):
         if not line.strip():
@@ -118,9 +125,47 @@ def read_lines(path: Path, tables: Tables, table: str, purpose: str) -> Iterator
             tables.quarantine(table, "", "record_readable", f"not a JSON object: {error}", provenance)
             continue
         good += 1
+        if known and (keys := frozenset(record)) not in shapes:
+            shapes[keys] = check_names(f"{path}:{number}", "key", record, known)
+            if len(shapes) > MAX_SHAPES:  # objects that have nothing in common: check each, remember none
+                shapes.clear()
+            tables.ignored.update(shapes.get(keys, ()))
         yield provenance, record
     if bad and not good:
         raise DataError(f"{path}: not {purpose}: none of its {bad} lines is a JSON object; {printable(first)}")
+
+
+MAX_SHAPES = 1000
+MAX_NAME = 40
+TYPO = 0.8  # similarity from which a name is a misspelled one: `splt` for `split`, but not `long` for `lang`
+
+
+def check_names(where: str, kind: str, found: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Return the names that are not known, which a reader ignores.
+
+    Args:
+        where: file and line, for messages.
+        kind: of name: column or key.
+
+    Raises:
+        DataError: a name is nearly one of the known ones that are missing, so it is probably a misspelled one.
+    """
+    found = list(found)
+    others = [name for name in found if name and name not in known and len(name) <= MAX_NAME]
+    missing = [name for name in known if name not in found]
+    for name in others:
+        if near := find_typo(name, missing):
+            raise DataError(f"{where}: unknown {kind} `{printable(name)}`; did you mean `{near}`?")
+    return [printable(name) for name in others]
+
+
+def find_typo(name: str, known: Iterable[str]) -> str:
+    """Return the known name that `name` is a misspelling, another case or a longer form of; empty otherwise."""
+    lower, known = name.strip().lower(), list(known)
+    for other in known:
+        if sorted(lower) == sorted(other) or (lower.startswith(other) and lower[len(other) :].isalpha()):
+            return other
+    return next(iter(difflib.get_close_matches(lower, known, n=1, cutoff=TYPO)), "")
 
 
 def require_directory(base: Path, root: str, way_out: str) -> Path:
@@ -149,10 +194,12 @@ def read_csv(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (provenance, row) of each record: `captions.txt:12`, its first line.
 
-    White space around column names is ignored, and so is the case of `needed` and `optional` ones.
+    White space around column names is ignored, and so is the case of `needed` and `optional` ones. If there are
+    `optional` ones, other columns are added to `tables.ignored`.
 
     Raises:
-        DataError: the file is missing or empty, names a column twice, or lacks one of the `needed` columns.
+        DataError: the file is missing or empty, names a column twice, lacks one of the `needed` columns, or has a
+            misspelled `optional` one.
     """
     lines = (line + "\n" for line in open_lines(path, "a csv with a header", universal=True))
     ours = {name.lower(): name for name in (*needed, *optional)}
@@ -168,6 +215,8 @@ def read_csv(
                 raise DataError(
                     f"{path}:{number}: the column {twice[0]!r} is named twice; rename or delete one of them"
                 )
+            if optional:
+                tables.ignored.update(check_names(f"{path}:{number}", "column", header, (*needed, *optional)))
             if not set(needed) <= set(header):
                 more = f" (and may name {', '.join(optional)})" if optional else ""
                 raise DataError(

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_csv, require_directory
-from vlp_models.data.formats.splits import photo_folder, photo_id, read_lists, safe_name, stem, text_folders
+from vlp_models.data.formats.splits import hold_out, photo_folder, photo_id, read_lists, safe_name, stem, text_folders
 from vlp_models.data.names import Names
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
@@ -94,6 +94,8 @@ def fill(
                     raise RecordError(f"photo {photo} was {files[photo]} before and is {file} here", rule="id_unique")
                 if photo not in files:
                     files[photo], split = file, splits[photo]
+                    if split == "train":
+                        split = hold_out(tables, params, image_id, photo)
                     if params.limit and kept[split] >= params.limit:
                         cut.add(photo)
                     else:

@@ -4,7 +4,8 @@ Pairs are a CSV (or TSV) with a header, or JSON lines, with `image`, `caption` a
 `lang`. An image may be in several rows, one caption each. Image paths are relative to the file. If no row names a
 split, images are divided 80/10/10 by a hash of their path: the same file gives the same split on every machine, and new
 images do not move old ones (except if a split of a handful of images would be empty). Images with the same `group` are
-divided by the hash of their group, so they stay together. `lang` is a caption's language code (de, pt-BR); anything
+divided by the hash of their group, so they stay together. If rows name splits, `params.val_fraction` of train becomes
+val, by the same hash. `lang` is a caption's language code (de, pt-BR); anything
 else is unknown.
 
 `pairs` may be a pattern (`*/pairs.jsonl`): matching files are read in the order of their names, and ids start with the
@@ -22,6 +23,8 @@ import posixpath
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,8 +41,9 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import open_lines, read_csv, read_lines, require_directory
-from vlp_models.data.formats.splits import Division
+from vlp_models.data.formats.splits import Division, hold_out, split_held_out
 from vlp_models.data.joins import Database
+from vlp_models.data.names import FileNames
 from vlp_models.data.tables import (
     BATCH_ROWS,
     SPLITS,
@@ -55,7 +59,9 @@ from vlp_models.params import SourceParams
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 NO_LANGUAGE = "captions whose `lang` is blank or no language code: unknown"
 JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
-
+NEEDED, OPTIONAL = ("image", "caption"), ("split", "group", "lang")  # columns
+CHECKED_IMAGES = 1000  # whose files `check_pairs` looks for
+MISSING = "missing"  # in the place of a split
 
 MENTIONS = pa.schema(
     [
@@ -100,64 +106,124 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     return tables
 
 
-def count_images(name: str, params: SourceParams, base: Path) -> Counter[str]:
-    """Return how many images each split gets, before any file is opened and near-duplicates are grouped.
+@dataclass(frozen=True)
+class PairsCheck:
+    """What a listing contains, before any image is opened.
+
+    images    number of images that each split gets, without near-duplicates grouped
+    problems  a sentence for rows that cannot be read, images that are missing and columns that are ignored
+    """
+
+    images: Counter[str]
+    problems: list[str]
+
+
+def check_pairs(name: str, params: SourceParams, base: Path) -> PairsCheck:
+    """Read the listing of pairs, look for the first `CHECKED_IMAGES` image files, and count the images.
 
     Raises:
         DataError: see `read`.
     """
     splits: dict[str, str] = {}
     groups: dict[str, str] = {}
-    tables, rows = Tables(), 0
-    for path, prefix in _files(name, base / params.root, params.pairs):
-        for _, record in read_pairs(path, tables):
-            rows += 1
-            if params.limit and rows > params.limit:
-                break
-            with tables.record("captions", "", ""):
-                key = posixpath.normpath(prefix + get_text(record, "image").strip()).replace("\\", "/")
-                split = standard_split(get_text(record, "split")) if record.get("split") is not None else ""
-                splits.setdefault(key, split)
-                groups.setdefault(key, _read_group(record) or key)
-    if any(splits.values()):
-        return Counter(splits.values())
-    division = Division(groups.values())
-    return Counter(division.split_of(group) for group in groups.values())
+    tables, names = Tables(), FileNames()
+    missing: list[str] = []
+    for path, prefix, provenance, record in islice(_records(name, params, base, tables), params.limit or None):
+        where = f"{os.path.relpath(path, base)}:{provenance.rpartition(':')[2]}"
+        with tables.record("captions", where):
+            mention = _read_mention(record, path, prefix)
+            key = mention["key"]
+            if (
+                key not in splits
+                and len(splits) < CHECKED_IMAGES
+                and (reason := _find_image(mention["path"], path, names))
+            ):
+                missing.append(f"{where}: {reason}")
+                mention["split"] = MISSING
+            splits.setdefault(key, mention["split"])
+            groups.setdefault(key, mention["together"] or key)
+    present = {key: split for key, split in splits.items() if split != MISSING}
+    problems = _describe_problems(tables, missing, min(len(splits), CHECKED_IMAGES))
+    if any(present.values()):
+        counts = Counter(
+            split_held_out(groups[key], params.val_fraction) if split == "train" else split
+            for key, split in present.items()
+        )
+        return PairsCheck(counts, problems)
+    division = Division(groups[key] for key in present)
+    return PairsCheck(Counter(division.split_of(groups[key]) for key in present), problems)
+
+
+def _find_image(image: str, listing: Path, names: FileNames) -> str:
+    """Return why an image's file is not found, or is ambiguous; empty if it exists."""
+    if os.path.lexists(image):
+        return ""
+    relative = os.path.relpath(image, listing.parent)
+    found = names.find(listing.parent, relative)
+    return "" if len(found) == 1 else f"{relative}: no such file{names.explain(listing.parent, relative, found)}"
+
+
+def _describe_problems(tables: Tables, missing: list[str], checked: int) -> list[str]:
+    problems = []
+    if bad := list(tables["quarantine"]):
+        rows = "1 row cannot" if len(bad) == 1 else f"{len(bad):,} rows cannot"
+        problems.append(
+            f"{rows} be read{', the first' if len(bad) > 1 else ''}: {bad[0]['provenance']}: {bad[0]['reason']}"
+        )
+    if missing:
+        images = "1 image is" if len(missing) == 1 else f"{len(missing):,} of the first {checked:,} images are"
+        problems.append(f"{images} missing{', the first' if len(missing) > 1 else ''}: {missing[0]}")
+    if ignored := tables.describe_ignored():
+        problems.append(ignored)
+    return problems
 
 
 def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, mentions: TableWriter) -> None:
     """Write a row for each readable pair."""
-    files = _files(name, base / params.root, params.pairs)
-    rows = ((path, prefix, *found) for path, prefix in files for found in read_pairs(path, tables))
+    rows = islice(_records(name, params, base, tables), params.limit or None)
     for number, (path, prefix, provenance, record) in enumerate(rows, start=1):
-        if params.limit and number > params.limit:
-            break
         row_id = join_id(name, prefix + provenance.rpartition(":")[2])
         provenance = prefix + provenance
         with tables.record("captions", provenance, row_id):
-            image = get_text(record, "image").strip()
-            if not image or "\0" in image:
-                raise RecordError(f"`image` is not a path: {image!r}")
-            text = get_sentence(record, "caption")
-            split = standard_split(get_text(record, "split")) if record.get("split") is not None else ""
-            mentions.append(
-                {
-                    "number": number,
-                    # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
-                    "key": posixpath.normpath(prefix + image.lstrip("/") if prefix else image).replace("\\", "/"),
-                    "split": split,
-                    "together": _read_group(record),
-                    "language": standard_language(record["lang"]) if "lang" in record else "",
-                    "path": os.path.normpath(path.parent / image),
-                    "caption_id": row_id,
-                    "text": text,
-                    "provenance": provenance,
-                }
-            )
+            mention = _read_mention(record, path, prefix)
+            mentions.append({"number": number, **mention, "caption_id": row_id, "provenance": provenance})
 
 
-def _read_group(record: Row) -> str:
+def _records(name: str, params: SourceParams, base: Path, tables: Tables) -> Iterator[tuple[Path, str, str, Row]]:
+    """Yield (file, prefix of its ids, provenance, record) of each row."""
+    for path, prefix in _files(name, base / params.root, params.pairs):
+        for provenance, record in read_pairs(path, tables):
+            yield path, prefix, provenance, record
+
+
+def _read_mention(record: Row, path: Path, prefix: str) -> Row:
+    """Return the fields of a row of the file `path`.
+
+    Raises:
+        RecordError: a field is missing or unreadable.
+    """
+    image = get_text(record, "image").strip()
+    if not image or "\0" in image:
+        raise RecordError(f"`image` is not a path: {image!r}")
+    return {
+        "text": get_sentence(record, "caption"),
+        "split": standard_split(get_text(record, "split")) if record.get("split") is not None else "",
+        # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
+        "key": posixpath.normpath(prefix + image.lstrip("/") if prefix else image).replace("\\", "/"),
+        "together": read_group(record),
+        "language": read_language(record),
+        "path": os.path.normpath(path.parent / image),
+    }
+
+
+def read_group(record: Row) -> str:
+    """Return the group of a row's image, empty if it names none."""
     return get_id(record, "group").strip() if record.get("group") not in (None, "") else ""
+
+
+def read_language(record: Row) -> str:
+    """Return the language code of a row's caption: `unknown` if it is none, empty if there is no field `lang`."""
+    return standard_language(record["lang"]) if "lang" in record else ""
 
 
 def _add_images(name: str, params: SourceParams, tables: Tables, database: Database) -> None:
@@ -165,19 +231,26 @@ def _add_images(name: str, params: SourceParams, tables: Tables, database: Datab
         for piece in database.stream(_IMAGES):
             yield from piece.to_pylist()
 
+    def split_of(row: Row, image_id: str) -> str:
+        unit = row["together"] or row["key"]
+        if divided:
+            return divided.split_of(unit)
+        return hold_out(tables, params, image_id, unit) if row["split"] == "train" else str(row["split"])
+
     named = database.value(f"SELECT count(*) FROM ({_IMAGES}) WHERE split <> ''")
     divided = None if named else Division(row["together"] or row["key"] for row in found())
     if divided and params.group_near_duplicates:
         tables.divided = {join_id(name, row["key"].lstrip("/")): row["together"] or row["key"] for row in found()}
     tables["images"].extend(
         image_row(
-            join_id(name, row["key"].lstrip("/")),
+            image_id,
             source=name,
-            split=divided.split_of(row["together"] or row["key"]) if divided else row["split"],
+            split=split_of(row, image_id),
             path=row["path"],
             provenance=row["provenance"],
         )
         for row in found()
+        for image_id in [join_id(name, row["key"].lstrip("/"))]
     )
 
 
@@ -233,11 +306,9 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
     """
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
-        return read_csv(
-            path, tables, "captions", ("image", "caption"), ("split", "group", "lang"), delimiter=DELIMITERS[suffix]
-        )
+        return read_csv(path, tables, "captions", NEEDED, OPTIONAL, delimiter=DELIMITERS[suffix])
     if suffix in JSON_LINES:
-        return read_lines(path, tables, "captions", "image-caption pairs as JSON lines")
+        return read_lines(path, tables, "captions", "image-caption pairs as JSON lines", (*NEEDED, *OPTIONAL))
     raise DataError(
         f"{path}: pairs are read from {', '.join((*DELIMITERS, *JSON_LINES))}; save the file as one of them"
     )

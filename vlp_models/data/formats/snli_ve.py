@@ -34,7 +34,7 @@ from typing import Any
 from vlp_models.data.formats.base import RecordError, Row, Tables, get_id, get_sentence, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import (
-    is_held_out,
+    hold_out,
     photo_folder,
     photo_id,
     read_lists,
@@ -140,8 +140,6 @@ def fill(
                 if listed is not None and photo not in listed.splits:
                     tables.skipped["hypotheses about unlisted photos"] += 1
                     continue
-                held = listed is None and own == "train" and is_held_out(photo, params.val_fraction)
-                split = listed.splits[photo] if listed else "val" if held else own
                 file = hypothesis.file
                 if listed is not None:
                     if file not in files:
@@ -149,6 +147,9 @@ def fill(
                         files[file] = file if there else safe_name(listed.files.get(photo, file))
                     file = files[file]
                 image_id = join_id(name, stem(file))
+                split = listed.splits[photo] if listed else own
+                if split == "train":
+                    split = hold_out(tables, params, image_id, photo)
                 if splits.get(image_id, split) != split:
                     raise RecordError(f"its photo is {split} here and {splits[image_id]} before", rule="split_disjoint")
                 if params.limit and kept[split] >= params.limit:

@@ -88,6 +88,24 @@ def is_held_out(photo: str, share: float) -> bool:
     return bucket_of(photo) < share
 
 
+def hold_out(tables: Tables, params: SourceParams, image_id: str, unit: str) -> str:
+    """Return the split of a training image: val for `params.val_fraction` of the units, else train.
+
+    With `params.group_near_duplicates` the unit is recorded: `prepare` joins the units of near-duplicates and divides
+    them again.
+
+    Args:
+        unit: what stays together: the photo's id, or its group.
+    """
+    if params.val_fraction and params.group_near_duplicates:
+        tables.held_out[image_id] = unit
+    return split_held_out(unit, params.val_fraction)
+
+
+def split_held_out(unit: str, share: float) -> str:
+    return "val" if is_held_out(unit, share) else "train"
+
+
 class Division:
     """The division of images into train (80%), val (10%) and test (10%), by a hash of their units.
 
@@ -161,8 +179,8 @@ class Listed:
 def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[str, str], tables: Tables) -> Listed:
     """Return the photos with their splits, from the Karpathy file, `params.split_files`, or the official lists.
 
-    A photo in two lists belongs to the first one; the second mention is quarantined. `params.val_fraction` of train
-    becomes val.
+    A photo in two lists belongs to the first one; the second mention is quarantined. `params.val_fraction` is for the
+    caller (`hold_out`).
 
     Args:
         root: the dataset's directory; lists are looked for there and in `Flickr8k_text`.
@@ -191,9 +209,6 @@ def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[st
                 raise DataError(f"params.yaml: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
             for file in several:
                 _read_list(_find(file, folders), split, found, names, tables)
-    if params.val_fraction:
-        held = {photo for photo, split in found.items() if split == "train" and is_held_out(photo, params.val_fraction)}
-        found |= dict.fromkeys(held, "val")
     return Listed(splits=found, files=names)
 
 

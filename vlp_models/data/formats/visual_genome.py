@@ -32,7 +32,7 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_json, read_text, require_directory
-from vlp_models.data.formats.splits import is_held_out, read_karpathy, safe_name
+from vlp_models.data.formats.splits import hold_out, read_karpathy, safe_name
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -78,11 +78,12 @@ def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) ->
                 address = PurePosixPath(urlsplit(get_text(record, "url")).path)
                 file = safe_name("/".join(address.parts[-2:]))
                 width, height = get_size(record)
+                image_id = join_id(name, local)
                 tables["images"].append(
                     image_row(
-                        join_id(name, local),
+                        image_id,
                         source=name,
-                        split="val" if is_held_out(local, params.val_fraction) else "train",
+                        split=hold_out(tables, params, image_id, local),
                         path=_path(root, params.images, file),
                         provenance=provenance,
                         width=width,

@@ -231,7 +231,7 @@ class ShardDataset(Dataset[Sample]):
             source=row["source"],
             text=row.get("text") or "",
             values={
-                column.name: _plain(row[column.name], column.type)
+                column.name: _plain(row[column.name], column.arrow_type)
                 for column in self._view.indexed
                 if column.name != "text"
             },
@@ -443,4 +443,9 @@ def mean_region_features(
         for place, sample in enumerate(dataset.__getitems__(list(numbers[start : start + POOL_IMAGES])), start):
             if sample.regions is not None and len(sample.regions):
                 pooled_NF[place] = sample.regions.features[:max_regions].astype(np.float32).mean(0)
-    return pooled_NF / np.maximum(np.linalg.norm(pooled_NF, axis=1, keepdims=True), 1e-12)
+    return normalize_rows(pooled_NF)
+
+
+def normalize_rows(features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the rows with length one; a row of zeros stays."""
+    return features_NF / np.maximum(np.linalg.norm(features_NF, axis=1, keepdims=True), 1e-12)

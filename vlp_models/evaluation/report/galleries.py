@@ -122,7 +122,7 @@ def choose_highlights(galleries: Sequence[Examples], count: int = 6) -> Highligh
     if right or wrong:
         rule += (
             f", its first right and its first wrong predictions of each task in turn. {right} of the {right + wrong} "
-            "predictions in the sample are right"
+            "predictions in the sample are right; the galleries below have some of them"
         )
     return Highlights(cards=cards, rule=f"{rule}.")
 
@@ -187,7 +187,7 @@ def _captioning_cards(workspace: Workspace, pictures: Pictures, predictions: Seq
             Card(
                 picture=pictures.get(row["image_id"]),
                 lines=[caption, *greedy],
-                summary=f"{len(own)} references" if own else "",
+                summary=f"{len(own)} reference{'s' if len(own) > 1 else ''}" if own else "",
                 more=own,
                 right=right,
             )

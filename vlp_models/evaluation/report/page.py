@@ -33,6 +33,7 @@ from vlp_models.evaluation.report.records import (
     reads_regions,
 )
 from vlp_models.evaluation.report.variants import Comparison, VariantRow, compare, variant_rows
+from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, explain_few
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params
 from vlp_models.registry.receipts import hash_decisions, read_decisions
@@ -66,7 +67,8 @@ BASELINES = {  # what a baseline is
     "majority label": "the most frequent training label",
     "constant caption": "one caption for all images",
     "nearest-neighbor caption": "a caption of the most similar training image",
-    HUMAN: "one reference caption, scored against the others",
+    HUMAN: "one reference caption, scored against the others; it may be below other baselines, since a metric rewards "
+    "the wording that most captions share",
 }
 CURVES = {  # column of a curve -> what it is
     "loss": "total",
@@ -87,7 +89,9 @@ CURVES = {  # column of a curve -> what it is
 }
 VARIANTS_SHOWN = 3  # with more, the unfolded table has one metric
 GALLERIES_SHOWN = 4  # before all are folded once more
-CURVES_SHOWN = 6  # charts before the others are folded
+STORIES_SHOWN = 3  # models; if there are more, all but two are folded
+ROWS_SHOWN = 6  # of a table of results before the others are folded
+CURVES_SHOWN = 6  # charts; if there are more, all but half of that are folded
 COMPARED_SHOWN = 6  # pairs before the table is folded
 
 
@@ -147,11 +151,12 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
     examples = galleries(params, workspace, missing)
     return template.render(
         title=title(params, records),
+        few=few_images(tables, params.promotion.split),
         stories=stories(params, workspace),
         data=data_sizes(params, workspace),
         facts=facts(params, workspace, records),
         warnings=warnings(params),
-        notes=sorted({record["note"] for record in records if record["note"] and record["value"] is not None}),
+        notes=score_notes(records),
         headlines=headlines(tables, params.promotion.split),
         highlights=choose_highlights(examples),
         tables=tables,
@@ -175,6 +180,8 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         BASELINES=BASELINES,
         GALLERIES_SHOWN=GALLERIES_SHOWN,
         CURVES_SHOWN=CURVES_SHOWN,
+        STORIES_SHOWN=STORIES_SHOWN,
+        ROWS_SHOWN=ROWS_SHOWN,
         COMPARED_SHOWN=COMPARED_SHOWN,
     )
 
@@ -247,6 +254,22 @@ def tested_splits(tables: Sequence[ResultTable]) -> dict[tuple[str, str], str]:
     for table in tables:
         found.setdefault((table.task, table.dataset), table.split)
     return found
+
+
+def score_notes(records: Sequence[Record]) -> list[str]:
+    """Return what is unusual about scores, each once; those without an interval are one sentence."""
+    parts = {part for r in records if r["value"] is not None for part in r["note"].split("; ") if part}
+    without = {part for part in parts if part.startswith(NO_INTERVAL)}
+    found = sorted(parts - without)
+    return [*found, f"{NO_INTERVAL} of scores on fewer than {MIN_GROUPS} test items"] if without else found
+
+
+def few_images(tables: Sequence[ResultTable], split: str) -> str:
+    """Return a warning if a test set has too few images for an interval; empty otherwise."""
+    found = [[row["few"] for row in table.rows] for table in tables if table.split == split]
+    # metrics of part of the images have fewer of them than the test set
+    counts = [max(few) for few in found if few and None not in few]
+    return f"{explain_few(min(counts), split)}." if counts else ""
 
 
 def leakage(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -389,7 +412,7 @@ def _last_human(item: tuple[str, float]) -> tuple[bool, float]:
 
 def curves(params: Params, workspace: Workspace) -> list[Curve]:
     """Return the charts of every training of params.yaml: its losses, its accuracies, and any other quantity alone."""
-    result = []
+    result, palette = [], dict[str, int]()
     for run in [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]:
         file = workspace.curve(run)
         if not file.exists():
@@ -416,14 +439,21 @@ def curves(params: Params, workspace: Workspace) -> list[Curve]:
                 quantities["Accuracy, %"][column] = [(x, 100 * y) for x, y in columns[column]]
             else:
                 quantities.setdefault(own.replace("_", " ").capitalize(), {})[column] = columns[column]
-        result += [_curve(run, quantity, lines) for quantity, lines in quantities.items() if lines]
+        result += [_curve(run, quantity, lines, palette) for quantity, lines in quantities.items() if lines]
     return result
 
 
-def _curve(run: str, quantity: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> Curve:
-    """Draw one quantity; the validation has the color of its training and is dashed."""
+def _curve(
+    run: str, quantity: str, lines: Mapping[str, Sequence[tuple[float, float]]], palette: dict[str, int]
+) -> Curve:
+    """Draw one quantity; the validation has the color of its training and is dashed.
+
+    Args:
+        palette: objective -> number of its color in the charts before; new ones are added.
+    """
     names = list(dict.fromkeys(column.removeprefix("val_") for column in lines))
-    colors = {column: names.index(column.removeprefix("val_")) for column in lines}
+    numbers = _choose_colors([name.removesuffix("_accuracy") for name in names], palette)
+    colors = {column: numbers[names.index(column.removeprefix("val_"))] for column in lines}
     shown = {name: CURVES.get(part := name.removesuffix("_accuracy"), part.replace("_", " ")) for name in names}
     drawn = {
         f"{shown[column.removeprefix('val_')]}{', validation' if column.startswith('val_') else ''}": points
@@ -434,10 +464,26 @@ def _curve(run: str, quantity: str, lines: Mapping[str, Sequence[tuple[float, fl
         name=run,
         quantity=quantity,
         chart=line_chart(drawn, f"{run}: {quantity} over steps", dict(zip(drawn, colors.values(), strict=True))),
-        legend=[(shown[name], number) for number, name in enumerate(names)][:MAX_LINES],
+        legend=[(shown[name], number) for name, number in zip(names, numbers, strict=True) if number < MAX_LINES],
         has_validation=any(column.startswith("val_") for column in lines),
         last=f"{value:,.2f} after {step:,.0f} steps",
     )
+
+
+def _choose_colors(objectives: Sequence[str], palette: dict[str, int]) -> list[int]:
+    """Return a color number for each line of a chart: the objective's own, unless another line of the chart has it."""
+    chosen: list[int] = []
+    for name in objectives:
+        number = palette.get(name)
+        if number is None or number in chosen:
+            taken = {*chosen, *(palette[other] for other in objectives if other in palette)}
+            free = [color for color in range(MAX_LINES) if color not in taken]
+            known = list(palette.values())
+            number = min(free, key=lambda color: (known.count(color), color), default=MAX_LINES)
+        if number < MAX_LINES:
+            palette.setdefault(name, number)
+        chosen.append(number)
+    return chosen
 
 
 def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
@@ -507,7 +553,7 @@ def format_cost(value: float | None) -> str:
 def _as_cells(row: VariantRow) -> dict[str, Any]:
     """Return the row with its bar; a gain has none, since it can be negative."""
     trivial = {name: value for name, value in row.baselines.items() if name != HUMAN}
-    lower = row.metric == "median rank"
+    lower = row.metric.startswith("median rank")
     best = (min if lower else max)(trivial.items(), key=lambda item: item[1], default=None)
     cells = {**vars(row), "seeds": row.seeds, "bar": "", "best_baseline": best}
     if not row.metric.startswith("gain"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
-from vlp_models.metrics.bootstrap import Difference, compare_variants
+from vlp_models.metrics.bootstrap import Difference, compare_variants, count_in_note
 from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params, split_start
 from vlp_models.tasks.scoring import read_item_scores
@@ -95,6 +95,7 @@ class VariantRow:
     deviation  standard deviation over seeds; None with one seed
     baselines, costs  means over the seeds
     control    a text-only control, trained with blank images
+    few        number of test items, if they are too few for an interval
     """
 
     metric: str
@@ -108,6 +109,7 @@ class VariantRow:
     deviation: float | None
     baselines: dict[str, float]
     n: int
+    few: int | None
     costs: dict[str, float | None]
 
     @property
@@ -168,6 +170,7 @@ def _row(metric: str, variant: str, records: Sequence[Record]) -> VariantRow:
         deviation=statistics.stdev(values) if several else None,
         baselines={name: statistics.fmean(r["baselines"][name] for r in records) for name in sorted(shared)},
         n=records[0]["n"],
+        few=count_in_note(records[0]["note"]),
         costs={name: _mean([record[name] for record in records]) for name in COSTS},
     )
 

@@ -6,11 +6,14 @@ that didn't change, and hints, which would come once for each call.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import Any, TextIO
 
 REPRO = [sys.executable, "-m", "vlp_models.pipeline.dvc.repro"]  # as a command
+PARTIAL = "VLP_PARTIAL_REPRO"  # environment variable of a call that others of the same run follow
+UP_TO_DATE = "Data and pipelines are up to date."
 LEFT_OUT = re.compile(
     r"\s*$|> |(Stage )?'.*' didn't change, skipping$|(Generating|Updating) lock file '|"
     r"To track the changes with git, run:|\tgit add |To enable auto staging, run:|\tdvc config core\.autostage true|"
@@ -24,11 +27,12 @@ class ShortLog:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._unfinished = ""  # a line that has not ended yet
+        self._is_partial = PARTIAL in os.environ
 
     def write(self, text: str) -> int:
         *lines, self._unfinished = (self._unfinished + text).split("\n")
         for line in lines:
-            if not LEFT_OUT.match(line):
+            if not LEFT_OUT.match(line) and not (self._is_partial and line == UP_TO_DATE):
                 self._stream.write(f"{line}\n")
         return len(text)
 

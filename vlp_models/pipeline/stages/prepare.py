@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from vlp_models.common.device import cpu_count
@@ -23,7 +24,7 @@ from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdrawn
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, remove_images, spooled
-from vlp_models.data.formats.splits import Clusters, Division
+from vlp_models.data.formats.splits import Clusters, Division, split_held_out
 from vlp_models.data.images import ImageError, is_misnamed
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
@@ -65,15 +66,16 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
             if not (tables["images"] or tables["texts"]):
                 raise DataError(_no_image(key, source, found, tables))
-            if tables.divided:
-                notes[TOGETHER] = _group_near_duplicates(
-                    tables, directory, NearRules.of(params.validate.near_duplicates)
-                )
+            if tables.divided or tables.held_out:
+                rules = NearRules.of(params.validate.near_duplicates)
+                notes[TOGETHER] = _group_near_duplicates(tables, directory, rules, source.val_fraction)
             tables.close()
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
             counts |= {"languages": len(tables["languages"])} if tables["languages"] else {}
             for note, count in tables.notes.items():
                 logger.info("prepare %s: %d %s", key, count, note)
+            if tables.ignored:
+                logger.info("prepare %s: %s", key, tables.describe_ignored())
             write_manifest(
                 directory,
                 stage="prepare",
@@ -137,7 +139,7 @@ def _check_images(
         return None
 
     with progress_bar(f"checking images of {key}", len(listed), "images") as bar:
-        for row, result in _hash_rows(rows, job, refuse, held_out=bool(tables.divided)):
+        for row, result in _hash_rows(rows, job, refuse, held_out=bool(tables.divided or tables.held_out)):
             bar.advance()
             path = workspace.relative(Path(row["path"]))
             if not isinstance(result, ImageError):
@@ -173,26 +175,33 @@ def _check_images(
     return notes
 
 
-def _group_near_duplicates(tables: Tables, directory: Path, rules: NearRules) -> int:
+def _group_near_duplicates(tables: Tables, directory: Path, rules: NearRules, val_fraction: float) -> int:
     """Divide the images again, so that near-duplicates of each other, and their groups, are in one split.
+
+    Images whose split the dataset names stay in it. `val_fraction` applies to `tables.held_out`.
 
     Returns:
         How many images changed their split.
     """
+    divided = tables.divided or tables.held_out
     clusters = Clusters()
     pairs = find_near_duplicates(directory / FINGERPRINTS, rules, workers=cpu_count(MAX_PROCESSES))
     for one, other in pairs:
-        clusters.join(tables.divided[one], tables.divided[other])
+        if one in divided and other in divided:
+            clusters.join(divided[one], divided[other])
     listed = tables["images"]
     assert isinstance(listed, TableWriter)
     listed.close()
     waiting = listed.path.rename(directory / ".divided.parquet")
-    units = {image_id: clusters.first(unit) for image_id, unit in tables.divided.items()}
-    division = Division(units[row["image_id"]] for row in _read_rows(waiting))
+    units = {image_id: clusters.first(unit) for image_id, unit in divided.items()}
+    if tables.divided:
+        split_of = Division(units[row["image_id"]] for row in _read_rows(waiting)).split_of
+    else:
+        split_of = partial(split_held_out, share=val_fraction)
     moved = 0
     tables.rows["images"] = again = TableWriter("images", directory)
     for row in _read_rows(waiting):
-        split = division.split_of(units[row["image_id"]])
+        split = split_of(units[row["image_id"]]) if row["image_id"] in units else row["split"]
         moved += split != row["split"]
         again.append({**row, "split": split})
     waiting.unlink()

@@ -73,7 +73,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         TrackingError: MLflow does not answer.
     """
     from vlp_models.registry.client import connect, tracking_errors, tracking_uri
-    from vlp_models.registry.versions import register, set_challenger
+    from vlp_models.registry.versions import CHAMPION, find_version_by_alias, register, set_challenger
 
     with record_timing(workspace, "register"), _make_bundles(params, workspace) as bundles:
         client = connect(params.tracking, workspace.root)
@@ -88,7 +88,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 receipt |= {"content": record.content, "challenger": one.is_challenger}
                 receipts.setdefault(one.task, []).append(receipt)
                 state = "registered" if version.created else "already registered"
-                role = ", the challenger" if one.is_challenger else ""
+                champion = find_version_by_alias(client, version.name, CHAMPION)
+                is_champion = champion is not None and int(champion.version) == version.version
+                role = ", the champion" if is_champion else ", the challenger" if one.is_challenger else ""
                 logger.info("%s version %d%s: %s (run %s)", version.name, version.version, role, state, record.run)
             for receipt in (receipt for several in receipts.values() for receipt in several):
                 if receipt["challenger"]:

@@ -351,7 +351,10 @@ def _refuse(
             continue
         lines.append(f"  {name}: {result.bad:,} of {result.rows:,} rows are bad ({result.bad_fraction:.2%})")
         lines += [f"    {rule}: {count:,}" for rule, count in result.failed.most_common() if count]
+        # What the images are refused for is listed with them, not again with every row that names one.
         for row in result.first_examples(EXAMPLES):
+            if row["rule"] in page.CONSEQUENCES:
+                continue
             lines.append(f"    e.g. {row['row_id'] or '(no id)'} ({row['provenance']}): {row['rule']}: {row['reason']}")
     if not results["images"].good:
         lines.append("  images: no good row is left")

@@ -35,6 +35,7 @@ STYLE = """
 #examples, #examples .grid-wrap {height: auto !important; min-height: 0 !important; max-height: none !important}
 #examples .grid-container {grid-template-columns: repeat(4, minmax(0, 1fr)) !important; padding: 0 !important}
 #examples .grid-container button {min-width: 0 !important; width: 100% !important; height: auto !important}
+#found .caption-label {max-width: 94% !important; white-space: normal !important; overflow-wrap: anywhere}
 #found .grid-container {grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)) !important}
 @media (max-width: 640px) {
   .gradio-container > main, .gradio-container {padding: 8px !important}
@@ -65,7 +66,7 @@ def build(page: Page) -> gradio.Blocks:
         gr.Markdown(f"# {page.title}\n{NOTICE}")
         if page.warning:
             gr.Markdown(f"**{page.warning}**", elem_id="warning")
-        if page.captioner or page.answerer:
+        if page.captions or page.answerer:
             _photo_part(gr, page, one)
         if page.search:
             _search_part(gr, page, one)
@@ -106,14 +107,19 @@ def _photo_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
             )
         with gr.Column(scale=1):
             captions: list[Any] = []
-            if page.captioner:
+            if page.captions:
                 caption_label, beam_label = page.caption_labels()
                 captions = [
                     gr.Textbox(
                         label=caption_label, info=page.version_title("captioning"), interactive=False, elem_id="caption"
                     ),
                     gr.Textbox(label=beam_label, visible=bool(beam_label), interactive=False, elem_id="beam"),
-                    gr.Textbox(label="Caption, greedy decoding", interactive=False, elem_id="greedy"),
+                    gr.Textbox(
+                        label="Caption, greedy decoding",
+                        visible=page.captioner is not None,
+                        interactive=False,
+                        elem_id="greedy",
+                    ),
                 ]
             if page.answerer:
                 question = gr.Textbox(
@@ -127,7 +133,7 @@ def _photo_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
     cleared = [answers] if page.answerer else []
 
     def describe(path: str | None) -> list[Any]:
-        if not path or not page.captioner:  # without a captioner, the plain photo until a question is asked
+        if not path or not page.captions:  # without a captioner, the plain photo until a question is asked
             shown = page.show(path)
             texts = [""] * len(captions)
             return [

@@ -29,6 +29,7 @@ from vlp_models.serving.page.version_card import MEANINGLESS, VersionCard, descr
 from vlp_models.serving.predictor import Predictor
 
 if TYPE_CHECKING:
+    from vlp_models.serving.neighbors import NeighborCaptioner
     from vlp_models.tasks.captioning import Captioning
 
 NO_PHOTO = "Upload a photo first."
@@ -110,12 +111,14 @@ class PhotoModel:
 class Page:
     """The models of the page.
 
+    neighbors captions photos in place of a captioner; `missing` has the reason
     missing   task -> why it has no model, and what to do
     examples  files of photos to click
     lock      one prediction at a time
     """
 
     captioner: PhotoModel | None = None
+    neighbors: NeighborCaptioner | None = None
     answerer: PhotoModel | None = None
     search: PhotoSearch | None = None
     search_card: VersionCard | None = None
@@ -125,15 +128,24 @@ class Page:
 
     @property
     def tasks(self) -> list[str]:
-        """Return the tasks that the page has a model for."""
-        return [task for task in TITLES if self._version(task) is not None]
+        """Return the tasks that the page has a model for, or captions of similar photos."""
+        return [
+            task
+            for task in TITLES
+            if self._version(task) is not None or (task == "captioning" and self.neighbors is not None)
+        ]
+
+    @property
+    def captions(self) -> bool:
+        """Return whether the page captions photos."""
+        return self.captioner is not None or self.neighbors is not None
 
     @property
     def title(self) -> str:
         """Return what a visitor can do here."""
-        parts = ["caption a photo"] if self.captioner else []
+        parts = ["caption a photo"] if self.captions else []
         if self.answerer:
-            parts.append("ask about it" if self.captioner else "ask about a photo")
+            parts.append("ask about it" if self.captions else "ask about a photo")
         if self.search:
             parts.append("search photos by text")
         text = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
@@ -156,15 +168,25 @@ class Page:
 
     def caption(self, path: str | None) -> CaptionResult:
         """Caption an uploaded photo."""
-        if not path or self.captioner is None:
+        if not path or not self.captions:
             return CaptionResult(problem=self.missing.get("captioning", NO_PHOTO) if path else NO_PHOTO)
         try:
+            if self.captioner is None:
+                return self._caption_by_neighbors(path)
             with self.lock:
                 prediction, overlay = self.captioner.predict(open_photo(path))
         except VLPError as error:
             return CaptionResult(problem=_as_sentence(error))
         texts = {name: prediction[name] or "(nothing)" for name in ("caption", "beam", "greedy") if name in prediction}
         return CaptionResult(**texts, overlay=overlay)
+
+    def _caption_by_neighbors(self, path: str) -> CaptionResult:
+        assert self.neighbors is not None
+        photo = open_photo(path)
+        with self.lock:
+            text = self.neighbors.caption([photo])[0]
+        overlay = Overlay(picture=scale_for_page(photo), note="No boxes: the caption is one of other photos.")
+        return CaptionResult(caption=text or "(nothing)", overlay=overlay)
 
     def answer(self, path: str | None, question: str) -> AnswerResult:
         """Answer a question about an uploaded photo."""
@@ -205,7 +227,7 @@ class Page:
             if photo is None:
                 not_on_disk.append(image_id)
             else:
-                photos.append((scale_for_page(photo, 320), f"{score:.2f} {image_id}"))
+                photos.append((scale_for_page(photo, 320), f"{score:.2f} {image_id.rpartition('/')[2]}"))
         problem = f"Also found, but not on this disk: {', '.join(not_on_disk)}." if not_on_disk else ""
         return SearchResult(photos=photos, problem=problem)
 
@@ -228,7 +250,7 @@ class Page:
     def caption_labels(self) -> tuple[str, str]:
         """Return the labels of the caption and of the beam's caption; the second is empty if they are the same."""
         if self.captioner is None:
-            return "Caption", ""
+            return "Caption of similar training photos", ""
         search = cast("Captioning", self.captioner.predictor.task_model).caption_search
         beam = f"Caption, {search.beam_label}" if search.settings.consensus_samples else ""
         return f"Caption, {search.caption_label}", beam

@@ -1,34 +1,24 @@
-"""Photos of the demo page: open an uploaded one safely, draw boxes on it, and search the indexed ones by text.
-
-Shape suffixes: I photos, D embedding.
-"""
+"""Photos of the demo page: open an uploaded one safely, draw boxes on it, and search the indexed ones by text."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import cast
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.images import FORMATS, ImageError
-from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import CheckpointError, DataError
-from vlp_models.metrics.retrieval import top_columns
-from vlp_models.models.protocols import Embeds, ScoresPairs
 from vlp_models.serving.images import MAX_BYTES, decode_checked
+from vlp_models.serving.search import ImageSearch
 from vlp_models.tasks.base import load_task_model
-from vlp_models.tasks.retrieval import EncodedImage, Retrieval, score_pairs
+from vlp_models.tasks.retrieval import Retrieval
 
 SHOWN = 720  # pixels of a photo's longer side on the page
 BOX_COLOR, IMPORTANT_COLOR = (60, 60, 60), (255, 120, 0)
-AT_ONCE = 32  # photos per forward pass
 MAX_PAIRS = 1000  # photos that a model without embeddings compares with a text, one forward pass each
 TOP = 6
 EXAMPLES = 8
@@ -130,58 +120,18 @@ class PhotoSearch:
         images = read_table("images", workspace.validated)
         self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
         self._root = workspace.root
-        self._device = device
-        self._embedded_ID: NDArray[np.float32] | None = None
         self.photo_count = len(self.photos) if task_model.by_embeddings else min(len(self.photos), MAX_PAIRS)
+        self._search = ImageSearch(task_model, self.photo_count, self.photos.__getitems__, device)
 
     def find(self, text: str, count: int = TOP) -> list[tuple[str, float]]:
         """Return the ids of the `count` best photos with their scores, best first.
 
         Scores are comparable within one search only.
         """
-        if self.task_model.by_embeddings:
-            similarity_I = self._similarity(text)
-        else:
-            similarity_I = np.zeros(self.photo_count, np.float32)
-        rows: list[int] = np.arange(self.photo_count).tolist()
-        score_I = similarity_I
-        if self.task_model.by_pairs:
-            shortlist = int(self.task_model.options.shortlist)
-            if shortlist:
-                rows = top_columns(similarity_I[None], shortlist)[0].tolist()
-            score_I = self._pair_scores(text, rows)
-        best = top_columns(score_I[None], count)[0].tolist()
         ids = self.photos.image_ids()
-        return [(ids[rows[i]], float(score_I[i])) for i in best]
+        return [(ids[row], score) for row, score in self._search.find(text, count)]
 
     def path(self, image_id: str) -> Path | None:
         """Return the photo's file, if the validated tables have it."""
         path = self._paths.get(image_id)
         return None if path is None else self._root / path
-
-    @torch.no_grad()
-    def _similarity(self, text: str) -> NDArray[np.float32]:
-        model = cast(Embeds, self.task_model.model)
-        if self._embedded_ID is None:
-            blocks = []
-            for samples in self._batches(range(len(self.photos))):
-                batch = self.task_model.collate(samples).to(self._device)
-                blocks.append(model.embed_image(batch.image).float().cpu().numpy())
-            self._embedded_ID = np.concatenate(blocks)
-        tokens = self.task_model.tokenizer.encode_batch([text], self.task_model.info.max_text_len).to(self._device)
-        similarity_I: NDArray[np.float32] = self._embedded_ID @ model.embed_text(tokens).float().cpu().numpy()[0]
-        return similarity_I
-
-    @torch.no_grad()
-    def _pair_scores(self, text: str, rows: Sequence[int]) -> NDArray[np.float32]:
-        model, scores = cast(ScoresPairs, self.task_model.model), []
-        for samples in self._batches(rows):
-            state = model.encode_image(self.task_model.collate(samples).to(self._device).image)
-            encoded = [EncodedImage(state=state, row=row) for row in range(len(samples))]
-            length = self.task_model.info.max_text_len
-            scores.append(score_pairs(model, self.task_model.tokenizer, encoded, [text], max_text_len=length)[0])
-        return np.concatenate(scores)
-
-    def _batches(self, rows: Sequence[int]) -> Iterator[list[Sample]]:
-        for start in range(0, len(rows), AT_ONCE):
-            yield self.photos.__getitems__(rows[start : start + AT_ONCE])

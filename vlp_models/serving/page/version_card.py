@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.packages import PREFIX, library_of
+from vlp_models.metrics.bootstrap import count_in_note, explain_few
 from vlp_models.params import split_start
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
@@ -198,7 +199,7 @@ def describe_limits(task_model: TaskModel) -> list[str]:
         found.append("It always returns a best photo, even if none fits the text.")
     if task_model.info.classes:
         kinds = len(task_model.info.classes) - 1
-        found.append(f"Its detector distinguishes {kinds:,} classes of objects and may miss others.")
+        found.append(f"What computes its regions distinguishes {kinds:,} classes of objects and may miss others.")
     if task_model.info.blank_images:
         found.append("It is a text-only control that was trained without images and ignores the photo.")
     return found
@@ -206,13 +207,16 @@ def describe_limits(task_model: TaskModel) -> list[str]:
 
 def _describe_scores(scores: Sequence[Record]) -> list[str]:
     places: dict[str, list[str]] = {}
+    few: dict[str, str] = {}  # place -> warning
     for score in scores:
         if score.get("value") is None or score["metric"] not in task_class(score["task"]).headlines:
             continue
         interval = f" ({score['low']:.1f} to {score['high']:.1f})" if score.get("low") is not None else ""
         place = f"{score['dataset']}, split {score['split']}"
         places.setdefault(place, []).append(f"{score['metric']} {score['value']:.1f}{interval}")
-    return [f"Scores on {place}: {', '.join(lines)}." for place, lines in places.items()]
+        if (count := count_in_note(score.get("note") or "")) is not None:
+            few[place] = f" {explain_few(count, score['split'])}."
+    return [f"Scores on {place}: {', '.join(lines)}.{few.get(place, '')}" for place, lines in places.items()]
 
 
 def _dataset_names(sources: Iterable[str], params: Record) -> str:

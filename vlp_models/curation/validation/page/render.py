@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlp_models.common.pages import page_environment
@@ -15,6 +15,8 @@ from vlp_models.curation.duplicates.leakage import Leak
 
 EXAMPLES = 20  # per list
 LONGEST = 300  # characters of a value from the data
+# Rules whose rows are bad only because their image is, which is listed on its own.
+CONSEQUENCES = ("image_good", "other_images_good")
 # Rules that `prepare` applies while it reads; the others are in rules.py.
 READING = {
     "annotation_found": "the question has an annotation",
@@ -99,7 +101,8 @@ def render(found: Validation) -> str:
     environment = page_environment("vlp_models.curation.validation.page")
     environment.filters["percent"] = format_percent
     environment.filters["shorten"] = shorten
-    broken = sorted((rule for rule in found.rules if rule.failed), key=lambda rule: -rule.failed)
+    failed = sorted((rule for rule in found.rules if rule.failed), key=lambda rule: -rule.failed)
+    broken = [rule for rule in failed if rule.name not in CONSEQUENCES]
     images = next((table for table in found.tables if table.name == "images"), None)
     return environment.get_template("page.html.j2").render(
         found=found,
@@ -108,6 +111,7 @@ def render(found: Validation) -> str:
         has_images=images is not None and images.good > 0,
         limit=f"{100 * found.max_bad_fraction:g}%",
         broken=broken,
+        consequences=[replace(rule, examples=()) for rule in failed if rule.name in CONSEQUENCES],
         passed=[rule for rule in found.rules if not rule.failed and rule.checked],
         expectations=[rule for rule in found.rules if rule.expectation and rule.checked],
         copies=sorted(Counter(leak.split for leak in found.near_duplicates).items()),

@@ -1,0 +1,100 @@
+"""The weights of others that a registered version started from, and their licenses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlp_models.common.packages import PREFIX, library_of, license_of
+
+# As packages name their licenses -> the Hugging Face Hub's identifier
+IDENTIFIERS = {
+    **dict.fromkeys(("apache-2.0", "apache 2.0", "apache license 2.0", "apache 2.0 license"), "apache-2.0"),
+    **dict.fromkeys(("apache software license", "apache license, version 2.0"), "apache-2.0"),
+    **dict.fromkeys(("mit", "mit license"), "mit"),
+    **dict.fromkeys(("bsd", "bsd license"), "bsd"),
+    **{name: name for name in ("bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "unlicense")},
+    **{name: name for name in ("cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0", "gpl-3.0", "lgpl-3.0", "mpl-2.0")},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BorrowedWeights:
+    """What was not trained in the project.
+
+    role: `text weights`, `detector`, ... source: as in params.yaml. license: empty if unknown.
+    """
+
+    role: str
+    source: str
+    license: str
+
+
+def find_borrowed(lineage: Mapping[str, Any]) -> list[BorrowedWeights]:
+    """Return the weights of others in a version, from its lineage record.
+
+    They are those that its chain of checkpoints and its params name, and each checkpoint that has changed since, whose
+    own origin is unknown.
+    """
+    found = dict.fromkeys(_sources(lineage))
+    return [BorrowedWeights(role=role, source=source, license=_license(source, model)) for role, source, model in found]
+
+
+def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (role, source, timm's name of the architecture)."""
+    params: Mapping[str, Any] = lineage.get("params", {})
+    parents, models = lineage.get("parents", []), {lineage.get("model", "")}
+    for parent in parents:
+        if parent["role"] == "starts from":
+            models |= {parent["path"].partition("initial/")[2]}
+            if parent.get("note"):
+                yield "checkpoint", parent["path"], ""
+    for name, model in params.get("models", {}).items():
+        if name in models:
+            config = model.get("config", {})
+            architecture = config.get("stem_backbone") or config.get("backbone") or ""
+            yield from (
+                (role, model[key], architecture if key == "image_init" else "")
+                for role, key in (("imported", "init"), ("image weights", "image_init"), ("text weights", "text_init"))
+                if model.get(key)
+            )
+    if any(parent["role"] == "detector" for parent in parents):
+        features, detector = params.get("features", {}), params.get("detector", {})
+        if features.get("source") == "timm":
+            yield "backbone", features["timm"]["weights"], features["timm"]["model"]
+        elif features.get("source") == "detector" and detector.get("source") == "weights":
+            yield "detector", detector["weights"], ""
+    tokenizer = params.get("tokenizer", {})
+    if tokenizer.get("source") == "vocab" and tokenizer["vocab"].startswith(PREFIX):
+        yield "vocabulary", tokenizer["vocab"], ""
+
+
+def _license(source: str, model: str) -> str:
+    if source.startswith(PREFIX):
+        return license_of(source.removeprefix(PREFIX))
+    if library_of(source) == "timm":
+        return _timm_license(source.partition(":")[2] or model)
+    return license_of("torchvision") if library_of(source) else ""
+
+
+def _timm_license(model: str) -> str:
+    """Return the license of timm's own weights of a model; timm's code has another."""
+    with contextlib.suppress(ImportError, RuntimeError):
+        import timm
+
+        known: Any = timm.get_pretrained_cfg(model)
+        return str((known and known.license) or "")
+    return ""
+
+
+def hub_identifier(borrowed: list[BorrowedWeights]) -> str:
+    """Return the Hub's identifier of the license that all borrowed weights have; `other` if they have no single one.
+
+    `unknown` without borrowed weights: nobody has stated a license.
+    """
+    if not borrowed:
+        return "unknown"
+    names = {IDENTIFIERS.get(weights.license.lower(), "other") for weights in borrowed}
+    return names.pop() if len(names) == 1 else "other"

@@ -1,0 +1,151 @@
+"""Write a bundle as a folder in Hugging Face's layout, which `VLP.from_pretrained` (serving/hub.py) loads.
+
+    model.safetensors            the weights, names as in docs/reference/checkpoints.md
+    config.json                  the checkpoint's config, with `library_name`, `model_type` and `architectures`
+    labels.json                  names of the classifier's rows, if it has any
+    tokenizer.json, tokenizer_config.json, vocab.txt    as `transformers.AutoTokenizer` reads them
+    preprocessor_config.json     how an image becomes the model's input
+    detector/, search/           as in a bundle
+    content.json                 SHA-256 of each of these files
+    README.md                    the model card
+
+What only the project needs stays out of it: provenance, with paths of this machine, and resume states.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from vlp_models.common.io import output_directory, write_json
+from vlp_models.common.plugins import FOLDER, active_plugins
+from vlp_models.common.workspace import SEARCH
+from vlp_models.data.pixels import PixelInput
+from vlp_models.errors import CheckpointError, DataError, first_line
+from vlp_models.models.checkpoint import CONFIG, LABELS, WEIGHTS
+from vlp_models.serving.bundle import (
+    DETECTOR,
+    PREPROCESSOR,
+    checkpoint_folder,
+    read_features_config,
+    write_content,
+)
+from vlp_models.serving.predictor import ImageModel
+
+LIBRARY = "vlp-flows"  # `library_name` and `model_type`
+CARD = "README.md"
+# What may be in an export; nothing else is uploaded or downloaded. No format here can run code.
+PATTERNS = ("*.json", "*.safetensors", "vocab.txt", CARD)
+
+
+def write_export(bundle: Path, directory: Path, card: str) -> None:
+    """Write the export, complete or not at all: it is loaded once before it gets its name.
+
+    Args:
+        directory: must not exist, or be empty.
+        card: text of README.md.
+
+    Raises:
+        DataError: `directory` exists.
+        CheckpointError: the bundle is damaged, or cannot compute the model's input from an image.
+    """
+    directory = directory.resolve()
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise DataError(f"{directory}: already exists; name a new folder, or remove this one first")
+    model = ImageModel(bundle)
+    if model.task_model.request is None and model.task != "retrieval":
+        raise CheckpointError(
+            f"{bundle}: a model of the task {model.task} cannot be applied to an image, so not exported"
+        )
+    _check_plugins(model)
+    with output_directory(directory) as folder:
+        checkpoint = checkpoint_folder(bundle)
+        for name in (WEIGHTS, LABELS):
+            if (checkpoint / name).exists():
+                shutil.copyfile(checkpoint / name, folder / name)
+        write_json(folder / CONFIG, _config(model))
+        model.task_model.tokenizer.save_pretrained(folder, model.task_model.info.max_text_len)
+        write_json(folder / PREPROCESSOR, _preprocessor_config(model, bundle))
+        if any((bundle / DETECTOR).glob("*.safetensors")):  # a grid of cells needs none
+            _copy_detector(bundle / DETECTOR, folder / DETECTOR)
+        if (bundle / SEARCH).is_dir():
+            shutil.copytree(bundle / SEARCH, folder / SEARCH, copy_function=shutil.copyfile)
+        (folder / CARD).write_text(card, encoding="utf-8")
+        write_content(folder, [])
+        ImageModel(folder)
+
+
+def check_library(folder: Path, source: str) -> None:
+    """Check that a folder's config.json was written by `write_export`. source: the folder's name for messages.
+
+    Raises:
+        CheckpointError: it was not.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{source}: not a model of {LIBRARY}: it has no {CONFIG}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{source}: {CONFIG} cannot be read: {first_line(error)}") from None
+    found = config if isinstance(config, dict) else {}
+    if found.get("library_name") == LIBRARY:
+        return
+    if str(found.get("format", "")).startswith("vlp-"):
+        raise CheckpointError(
+            f"{source}: a checkpoint of a project, not an export; export its registered version: `vlp export TASK DIR`"
+        )
+    named = [f"{key} {found[key]!r:.60}" for key in ("library_name", "model_type", "architectures") if found.get(key)]
+    raise CheckpointError(f"{source}: not a model of {LIBRARY}: {CONFIG} has {', '.join(named) or 'no library_name'}")
+
+
+def _check_plugins(model: ImageModel) -> None:
+    """
+    Raises:
+        CheckpointError: the model's or the task's code is in the project, not in a package.
+    """
+    for kind, name in (("families", model.task_model.info.family), ("tasks", model.task)):
+        target = active_plugins(kind).get(name, "")
+        if target.startswith(f"{FOLDER}."):
+            raise CheckpointError(
+                f"`plugins.{kind}.{name}: {target}`: an export has no code, so nothing could load it; move the plugin "
+                f"into a package with an entry point in the group vlp_flows.{kind}"
+            )
+
+
+def _config(model: ImageModel) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    info = dataclasses.replace(model.task_model.info, provenance={})
+    try:
+        made_by = version(LIBRARY)
+    except PackageNotFoundError:
+        made_by = "unknown"
+    return {
+        **info.to_json(),
+        "library_name": LIBRARY,
+        "model_type": LIBRARY,
+        "architectures": [type(model.task_model.model).__name__],
+        "vlp_flows_version": made_by,
+    }
+
+
+def _preprocessor_config(model: ImageModel, bundle: Path) -> dict[str, Any]:
+    """Return how an image becomes the model's input; with regions, what `read_features_config` reads."""
+    image = model.inputs.image
+    if isinstance(image, PixelInput):
+        # What serving uses; the model's own config has the rest, and decides
+        served = {"resize": image.resize, "size": {"height": image.height, "width": image.width}}
+        return {"input": "pixels", **served, "image_mean": list(image.mean), "image_std": list(image.std)}
+    return {"input": "regions" if image is not None else "none", **(read_features_config(bundle) if image else {})}
+
+
+def _copy_detector(source: Path, target: Path) -> None:
+    """Copy weights and config.json, without the record of the training, which names files of this machine."""
+    target.mkdir()
+    for file in source.glob("*.safetensors"):
+        shutil.copyfile(file, target / file.name)
+    record = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    write_json(target / CONFIG, {**record, "training": {}})

@@ -1,0 +1,227 @@
+"""`VLP`: load an exported model in one line and use it, with only the packages of the extra `serve`.
+
+from vlp_models import VLP
+model = VLP.from_pretrained("path/to/export")       # or a repository of the Hugging Face Hub: "owner/name"
+model.caption("photo.jpg")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from vlp_models.errors import DataError, MissingToolError, VLPError, first_line
+from vlp_models.serving.bundle import CONTENT, list_files, read_bundle_info
+from vlp_models.serving.export import CARD, CONFIG, PATTERNS, check_library
+from vlp_models.serving.images import open_image
+from vlp_models.serving.predictor import ImageModel, Predictor
+
+if TYPE_CHECKING:
+    from vlp_models.tasks.retrieval import Retrieval
+
+T = TypeVar("T")
+
+# What a model of each task does
+METHODS = {
+    "captioning": "caption(image)",
+    "vqa": "answer(image, question)",
+    "nlvr": "judge(image, statement)",
+    "nlvr2": "judge([left, right], statement)",
+    "entailment": "predict(image, hypothesis)",
+    "retrieval": "search(query, images)",
+}
+INSTALL = 'pip install "vlp-flows[serve]"'
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class VLP:
+    """An exported model. An image is a path, a PIL image or a uint8 array [H, W, 3] or [H, W].
+
+    Attributes:
+        directory: the export's folder.
+        task: captioning, vqa, ...; a method that the task does not support raises a `DataError`.
+    """
+
+    def __init__(self, directory: Path | str, device: str = "cpu") -> None:
+        """Load an export from a folder; see `from_pretrained`."""
+        self.directory = Path(directory)
+        check_library(self.directory, str(directory))
+        task = read_bundle_info(self.directory).task or ""
+        model_class = ImageModel if task == "retrieval" else Predictor
+        try:
+            self._model = model_class(self.directory, device)
+        except ModuleNotFoundError as error:
+            raise MissingToolError(
+                f"{directory}: the model needs {error.name}, which is not installed; {INSTALL}"
+            ) from None
+        self.task: str = self._model.task
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        device: str = "cpu",
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+    ) -> VLP:
+        """Load an export.
+
+        Args:
+            source: its folder, or its repository on the Hugging Face Hub, `owner/name`.
+            revision: of the repository: a branch, a tag or a commit.
+            cache_dir, token, local_files_only: as in `huggingface_hub.snapshot_download`.
+
+        Raises:
+            DataError: no such folder or repository, or no network.
+            CheckpointError: not a model of vlp-flows, or a file has changed or is damaged.
+            MissingToolError: `source` is a repository and huggingface_hub is not installed.
+        """
+        if Path(source).is_dir():
+            return cls(source, device)
+        if not isinstance(source, str) or not REPOSITORY.fullmatch(source):
+            raise DataError(f"{source}: no such folder; a repository of the Hugging Face Hub is named owner/name")
+        options = {"cache_dir": cache_dir, "token": token, "local_files_only": local_files_only}
+        return cls(_download(source, revision, options), device)
+
+    def caption(self, image: Any) -> str:
+        """Describe an image in a sentence."""
+        self._require("caption", "captioning")
+        return str(self.predict(image)["caption"])
+
+    def answer(self, image: Any, question: str) -> str:
+        """Answer a question about an image; `predict` also returns the five most probable answers."""
+        self._require("answer", "vqa")
+        return str(self.predict(image, question)["answer"])
+
+    def judge(self, image: Any, statement: str) -> bool:
+        """Return whether a statement about an image is true; NLVR2: about a list of two images, the left one first."""
+        self._require("judge", "nlvr", "nlvr2")
+        return bool(self.predict(image, statement)["prediction"])
+
+    def search(self, query: str, images: Sequence[Any], top: int = 5) -> list[tuple[int, float]]:
+        """Return the positions of the images that fit the query best, with their scores, best first.
+
+        Scores are comparable within one search only.
+        """
+        self._require("search", "retrieval")
+        from vlp_models.serving.search import ImageSearch
+
+        if not len(images):
+            return []
+        samples = self._model.make_samples([[open_image(image)] for image in images])
+        model = cast("Retrieval", self._model.task_model)
+        search = ImageSearch(model, len(samples), lambda rows: [samples[row] for row in rows], self._model.device)
+        return search.find(query, top)
+
+    def predict(self, image: Any, text: str = "") -> dict[str, Any]:
+        """Return the record that the registered version serves for this image (docs/reference/checkpoints.md).
+
+        Args:
+            image: for a task with several images, a list of that many.
+            text: the question, statement or hypothesis, if the task takes one.
+        """
+        if not isinstance(self._model, Predictor):
+            self._require("predict")
+        predictor = cast(Predictor, self._model)
+        if predictor.request.text and not text:
+            raise DataError(f"a model of the task {self.task} needs a {predictor.request.text}: `{self._usage}`")
+        if text and not predictor.request.text:
+            raise DataError(f"a model of the task {self.task} takes no text: `{self._usage}`")
+        return predictor.predict([image], [text])[0]
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload a vlp-flows model",
+    ) -> str:
+        """Upload the export to a repository of the Hugging Face Hub, which is created if needed; return its address.
+
+        Only the export's own files are uploaded, whatever else is in the folder.
+
+        Raises:
+            DataError: the Hub refuses it, or no network.
+            MissingToolError: huggingface_hub is not installed.
+        """
+        hub = _import_hub()
+
+        def upload() -> str:
+            api = hub.HfApi(token=token)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repo_id,
+                folder_path=self.directory,
+                allow_patterns=[*list_files(self.directory), CONTENT, CARD],
+                commit_message=commit_message,
+                revision=revision,
+            )
+            return f"{api.endpoint}/{repo_id}"
+
+        return _ask_hub(upload, repo_id)
+
+    def _require(self, method: str, *tasks: str) -> None:
+        if self.task not in tasks:
+            raise DataError(f"{self.directory}: a model of the task {self.task} cannot `{method}`; use `{self._usage}`")
+
+    @property
+    def _usage(self) -> str:
+        return METHODS.get(self.task, "predict(image, text)")
+
+
+def _download(repo_id: str, revision: str | None, options: dict[str, Any]) -> Path:
+    """Download a repository, after its config.json alone shows that it is an export."""
+    hub = _import_hub()
+
+    def snapshot(wanted: str | None, patterns: Sequence[str]) -> Path:
+        return Path(hub.snapshot_download(repo_id, revision=wanted, allow_patterns=list(patterns), **options))
+
+    first = _ask_hub(lambda: snapshot(revision, [CONFIG]), repo_id)
+    check_library(first, repo_id)
+    # The folder's name is the commit, so that all files are of one.
+    return _ask_hub(lambda: snapshot(first.name, PATTERNS), repo_id)
+
+
+def _import_hub() -> Any:
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError:
+        raise MissingToolError(f"huggingface_hub, which reads repositories, is not installed; {INSTALL}") from None
+    return huggingface_hub
+
+
+def _ask_hub(request: Callable[[], T], repo_id: str) -> T:
+    """Run a request to the Hub.
+
+    Raises:
+        DataError: it failed, as one sentence.
+    """
+    from huggingface_hub import errors
+
+    try:
+        return request()
+    except VLPError:
+        raise
+    except errors.HFValidationError as error:
+        raise DataError(f"{repo_id}: not a valid repository name ({first_line(error)})") from None
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError):
+        raise DataError(
+            f"{repo_id}: no such repository on the Hugging Face Hub, or no access to it; a private one needs `token=`, "
+            "or `hf auth login`"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise DataError(f"{repo_id}: the repository has no such revision") from None
+    except errors.LocalEntryNotFoundError:
+        raise DataError(
+            f"{repo_id}: not in the cache of this machine, and the Hugging Face Hub cannot be reached; download it "
+            "where there is a network, and give its folder"
+        ) from None
+    except Exception as error:  # a library for HTTP raises its own errors
+        raise DataError(f"{repo_id}: the Hugging Face Hub cannot be reached or refuses: {first_line(error)}") from None
