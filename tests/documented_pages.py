@@ -197,6 +197,8 @@ def run_blocks(project: Path, blocks: list[Block], change: Change, *, timeout: f
         finally:
             _stop(shell.pid)
             shell.wait()
+            if (project / ".work" / "stack").exists():  # `vlp up`'s processes outlive their shell
+                subprocess.run([str(BIN / "vlp"), "down"], cwd=project, env=env, check=False, timeout=300)
     text = log.read_text(errors="replace")
     assert code == 0, f"{code}\n{text[-6000:]}"
     for printing in (command for block in blocks for command in block.commands if command.output):

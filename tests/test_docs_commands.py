@@ -101,8 +101,10 @@ PARTS: dict[str, list[Part]] = {
             long=True,
             before={
                 "python -m flows.retrain": f"{INGESTED} && vlp promote vqa && {VERSION_2_IS_CHAMPION}",
-                "git add data/accepted params.yaml dvc.yaml dvc.lock promotions": awaited(1),
+                "vlp status": awaited(1),
+                "prefect deployment schedule resume": "vlp up",  # the page has stopped it
             },
+            replace={"vlp up ": "vlp up --port {port} "},
             after=awaited(5),
         )
     ],

@@ -5,7 +5,8 @@
 Starts a Prefect server, an MLflow server and the demo page on free loopback ports, runs the retrain flow once, takes
 the screenshots and stops the servers. The page needs a champion (`vlp promote`) and Gradio; without Gradio its
 screenshot stays as it is. So does that of the visual dictionary if the report has none (the preset soho makes one).
-`--photo FILE` takes only the page's screenshot of a photograph, with a champion trained on photographs. Needs Chromium
+`--photo FILE` takes only the page's screenshot of a photograph, with a champion trained on photographs. The page shows
+photos of the test split as examples: if they must not be published, move them out of data/raw first. Needs Chromium
 (Debian's package; `--chromium` names another) and playwright, which `make pictures` installs.
 """
 
