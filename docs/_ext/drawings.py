@@ -228,6 +228,7 @@ _PURPOSE = {
     "flows": "when, where and how often: Prefect. Never imports torch",
     "project": "the Python API of a project",
     "cli": "the commands",
+    "scaffolds": "what `vlp new` writes: a model, a task, a format",
     "forgetting": "erase an image, and what was trained on it",
     "ingest": "new data: batches, drift",
     "pipeline": "DVC stages; dvc.yaml from params.yaml",

@@ -69,6 +69,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "New data": {
         "ingest": data.ingest,
         "drift": data.drift,
+        "croissant": data.croissant,
         "forget": data.forget,
     },
     "Use a model": {
@@ -105,6 +106,7 @@ WORK = {
     "import-checkpoint": "converting weights",
     "new": "checking params.yaml",
     "drift": "comparing new pairs with the training data",
+    "croissant": "hashing the tables",
     "caption": "loading the model",
     "answer": "loading the model",
     "judge": "loading the model",

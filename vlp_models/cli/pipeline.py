@@ -264,7 +264,9 @@ def _print_upgrade(workspace: Workspace) -> None:
     if before:
         changed = changed_code(workspace)
         step = f"{before} -> {now}" if before != now else f"{now}, changed"
-        effect = f"other code for {', '.join(changed)}; their stages are stale" if changed else "nothing becomes stale"
+        more = f" and {len(changed) - 6} more" if len(changed) > 6 else ""
+        named = f"other code for {', '.join(changed[:6])}{more}; their stages are stale"
+        effect = named if changed else "nothing becomes stale"
         print(f"{OWN} {step}: {effect}", file=sys.stderr)
 
 
