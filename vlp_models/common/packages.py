@@ -250,13 +250,13 @@ def recorded_version(root: Path) -> str:
 
 
 def check_own_record(root: Path) -> None:
-    """Check that the package that runs is the one that the project was planned with.
+    """Check that the package that runs is the one that the project was planned with, if that is recorded.
 
     Raises:
         DataError: it is not, so that DVC would attribute results to other code.
     """
-    if own_record(root):
-        before, now = recorded_version(root) or "none", metadata.version(OWN)
+    before, now = recorded_version(root), metadata.version(OWN)
+    if before and own_record(root):
         change = f"version {before} is recorded, {now} is running" if before != now else "its code has changed"
         raise DataError(f"{OWN_RECORD}: {change}; run `vlp plan`, which lists what becomes stale")
 
