@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-VLP = 'vlp() { echo "$*"; test "$1" = run || test -f "$2"; }\n'  # prints its arguments; a preset must exist
+VLP = 'vlp() { echo "$*"; test "$1" = run || test -f "vlp_models/presets/$2.yaml"; }\n'  # a preset must exist
 
 
 def calls(*arguments: str) -> list[str]:

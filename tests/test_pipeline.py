@@ -163,7 +163,10 @@ def test_settings_and_code_without_effect_make_nothing_stale(clone: Path) -> Non
         (clone / "vlp_models/models/another").mkdir()
         (clone / "vlp_models/models/another/model.py").write_text("x = 1\n")
         assert stages_run(run(clone, "dvc", "repro").stdout) == {"plan"}, "no stage uses another model's folder"
-        other.write_text(code + "# changed\n")
+        other.write_text(code + "# a comment\n")
+        run(clone, "dvc", "repro", "plan")
+        assert json.loads(run(clone, "dvc", "status", "--json").stdout) == {}, "a comment is no change"
+        other.write_text(code + "CHANGED = True\n")
         run(clone, "dvc", "repro", "plan")
         stale = json.loads(run(clone, "dvc", "status", "--json").stdout)
         assert "pretrain@tden" in stale and "features" not in stale and "tokenizer" not in stale

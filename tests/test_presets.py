@@ -131,7 +131,7 @@ GENOME = [
         ("tracking.dataset.vqa=scenes", "tracking.dataset.vqa=null"),
         ("evaluate.length_penalty=0.5", "evaluate.length_penalty=null"),
         ("evaluate.splits=[test]", "evaluate.splits=[val, test]"),
-        ("validate.max_image_pixels=1_000_000", "validate.max_image_pixels=50_000_000"),
+        ("validate.max_image_pixels=1000000", "validate.max_image_pixels=50000000"),
     ],
 )
 def test_a_change_and_its_reverse_restore_the_file(tmp_path: Path, change: str, back: str) -> None:

@@ -64,7 +64,10 @@ def test_the_gate_is_explained_once(project: Path, capsys: pytest.CaptureFixture
     assert printed.count("let the gate decide") == 1 and "git add dvc.lock && git commit" in printed
 
 
-def test_only_pages_that_exist_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_pages_that_exist_are_named(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     params, workspace = load_params(project / "params.yaml"), Workspace(project)
     for page, expected in {
         "": "",

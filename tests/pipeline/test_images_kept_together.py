@@ -187,4 +187,6 @@ def test_val_cut_from_train_keeps_groups_together(tmp_path: Path) -> None:
     walks = [set(splits[20 * walk : 20 * walk + 20]) for walk in range(20)]
     assert walks[0] == {"test"} and [len(found) for found in walks] == [1] * 20
     assert 0 < splits.count("val") < 0.6 * len(splits)
-    assert pairs.count_images("p", source, tmp_path) == Counter(splits)
+    for n in range(400):
+        (tmp_path / f"{n}.jpg").touch()
+    assert pairs.check_pairs("p", source, tmp_path).images == Counter(splits)

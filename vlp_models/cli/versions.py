@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import Workspace
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+WIDE = 110  # characters that all columns need
 COLUMNS = ("line", "time (UTC)", "action", "version", "run", "model", "before", "value", "gain", "by")
 FIXED = ("line", "time (UTC)", "version", "before", "value", "gain")  # columns that are not broken over lines
 WIDTHS = {"action": 8, "run": 8}  # at least
@@ -35,6 +37,8 @@ def print_history(entries: list[dict[str, Any]], *, as_json: bool = False) -> No
     from rich.text import Text
 
     console, rows = Console(), []
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=max(console.width, WIDE))
     for entry in entries:
         numbers = entry.get("decision", {}).get("numbers", {})
         version, before = ("" if entry[key] is None else str(entry[key]) for key in ("version", "from"))
@@ -53,6 +57,8 @@ def print_history(entries: list[dict[str, Any]], *, as_json: bool = False) -> No
             )
         )
     columns = {name: cells for name, cells in zip(COLUMNS, zip(*rows, strict=True), strict=True) if any(cells)}
+    if console.width < WIDE:  # rich would leave out the last columns
+        columns = {name: cells for name, cells in columns.items() if name not in ("model", "before")}
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in columns:
         table.add_column(name, no_wrap=name in FIXED, min_width=WIDTHS.get(name), overflow="fold")

@@ -136,7 +136,7 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
         return "unknown", "no commit on record" if code else "the bundle does not list its code"
     if run_git(root, "cat-file", "-e", f"{name}^{{commit}}") is None:
         return "unknown", f"commit {name[:12]} is not in this checkout"
-    if run_git(root, "cat-file", "-e", f"{name}:{PACKAGE}/__init__.py") is None:
+    if run_git(root, "cat-file", "-e", f"{name}:{PACKAGE}") is None:
         return _check_installed_code(code)
     differ = []
     for file, digest in code.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,7 @@ from vlp_models.training.conformance.trial import (
     Trial,
     build_trial,
     check_task_updates,
+    compare,
     generator,
     objective_loss,
     pretraining_batch,
@@ -42,9 +43,7 @@ from vlp_models.training.conformance.trial import (
     supported_tasks,
     train,
 )
-from vlp_models.training.normalization import normalize, total_over_ranks
 
-TOLERANCE = 1e-4  # of the largest value of an output, in float32
 STEPS = 6  # words that are decoded
 
 
@@ -187,22 +186,6 @@ def outputs(model: nn.Module, batch: Batch) -> dict[str, list[Tensor]]:
     return found
 
 
-def compare(found: Mapping[str, Sequence[Tensor]], expected: Mapping[str, Sequence[Tensor]], what: str) -> None:
-    """Compare outputs row by row, up to rounding.
-
-    Raises:
-        Problem: names the method, the row and the difference, followed by `what`.
-    """
-    for name, rows in expected.items():
-        for number, row in enumerate(rows):
-            other = found[name][number]
-            if other.shape != row.shape:
-                raise Problem(f"{name}: row {number} has the shape {[*other.shape]} instead of {[*row.shape]} {what}")
-            difference = float((other - row).abs().max()) if row.numel() else 0.0
-            if not difference <= TOLERANCE * max(1.0, float(row.abs().max())):
-                raise Problem(f"{name}: row {number} differs by {difference:.2g} {what}")
-
-
 def check_rows(trial: Trial) -> None:
     """Check that a sample alone gives what it gives in a batch of three, the middle one with an empty text.
 
@@ -326,19 +309,3 @@ def check_saved(trial: Trial) -> None:
         loaded = build_from_config(read_config(path), trial.scenes.tokenizer, path)
         load_checkpoint_weights(loaded, part_of(read_weights(path), "model"), path)
     compare(outputs(loaded, batch), expected, "after saving and loading: keep all state in parameters and buffers")
-
-
-def rank_gradients(trial: Trial, name: str, first: int, last: int) -> dict[str, Tensor]:
-    """Return the gradient of one objective on rows `first` to `last` of seven, which all processes share.
-
-    In eval mode, because dropout draws in each process for itself.
-    """
-    trial.model.eval().zero_grad()
-    batch = pretraining_batch(trial, seeded=False, first=first, last=last)
-    loss = objective_loss(trial, [name])(batch, update=0, generator=generator())
-    normalize(loss, total_over_ranks(loss).counts).backward()
-    return {
-        n: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-        for n, p in trial.model.named_parameters()
-        if p.requires_grad
-    }

@@ -24,9 +24,8 @@ from torch import Tensor
 from vlp_models.common.checks import Problem
 from vlp_models.common.plugins import active_plugins, add_plugins
 from vlp_models.models.protocols import Pretrains
-from vlp_models.training.conformance.families import compare, rank_gradients
 from vlp_models.training.conformance.scenes import SampleScenes
-from vlp_models.training.conformance.trial import Trial, build_trial
+from vlp_models.training.conformance.trial import Trial, build_trial, compare, rank_gradients
 
 RANKS, ROWS = 2, 7
 TIMEOUT = 300  # seconds: importing torch takes a minute on a busy machine

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vlp_models.common.checks import Problem, shorten_names
 from vlp_models.data.batch import Batch
@@ -27,11 +27,12 @@ from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingPa
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel, read_options, supports_task
 from vlp_models.training.conformance.scenes import MAX_REGIONS, MAX_TEXT_LEN, SampleScenes
-from vlp_models.training.normalization import named_losses
+from vlp_models.training.normalization import named_losses, normalize, total_over_ranks
 from vlp_models.training.scheduled_sampling import make_loss
 
 UPDATES = 2
 NOISE = 0.02  # added to fresh weights: initial zeros would hide what a part does
+TOLERANCE = 1e-4  # of the largest value of an output, in float32
 MASK_PROBABILITY = 0.4  # every batch then has masked words
 
 # Sizes at which the built-in families are tried; their defaults are the papers'. A plugin is tried at its defaults.
@@ -244,3 +245,35 @@ def _train_task(trial: Trial, made: TaskModel) -> tuple[set[str], list[float]]:
     with tempfile.TemporaryDirectory() as work:
         loss = made.training_loss(trial.scenes.root / "shards", {}, Path(work))
         return train(made, lambda update: loss(batch, update=update, generator=generator(update)))
+
+
+def compare(found: Mapping[str, Sequence[Tensor]], expected: Mapping[str, Sequence[Tensor]], what: str) -> None:
+    """Compare outputs row by row, up to rounding.
+
+    Raises:
+        Problem: names the method, the row and the difference, followed by `what`.
+    """
+    for name, rows in expected.items():
+        for number, row in enumerate(rows):
+            other = found[name][number]
+            if other.shape != row.shape:
+                raise Problem(f"{name}: row {number} has the shape {[*other.shape]} instead of {[*row.shape]} {what}")
+            difference = float((other - row).abs().max()) if row.numel() else 0.0
+            if not difference <= TOLERANCE * max(1.0, float(row.abs().max())):
+                raise Problem(f"{name}: row {number} differs by {difference:.2g} {what}")
+
+
+def rank_gradients(trial: Trial, name: str, first: int, last: int) -> dict[str, Tensor]:
+    """Return the gradient of one objective on rows `first` to `last` of seven, which all processes share.
+
+    In eval mode, because dropout draws in each process for itself.
+    """
+    trial.model.eval().zero_grad()
+    batch = pretraining_batch(trial, seeded=False, first=first, last=last)
+    loss = objective_loss(trial, [name])(batch, update=0, generator=generator())
+    normalize(loss, total_over_ranks(loss).counts).backward()
+    return {
+        n: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for n, p in trial.model.named_parameters()
+        if p.requires_grad
+    }
