@@ -56,6 +56,16 @@ def test_its_code_is_hashed_with_what_it_imports(project: Path) -> None:
     assert changed == {"plugins:helper.py"}
 
 
+def test_plugins_of_another_project_take_their_place(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "plugins").mkdir()
+    (other / "plugins" / "guess.py").write_text("class Guess: other = True\n")
+    for folder in (project, other, project):
+        use_plugins({"tasks": {"guess": TARGET}}, folder)
+        assert hasattr(task_class("guess"), "other") == (folder == other)
+        assert plugin_packages() == {"plugins": folder / "plugins"}
+
+
 def test_installed_packages_declare_plugins_as_entry_points(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = project / "site" / "other-1.0.dist-info"
     info.mkdir(parents=True)

@@ -12,6 +12,7 @@ versions that need it. Nothing of a plugin is imported before it is used.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -33,6 +34,7 @@ _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 _tables: dict[str, Table] = {}
 _active: dict[str, dict[str, str]] = {}
+_on_path: set[str] = set()  # folders of projects that were added to sys.path
 
 
 class Table(dict[str, str]):
@@ -133,8 +135,12 @@ def _import_from(root: Path) -> None:
         for name in [name for name in sys.modules if name == FOLDER or name.startswith(f"{FOLDER}.")]:
             del sys.modules[name]
     parent = str(root.resolve())
+    for other in _on_path - {parent}:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(other)
     if parent not in sys.path:
         sys.path.append(parent)
+        _on_path.add(parent)
     importlib.invalidate_caches()
 
 
