@@ -153,7 +153,7 @@ PARTS: dict[str, list[Part]] = {
 }
 
 
-# Part of what a command prints.
+# Part of a command's output.
 EXPECTED = {
     "deployment": {"vlp status": "stale      nothing"},
     "own-photos": {"curl -s -H": '"caption"', "vlp ingest": "8 new"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vlp_models.common import plugins
-from vlp_models.common.plugins import import_target, use_plugins
+from vlp_models.common.plugins import add_plugins, import_target, use_plugins
 from vlp_models.common.source_hash import hash_sources, plugin_packages
 from vlp_models.errors import ParamsError
 from vlp_models.pipeline.stages.plan import code_modules
@@ -64,6 +64,17 @@ def test_plugins_of_another_project_take_their_place(project: Path, tmp_path_fac
         use_plugins({"tasks": {"guess": TARGET}}, folder)
         assert hasattr(task_class("guess"), "other") == (folder == other)
         assert plugin_packages() == {"plugins": folder / "plugins"}
+
+
+def test_plugins_of_a_registered_version_come_next_to_those_of_the_project(project: Path, tmp_path: Path) -> None:
+    """A version may have been registered when the project had other plugins."""
+    (tmp_path / "code" / "plugins").mkdir(parents=True)
+    (tmp_path / "code" / "plugins" / "older.py").write_text("class Older: pass\n")
+    use_plugins({"tasks": {"guess": TARGET}}, project)
+    add_plugins({"tasks": {"older": "plugins.older:Older"}}, tmp_path / "code")
+    assert task_class("older").__name__ == "Older" and task_class("guess").__name__ == "Guess"
+    use_plugins({"tasks": {"guess": TARGET}}, project)
+    assert "older" not in TASKS
 
 
 def test_installed_packages_declare_plugins_as_entry_points(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

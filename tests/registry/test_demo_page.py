@@ -54,7 +54,7 @@ def test_champions_are_used_and_a_missing_one_names_the_command(here: Workspace,
 
 
 def _controls(page: Page) -> set[str]:
-    """Return the ids of what the page shows."""
+    """Return the ids that the page shows."""
     from vlp_models.serving.page.app import build
 
     return {box.elem_id for box in build(page).blocks.values() if getattr(box, "elem_id", None)}

@@ -65,9 +65,8 @@ def _terminate(received: int, frame: Any) -> None:
 def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (), split: str = "test") -> Page:
     """Return the page with each task's champion, or the newest version of one of `runs`.
 
-    Without a captioner because the trained one is not better, the page shows nearest-neighbor captions, and states it.
-
-    The page shows a message in place of a model that cannot be loaded.
+    The page shows a message in place of a model that cannot be loaded, and nearest-neighbor captions in place of a
+    captioner that is not better.
 
     Raises:
         DataError: no model can be loaded, or a run has no registered version.

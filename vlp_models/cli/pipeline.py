@@ -149,9 +149,12 @@ def stage(
     Example: `vlp stage pretrain tden`
     """
     if name == "all":
-        for one, entry in _every_stage():
-            print(f"stage {one} {entry}".rstrip(), file=sys.stderr)
-            run_stage(one, entry, params)
+        from vlp_models.common.workspace import Workspace
+
+        with run_lock(Workspace(), "stage all"):
+            for one, entry in _every_stage():
+                print(f"stage {one} {entry}".rstrip(), file=sys.stderr)
+                run_stage(one, entry, params)
     else:
         run_stage(name, key, params)
 

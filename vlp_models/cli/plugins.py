@@ -175,6 +175,8 @@ def _config(assignments: list[str]) -> dict[str, Any]:
         place = config
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ParamsError(f"--set {key}: `{parent}` has a value already")
         place[last] = value
     return config
 

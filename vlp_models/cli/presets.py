@@ -169,9 +169,8 @@ def keep_layout(original: str, dumped: str, changed: str) -> str:
         changed: the dump after the change.
     """
     old, before, after = (text.splitlines(keepends=True) for text in (original, dumped, changed))
-    place: dict[
-        int, tuple[int, int]
-    ] = {}  # line of `before` -> lines of `old` that it was dumped from, the first of a group has them all
+    # line of `before` -> lines of `old` that it was dumped from; the first line of a group has them all
+    place: dict[int, tuple[int, int]] = {}
     for _, old_low, old_high, low, high in SequenceMatcher(None, old, before, autojunk=False).get_opcodes():
         if high - low == old_high - old_low:
             place |= {low + i: (old_low + i, old_low + i + 1) for i in range(high - low)}

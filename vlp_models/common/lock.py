@@ -69,7 +69,7 @@ def file_lock(
 
 
 def find_holder(path: Path) -> str:
-    """Return who holds the lock, such as `flow retrain (pid 7)`; empty if nobody does, or it cannot be determined."""
+    """Return who holds the lock, such as `flow retrain (pid 7)`; empty if it is free, or that cannot be determined."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

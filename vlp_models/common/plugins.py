@@ -62,7 +62,7 @@ def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
         for name, target in entries.items():
             _check(kind, name, target, root)
             found.setdefault(kind, {})[name] = target
-    if any(target.startswith(f"{FOLDER}.") for entries in declared.values() for target in entries.values()):
+    if has_own_plugins(declared):
         _import_from(root)
     for kind, table in _tables.items():
         for name in _active.get(kind, {}):
@@ -73,10 +73,19 @@ def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
 
 
 def add_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
-    """Put more plugins into the tables; see `use_plugins`."""
-    if any(declared.values()):
-        kinds = {*declared, *_active}
-        use_plugins({kind: {**_active.get(kind, {}), **declared.get(kind, {})} for kind in kinds}, root)
+    """Put more plugins into the tables, next to the active ones; see `use_plugins`.
+
+    A module that both the project and `root` have is the project's.
+    """
+    for kind, entries in declared.items():
+        for name, target in entries.items():
+            _check(kind, name, target, root)
+        if entries:
+            _active.setdefault(kind, {}).update(entries)
+            if kind in _tables:
+                _tables[kind].update(entries)
+    if has_own_plugins(declared):
+        _add_to_path(root)
 
 
 def use_installed_plugins() -> None:
@@ -134,10 +143,19 @@ def _import_from(root: Path) -> None:
     if FOLDER in sys.modules and folder not in map(str, getattr(sys.modules[FOLDER], "__path__", [])):
         for name in [name for name in sys.modules if name == FOLDER or name.startswith(f"{FOLDER}.")]:
             del sys.modules[name]
-    parent = str(root.resolve())
-    for other in _on_path - {parent}:
+    for other in _on_path - {str(root.resolve())}:
         with contextlib.suppress(ValueError):
             sys.path.remove(other)
+    _add_to_path(root)
+
+
+def has_own_plugins(declared: Mapping[str, Mapping[str, str]]) -> bool:
+    """Return whether any plugin is in a project's folder `plugins`, not in an installed package."""
+    return any(target.startswith(f"{FOLDER}.") for entries in declared.values() for target in entries.values())
+
+
+def _add_to_path(root: Path) -> None:
+    parent = str(root.resolve())
     if parent not in sys.path:
         sys.path.append(parent)
         _on_path.add(parent)

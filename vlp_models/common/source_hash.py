@@ -96,7 +96,7 @@ def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
 
 
 def hash_source(path: Path) -> str:
-    """Return the sha256 of what a source file does: its syntax tree without docstrings and tables."""
+    """Return the sha256 of a source file's syntax tree without docstrings and tables."""
     return _hash_source(path, stat_file(path.stat()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -13,6 +13,10 @@ from vlp_models.common.plugins import Table, import_target
 from vlp_models.errors import ParamsError
 from vlp_models.params.schema import build
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients
+
+if TYPE_CHECKING:
+    from vlp_models.data.shards.dataset import ShardsManifest
+    from vlp_models.data.tokenizer import Tokenizer
 
 # family -> module:class, imported when it is used. The class has `config_class`, a frozen dataclass, and is called with
 # an instance of it; if it has a `from_config`, that is called instead.
@@ -42,6 +46,17 @@ class DataFacts:
     num_classes: int = 0
     cls_id: int = 2
     sep_id: int = 3
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, manifest: ShardsManifest) -> DataFacts:
+        return cls(
+            vocab_size=tokenizer.vocab_size,
+            mask_id=tokenizer.mask_id,
+            cls_id=tokenizer.cls_id,
+            sep_id=tokenizer.sep_id,
+            feature_dim=manifest.feature_dim,
+            num_classes=manifest.num_classes,
+        )
 
     def for_config(self, config_class: type) -> dict[str, Any]:
         """Return the facts that a family's config has a field for."""

@@ -46,14 +46,7 @@ class PreparedData:
     @property
     def facts(self) -> DataFacts:
         """What a model's architecture depends on."""
-        return DataFacts(
-            vocab_size=self.tokenizer.vocab_size,
-            mask_id=self.tokenizer.mask_id,
-            cls_id=self.tokenizer.cls_id,
-            sep_id=self.tokenizer.sep_id,
-            feature_dim=self.manifest.feature_dim,
-            num_classes=self.manifest.num_classes,
-        )
+        return DataFacts.of(self.tokenizer, self.manifest)
 
     def describe(
         self, model: nn.Module, *, family: str, name: str, max_text_len: int, max_regions: int, **more: Any

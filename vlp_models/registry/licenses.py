@@ -92,7 +92,7 @@ def _timm_license(model: str) -> str:
 def hub_identifier(borrowed: list[BorrowedWeights]) -> str:
     """Return the Hub's identifier of the license that all borrowed weights have; `other` if they have no single one.
 
-    `unknown` without borrowed weights: nobody has stated a license.
+    `unknown` without borrowed weights: no license is stated.
     """
     if not borrowed:
         return "unknown"

@@ -1,4 +1,4 @@
-"""Checks of what a reader returns: `vlp try FORMAT --root FOLDER` prints their results. No image is opened."""
+"""Checks of a reader's tables: `vlp try FORMAT --root FOLDER` prints their results. No image is opened."""
 
 from __future__ import annotations
 

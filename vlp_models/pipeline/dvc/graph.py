@@ -16,6 +16,7 @@ from typing import Any
 
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
+from vlp_models.common.plugins import has_own_plugins
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrainerParams
@@ -149,15 +150,9 @@ def plan(c: Context) -> Stage:
         "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
         "cmd": "vlp stage plan",
         "params": c.keys(*sections, *runs, "plugins"),
-        "deps": [c.package, *plugin_dependencies(c.params.plugins)],
+        "deps": [c.package, *([PLUGINS] if has_own_plugins(c.params.plugins) else [])],
         "outs": ["data/plan"],
     }
-
-
-def plugin_dependencies(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the folder of a project's own plugins if params.yaml names any."""
-    targets = [target for entries in plugins.values() for target in entries.values()]
-    return [PLUGINS] if any(target.startswith(f"{PLUGINS}.") for target in targets) else []
 
 
 def generate(c: Context) -> Stage:

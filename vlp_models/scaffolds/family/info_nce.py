@@ -20,16 +20,16 @@ from vlp_models.objectives.matching import similarities
 
 
 def info_nce(texts_NE: Tensor, images_NE: Tensor, image_ids: Sequence[str], scale: Tensor) -> Loss:
-    """Pair i is text i and image i, unit vectors both; the items are this process's pairs, the negatives everybody's.
+    """Pair i is text i and image i, unit vectors both; the items are the pairs of this process, the negatives of all.
 
-    image_ids: whose image i is. scale: one divided by the temperature.
+    image_ids: the image of each pair. scale: one divided by the temperature.
     """
     numbers_G, own = number_over_ranks(image_ids)
     if not len(numbers_G):
         return zero_loss(texts_NE, "contrast")
     logits_GG = scale * similarities(gather_rows(texts_NE), gather_rows(images_NE))
-    twins_GG = (numbers_G[:, None] == numbers_G[None, :]).fill_diagonal_(False)
-    logits_GG = logits_GG.masked_fill(twins_GG.to(logits_GG.device), float("-inf"))
+    same_image_GG = (numbers_G[:, None] == numbers_G[None, :]).fill_diagonal_(False)
+    logits_GG = logits_GG.masked_fill(same_image_GG.to(logits_GG.device), float("-inf"))
     pair_G = torch.arange(len(logits_GG), device=logits_GG.device)
     to_image_G = F.cross_entropy(logits_GG, pair_G, reduction="none")
     to_text_G = F.cross_entropy(logits_GG.T, pair_G, reduction="none")

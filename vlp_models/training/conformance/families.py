@@ -130,7 +130,7 @@ def check_objective(trial: Trial, name: str) -> str:
 
 
 def check_scheduled_sampling(trial: Trial) -> None:
-    """Train on all objectives in two passes, the second of which reads predicted words."""
+    """Train on all objectives in two passes; the second pass reads predicted words."""
     batch = pretraining_batch(trial)
     loss = objective_loss(trial, list(cast(Pretrains, trial.model).objectives), "a")
     train(trial.model, lambda update: loss(batch, update=update, generator=generator(update)))

@@ -55,14 +55,7 @@ class SampleScenes:
 
     @property
     def facts(self) -> DataFacts:
-        return DataFacts(
-            vocab_size=self.tokenizer.vocab_size,
-            mask_id=self.tokenizer.mask_id,
-            cls_id=self.tokenizer.cls_id,
-            sep_id=self.tokenizer.sep_id,
-            feature_dim=self.manifest.feature_dim,
-            num_classes=self.manifest.num_classes,
-        )
+        return DataFacts.of(self.tokenizer, self.manifest)
 
     def reader(self, inputs: ModelInputs, view: str) -> InputReader:
         """Return the reader of a model that is pretrained on this view."""
