@@ -126,7 +126,7 @@ PARTS: dict[str, list[Part]] = {
     "forgetting": [Part(long=True)],
     "memory": [Part()],
     "new-data": [Part(long=True)],
-    "nlvr": [Part(fresh=True, long=True, replace={"promote nlvr": "promote nlvr --force tiny"})],
+    "nlvr": [Part(fresh=True, long=True, replace={"vlp promote nlvr": "vlp promote nlvr --force tiny"})],
     "object-stores": [Part(long=True)],
     "promotion": [
         Part(
