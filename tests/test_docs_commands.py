@@ -114,7 +114,18 @@ PARTS: dict[str, list[Part]] = {
     ],
     "demo-page": [
         Part(long=True, before={"vlp promote retrieval": RETRIEVAL}),
-        Part("make flickr8k", fresh=True, long=True, photographs=True),
+        Part(
+            "make flickr8k",
+            fresh=True,
+            long=True,
+            photographs=True,
+            replace={
+                "vlp promote captioning && vlp promote retrieval": (
+                    "vlp promote captioning --force tiny && vlp promote retrieval --force tiny"
+                ),
+                "vlp promote vqa": "vlp promote vqa --force tiny",
+            },
+        ),
     ],
     "deployment": [Part()],
     "flickr8k": [
