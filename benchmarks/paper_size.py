@@ -6,8 +6,9 @@ pictures, regions and words are random, so the losses only show that they are fi
 
     python benchmarks/paper_size.py                 # all models, on a GPU of 80 GB
     python benchmarks/paper_size.py --models xgpt --batches 4 --batch 2 --device cpu
+    python benchmarks/paper_size.py --strategy fsdp --activation-checkpointing      # also --compile
 
-Writes benchmarks/results/paper_size-<device>.json.
+Writes benchmarks/results/paper_size-<device>[-<option>...].json.
 """
 
 from __future__ import annotations
@@ -175,11 +176,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="images; 0: as many as fit a GPU of 80 GB")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--activation-checkpointing", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parsed = parser.parse_args()
     trainer = TrainerParams(
         accelerator="gpu" if parsed.device == "cuda" else "cpu",
         precision=parsed.precision,
         strategy=parsed.strategy,
+        activation_checkpointing=parsed.activation_checkpointing,
+        compile=parsed.compile,
         checkpoint_every_steps=10**9,
         log_every_steps=1,
     )
@@ -189,6 +194,8 @@ def main() -> None:
         "torch": torch.__version__,
         "precision": parsed.precision,
         "strategy": parsed.strategy,
+        "activation_checkpointing": parsed.activation_checkpointing,
+        "compile": parsed.compile,
         "batches": parsed.batches,
         "models": {},
     }
@@ -200,7 +207,9 @@ def main() -> None:
             traceback.print_exc()
             record["models"][name] = {"failed": f"{type(error).__name__}: {error}"[:500]}
         print(f"{time.perf_counter() - start:.0f} s  {name}: {json.dumps(record['models'][name])}", flush=True)
-        suffix = "" if parsed.strategy == "auto" else f"-{parsed.strategy}"
+        chosen = {parsed.strategy: parsed.strategy != "auto", "compile": parsed.compile}
+        chosen["activation-checkpointing"] = parsed.activation_checkpointing
+        suffix = "".join(f"-{name}" for name, yes in chosen.items() if yes)
         write_result(f"paper_size-{parsed.device}{suffix}", record)
 
 

@@ -110,7 +110,10 @@ class TrainerParams:
     precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
                        CPU with bfloat16 instructions (AMX, AVX512-BF16). A resumed run keeps its precision
     torch_threads      0: chosen by the size of the model (training/distributed.py)
-    strategy           auto: ddp with two processes or more
+    strategy           auto: ddp with two processes or more. fsdp: weights, gradients and optimizer state are sharded
+    activation_checkpointing  recompute the activations of transformer blocks in the backward pass: less memory, equal
+                       numbers
+    compile            compile transformer blocks with torch.compile: equal numbers up to float rounding
     parallel_finetune  fine-tunings that `vlp run` trains at the same time on a CPU, each with its share of the cores
     """
 
@@ -123,6 +126,8 @@ class TrainerParams:
     torch_threads: NonNegativeInt = 0
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     num_nodes: PositiveInt = 1
+    activation_checkpointing: bool = False
+    compile: bool = False
     parallel_finetune: PositiveInt = 1
     stream: StreamParams = field(default_factory=StreamParams)
 

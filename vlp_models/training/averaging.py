@@ -17,6 +17,7 @@ from vlp_models.errors import CheckpointError, ParamsError, explain_system_error
 from vlp_models.params import SnapshotParams
 from vlp_models.params.schema import suggestion
 from vlp_models.training.module import TrainingModule
+from vlp_models.training.sharding import own_part, sharded_like, whole
 
 logger = get_logger(__name__)
 
@@ -38,7 +39,7 @@ class WeightAverage(Callback):
         self._step = trainer.global_step
         current = pl_module.model.state_dict()
         source = self._average or current
-        self._average = {name: source[name].detach().to(tensor.device).clone() for name, tensor in current.items()}
+        self._average = {name: sharded_like(source[name].detach(), tensor).clone() for name, tensor in current.items()}
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -49,9 +50,12 @@ class WeightAverage(Callback):
         weights = {name for name, _ in pl_module.model.named_parameters(remove_duplicate=False)}
         for name, tensor in pl_module.model.state_dict().items():
             if name in weights and tensor.is_floating_point():
-                self._average[name].lerp_(tensor, 1 - self.decay)
+                own_part(self._average[name]).lerp_(own_part(tensor), 1 - self.decay)
             else:
-                self._average[name].copy_(tensor)
+                own_part(self._average[name]).copy_(own_part(tensor))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._average = self._whole()
 
     def copy_to(self, model: nn.Module) -> None:
         """Replace the weights of `model` by the average."""
@@ -59,7 +63,10 @@ class WeightAverage(Callback):
             model.load_state_dict(self._average)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"average": dict(self._average)}
+        return {"average": self._whole()}
+
+    def _whole(self) -> dict[str, Tensor]:
+        return {name: whole(tensor) for name, tensor in self._average.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._average = dict(state_dict["average"])
@@ -94,8 +101,10 @@ class Snapshots(Callback):
             )
         self._best[step] = validation[metric]
         self._best = {kept: self._best[kept] for kept in self._ranked()[: self.params.keep]}
-        if step in self._best and module.trainer.is_global_zero:
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in module.model.state_dict().items()}
+        if step not in self._best:
+            return
+        weights = {name: whole(tensor.detach()).cpu().clone() for name, tensor in module.model.state_dict().items()}
+        if module.trainer.is_global_zero:
             try:
                 with atomic_write(self._file(step)) as partial:
                     save_file(weights, partial)

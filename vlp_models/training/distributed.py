@@ -1,31 +1,35 @@
 """Where and in what a training computes: processes (DDP, FSDP), precision, CPU threads.
 
-ddp: every process holds the whole model; gradients are averaged. fsdp: every process holds a shard of the weights,
-gradients and optimizer state, and gathers whole weights one transformer block at a time. In both cases several
-processes learn exactly what one would from the same batches: the losses are normalized over all of them
-(training/normalization.py, objectives/distributed.py). FSDP fails at its first step on a GPU.
+ddp: every process holds the whole model; gradients are averaged. fsdp: every process holds a part of the weights,
+gradients and optimizer state (training/sharding.py). In both cases several processes learn what one would from the same
+batches: the losses are normalized over all of them (training/normalization.py, objectives/distributed.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
 
 from vlp_models.common.device import has_native_bfloat16, use_cuda
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
-from vlp_models.params import OptimizerParams, TrainerParams
+from vlp_models.params import TrainerParams
+from vlp_models.training.optim import CombinedOptimizer
+from vlp_models.training.sharding import sharded_like, whole
 
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -33,14 +37,12 @@ Precision = Literal["32-true", "bf16-mixed"]
 SMALL_MODEL = 4_000_000
 
 
-def make_trainer(
-    params: TrainerParams, optimizer: OptimizerParams, model: nn.Module, *, accumulate: int, precision: Precision
-) -> Trainer:
+def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, precision: Precision) -> Trainer:
     """Return Lightning's Trainer for the section `trainer` of params.yaml.
 
     Raises:
         ParamsError: an invalid number, a device or precision this machine lacks, a strategy that does not support the
-            optimizer, the model or the device, or a number of processes other than the launcher started.
+            model or the device, or a number of processes other than the launcher started.
     """
     for name in ("devices", "num_nodes", "checkpoint_every_steps", "log_every_steps"):
         if getattr(params, name) < 1:
@@ -53,7 +55,7 @@ def make_trainer(
             f"{processes} processes, but torchrun started {started}; make them equal"
         )
     on_cpu = params.accelerator == "cpu" or (params.accelerator == "auto" and not torch.cuda.is_available())
-    _check_strategy(params, optimizer, model, processes, on_cpu)
+    _check_strategy(params, model, processes, on_cpu)
     try:
         return Trainer(
             accelerator=params.accelerator,
@@ -78,21 +80,12 @@ def make_trainer(
         ) from None
 
 
-def _check_strategy(
-    params: TrainerParams, optimizer: OptimizerParams, model: nn.Module, processes: int, on_cpu: bool
-) -> None:
-    if params.strategy == "fsdp":
-        where = "params.yaml: `trainer.strategy: fsdp`"
-        if on_cpu:
-            raise ParamsError(f"{where} needs GPUs; use `ddp` on a CPU")
-        if optimizer.muon_lr:
-            raise ParamsError(
-                f"{where} passes flat shards of matrices to the optimizer, and Muon (`optimizer.muon_lr`) needs whole "
-                "ones; set `muon_lr: 0` for AdamW, or use `ddp`"
-            )
-        if optimizer.ema_decay:
-            raise ParamsError(f"{where} does not support weight averages; set `optimizer.ema_decay: 0`, or use `ddp`")
+def _check_strategy(params: TrainerParams, model: nn.Module, processes: int, on_cpu: bool) -> None:
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if processes > 1 and norms and params.strategy == "fsdp":
+        raise ParamsError(
+            f"params.yaml: `trainer.strategy: fsdp` does not support batch normalization ({norms[0]}); use `ddp`"
+        )
     if processes > 1 and on_cpu and norms:
         raise ParamsError(
             f"params.yaml: the model has batch normalization ({norms[0]}), which several processes can't synchronize "
@@ -102,52 +95,93 @@ def _check_strategy(
 
 def _make_strategy(params: TrainerParams, processes: int) -> Strategy | str:
     if params.strategy == "fsdp":
-        return FSDPStrategy(auto_wrap_policy=set(BLOCKS), state_dict_type="full", use_orig_params=True)
+        return ShardedStrategy(processes)
     if params.strategy == "ddp" or processes > 1:
         # A task leaves parts of the model unused (ISM's poolers, for example), which plain DDP treats as an error.
         return DDPStrategy(find_unused_parameters=True)
     return "auto"
 
 
-def clip_norm(wrapped: Any, module: nn.Module, limit: float) -> Tensor:
-    """Clip the gradient norm over all parameters in place; return the norm before clipping.
+class ShardedStrategy(ModelParallelStrategy):
+    """Lightning's strategy for `fully_shard`, with whole tensors in checkpoints."""
 
-    Args:
-        wrapped: what the strategy wrapped `module` in.
-    """
-    if hasattr(wrapped, "clip_grad_norm_"):  # FSDP: over the shards of all processes
-        return wrapped.clip_grad_norm_(limit)
-    return nn.utils.clip_grad_norm_(module.parameters(), limit)
+    def __init__(self, processes: int) -> None:
+        super().__init__(data_parallel_size=processes, tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._gathered(cast(nn.Module, self.model).state_dict()))
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        module = cast(nn.Module, self.lightning_module)
+        current = module.state_dict()
+        state = {
+            name: sharded_like(value, current[name]) if name in current else value
+            for name, value in checkpoint["state_dict"].items()
+        }
+        module.load_state_dict(state, strict=strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._gathered(getattr(optimizer, "_optimizer", optimizer).state_dict()))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            if "parts" in state:  # a CombinedOptimizer
+                pairs = zip(cast(CombinedOptimizer, optimizer).parts, state["parts"], strict=True)
+                optimizer.load_state_dict({"parts": [_sharded_state(part, own) for part, own in pairs]})
+            else:
+                optimizer.load_state_dict(_sharded_state(optimizer, state))
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        return Strategy.load_checkpoint(self, Path(checkpoint_path), weights_only)
+
+    def _gathered(self, value: Any) -> Any:
+        """Return a nested structure with whole tensors, on the CPU of the first process; elsewhere without tensors."""
+        if isinstance(value, Mapping):
+            return {key: self._gathered(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._gathered(one) for one in value]
+        if not isinstance(value, Tensor):
+            return value
+        full = whole(value)
+        return full.detach().cpu() if self.is_global_zero else None
 
 
-class FullWeights(Callback):
-    """Gather FSDP's sharded weights at the end of training, which takes every process.
+def _sharded_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state dict with tensors sharded as the parameters that they belong to."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    sharded = {
+        index: {
+            name: sharded_like(value, parameters[index])
+            if isinstance(value, Tensor) and value.shape == parameters[index].shape
+            else value
+            for name, value in values.items()
+        }
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": sharded}
 
-    `weights` is empty on all ranks but the first, and under other strategies.
-    """
 
-    def __init__(self) -> None:
-        self.weights: dict[str, Tensor] = {}
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(trainer.strategy, FSDPStrategy):
-            state = trainer.strategy.lightning_module_state_dict()
-            self.weights = {name.removeprefix("model."): weight for name, weight in state.items()}
-
-
-def unwrap_fsdp(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Remove FSDP's wrappers from the blocks of `model`, and replace its shards by full weights."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, FullyShardedDataParallel):
-                setattr(module, name, child.module)
-    for name, weight in weights.items():
-        path, _, leaf = name.rpartition(".")
-        owner = model.get_submodule(path)
-        if leaf in owner._buffers:
-            owner._buffers[leaf] = weight
-        else:
-            owner.register_parameter(leaf, nn.Parameter(weight))
+@contextmanager
+def block_options(model: nn.Module, params: TrainerParams) -> Iterator[None]:
+    """Apply `activation_checkpointing` and `compile` to the transformer blocks of `model` while the block runs."""
+    blocks = [block for block in model.modules() if isinstance(block, BLOCKS)]
+    changed = [(block, name) for block in blocks for name in getattr(block, "passes", ("forward",))]
+    for block, name in changed if params.activation_checkpointing or params.compile else ():
+        method = getattr(block, name)
+        if params.compile:
+            method = torch.compile(method, dynamic=True)
+        if params.activation_checkpointing:
+            method = partial(checkpoint, method, use_reentrant=False)
+        setattr(block, name, method)
+    try:
+        yield
+    finally:
+        for block, name in changed:
+            vars(block).pop(name, None)
 
 
 def set_threads(model: nn.Module, trainer: TrainerParams) -> None:

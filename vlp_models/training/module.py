@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import find_non_finite
@@ -21,7 +22,7 @@ from vlp_models.objectives.distributed import sizes_over_ranks
 from vlp_models.objectives.loss import Count, Loss, WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.params import OptimizerParams
-from vlp_models.training.distributed import clip_norm
+from vlp_models.training.distributed import ShardedStrategy
 from vlp_models.training.normalization import (
     Totals,
     at_least_one,
@@ -32,6 +33,7 @@ from vlp_models.training.normalization import (
     total_over_ranks,
 )
 from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
+from vlp_models.training.sharding import Sharding, average_replicated, clip_norm
 
 # Random streams. Each is a function of (seed, stream, micro-batch); dropout also of the rank. Corruption is drawn for
 # the batch of all processes, and each process takes its rows (objectives/distributed.py).
@@ -118,6 +120,7 @@ class TrainingModule(LightningModule):
         self.learning_rate = 0.0  # of the last update
         self.gradient_norm: Tensor | None = None  # of the last update, before clipping
         self.freezing = Freezing(model, optimizer.groups)
+        self.sharding: Sharding | None = None
         self._updates_per_epoch = updates_per_epoch
         self._remaining = remaining
         self._window_update = -1  # the update that `window` belongs to
@@ -125,6 +128,14 @@ class TrainingModule(LightningModule):
         self._counts: dict[str, Tensor] = {}  # the divisors of this update's losses
         self._buffers_before = BufferCopy(model)  # before the current update
         self._batch: Batch | None = None
+
+    def configure_model(self) -> None:
+        """Shard the model if that is the strategy. Called before the optimizer is built."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, ShardedStrategy) and self.sharding is None:
+            mesh = strategy.device_mesh["data_parallel"]
+            self.sharding = Sharding(self, mesh, ("training_step", "validation_losses"))
+            self.freezing = Freezing(self.model, self.optimizer.groups)  # it knows parameters, which are now others
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         update = self.trainer.global_step
@@ -192,10 +203,12 @@ class TrainingModule(LightningModule):
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clip the norm over all parameters; refuse an update with a non-finite gradient."""
+        if self.sharding is not None:
+            average_replicated(self.model.parameters())
         self._rescale_gradients()
         self.freezing.drop_gradients(self._epoch)
         clip = self.optimizer.clip_norm or float("inf")
-        self.gradient_norm = clip_norm(self.trainer.strategy.model, self.model, clip)
+        self.gradient_norm = clip_norm(self.model.parameters(), clip)
         if not torch.isfinite(self.gradient_norm):
             raise self._non_finite("gradient norm", float(self.gradient_norm))
         self.learning_rate = float(optimizer.param_groups[0]["lr"])  # of the parameters outside `groups`, if any
@@ -238,18 +251,24 @@ class TrainingModule(LightningModule):
 
         Corruption is the same every time. The state of training is left unchanged.
         """
-        found: list[Totals] = []
         self.model.eval()
         try:
-            for i, batch in enumerate(batches):
-                with self.trainer.precision_plugin.val_step_context():
-                    moved = batch.to(self.device, non_blocking=True)
-                    loss = self.loss(moved, update=None, generator=self._generator(VALIDATION, i))
-                    found.append(total_over_ranks(loss))
+            found = self.validation_losses(batches)
         finally:
             self._mode_epoch = -1
             self._set_training_mode()
+        if isinstance(self, FSDPModule):
+            self.reshard()
         return {f"val_{name}": float(value) for name, value in mean_losses(found).items()}
+
+    def validation_losses(self, batches: Iterable[Batch]) -> list[Totals]:
+        found: list[Totals] = []
+        for i, batch in enumerate(batches):
+            with self.trainer.precision_plugin.val_step_context():
+                moved = batch.to(self.device, non_blocking=True)
+                loss = self.loss(moved, update=None, generator=self._generator(VALIDATION, i))
+                found.append(total_over_ranks(loss))
+        return found
 
     def _seed_dropout(self, number: int) -> None:
         torch.manual_seed(self._draw_seed(DROPOUT, number, self.global_rank))

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from vlp_models.common.device import has_native_bfloat16
 from vlp_models.errors import ParamsError
-from vlp_models.models.layers.blocks import MUON_BLOCKS
+from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.models.protocols import GroupsParameters
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import suggestion
+from vlp_models.training.sharding import own_part, sharded_like, whole_like
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration
 NEWTON_SCHULZ_STEPS = 5
@@ -180,21 +181,20 @@ def _group_optimizers(
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Return two groups: matrices with weight decay; biases, normalization and other vectors without, as in BERT."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for parameter in parameters:
-        (decayed if parameter.ndim >= 2 else plain).append(parameter)
+    """Return up to three groups: matrices with weight decay; biases, normalization and other vectors without, as in
+    BERT; and scalars, which are never sharded and so need a group of their own."""
+    parameters = list(parameters)
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim == 0], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
 
 def block_matrices(module: nn.Module) -> list[Tensor]:
     """Return the weights of the linear layers in transformer blocks: no embeddings, heads or poolers."""
-    blocks = [m for m in module.modules() if isinstance(m, MUON_BLOCKS)]
+    blocks = [m for m in module.modules() if isinstance(m, BLOCKS)]
     layers = dict.fromkeys(m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
     return [layer.weight for layer in layers if layer.weight.requires_grad]
 
@@ -320,24 +320,27 @@ class Muon(torch.optim.Optimizer):
         weights = [p for p in group["params"] if p.grad is not None]
         if not weights:
             return
-        gradients = [p.grad for p in weights]
         for p in weights:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        momenta = [self.state[p]["momentum_buffer"] for p in weights]
+        # Of sharded matrices, this process's rows; only the iteration needs whole ones, and every process runs it.
+        own = [own_part(p) for p in weights]
+        gradients = [own_part(p.grad) for p in weights]
+        momenta = [own_part(self.state[p]["momentum_buffer"]) for p in weights]
         momentum = group["momentum"]
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         directions = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
         for indices in _stackable(weights):
             first = weights[indices[0]]
             rows, columns = first.shape
             dtype = self._iteration_dtype(first.device, first.dtype)
-            updates_NHW = orthogonalize(torch.stack([directions[i] for i in indices]), dtype=dtype)
+            stacked_NHW = torch.stack([whole_like(directions[i], weights[i]) for i in indices])
+            updates_NHW = orthogonalize(stacked_NHW, dtype=dtype)
             square = max(rows, columns) if group["adjust"] == "match_rms_adamw" else max(1, rows / columns)
             ratio = math.sqrt(square) * (0.2 if group["adjust"] == "match_rms_adamw" else 1.0)
             for i, update in zip(indices, updates_NHW.unbind(), strict=True):
-                weights[i].add_(update, alpha=-group["lr"] * ratio)
+                own[i].add_(own_part(sharded_like(update, weights[i])), alpha=-group["lr"] * ratio)
 
     def _iteration_dtype(self, device: torch.device, weight_dtype: torch.dtype) -> torch.dtype:
         if self._dtype is not None:

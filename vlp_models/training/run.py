@@ -33,13 +33,12 @@ from vlp_models.params.runs import TrainingParams
 from vlp_models.training.averaging import Snapshots, WeightAverage
 from vlp_models.training.data import Windows
 from vlp_models.training.distributed import (
-    FullWeights,
     Precision,
+    block_options,
     choose_precision,
     make_trainer,
     read_precision,
     set_threads,
-    unwrap_fsdp,
 )
 from vlp_models.training.log import LOG, read_log, truncate_log
 from vlp_models.training.module import LossFunction, TrainingModule
@@ -91,10 +90,10 @@ class Plan:
         steps = updates * self.max_epochs
         return min(steps, self.max_steps) if self.max_steps else steps
 
-    def check(self, trainer: TrainerParams) -> None:
+    def check(self) -> None:
         """
         Raises:
-            ParamsError: an invalid number, two averages at once, or snapshots of sharded weights.
+            ParamsError: an invalid number, or two averages at once.
         """
         if self.accumulate < 1:
             raise ParamsError(f"params.yaml: `accumulate: {self.accumulate}` must be at least 1")
@@ -102,10 +101,6 @@ class Plan:
             raise ParamsError(
                 "params.yaml: `snapshots.keep` and `optimizer.ema_decay` would each replace the result; set one of "
                 "them to 0"
-            )
-        if self.snapshots.keep and trainer.strategy == "fsdp":
-            raise ParamsError(
-                "params.yaml: `trainer.strategy: fsdp` does not support snapshots; set `snapshots.keep: 0`"
             )
 
 
@@ -155,7 +150,7 @@ def fit(
         ParamsError: an invalid number, or a device or precision this machine lacks.
         ProcessLostError: another process of the run has ended.
     """
-    plan.check(trainer)
+    plan.check()
     _silence_lightning()
     torch.set_flush_denormal(True)
     set_threads(model, trainer)
@@ -164,7 +159,7 @@ def fit(
     start = newest_resume_point(work, tidy=is_main_process())
     chosen = choose_precision(trainer)
     precision = read_precision(start.path) if start else chosen  # a run keeps its precision on another machine
-    lightning = make_trainer(trainer, plan.optimizer, model, accumulate=plan.accumulate, precision=precision)
+    lightning = make_trainer(trainer, model, accumulate=plan.accumulate, precision=precision)
     batches, val = loaders(lightning.global_rank, lightning.world_size)
     train = Windows(batches, plan.accumulate, getattr(loss, "updates_per_batch", 1))
     total = plan.total_steps(train.updates)
@@ -181,7 +176,6 @@ def fit(
     )
 
     log = work / LOG
-    full_weights = FullWeights() if trainer.strategy == "fsdp" else None
     average, snapshots = _averages(plan, work)
     recorder = Recorder(log, trainer.log_every_steps, train, val, snapshots)
     resume_points = ResumePoints(work, trainer.checkpoint_every_steps, total)
@@ -189,7 +183,6 @@ def fit(
     # The order matters: what changes the state of an update comes before the resume points save it, and the tracker
     # after them.
     callbacks: list[Callback | None] = [
-        full_weights,
         average,
         recorder,
         snapshots,
@@ -207,10 +200,11 @@ def fit(
         truncate_log(log, start.step if start else 0)
         if tracker is not None:
             tracker.sync(log)
-    _run_lightning(lightning, module, train, start, title, resume_points)
+    with block_options(model, trainer):
+        _run_lightning(lightning, module, train, start, title, resume_points)
 
-    if full_weights is not None and full_weights.weights:
-        unwrap_fsdp(model, full_weights.weights)
+    if module.sharding is not None:
+        module.sharding.undo()
     for averaged in (average, snapshots):
         if averaged is not None:
             averaged.copy_to(model)
@@ -298,4 +292,6 @@ def _silence_lightning() -> None:
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\.")
+    # Nothing changes the keys and values that attention returns in place.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     warnings.filterwarnings("ignore", message=r".*lr_scheduler\.step\(\).*before.*optimizer\.step\(\).*")

@@ -7,6 +7,8 @@ Shape suffixes: B batch, T tokens, D hidden, M packed tokens, N hypotheses.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -16,12 +18,13 @@ from vlp_models.models.layers.packing import Packing
 
 
 class FamilyBlock(nn.Module):
-    """Base class of a family's own transformer block, for code that treats blocks specially (Muon, FSDP)."""
+    """Base class of a family's own transformer block. Muon optimizes its matrices; `trainer.compile` and
+    `trainer.activation_checkpointing` apply to it.
 
+    passes: the methods that training calls.
+    """
 
-class MultiEntryBlock(nn.Module):
-    """Base class of a block with entry points other than `forward`. Muon optimizes its matrices; FSDP does not shard it
-    as a unit, because it gathers weights at the start of `forward`."""
+    passes: ClassVar[tuple[str, ...]] = ("forward",)
 
 
 class FeedForward(nn.Sequential):
@@ -131,7 +134,6 @@ class DecoderBlock(nn.Module):
 
 
 BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock, FamilyBlock)
-MUON_BLOCKS = (*BLOCKS, MultiEntryBlock)
 
 
 def init_weights(module: nn.Module, std: float = 0.02, *, skip: tuple[str, ...] = ()) -> None:

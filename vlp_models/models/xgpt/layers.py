@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Regions
 from vlp_models.models.layers.attention import MultiHeadAttention, padding_mask, scaled_dot_product
-from vlp_models.models.layers.blocks import FamilyBlock, FeedForward, MultiEntryBlock, Residual
+from vlp_models.models.layers.blocks import FamilyBlock, FeedForward, Residual
 from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.embeddings import FeatureDropout
 from vlp_models.models.layers.packing import Packing
@@ -169,13 +169,14 @@ class Matching(nn.Module):
 # ---- Encoder and decoder (section 4.2) ------------------------------------------------------------------------------
 
 
-class Block(MultiEntryBlock):
+class Block(FamilyBlock):
     """A layer of the encoder, of the decoder, or of both.
 
     Attention over the memory may share the weights of self-attention (`XGPTConfig.attends`), and its LayerNorm
     (`cross_norm`).
     """
 
+    passes = ("encode", "decode")
     signal: Tensor | None
 
     def __init__(self, config: XGPTConfig, *, decodes: bool) -> None:

@@ -1,0 +1,133 @@
+"""Shard weights, gradients and optimizer state over the processes of a training (FSDP2, torch's `fully_shard`).
+
+Each process holds 1/n of every tensor. Attention and feed-forward nets, which hold most of the weights of a
+transformer, gather theirs when they are called and free them afterwards; the rest of the model (embeddings, norms,
+heads, convolutions) is gathered for the whole step. Numbers are those of DDP up to float32's order of summation.
+
+Checkpoints contain whole tensors, and look like those of one process: a run may go on with another number of processes,
+or with DDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from vlp_models.models.layers.attention import MultiHeadAttention
+from vlp_models.models.layers.blocks import FeedForward
+
+# What gathers its own weights -> its methods besides `forward` that read them
+UNITS: dict[type[nn.Module], tuple[str, ...]] = {MultiHeadAttention: ("cross", "step", "project"), FeedForward: ()}
+
+
+# ---- Tensors --------------------------------------------------------------------------------------------------------
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the whole tensor; every process must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this process's part, in the same memory; an ordinary tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_like(tensor: Tensor, example: Tensor) -> Tensor:
+    """Return a whole tensor, which every process has, sharded as `example`; without communication."""
+    tensor = tensor.to(example.device)
+    if not isinstance(example, DTensor):
+        return tensor
+    return distribute_tensor(tensor, example.device_mesh, example.placements, src_data_rank=None)
+
+
+def whole_like(part: Tensor, example: Tensor) -> Tensor:
+    """Return the whole tensor of which each process has the part that it has of `example`."""
+    if not isinstance(example, DTensor):
+        return part
+    mesh, placements = example.device_mesh, example.placements
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=example.shape, stride=example.stride()
+    ).full_tensor()
+
+
+def clip_norm(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+    """Clip the gradient norm over all parameters in place, as `torch.nn.utils.clip_grad_norm_`; return the norm before.
+
+    Gradients may be sharded; all processes get the same norm.
+    """
+    parameters = list(parameters)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not any(isinstance(gradient, DTensor) for gradient in gradients):
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    sharded = [own_part(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
+    replicated = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    square = torch.stack([n.square() for n in torch._foreach_norm(sharded)]).sum()
+    dist.all_reduce(square)
+    for gradient in replicated:
+        square = square + gradient.square().sum()
+    norm = square.sqrt()
+    torch._foreach_mul_([*sharded, *replicated], (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def average_replicated(parameters: Iterable[nn.Parameter]) -> None:
+    """Average over the processes the gradients of the scalars, which `fully_shard` leaves to its caller."""
+    for parameter in parameters:
+        if parameter.ndim == 0 and parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+# ---- Modules --------------------------------------------------------------------------------------------------------
+
+
+class Sharding:
+    """Shards a module in place, until `undo`."""
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, methods: Iterable[str]) -> None:
+        """
+        Args:
+            methods: those of the module, besides `forward`, within which its weights are read.
+        """
+        self._modules = list(module.modules())
+        self._before = [(type(one), set(vars(one)), _hooks(one)) for one in self._modules]
+        scalars = {parameter for parameter in module.parameters() if parameter.ndim == 0}
+        units = [(one, UNITS[type(one)]) for one in self._modules if type(one) in UNITS]
+        for unit, names in [*units, (module, tuple(methods))]:
+            fully_shard(unit, mesh=mesh, ignored_params=scalars)
+            for name in names:
+                register_fsdp_forward_method(unit, name)
+        self._added = [set(vars(one)) - names for one, (_, names, _) in zip(self._modules, self._before, strict=True)]
+
+    def undo(self) -> None:
+        """Make the modules what they were, with whole weights; every process must call it."""
+        for module in self._modules:
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        made: dict[int, nn.Parameter] = {}  # a weight that several modules share stays shared
+        for module in self._modules:
+            for name, parameter in module._parameters.items():
+                if isinstance(parameter, DTensor):
+                    if id(parameter) not in made:
+                        made[id(parameter)] = nn.Parameter(whole(parameter.detach()), parameter.requires_grad)
+                    module._parameters[name] = made[id(parameter)]
+        for module, (kind, _, hooks), added in zip(self._modules, self._before, self._added, strict=True):
+            module.__class__ = kind
+            for name in added:
+                vars(module).pop(name)
+            for name, keys in hooks.items():
+                for key in set(vars(module)[name]) - keys:
+                    del vars(module)[name][key]
+
+
+def _hooks(module: nn.Module) -> dict[str, set[Any]]:
+    """Return name -> keys of the module's tables of hooks."""
+    return {name: set(table) for name, table in vars(module).items() if name.endswith("_hooks") and table is not None}
