@@ -2,14 +2,15 @@
 
     python rank_cases.py RANK WORLD_SIZE FOLDER
 
-builds every case from fixed seeds, takes this rank's rows, learns from them under DDP, and writes gradients and parts
-to FOLDER. Imported, it is what a single process learns from all rows.
+builds every case from fixed seeds, takes this rank's rows, learns from them under DDP and sharded, and writes gradients
+and parts to FOLDER. Imported, it is what a single process learns from all rows.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,8 +26,7 @@ import toy_unified_vlp
 from safetensors.torch import save_file
 from tiny_xgpt import tiny_xgpt
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.device_mesh import init_device_mesh
 from toy_dataset import Toy
 from toy_pairs import by_pairs
 from toy_tasks import double, make
@@ -38,7 +38,6 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import Hypothesis
-from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.distributed import gather_rows, previous_rows, take_rows
 from vlp_models.objectives.loss import Loss, WeightedLosses
@@ -46,10 +45,10 @@ from vlp_models.objectives.masked_modeling import select_tokens
 from vlp_models.objectives.moving_average import UpdateAccumulator
 from vlp_models.params import ScheduledSamplingParams
 from vlp_models.tasks.self_critical import SelfCriticalLoss, SelfCriticalParams, self_critical_loss
-from vlp_models.training.distributed import unwrap_fsdp
 from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
 from vlp_models.training.recipe import make_recipe
 from vlp_models.training.scheduled_sampling import make_loss
+from vlp_models.training.sharding import Sharding, average_replicated, own_part, whole
 
 
 @dataclass(frozen=True)
@@ -242,18 +241,25 @@ class Learner(nn.Module):
         return normalize(loss, found.counts) * world_size, mean_losses([found])
 
 
-def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:
+def learn(case: Case, rank: int = 0, world_size: int = 1, *, sharded: bool = False) -> tuple[dict[str, Tensor], Any]:
     """Gradients of the whole batch, and the parts, as this process reads them."""
     learner: nn.Module = Learner(case)
-    if world_size > 1:
-        learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
     case.module.train()
+    sharding = None
+    if sharded:
+        sharding = Sharding(learner, init_device_mesh("cpu", (world_size,)), ())
+    elif world_size > 1:
+        learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
     total, parts = learner(case.rows(*share(case.size, rank, world_size)))
     total.backward()
+    if sharded:
+        average_replicated(case.module.parameters())
     gradients = {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        name: whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         for name, parameter in case.module.named_parameters()
     }
+    if sharding is not None:
+        sharding.undo()
     return gradients, {name: float(value) for name, value in parts.items()}
 
 
@@ -310,26 +316,25 @@ def drawn_objectives(rank: int) -> Tensor:
     return masks["mlm"]
 
 
-def check_unwrap_fsdp() -> None:
-    """A model that FSDP has wrapped is itself again, keys, weights and modules (on a CPU FSDP can do that much)."""
+def check_sharding_is_undone(world_size: int) -> None:
+    """A model that was sharded is itself again: modules, keys, weights, and what it computes."""
     model = tiny.build_tiny()
+    described = [(type(module), sorted(vars(module))) for module in model.modules()]
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    wrapped = FullyShardedDataParallel(
-        nn.ModuleDict({"model": model}),
-        auto_wrap_policy=ModuleWrapPolicy(set(BLOCKS)),
-        use_orig_params=True,
-        sharding_strategy=ShardingStrategy.NO_SHARD,
-        device_id=torch.device("cpu"),
-    )
-    with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.FULL_STATE_DICT):
-        weights = {name.removeprefix("model."): weight.clone() for name, weight in wrapped.state_dict().items()}
-    unwrap_fsdp(model, weights)
+    sharding = Sharding(model, init_device_mesh("cpu", (world_size,)), ("fuse",))
+    assert sum(own_part(p).numel() for p in model.parameters()) < 0.6 * sum(w.numel() for w in before.values())
+    batch = shared_batch(2)
+    sharded = model.fuse(batch.image, batch.text).pooled_BP
+    sharding.undo()
+    assert [(type(module), sorted(vars(module))) for module in model.modules()] == described
     after = model.state_dict()
     assert list(after) == list(before) and all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert torch.equal(model.fuse(batch.image, batch.text).pooled_BP, sharded)
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
     every = {name: make_case() for name, make_case in cases(folder).items()}
+    again = {name: make_case() for name, make_case in cases(folder).items()}
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'rendezvous'}",
@@ -338,14 +343,17 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         timeout=timedelta(seconds=60),
     )
     save_file(gathered(rank), folder / f"gathered-{rank}.safetensors")
-    check_unwrap_fsdp()
+    check_sharding_is_undone(world_size)
     parts: dict[str, dict[str, float]] = {}
     for name, case in every.items():
         gradients, parts[name] = learn(case, rank, world_size)
         save_file(gradients, folder / f"{name}-{rank}.safetensors")
+        gradients, parts[f"sharded_{name}"] = learn(again[name], rank, world_size, sharded=True)
+        save_file(gradients, folder / f"sharded_{name}-{rank}.safetensors")
     (folder / f"parts-{rank}.json").write_text(json.dumps(parts))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

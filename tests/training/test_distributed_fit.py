@@ -43,20 +43,21 @@ def apart(work: Path, root: Path, weights: dict[str, torch.Tensor], **settings: 
 
 
 @pytest.mark.slow
-def test_two_processes_match_one_process(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_match_one_process(root: Path, tmp_path: Path, strategy: str) -> None:
     """All objectives, clipping, EMA, an epoch's uneven end, validation; Lightning starts the second process."""
     # AdamW divides by what is nearly nothing, and makes much of float32's order of adding up, unless eps is larger.
     settings = {**EVERYTHING, "optimizer": {"clip_norm": 0.5, "eps": 1e-4}}
-    code, stderr = run(root, "two", config=STILL, **settings)
+    code, stderr = run(root, strategy, config=STILL, strategy=strategy, **settings)
     assert code == 0, stderr
-    weights, _, rows = result(root, "two")
+    weights, _, rows = result(root, strategy)
     distance, alone = apart(tmp_path, root, weights, **settings)
     assert distance < 1e-5
     assert alone.steps == STEPS == rows[-1]["step"]
     for row, wanted in zip(rows, untimed(alone.rows), strict=True):
         assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-    assert len(list((root / "two").glob("*.ckpt"))) == 2
-    assert (root / "two" / "log.jsonl").read_text().count("\n") == STEPS  # written once, not twice
+    assert len(list((root / strategy).glob("*.ckpt"))) == 2
+    assert (root / strategy / "log.jsonl").read_text().count("\n") == STEPS  # written once, not twice
 
 
 @pytest.mark.long
@@ -81,7 +82,7 @@ def test_batch_size_must_be_divisible_by_the_number_of_processes(root: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"strategy": "fsdp"}, "needs GPUs"),
+        ({"devices": 2, "strategy": "fsdp", "config": {"pooler_batch_norm": True}}, "does not support batch norm"),
         ({"num_nodes": 0}, r"num_nodes: 0"),
         ({"devices": 2, "config": {"pooler_batch_norm": True}}, "batch normalization"),
     ],
@@ -101,25 +102,6 @@ def test_number_of_processes_must_match_torchrun(root: Path, tmp_path: Path, mon
     toy = Toy(root / "shards", Tokenizer.load(root / "tokenizer"))
     with pytest.raises(ParamsError, match=r"is 2 processes, but torchrun started 8"):
         toy.fit(tmp_path, devices=2)
-
-
-def test_fsdp_wraps_blocks_and_refuses_muon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How it is set up; no GPU, so it is not run."""
-    from dataclasses import replace
-
-    from toy_dataset import TRAINER
-
-    from vlp_models.models.layers.blocks import BLOCKS
-    from vlp_models.params import OptimizerParams
-    from vlp_models.training import distributed as strategy
-
-    params = replace(TRAINER, strategy="fsdp", accelerator="cuda", devices=8)
-    made = strategy._make_strategy(params, 8)
-    assert made._state_dict_type == "full" and made.kwargs["use_orig_params"]  # type: ignore[union-attr]
-    assert made.kwargs["auto_wrap_policy"]._module_classes == set(BLOCKS)  # type: ignore[union-attr]
-    for optimizer, text in (({"muon_lr": 1e-3}, "Muon"), ({"ema_decay": 0.9}, "weight averages")):
-        with pytest.raises(ParamsError, match=text):
-            strategy._check_strategy(params, OptimizerParams(lr=1e-3, **optimizer), torch.nn.Linear(1, 1), 8, False)
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +146,65 @@ def test_kill_of_one_process_ends_the_others_and_resume_is_equal(
     code, stderr = run(root, work, launcher, signal={"step": 6, "number": signal.SIGKILL, "to": to}, **EVERYTHING)
     assert code not in (0, 75) or "has ended" in stderr
     ends_the_same(root, work, whole, 6, launcher)
+
+
+FLOAT32_MUON = {**EVERYTHING, "optimizer": {"muon_lr": 3e-3, "muon_dtype": "float32", "clip_norm": 0.5, "eps": 1e-4}}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("first", "second", "equal"),
+    [
+        ({"strategy": "fsdp"}, {"strategy": "fsdp"}, True),
+        ({"strategy": "fsdp"}, {"devices": 1}, False),
+        ({"devices": 1}, {"strategy": "fsdp"}, False),
+        ({"strategy": "ddp"}, {"strategy": "fsdp"}, False),
+        ({"strategy": "ddp"}, {"devices": 1}, False),
+    ],
+    ids=["fsdp", "fsdp-one-fsdp", "one-fsdp-one", "ddp-fsdp-ddp", "ddp-one-ddp"],
+)
+def test_a_run_goes_on_with_other_processes(
+    root: Path, first: dict[str, Any], second: dict[str, Any], equal: bool, request: pytest.FixtureRequest
+) -> None:
+    """Stopped twice, and continued each time with another strategy or number of processes: AdamW, Muon, an average."""
+    settings = {**FLOAT32_MUON, "config": STILL}
+    whole_run, work = f"whole-{request.node.callspec.id}", request.node.callspec.id
+    assert run(root, whole_run, **settings, **first)[0] == 0
+    for step, processes in ((6, first), (10, second)):
+        stop = {"step": step, "number": signal.SIGTERM, "to": [0]}
+        code, stderr = run(root, work, signal=stop, **settings, **processes)
+        assert code == 75, stderr
+    code, stderr = run(root, work, **settings, **first)
+    assert code == 0, stderr
+    ranks = first.get("devices", 2)
+    wanted, _, rows = result(root, whole_run, ranks)
+    weights, resumed_from, found = result(root, work, ranks)
+    assert resumed_from == 10
+    if equal:
+        assert found == rows and all(torch.equal(weights[name], weight) for name, weight in wanted.items())
+    for name, weight in wanted.items():
+        assert torch.allclose(weights[name], weight, rtol=1e-5, atol=1e-6), name
+
+
+def test_recomputed_activations_change_no_number(root: Path, tmp_path: Path) -> None:
+    """With dropout, whose draws are repeated."""
+    toy = Toy(root / "shards", Tokenizer.load(root / "tokenizer"))
+    plain, first = toy.fit(tmp_path / "plain", toy.model(), **EVERYTHING)
+    spared, second = toy.fit(tmp_path / "spared", toy.model(), activation_checkpointing=True, **EVERYTHING)
+    assert untimed(second.rows) == untimed(first.rows)
+    other = spared.state_dict()
+    assert all(torch.equal(other[name], weight) for name, weight in plain.state_dict().items())
+    assert not any("forward" in vars(module) for module in spared.modules())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_compiled_blocks_learn_the_same(root: Path, tmp_path: Path) -> None:
+    toy = Toy(root / "shards", Tokenizer.load(root / "tokenizer"))
+    settings = {"optimizer": {"eps": 1e-4}, "batch_size": 6, "max_steps": 4}
+    plain, _ = toy.fit(tmp_path / "plain", toy.model(**STILL), **settings)
+    compiled, _ = toy.fit(tmp_path / "compiled", toy.model(**STILL), compile=True, **settings)
+    other = compiled.state_dict()
+    for name, weight in plain.state_dict().items():
+        assert torch.allclose(other[name], weight, rtol=1e-4, atol=1e-5), name

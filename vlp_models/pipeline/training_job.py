@@ -118,9 +118,7 @@ class TrainingJob:
     def _work_directory(self, modules: Sequence[str]) -> Path:
         """Return the folder of the resume state: another one whenever something that the result depends on changes."""
         trainer = self.params.trainer
-        hardware = {"accelerator": trainer.accelerator, "devices": trainer.devices, "precision": trainer.precision}
-        if (trainer.strategy, trainer.num_nodes) != ("auto", 1):
-            hardware |= {"strategy": trainer.strategy, "num_nodes": trainer.num_nodes}
+        hardware: dict[str, Any] = {"accelerator": trainer.accelerator, "precision": trainer.precision}
         if trainer.stream.address:  # block size and window decide the order of samples
             hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}
         identity = {"trainer": hardware, **self.settings, "code": code_hash(modules)}

@@ -135,7 +135,7 @@ class TrainingModule(LightningModule):
         if isinstance(strategy, ShardedStrategy) and self.sharding is None:
             mesh = strategy.device_mesh["data_parallel"]
             self.sharding = Sharding(self, mesh, ("training_step", "validation_losses"))
-            self.freezing = Freezing(self.model, self.optimizer.groups)  # it knows parameters, which are now others
+            self.freezing = Freezing(self.model, self.optimizer.groups)  # its parameters are others now
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         update = self.trainer.global_step

@@ -79,11 +79,19 @@ def clip_norm(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
 
 
 def average_replicated(parameters: Iterable[nn.Parameter]) -> None:
-    """Average over the processes the gradients of the scalars, which `fully_shard` leaves to its caller."""
-    for parameter in parameters:
-        if parameter.ndim == 0 and parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+    """Average over the processes the gradients of the scalars, which `fully_shard` leaves to its caller.
+
+    A scalar that only some processes used has a gradient of zero on the others.
+    """
+    scalars = [parameter for parameter in parameters if parameter.ndim == 0 and parameter.requires_grad]
+    if not scalars:
+        return
+    used = [parameter.grad is not None for parameter in scalars]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in scalars]
+    values_2N = torch.stack([torch.stack(gradients).double(), torch.tensor(used, device=scalars[0].device).double()])
+    dist.all_reduce(values_2N)
+    for parameter, total, count in zip(scalars, *values_2N.unbind(), strict=True):
+        parameter.grad = (total / dist.get_world_size()).to(parameter.dtype) if count > 0 else None
 
 
 # ---- Modules --------------------------------------------------------------------------------------------------------
@@ -105,10 +113,12 @@ class Sharding:
             fully_shard(unit, mesh=mesh, ignored_params=scalars)
             for name in names:
                 register_fsdp_forward_method(unit, name)
+        if hasattr(module, "set_reduce_scatter_unused_params"):  # torch 2.15
+            module.set_reduce_scatter_unused_params(True)  # a process without rows may leave a part unused
         self._added = [set(vars(one)) - names for one, (_, names, _) in zip(self._modules, self._before, strict=True)]
 
     def undo(self) -> None:
-        """Make the modules what they were, with whole weights; every process must call it."""
+        """Restore the modules as before, with whole weights; every process must call it."""
         for module in self._modules:
             if isinstance(module, FSDPModule):
                 module.reshard()

@@ -24,6 +24,13 @@ from torch import Tensor, nn
 from vlp_models.errors import DataError
 
 
+class Projections:
+    """Padded projections by layer. Not a dict: FSDP copies the dicts among a layer's arguments."""
+
+    def __init__(self) -> None:
+        self.of: dict[nn.Module, Tensor] = {}
+
+
 @dataclass(frozen=True, eq=False)
 class Packing:
     """The places of the rows of [M, ...] in [B, T, ...].
@@ -40,7 +47,7 @@ class Packing:
     shape: tuple[int, int]
     split: int = 0
     full: bool = False
-    cache: dict[nn.Module, Tensor] | None = None
+    cache: Projections | None = None
     previous: Packing | None = None
 
     @classmethod
@@ -51,13 +58,13 @@ class Packing:
 
     def caching(self) -> Packing:
         """Return the same packing for a pass that another one may continue."""
-        return replace(self, cache={})
+        return replace(self, cache=Projections())
 
     def continuing(self, previous: Packing) -> Packing:
         """Return the same packing for a pass that continues `previous`.
 
         In each sequence it must hold all tokens that are needed from the first changed one on."""
-        return replace(self, cache={}, previous=previous)
+        return replace(self, cache=Projections(), previous=previous)
 
     def __len__(self) -> int:
         return self.places_M.shape[0]
@@ -90,13 +97,13 @@ class Packing:
             padded = x_M.unflatten(0, self.shape)
         elif self.previous is not None and layer is not None:
             assert self.previous.cache is not None, "the previous pass cached nothing"
-            earlier = self.previous.cache[layer].flatten(0, 1)
+            earlier = self.previous.cache.of[layer].flatten(0, 1)
             padded = earlier.index_copy(0, self.places_M, x_M).unflatten(0, self.shape)
         else:
             zeros = x_M.new_zeros(self.shape[0] * self.shape[1], *x_M.shape[1:])
             padded = zeros.index_copy(0, self.places_M, x_M).unflatten(0, self.shape)
         if self.cache is not None and layer is not None:
-            self.cache[layer] = padded
+            self.cache.of[layer] = padded
         return padded
 
     def rows_at(self, selected_BT: Tensor) -> Tensor:

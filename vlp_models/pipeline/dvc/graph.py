@@ -37,6 +37,11 @@ NO_EFFECT: dict[type, dict[str, str]] = {
         "log_every_steps": "curves only",
         "torch_threads": "speed only",
         "parallel_finetune": "how many fine-tunings `vlp run` trains at a time",
+        "devices": "processes share the same batches: float rounding, and dropout's draws",
+        "num_nodes": "as `devices`",
+        "strategy": "where weights are kept: float rounding",
+        "activation_checkpointing": "equal numbers",
+        "compile": "float rounding, and dropout's draws",
     },
     EvaluateParams: {
         "batch_size": "speed and memory only",
