@@ -14,10 +14,10 @@ import yaml
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import EvaluateParams, Params, TrainerParams, parse_params, read_yaml, to_plain
+from vlp_models.pipeline.check_params import views_in_use
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, render
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, build_pipeline
 from vlp_models.pipeline.stages.plan import code_modules, planned
-from vlp_models.tasks import task_class
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,11 +32,7 @@ def raw(**sections: Any) -> dict[str, Any]:
 def stages(**sections: Any) -> dict[str, Any]:
     plain = raw(**sections)
     params: Params = parse_params(plain)
-    return build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "regions"), views=views(params))
-
-
-def views(params: Params) -> dict[str, str]:
-    return {name: task_class(run.task).view for name, run in params.finetune.items()}
+    return build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "regions"), views=views_in_use(params))
 
 
 def test_shipped_file_is_current() -> None:
@@ -50,7 +46,13 @@ def test_run_depends_only_on_its_own_family_task_and_start() -> None:
     assert two["initial"]["foreach"]["other"]["family"] == "other"
     entry = two["finetune"]["foreach"]["tden-vqa"]
     trained_on = "data/contents/regions/trained_on/questions/all.json"
-    assert entry == {"start": "pretrain/tden", "task": "vqa", "family": "tden", "trained_on": trained_on}
+    assert entry == {
+        "start": "pretrain/tden",
+        "task": "vqa",
+        "family": "tden",
+        "trained_on": trained_on,
+        "view": "questions",
+    }
     needed = two["finetune"]["do"]["deps"]
     assert "data/plan/code/models/${item.family}.json" in needed
     assert not [dep for dep in needed if dep.startswith("vlp_models")], "code is represented by its hashes"
@@ -118,7 +120,7 @@ def test_every_output_is_cached_so_that_a_clone_has_the_results() -> None:
 def test_pixel_models_need_no_regions(section: str) -> None:
     plain = raw()
     params = parse_params(plain)
-    found = build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "pixels"), views=views(params))
+    found = build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "pixels"), views=views_in_use(params))
     assert section not in found
     assert not [dep for stage in found.values() for dep in stage.get("deps", []) if dep.startswith(f"data/{section}")]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vlp_models.data.formats import read_source
-from vlp_models.data.views import ENTAILMENT
+from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.entailment import Balance, make_hypotheses

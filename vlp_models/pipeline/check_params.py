@@ -15,6 +15,7 @@ from vlp_models.models.meta_model import meta_model, model_inputs
 from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams
 from vlp_models.params.runs import split_start
 from vlp_models.params.schema import check_known, suggestion
+from vlp_models.pipeline.dvc.graph import ViewsInUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.vision import pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
@@ -26,16 +27,18 @@ def check_runs(params: Params) -> None:
     Raises:
         ParamsError: an unknown generator, format, family or task, a config that the family rejects, an option that the
             task does not have, a task or objective that the model does not support, texts longer than the model has
-            positions, a model that timm does not have, or shards without what the models read.
+            positions, a model that timm does not have, shards without what the models read, or views that clash.
     """
     from vlp_models.data.formats import FORMATS
     from vlp_models.data.inputs import required_content
+    from vlp_models.data.views import index_columns
     from vlp_models.synthetic import GENERATORS
 
     for name, entry in params.generate.items():
         check_known(entry.generator, GENERATORS, f"generate.{name}.generator")
     for name, source in params.data.items():
         check_known(source.format, FORMATS, f"data.{name}.format")
+    index_columns()
     for name, model in params.models.items():
         _check_model(name, model)
     required_content(
@@ -177,15 +180,31 @@ def _check_datasets(where: str, named: Iterable[str], params: Params) -> None:
             )
 
 
-def training_views(params: Params) -> dict[str, str]:
-    """Return fine-tuning run -> the view that it trains on."""
+def views_in_use(params: Params) -> ViewsInUse:
+    """Return the views that datasets fill, and that fine-tuning runs train on and predict for.
+
+    Raises:
+        ParamsError: an unknown format, view or option of a task.
+    """
+    from vlp_models.data.formats import FORMATS, filled_views
+    from vlp_models.data.views import VIEW_MODULES
     from vlp_models.tasks.base import read_options
 
-    views = {}
+    for name, source in params.data.items():
+        check_known(source.format, FORMATS, f"data.{name}.format")
+    filled = {name: filled_views(source.format) for name, source in params.data.items()}
+    trained, tested = {}, {}
     for name, run in params.finetune.items():
         task = task_class(run.task)
-        views[name] = task.training_view(read_options(task, run.options, where=f"finetune.{name}.options"))
-    return views
+        trained[name] = task.training_view(read_options(task, run.options, where=f"finetune.{name}.options"))
+        tested[name] = task.prediction_view
+        for view in (trained[name], tested[name]):
+            if view not in VIEW_MODULES:
+                raise ParamsError(
+                    f"params.yaml: `finetune.{name}.task: {run.task}` reads the view `{view}`, which does not exist"
+                    f"{suggestion(view, VIEW_MODULES)}"
+                )
+    return ViewsInUse(filled=filled, trained=trained, tested=tested)
 
 
 def check_searches(params: Params, shards: Path, checkpoint: str) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.data.formats.base import Tables
 from vlp_models.data.tables import standard_split
+from vlp_models.data.views import TABLES
+from vlp_models.errors import ParamsError
 from vlp_models.params import SourceParams
-from vlp_models.params.schema import check_known
+from vlp_models.params.schema import check_known, suggestion
 
 FORMATS = Table(
     "formats",
@@ -41,12 +43,28 @@ def read_source(name: str, params: SourceParams, base: Path) -> Tables:
         base: the directory that `params.root` is relative to.
 
     Raises:
-        ParamsError: an unknown format.
+        ParamsError: an unknown format, or rows of a view that the reader does not name.
         DataError: its directory or one of its files is missing or not in the format.
     """
     check_known(params.format, FORMATS, f"data.{name}.format")
     tables: Tables = import_target(FORMATS[params.format])(name, _with_standard_splits(params), base)
+    for view in sorted(TABLES.keys() - set(filled_views(params.format))):
+        if len(tables[view]):
+            raise ParamsError(
+                f"plugin {FORMATS[params.format]}: it fills the view `{view}`, which its `@fills(...)` does not name"
+            )
     return tables
+
+
+def filled_views(name: str) -> tuple[str, ...]:
+    """Return the views that a format's reader fills (`@fills`), in order; all for a reader that does not name them."""
+    declared: tuple[str, ...] | None = getattr(import_target(FORMATS[name]), "views", None)
+    for view in declared or ():
+        if view not in TABLES:
+            raise ParamsError(
+                f"plugin {FORMATS[name]}: `@fills`: no view `{view}` has a table{suggestion(view, TABLES)}"
+            )
+    return tuple(TABLES) if declared is None else declared
 
 
 def _with_standard_splits(params: SourceParams) -> SourceParams:

@@ -21,6 +21,7 @@ from typing import Any
 from vlp_models.data.formats.base import (
     RecordError,
     Tables,
+    fills,
     get,
     get_id,
     get_sentence,
@@ -39,6 +40,7 @@ from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 
+@fills("captions", "questions")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     """Read a dataset in COCO format; `params.limit` keeps the first images of each split.
 

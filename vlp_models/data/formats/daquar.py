@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id
+from vlp_models.data.formats.base import RecordError, Tables, fills, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_text, require_directory
 from vlp_models.data.formats.splits import hold_out, read_lists
 from vlp_models.data.names import Names
@@ -33,6 +33,7 @@ PHOTO_FOLDER = "nyu_depth_images"
 PHOTO = re.compile(r"\b(image)\s*([0-9]+)\b")
 
 
+@fills("questions")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     """Read DAQUAR; `params.limit` keeps the first questions of each split.
 

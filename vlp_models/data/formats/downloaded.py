@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, image_row, join_id
+from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_json, require_directory
 from vlp_models.data.formats.splits import hold_out
 from vlp_models.data.images import FORMATS
@@ -71,6 +71,7 @@ FILE = "sbu-captions-all.json"
 LISTS = ("image_urls", "captions")
 
 
+@fills("captions")
 def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
     """Read SBU; `params.limit` keeps the first pairs with a photo.
 
@@ -108,6 +109,7 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
 FILES = {"train": "Train_GCC-training.tsv", "val": "Validation_GCC-1.1.0-Validation.tsv"}
 
 
+@fills("captions")
 def read_conceptual_captions(name: str, params: SourceParams, base: Path) -> Tables:
     """Read Conceptual Captions.
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id
+from vlp_models.data.formats.base import RecordError, Tables, fills, get_id, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_csv, require_directory
 from vlp_models.data.formats.splits import hold_out, photo_folder, photo_id, read_lists, safe_name, stem, text_folders
 from vlp_models.data.names import Names
@@ -157,6 +157,7 @@ FLICKR30K_LISTS = {"train": "train.txt", "val": "val.txt", "test": "test.txt"}
 FLICKR30K_CAPTIONS = {"results_20130124.token": read_tokens, "results.csv": read_piped}
 
 
+@fills("captions")
 def read_flickr8k(name: str, params: SourceParams, base: Path) -> Tables:
     """Read Flickr8k.
 
@@ -168,6 +169,7 @@ def read_flickr8k(name: str, params: SourceParams, base: Path) -> Tables:
     return _read(name, params, root, "Flickr8k", files, FLICKR8K_LISTS)
 
 
+@fills("captions")
 def read_flickr30k(name: str, params: SourceParams, base: Path) -> Tables:
     """Read Flickr30k.
 

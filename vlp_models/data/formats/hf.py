@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlp_models.common.io import HEAD
-from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, get_text, join_id
+from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_sentence, get_text, join_id
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.pairs import join_mentions, read_group, read_language
 from vlp_models.data.images import MAX_BYTES
@@ -50,6 +50,7 @@ Find = Callable[[Row], tuple[str, Path]]  # id and file of a row's image
 LFS_POINTER = b"version https://git-lfs"
 
 
+@fills("captions")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     """Read a folder of parquet files, of tars, or of images with their metadata; `params.limit` keeps the first rows.
 

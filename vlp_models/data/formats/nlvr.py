@@ -27,16 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.formats.base import (
-    RecordError,
-    Row,
-    Tables,
-    get,
-    get_id,
-    get_sentence,
-    image_row,
-    join_id,
-)
+from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get, get_id, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import read_lines, require_directory
 from vlp_models.data.formats.splits import safe_name, select_splits
 from vlp_models.data.names import Names
@@ -52,6 +43,7 @@ SLOTS = ("left", "middle", "right")
 BOX = 100  # pixels per side
 
 
+@fills("captions", "statements")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     """Read NLVR's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 
@@ -264,6 +256,7 @@ FOLDERS = ("data", "nlvr2/data")  # of annotations: root is the repository's fol
 IDENTIFIER = re.compile(r"(train|dev|test1|test2)-([0-9]+)-([0-9]+)-([0-9]+)")
 
 
+@fills("image_pairs")
 def read_nlvr2(name: str, params: SourceParams, base: Path) -> Tables:
     """Read NLVR2's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 

@@ -33,6 +33,7 @@ from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    fills,
     get_id,
     get_sentence,
     get_text,
@@ -86,6 +87,7 @@ _CAPTIONS = f"""
 """
 
 
+@fills("captions")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     """Read files of pairs; `params.limit` keeps the first rows.
 
@@ -323,6 +325,7 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
     )
 
 
+@fills("texts")
 def read_texts(name: str, params: SourceParams, base: Path) -> Tables:
     """Read one text per line and skip empty lines; `params.limit` keeps the first texts of each split.
 

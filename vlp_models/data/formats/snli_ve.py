@@ -31,7 +31,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.formats.base import RecordError, Row, Tables, get_id, get_sentence, get_text, image_row, join_id
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    fills,
+    get_id,
+    get_sentence,
+    get_text,
+    image_row,
+    join_id,
+)
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import (
     hold_out,
@@ -45,13 +55,14 @@ from vlp_models.data.formats.splits import (
 from vlp_models.data.images import FORMATS
 from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS, standard_split
-from vlp_models.data.views import ENTAILMENT
+from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.params import SourceParams
 
 FILES = {"train": "snli_ve_train.jsonl", "val": "snli_ve_dev.jsonl", "test": "snli_ve_test.jsonl"}
 IMAGE_KEYS = ("Flikr30kID", "Flickr30K_ID")
 
 
+@fills("hypotheses")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     """Read the files of `params.splits`, or all that exist; `params.limit` keeps the first lines of each split.
 
@@ -195,6 +206,7 @@ ESNLI_FILES = {"train": "esnlive_train.csv", "val": "esnlive_dev.csv", "test": "
 COLUMNS = ("pairID", "Flickr30kID", "hypothesis", "gold_label")
 
 
+@fills("hypotheses")
 def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
     """Read `esnlive.csv` if it exists, else the files of `params.splits` or all.
 

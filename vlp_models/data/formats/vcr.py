@@ -20,6 +20,7 @@ from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    fills,
     get,
     get_id,
     get_size,
@@ -55,6 +56,7 @@ NAMES = (
 )
 
 
+@fills("choices")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     """Read VCR's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 

@@ -22,6 +22,7 @@ from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    fills,
     get,
     get_id,
     get_sentence,
@@ -39,6 +40,7 @@ from vlp_models.params import SourceParams
 IMAGES, REGIONS = "image_data.json", "region_descriptions.json"
 
 
+@fills("captions")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     """Read Visual Genome; `params.limit` keeps the first images.
 

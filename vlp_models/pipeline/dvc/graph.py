@@ -10,7 +10,7 @@ its values. DVC requires the same dependencies for every entry, so an entry with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -48,13 +48,27 @@ NO_EFFECT: dict[type, dict[str, str]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class ViewsInUse:
+    """The views of the data (data/views) that a stage depends on.
+
+    filled   dataset -> the views that its reader writes rows of
+    trained  fine-tuning run -> the view that it trains on
+    tested   fine-tuning run -> the view that it predicts for
+    """
+
+    filled: Mapping[str, Sequence[str]]
+    trained: Mapping[str, str]
+    tested: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Context:
     """What the builders read.
 
     raw: params.yaml as plain data: DVC accepts only keys that the file holds.
     kinds: image input of each model.
-    views: view of the data that each fine-tuning run trains on.
+    views: what datasets and runs have of the data's views.
     withdrawn: whether `vlp forget` has removed images; DVC accepts only dependencies that exist.
     package: what stands for this package's code: its folder in a clone, else its record (common/packages.py).
     """
@@ -62,7 +76,7 @@ class Context:
     params: Params
     raw: Mapping[str, Any]
     kinds: Mapping[str, Kind]
-    views: Mapping[str, str]
+    views: ViewsInUse
     withdrawn: bool
     package: str
 
@@ -91,6 +105,11 @@ class Context:
         return ["${item.trained_on}", *streamed, "data/tokenizer"]
 
     @property
+    def filled(self) -> list[str]:
+        """The code of the views that any dataset fills."""
+        return [code("views", view) for view in sorted(set().union(*self.views.filled.values()))]
+
+    @property
     def registered(self) -> list[str]:
         """Fine-tuning runs whose model is registered; blind baselines are not."""
         return [name for name, run in self.params.finetune.items() if not run.blank_images]
@@ -104,10 +123,15 @@ class Context:
 
     @property
     def task_and_model_code(self) -> list[str]:
-        """The code of the tasks and families in use: their classes name the metrics, and are served."""
+        """The code of the tasks, families and views in use: their classes name the metrics, and are served."""
         tasks = sorted({run.task for run in self.params.finetune.values()})
         families = sorted({model.family for model in self.params.models.values()})
-        return [*(code("tasks", task) for task in tasks), *(code("models", family) for family in families)]
+        views = sorted(set(self.views.tested.values()))
+        return [
+            *(code("tasks", task) for task in tasks),
+            *(code("models", family) for family in families),
+            *(code("views", view) for view in views),
+        ]
 
 
 def build_pipeline(
@@ -115,7 +139,7 @@ def build_pipeline(
     raw: Mapping[str, Any],
     *,
     kinds: Mapping[str, Kind],
-    views: Mapping[str, str],
+    views: ViewsInUse,
     withdrawn: bool = False,
     package: str = "vlp_models",
 ) -> dict[str, Stage]:
@@ -133,7 +157,7 @@ def build_pipeline(
 
 
 def code(kind: str, name: str) -> str:
-    """Return the file with the source hashes of a stage, model family, converter, task, format or generator."""
+    """Return the file with the source hashes of a stage, model family, converter, task, format, view or generator."""
     return f"{CODE}/{kind}/{name}.json"
 
 
@@ -166,23 +190,25 @@ def generate(c: Context) -> Stage:
 
 
 def prepare(c: Context) -> Stage:
-    # Files outside of a dataset's root; as many entries for every dataset as the one with most has.
+    # Files outside of a dataset's root, and the code of its views.
     others = {name: files_outside_root(source) for name, source in c.params.data.items()}
-    numbers = range(max(map(len, others.values()), default=0))
+    views = {name: [code("views", view) for view in c.views.filled[name]] for name in c.params.data}
     return _each(
         {
             name: {"root": source.root, "format": source.format}
-            | {f"other_{i}": others[name][i] if i < len(others[name]) else NOTHING for i in numbers}
+            | _padded("other", others[name], others)
+            | _padded("view", views[name], views)
             for name, source in c.params.data.items()
         },
         cmd="vlp stage prepare ${key}",
         params=["data.${key}", *c.keys("validate.max_image_pixels", "validate.near_duplicates")],
         deps=[
             "${item.root}",
-            *(f"${{item.other_{i}}}" for i in numbers),
+            *_each_of("other", others),
             *([WITHDRAWN] if c.withdrawn else []),
             code("stages", "prepare"),
             code("formats", "${item.format}"),
+            *_each_of("view", views),
         ],
         outs=["data/interim/${key}"],
     )
@@ -192,7 +218,7 @@ def validate(c: Context) -> Stage:
     return {
         "cmd": "vlp stage validate",
         "params": c.keys("validate"),
-        "deps": [*(f"data/interim/{name}" for name in c.params.data), code("stages", "validate")],
+        "deps": [*(f"data/interim/{name}" for name in c.params.data), code("stages", "validate"), *c.filled],
         "outs": ["data/validated", "reports/validation.json", "reports/validation.html", "reports/validation_results"],
     }
 
@@ -233,7 +259,7 @@ def tokenizer(c: Context) -> Stage:
     return {
         "cmd": "vlp stage tokenizer",
         "params": c.keys("tokenizer"),
-        "deps": ["data/validated", *vocabulary, code("stages", "tokenizer")],
+        "deps": ["data/validated", *vocabulary, code("stages", "tokenizer"), *c.filled],
         "outs": ["data/tokenizer", "reports/tokenizer.json"],
     }
 
@@ -242,7 +268,14 @@ def shards(c: Context) -> Stage:
     return {
         "cmd": "vlp stage shards",
         "params": c.keys("shards"),
-        "deps": ["data/validated", READS, *(["data/features"] if c.regions else []), code("stages", "shards")],
+        "deps": [
+            "data/validated",
+            READS,
+            *(["data/features"] if c.regions else []),
+            code("stages", "shards"),
+            code("views", "images"),
+            *c.filled,
+        ],
         "outs": ["data/shards", CONTENTS],
     }
 
@@ -293,6 +326,7 @@ def pretrain(c: Context) -> Stage:
             "model": NOTHING if same_model else f"checkpoints/initial/{run.model}",
             "family": c.params.models[run.model].family,
             "trained_on": trained_on(c.kinds[run.model], run.view, run.sources),
+            "view": run.view,
         }
     return _each(
         entries,
@@ -304,6 +338,7 @@ def pretrain(c: Context) -> Stage:
             *c.training_inputs,
             code("stages", "pretrain"),
             code("models", "${item.family}"),
+            code("views", "${item.view}"),
         ],
         outs=["checkpoints/pretrain/${key}", "reports/figures/pretrain/${key}.json"],
         metrics=["reports/training/pretrain/${key}.json"],
@@ -318,7 +353,8 @@ def finetune(c: Context) -> Stage:
             "start": run.start,
             "task": run.task,
             "family": c.params.family_at(run.start),
-            "trained_on": trained_on(c.kind_at(run.start), c.views[name], run.sources),
+            "trained_on": trained_on(c.kind_at(run.start), c.views.trained[name], run.sources),
+            "view": c.views.trained[name],
         }
         for name, run in runs.items()
     }
@@ -338,6 +374,7 @@ def finetune(c: Context) -> Stage:
             code("stages", "finetune"),
             code("models", "${item.family}"),
             code("tasks", "${item.task}"),
+            code("views", "${item.view}"),
         ],
         outs=["checkpoints/finetune/${key}"],
         metrics=["reports/training/finetune/${key}.json"],
@@ -367,6 +404,7 @@ def augment(c: Context) -> Stage:
             code("stages", "augment"),
             code("models", "${item.family}"),
             code("tasks", "captioning"),
+            code("views", "images"),
         ],
         outs=["data/augmented/${key}"],
     )
@@ -378,6 +416,7 @@ def evaluate(c: Context) -> Stage:
             "task": run.task,
             "family": c.params.family_at(run.start),
             "contents": f"{CONTENTS}/{c.kind_at(run.start)}",
+            "view": c.views.tested[name],
         }
         for name, run in c.params.finetune.items()
     }
@@ -392,6 +431,7 @@ def evaluate(c: Context) -> Stage:
             code("stages", "evaluate"),
             code("models", "${item.family}"),
             code("tasks", "${item.task}"),
+            code("views", "${item.view}"),
         ],
         outs=["reports/eval/${key}"],
     )
@@ -411,6 +451,7 @@ def training_stats(c: Context) -> Stage | None:
             *(["data/features"] if c.regions else []),
             "data/tokenizer",
             code("stages", "training_stats"),
+            code("views", "captions"),
         ],
         "outs": ["data/training_stats.json"],
     }
@@ -497,6 +538,19 @@ def _literal(value: Any) -> Any:
 def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
     """Return a `foreach` stage with one entry per dataset, model or run."""
     return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
+
+
+def _padded(kind: str, own: Sequence[str], every: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return an entry's dependencies of a kind by key; as many for every entry as the one with most has."""
+    return {key: own[i] if i < len(own) else NOTHING for i, key in enumerate(_keys(kind, every))}
+
+
+def _each_of(kind: str, every: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"${{item.{key}}}" for key in _keys(kind, every)]
+
+
+def _keys(kind: str, every: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"{kind}_{i}" for i in range(max(map(len, every.values()), default=0))]
 
 
 def _holds(raw: Mapping[str, Any], key: str) -> bool:

@@ -62,12 +62,12 @@ def planned(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None 
         raw: params.yaml as plain data; default: read it.
     """
     from vlp_models.models.meta_model import image_kinds
-    from vlp_models.pipeline.check_params import training_views
+    from vlp_models.pipeline.check_params import views_in_use
 
     raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
     withdrawn = workspace.withdrawn.exists()
     package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
-    kinds, views = image_kinds(params), training_views(params)
+    kinds, views = image_kinds(params), views_in_use(params)
     return render(build_pipeline(params, raw, kinds=kinds, views=views, withdrawn=withdrawn, package=package))
 
 
@@ -91,6 +91,7 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
 def code_modules() -> dict[str, dict[str, str]]:
     """Return kind -> name -> module, for everything with a list of its own."""
     from vlp_models.data.formats import FORMATS
+    from vlp_models.data.views import VIEW_MODULES
     from vlp_models.models import FAMILIES
     from vlp_models.models.convert import IMAGE_READERS, READERS
     from vlp_models.synthetic import GENERATORS
@@ -102,6 +103,7 @@ def code_modules() -> dict[str, dict[str, str]]:
         "image_init": IMAGE_READERS,
         "tasks": TASKS,
         "formats": FORMATS,
+        "views": VIEW_MODULES,
         "generators": GENERATORS,
     }
     return {
