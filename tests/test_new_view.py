@@ -1,8 +1,10 @@
-"""A view of a plugin, the reader that fills it and the task that reads it, by the real commands at the tiny size."""
+"""A view of a plugin with its reader, task and metric, by the real commands at the tiny size."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -40,14 +42,29 @@ def read(name, params, base):
         tables["shades"].append(row | {"shade": "dark" if number % 2 else "light"})
     return tables
 '''
+METRIC = '''"""How often a model answers that an image is dark."""
+
+from vlp_models.metrics.extra import Metric
+from vlp_models.metrics.score import mean_score
+
+
+def score(predictions, samples):
+    values = [float(row["color"] == "dark") for row in predictions]
+    return mean_score("dark", values, [s.image_id for s in samples], items=[s.sample_id for s in samples])
+
+
+METRIC = Metric(name="dark", score=score)
+'''
 USE = (
+    "plugins.metrics.dark=plugins.dark:METRIC",
+    "evaluate.tasks.shade={metrics: [dark], blind_baseline: true}",
     "plugins.views.shades=plugins.shades:VIEW",
     "plugins.formats.shades_file=plugins.shades_file:read",
     "generate.more={generator: objects, seed: 9, train: 12, val: 4, test: 4, questions_per_image: 1, side: 96}",
     "data.more={format: shades_file, root: data/raw/more}",
     "tokenizer.sources=[scenes]",  # else new words train everything again
     "finetune.tden-shades={task: shade, start: pretrain/tden, max_epochs: 1}",
-    "promotion.tasks.shade={beat_baselines: false}",
+    "promotion.tasks.shade={metric: dark, beat_baselines: false}",
 )
 
 
@@ -72,6 +89,7 @@ def clone(built_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     task.write_text(text)
     (folder / "plugins" / "shades.py").write_text(VIEW)
     (folder / "plugins" / "shades_file.py").write_text(READER)
+    (folder / "plugins" / "dark.py").write_text(METRIC)
     run_in_process(folder, "vlp", "use", *(part for change in USE for part in ("--set", change)))
     (folder / "run.txt").write_text(run(folder, "vlp", "run").stdout)
     return folder
@@ -92,6 +110,23 @@ def test_rows_of_the_view_reach_training_scores_and_slices(clone: Path) -> None:
 
     slices = pq.read_table(clone / "reports" / "eval" / "tden-shades" / "items.parquet")["slices"].to_pylist()
     assert {"shade=light", "shade=dark"} <= {name for own in slices for name in own}
+
+
+def test_a_metric_of_a_plugin_is_reported_registered_and_decided_by(clone: Path) -> None:
+    scores = json.loads((clone / "reports" / "eval" / "tden-shades" / "scores.json").read_text())
+    (dark,) = (s for s in scores if (s["metric"], s["split"]) == ("dark", "test"))
+    assert dark["extra"] and dark["n"] == 4 and set(dark["baselines"]) == {"blind baseline"}
+    others = json.loads((clone / "reports" / "eval" / "tden-vqa" / "scores.json").read_text())
+    assert "dark" not in {s["metric"] for s in others} and not any("extra" in s for s in others)
+    assert "<td>dark</td>" in (clone / "reports" / "index.html").read_text().replace('<td data-label="metric">', "<td>")
+    headlines = json.loads((clone / "reports" / "metrics.json").read_text())["evaluate"]
+    assert all("dark" in found for found in headlines["tden-shades"].values())
+    with contextlib.closing(sqlite3.connect(clone / "mlflow.db")) as database:
+        logged = {name for (name,) in database.execute("select key from metrics")}
+    assert any("dark" in name for name in logged), "the version's run has it"
+    run(clone, "vlp", "promote", "shade", "--yes", check=False)  # eight images decide nothing, but by this metric
+    decision = json.loads((clone / "reports" / "promotion" / "shade.json").read_text())
+    assert decision["numbers"]["metric"] == "dark" and decision["numbers"]["value"] == dark["value"]
 
 
 def test_existing_models_are_not_trained_again(clone: Path) -> None:
@@ -117,8 +152,12 @@ def test_the_registered_version_has_the_view(clone: Path) -> None:
 def test_a_change_of_one_view_makes_only_its_users_stale(clone: Path) -> None:
     assert stale(clone) == set()
     views = clone / "vlp_models" / "data" / "views"
-    touched = {views / "choices.py": set(), clone / "plugins" / "shades.py": {"more", "tden-shades"}}
+    touched: dict[Path, set[str]] = {
+        views / "choices.py": set(),
+        clone / "plugins" / "shades.py": {"more", "tden-shades"},
+    }
     touched[views / "questions.py"] = {"scenes", "tden-vqa"}
+    touched[clone / "plugins" / "dark.py"] = {"dark"}
     common = {"validate", "tokenizer", "shards", "register", "report"}
     for file, users in touched.items():
         before = file.read_text()
@@ -128,6 +167,9 @@ def test_a_change_of_one_view_makes_only_its_users_stale(clone: Path) -> None:
             found = set(json.loads(run(clone, "dvc", "status", "--json").stdout)) - {"plan"}
         finally:
             file.write_text(before)
+        if users == {"dark"}:
+            assert found == {"evaluate@tden-shades"}  # the others follow if the scores change
+            continue
         expected = {f"prepare@{user}" for user in users & {"scenes", "more"}}
         expected |= {f"{stage}@{user}" for user in users - {"scenes", "more"} for stage in ("finetune", "evaluate")}
         assert found == expected | (common if users else set()), file.name

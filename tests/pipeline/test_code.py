@@ -14,7 +14,7 @@ from vlp_models.common.source_hash import ROOT, code_hash, hash_sources
 from vlp_models.data.views import VIEW_MODULES
 from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import load_params, read_yaml
-from vlp_models.pipeline.check_params import views_in_use
+from vlp_models.pipeline.check_params import find_in_use
 from vlp_models.pipeline.dvc.graph import CODE, build_pipeline
 from vlp_models.pipeline.stages.plan import code_modules
 
@@ -103,7 +103,7 @@ def declared(stage: str) -> set[str]:
     """Return the source files that dvc.yaml declares for a stage, for its first run, model or dataset."""
     params = load_params(ROOT.parent / "params.yaml")
     plain = read_yaml(ROOT.parent / "params.yaml")
-    found = build_pipeline(params, plain, kinds=image_kinds(params), views=views_in_use(params))[stage]
+    found = build_pipeline(params, plain, kinds=image_kinds(params), used=find_in_use(params))[stage]
     item = next(iter(found.get("foreach", {"": {}}).values()))
     files = set()
     for dep in found.get("do", found)["deps"]:

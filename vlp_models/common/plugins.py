@@ -33,6 +33,7 @@ KINDS = (
     "tasks",
     "formats",
     "views",
+    "metrics",
     "generators",
     "text_readers",
     "image_readers",

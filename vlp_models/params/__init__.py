@@ -24,11 +24,13 @@ from vlp_models.params.load import (
     read_yaml,
 )
 from vlp_models.params.operations import (
+    SEARCH_OPTIONS,
     ClusterParams,
     EvaluateParams,
     FlowParams,
     GateParams,
     PromotionParams,
+    TaskEvaluateParams,
     TrackingParams,
 )
 from vlp_models.params.runs import (
@@ -56,6 +58,7 @@ from vlp_models.params.schema import (
 )
 
 __all__ = [
+    "SEARCH_OPTIONS",
     "AugmentParams",
     "ClusterParams",
     "DetectorBackbone",
@@ -84,6 +87,7 @@ __all__ = [
     "SnapshotParams",
     "SourceParams",
     "StreamParams",
+    "TaskEvaluateParams",
     "TimmParams",
     "TokenizerParams",
     "TrackingParams",

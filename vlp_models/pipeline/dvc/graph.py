@@ -24,6 +24,7 @@ from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, vocabulary_source
 
 CODE = "data/plan/code"
+SETTINGS = "data/plan/evaluate"  # per task: what its evaluation depends on of params.yaml's `evaluate`
 READS = "data/plan/reads.json"  # which image inputs the models read
 BOXES = "data/validated/boxed.parquet"
 NOTHING = "data/plan/nothing.json"  # stands for an optional dependency that an entry does not have
@@ -49,17 +50,19 @@ NO_EFFECT: dict[type, dict[str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewsInUse:
-    """The views of the data (data/views) that a stage depends on.
+class InUse:
+    """The views of the data (data/views) and the metrics of plugins that stages depend on.
 
     filled   dataset -> the views that its reader writes rows of
     trained  fine-tuning run -> the view that it trains on
     tested   fine-tuning run -> the view that it predicts for
+    metrics  fine-tuning run -> the metrics of plugins that it is scored by
     """
 
     filled: Mapping[str, Sequence[str]]
     trained: Mapping[str, str]
     tested: Mapping[str, str]
+    metrics: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Context:
 
     raw: params.yaml as plain data: DVC accepts only keys that the file holds.
     kinds: image input of each model.
-    views: what datasets and runs have of the data's views.
+    used: the views and metrics that datasets and runs use.
     withdrawn: whether `vlp forget` has removed images; DVC accepts only dependencies that exist.
     package: what stands for this package's code: its folder in a clone, else its record (common/packages.py).
     """
@@ -76,7 +79,7 @@ class Context:
     params: Params
     raw: Mapping[str, Any]
     kinds: Mapping[str, Kind]
-    views: ViewsInUse
+    used: InUse
     withdrawn: bool
     package: str
 
@@ -107,7 +110,7 @@ class Context:
     @property
     def filled(self) -> list[str]:
         """The code of the views that any dataset fills."""
-        return [code("views", view) for view in sorted(set().union(*self.views.filled.values()))]
+        return [code("views", view) for view in sorted(set().union(*self.used.filled.values()))]
 
     @property
     def registered(self) -> list[str]:
@@ -126,7 +129,7 @@ class Context:
         """The code of the tasks, families and views in use: their classes name the metrics, and are served."""
         tasks = sorted({run.task for run in self.params.finetune.values()})
         families = sorted({model.family for model in self.params.models.values()})
-        views = sorted(set(self.views.tested.values()))
+        views = sorted(set(self.used.tested.values()))
         return [
             *(code("tasks", task) for task in tasks),
             *(code("models", family) for family in families),
@@ -139,12 +142,12 @@ def build_pipeline(
     raw: Mapping[str, Any],
     *,
     kinds: Mapping[str, Kind],
-    views: ViewsInUse,
+    used: InUse,
     withdrawn: bool = False,
     package: str = "vlp_models",
 ) -> dict[str, Stage]:
     """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
-    context = Context(params, raw, kinds, views, withdrawn, package)
+    context = Context(params, raw, kinds, used, withdrawn, package)
     built = {build.__name__: build(context) for build in BUILDERS}
     stages = {name: stage for name, stage in built.items() if stage and stage.get("foreach", True)}
     for stage in stages.values():
@@ -159,6 +162,11 @@ def build_pipeline(
 def code(kind: str, name: str) -> str:
     """Return the file with the source hashes of a stage, model family, converter, task, format, view or generator."""
     return f"{CODE}/{kind}/{name}.json"
+
+
+def evaluate_settings(task: str) -> str:
+    """Return the file with the settings that the evaluation of a task depends on."""
+    return f"{SETTINGS}/{task}.json"
 
 
 def trained_on(kind: Kind, view: str, sources: Collection[str]) -> str:
@@ -192,7 +200,7 @@ def generate(c: Context) -> Stage:
 def prepare(c: Context) -> Stage:
     # Files outside of a dataset's root, and the code of its views.
     others = {name: files_outside_root(source) for name, source in c.params.data.items()}
-    views = {name: [code("views", view) for view in c.views.filled[name]] for name in c.params.data}
+    views = {name: [code("views", view) for view in c.used.filled[name]] for name in c.params.data}
     return _each(
         {
             name: {"root": source.root, "format": source.format}
@@ -353,8 +361,8 @@ def finetune(c: Context) -> Stage:
             "start": run.start,
             "task": run.task,
             "family": c.params.family_at(run.start),
-            "trained_on": trained_on(c.kind_at(run.start), c.views.trained[name], run.sources),
-            "view": c.views.trained[name],
+            "trained_on": trained_on(c.kind_at(run.start), c.used.trained[name], run.sources),
+            "view": c.used.trained[name],
         }
         for name, run in runs.items()
     }
@@ -411,27 +419,31 @@ def augment(c: Context) -> Stage:
 
 
 def evaluate(c: Context) -> Stage:
+    metrics = {name: [code("metrics", metric) for metric in own] for name, own in c.used.metrics.items()}
     entries = {
         name: {
             "task": run.task,
             "family": c.params.family_at(run.start),
             "contents": f"{CONTENTS}/{c.kind_at(run.start)}",
-            "view": c.views.tested[name],
+            "view": c.used.tested[name],
+            **_padded("metric", metrics[name], metrics),
         }
         for name, run in c.params.finetune.items()
     }
     return _each(
         entries,
         cmd="vlp stage evaluate ${key}",
-        params=["finetune.${key}", *c.keys("defaults.finetune"), *c.options("evaluate", EvaluateParams)],
+        params=["finetune.${key}", *c.keys("defaults.finetune")],
         deps=[
             "checkpoints/finetune/${key}",
             "${item.contents}",
             "data/validated",
+            evaluate_settings("${item.task}"),
             code("stages", "evaluate"),
             code("models", "${item.family}"),
             code("tasks", "${item.task}"),
             code("views", "${item.view}"),
+            *_each_of("metric", metrics),
         ],
         outs=["reports/eval/${key}"],
     )
