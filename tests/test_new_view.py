@@ -124,7 +124,7 @@ def test_a_metric_of_a_plugin_is_reported_registered_and_decided_by(clone: Path)
     with contextlib.closing(sqlite3.connect(clone / "mlflow.db")) as database:
         logged = {name for (name,) in database.execute("select key from metrics")}
     assert any("dark" in name for name in logged), "the version's run has it"
-    run(clone, "vlp", "promote", "shade", "--yes", check=False)  # eight images decide nothing, but by this metric
+    run(clone, "vlp", "promote", "shade", check=False)  # eight images decide nothing, but by this metric
     decision = json.loads((clone / "reports" / "promotion" / "shade.json").read_text())
     assert decision["numbers"]["metric"] == "dark" and decision["numbers"]["value"] == dark["value"]
 

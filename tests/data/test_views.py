@@ -19,7 +19,7 @@ from vlp_models.data.shards.write import ImageRecord, ShardWriter, index_schema
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table
 from vlp_models.data.views import TABLES, VIEWS
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 Record = Callable[..., ImageRecord]
 
@@ -85,13 +85,13 @@ def test_a_reader_fills_only_the_views_that_it_names(plugin: Callable[..., None]
         (tmp_path / "plugins" / f"{form}.py").write_text(code.format(line))
     use_plugins(declared, tmp_path)
     assert filled_views("some") == ("captions",) and set(filled_views("unnamed")) == set(TABLES)
-    assert len(read_source("b", SourceParams(format="unnamed", root="."), tmp_path)["own"]) == 1
+    assert len(read_source("b", DatasetParams.of(format="unnamed", root="."), tmp_path)["own"]) == 1
     for form, message in (
         ("some", "fills the view `own`, which its `@fills"),
         ("wrong", "no view `owl` has a table; did"),
     ):
         with pytest.raises(ParamsError, match=re.escape(message)):
-            read_source("b", SourceParams(format=form, root="."), tmp_path)
+            read_source("b", DatasetParams.of(format=form, root="."), tmp_path)
 
 
 def test_every_tables_schema_begins_with_its_id_and_ends_with_provenance() -> None:
@@ -130,7 +130,7 @@ def test_an_unknown_view_is_named(build_shards: Any, record: Record) -> None:
 
 def test_text_files_are_read_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"Two  cups.\n\n\xff broken\r\nThree cups.\n")
-    source = SourceParams(format="texts", root=".", texts={"train": ["a.txt"]})
+    source = DatasetParams.of(format="texts", root=".", texts={"train": ["a.txt"]})
     tables = read_source("b", source, tmp_path)
     assert [(row["text_id"], row["text"]) for row in tables["texts"]] == [
         ("b/a.txt:1", "Two cups."),
@@ -140,4 +140,4 @@ def test_text_files_are_read_line_by_line(tmp_path: Path) -> None:
     assert not tables["images"]
     for wrong, message in (({}, "names no file"), ({"holdout": ["a.txt"]}, "expected one of train, val, test")):
         with pytest.raises(DataError, match=message):
-            read_source("b", SourceParams(format="texts", root=".", texts=wrong), tmp_path)
+            read_source("b", DatasetParams.of(format="texts", root=".", texts=wrong), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vlp_models.params.data import (
+    DatasetParams,
     DetectorBackbone,
     DetectorParams,
     DriftParams,
@@ -61,6 +62,7 @@ __all__ = [
     "SEARCH_OPTIONS",
     "AugmentParams",
     "ClusterParams",
+    "DatasetParams",
     "DetectorBackbone",
     "DetectorParams",
     "DriftParams",

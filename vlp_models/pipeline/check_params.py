@@ -30,7 +30,7 @@ def check_runs(params: Params) -> None:
             task does not have, a task or objective that the model does not support, texts longer than the model has
             positions, a model that timm does not have, shards without what the models read, or views that clash.
     """
-    from vlp_models.data.formats import FORMATS
+    from vlp_models.data.formats import source_params
     from vlp_models.data.inputs import required_content
     from vlp_models.data.views import index_columns
     from vlp_models.synthetic import GENERATORS
@@ -38,7 +38,7 @@ def check_runs(params: Params) -> None:
     for name, entry in params.generate.items():
         check_known(entry.generator, GENERATORS, f"generate.{name}.generator")
     for name, source in params.data.items():
-        check_known(source.format, FORMATS, f"data.{name}.format")
+        source_params(name, source)
     index_columns()
     _check_evaluate(params)
     for name, model in params.models.items():
@@ -207,13 +207,13 @@ def find_in_use(params: Params) -> InUse:
     Raises:
         ParamsError: an unknown format, view, metric or option of a task.
     """
-    from vlp_models.data.formats import FORMATS, filled_views
+    from vlp_models.data.formats import filled_views, source_params
     from vlp_models.data.views import VIEW_MODULES
     from vlp_models.tasks.base import read_options
 
     _check_evaluate(params)
     for name, source in params.data.items():
-        check_known(source.format, FORMATS, f"data.{name}.format")
+        source_params(name, source)
     filled = {name: filled_views(source.format) for name, source in params.data.items()}
     trained, tested, metrics = {}, {}, {}
     for name, run in params.finetune.items():

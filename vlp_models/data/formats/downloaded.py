@@ -16,7 +16,9 @@ SBU Captioned Photos (Ordonez et al. 2011): `sbu-captions-all.json`, one object 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_json, require_directory
@@ -109,8 +111,17 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
 FILES = {"train": "Train_GCC-training.tsv", "val": "Validation_GCC-1.1.0-Validation.tsv"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConceptualCaptionsParams(SourceParams):
+    """Keys of the format conceptual_captions."""
+
+    file_keys: ClassVar[tuple[str, ...]] = ("captions",)
+
+    captions: dict[str, list[str]] = field(default_factory=dict)  # tsv files by split, in place of the usual ones
+
+
 @fills("captions")
-def read_conceptual_captions(name: str, params: SourceParams, base: Path) -> Tables:
+def read_conceptual_captions(name: str, params: ConceptualCaptionsParams, base: Path) -> Tables:
     """Read Conceptual Captions.
 
     `params.limit` keeps the first pairs with an image of each split; `params.val_fraction` of train becomes val.

@@ -44,6 +44,8 @@ from vlp_models.data.formats.base import (
 )
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import (
+    ListedParams,
+    SplitsParams,
     hold_out,
     photo_folder,
     photo_id,
@@ -56,14 +58,18 @@ from vlp_models.data.images import FORMATS
 from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS, standard_split
 from vlp_models.data.views.hypotheses import ENTAILMENT
-from vlp_models.params import SourceParams
 
 FILES = {"train": "snli_ve_train.jsonl", "val": "snli_ve_dev.jsonl", "test": "snli_ve_test.jsonl"}
 IMAGE_KEYS = ("Flikr30kID", "Flickr30K_ID")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SNLIVEParams(ListedParams, SplitsParams):
+    """Keys of the formats snli_ve and esnli_ve."""
+
+
 @fills("hypotheses")
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+def read(name: str, params: SNLIVEParams, base: Path) -> Tables:
     """Read the files of `params.splits`, or all that exist; `params.limit` keeps the first lines of each split.
 
     Raises:
@@ -115,7 +121,7 @@ class Hypothesis:
 def fill(
     tables: Tables,
     name: str,
-    params: SourceParams,
+    params: SNLIVEParams,
     root: Path,
     records: Iterator[tuple[str, Row, str]],
     parse: Callable[[str, Row], Hypothesis],
@@ -207,7 +213,7 @@ COLUMNS = ("pairID", "Flickr30kID", "hypothesis", "gold_label")
 
 
 @fills("hypotheses")
-def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
+def read_esnli_ve(name: str, params: SNLIVEParams, base: Path) -> Tables:
     """Read `esnlive.csv` if it exists, else the files of `params.splits` or all.
 
     `params.limit` keeps the first hypotheses of each split.
