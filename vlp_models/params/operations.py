@@ -109,6 +109,9 @@ GENERAL_OPTIONS = ("batch_size", "splits", "metrics", "bootstrap", "gallery")
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingParams:
+    sinks: list[Literal["wandb", "trackio"]] = field(
+        default_factory=list
+    )  # where curves are shown besides MLflow; each is a package of this name
     uri: str  # sqlite:///... or http(s)://...; empty: training is not logged to MLflow
     artifacts: str
     experiment: Annotated[str, Field(min_length=1)]

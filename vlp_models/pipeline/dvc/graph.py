@@ -19,7 +19,7 @@ from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import has_own_plugins
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
-from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrainerParams
+from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, vocabulary_source
 
@@ -42,6 +42,9 @@ NO_EFFECT: dict[type, dict[str, str]] = {
     EvaluateParams: {
         "batch_size": "speed and memory only",
         "gallery": "read by the report",
+    },
+    TrackingParams: {
+        "sinks": "where curves are shown; read when a training starts",
     },
     FeaturesParams: {
         "timm": "the backbone is in data/detector",
@@ -472,13 +475,11 @@ def training_stats(c: Context) -> Stage | None:
 def register(c: Context) -> Stage:
     return {
         "cmd": "vlp stage register",
-        "params": c.keys(
-            "tracking",
-            "promotion.split",
-            "promotion.select_on",
-            "promotion.tasks",
-            *(["features"] if c.regions else []),
-        ),
+        "params": [
+            *c.options("tracking", TrackingParams),
+            *c.keys("promotion.split", "promotion.select_on", "promotion.tasks"),
+            *(c.keys("features") if c.regions else []),
+        ],
         "deps": [
             *(f"checkpoints/finetune/{name}" for name in c.registered),
             *(f"reports/eval/{name}" for name in c.registered),

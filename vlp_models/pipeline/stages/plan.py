@@ -30,11 +30,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.check_params import check_runs
+    from vlp_models.registry.sinks import check_sinks
 
     check_runs(params)
     check_current(params, workspace)
     read = set(image_kinds(params).values())
     check_installed(named_sources(params, regions="regions" in read))
+    check_sinks(params.tracking)
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
         write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
