@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-photographs test-long faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
+.PHONY: help install demo nlvr flickr8k check test test-photographs test-sinks test-long faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
@@ -28,6 +28,7 @@ help:
 	@echo "make flickr8k ROOT=path/to/flickr8k   on Flickr8k, with a pretrained CNN and BERT (about an hour)"
 	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   also these models, about as long each"
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
+	@echo "make test-sinks  training curves in the real W&B (offline) and Trackio (local)"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md (one to two hours)"
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
@@ -76,6 +77,11 @@ test: install
 test-photographs: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock -r requirements-pictures.lock -r requirements-docs.lock
 	@python -m pytest -m "photographs and not long" tests
+
+# Their packages are not in requirements.lock.
+test-sinks: install
+	@uv pip install --quiet --python $(BIN)/python "wandb>=0.31" "trackio>=0.43"
+	@python -m pytest tests/registry/test_sinks.py
 
 test-long: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock

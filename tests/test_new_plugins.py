@@ -166,7 +166,7 @@ def test_a_format_lists_tables_and_quarantined_records(project: Path, capsys: py
             '"1"',
             "captions: caption_id 1 occurs twice",
         ),
-        ("with tables.record", "1 / 0\n        with tables.record", "mine.py:14: ZeroDivisionError: division by zero"),
+        ("with tables.record", "1 / 0\n        with tables.record", "mine.py:15: ZeroDivisionError: division by zero"),
         ("return tables", "return Tables()", "reads: no table has a row; name the files with --set"),
     ],
     ids=["image", "column", "type", "id", "crash", "empty"],

@@ -158,8 +158,8 @@ def test_coco_test_images_are_excluded_from_visual_genome(tmp_path: Path, name: 
     data = applied(tmp_path, [*PRESETS[name][0], name]).data
     genome, coco = data["vg"], data["coco"]
     assert (genome.format, coco.format) == ("visual_genome", "coco"), "the format pairs has no COCO ids"
-    excluded = [os.path.normpath(Path(genome.root) / file) for file in genome.exclude]
-    assert os.path.normpath(Path(coco.root) / coco.karpathy) in excluded
+    excluded = [os.path.normpath(Path(genome.root) / file) for file in genome.options["exclude"]]
+    assert os.path.normpath(Path(coco.root) / coco.options["karpathy"]) in excluded
 
 
 def test_own_pairs_is_the_only_source_even_on_top_of_flickr8k(tmp_path: Path) -> None:

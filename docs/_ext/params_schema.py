@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from reference import dataclass_in, describe_class, describe_fields, field_default
 
 from vlp_models.common.plugins import KINDS as PLUGIN_KINDS
-from vlp_models.data.formats import FORMATS
+from vlp_models.data.formats import FORMATS, params_class
 from vlp_models.models import FAMILIES, family_class
 from vlp_models.params import Params, to_plain
 from vlp_models.params.load import DEFAULTS
@@ -30,7 +30,7 @@ FILE = Path(__file__).parents[2] / "vlp_models" / "params.schema.json"
 NAMED = ("generate", "data", "models", "pretrain", "finetune", "augment")  # names become paths and stages
 TABLES = {
     ("GeneratorParams", "generator"): GENERATORS,
-    ("SourceParams", "format"): FORMATS,
+    ("DatasetParams", "format"): FORMATS,
     ("ModelParams", "family"): FAMILIES,
     ("FinetuneParams", "task"): TASKS,
 }
@@ -59,6 +59,10 @@ def params_schema() -> str:
         definitions[cls_name]["properties"][key]["examples"] = list(table.builtin)  # plugins add others
     definitions["FinetuneParams"]["properties"]["start"]["pattern"] = f"^({'|'.join(KINDS)})/{NAME.pattern}$"
     definitions["ModelParams"]["allOf"] = [_config_of(family, definitions) for family in FAMILIES.builtin]
+    entry = definitions["DatasetParams"]
+    del entry["properties"]["options"]
+    entry["additionalProperties"] = True  # the keys of a plugin's format; those of built-in ones:
+    entry["allOf"] = [_keys_of(name, definitions) for name in FORMATS.builtin]
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "params.yaml of vlp-flows",
@@ -112,6 +116,16 @@ def _drop_required(cls: type, definitions: dict[str, Schema]) -> None:
     for hint in typing.get_type_hints(cls, include_extras=True).values():
         if (inner := dataclass_in(hint)) is not None:
             _drop_required(inner, definitions)
+
+
+def _keys_of(name: str, definitions: dict[str, Schema]) -> Schema:
+    """Return that a dataset of this format has the keys of its dataclass and no others."""
+    cls = params_class(name)
+    definitions[cls.__name__] = _object_schema(cls, definitions)
+    return {
+        "if": {"properties": {"format": {"const": name}}, "required": ["format"]},
+        "then": {"$ref": f"#/$defs/{cls.__name__}"},
+    }
 
 
 def _config_of(family: str, definitions: dict[str, Schema]) -> Schema:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vlp_models.cli.main import app
-from vlp_models.params import Params
+from vlp_models.data.formats import FORMATS, params_class
+from vlp_models.params import DatasetParams, Params, SourceParams
 
 ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*) {2,}(\S.*)$")  # of a class docstring: `name  what it sets`
 MORE = re.compile(r"^ {6,}(\S.*)$")
@@ -38,6 +39,8 @@ def params_page() -> str:
             lines += [f"{_type_name(hints[field.name])}; default {_default(field)}.", ""]
             continue
         lines += [*_tables(cls, f"{field.name}.NAME" if named else field.name, set()), ""]
+        if cls is DatasetParams:
+            lines += [*_format_tables(), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -50,6 +53,8 @@ def _tables(cls: type, where: str, seen: set[type]) -> Iterator[str]:
     yield "| key | type | default | |\n|---|---|---|---|"
     inner = []
     for field in dataclasses.fields(cls):
+        if field.name == getattr(cls, "further_keys", ""):
+            continue
         nested = dataclass_in(hints[field.name])
         kind = _type_name(hints[field.name])
         yield f"| `{where}.{field.name}` | {kind} | {_default(field)} | {_escape(meanings.get(field.name, ''))} |"
@@ -60,6 +65,24 @@ def _tables(cls: type, where: str, seen: set[type]) -> Iterator[str]:
         if nested not in seen:
             yield f"\n### {name}\n"
             yield from _tables(nested, name, seen)
+
+
+def _format_tables() -> Iterator[str]:
+    """Yield a table for each class of keys that a format has next to those of every dataset."""
+    by_class: dict[type, list[str]] = {}
+    for name in FORMATS.builtin:
+        by_class.setdefault(params_class(name), []).append(name)
+    common = {field.name for field in dataclasses.fields(SourceParams)}
+    for cls, names in by_class.items():
+        own = [field for field in dataclasses.fields(cls) if field.name not in common]
+        if not own:
+            continue
+        yield f"\n### data.NAME of {'the format' if len(names) == 1 else 'the formats'} {', '.join(names)}\n"
+        yield "| key | type | default | |\n|---|---|---|---|"
+        hints, meanings = typing.get_type_hints(cls, include_extras=True), describe_fields(cls)
+        for field in own:
+            about = _escape(meanings.get(field.name, ""))
+            yield f"| `data.NAME.{field.name}` | {_type_name(hints[field.name])} | {_default(field)} | {about} |"
 
 
 def describe_class(cls: type) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from vlp_models.data.formats import read_source
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 NAMES = {9: "COCO_train2014_000000000009.jpg", 42: "COCO_val2014_000000000042.jpg", 73: "COCO_val2014_000000000073.jpg"}
 FOLDERS = {9: "train2014", 42: "val2014", 73: "val2014"}
@@ -88,7 +88,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def source(**changes: Any) -> SourceParams:
+def source(**changes: Any) -> DatasetParams:
     files = {
         "captions": {"all": ["captions.json"]},
         "instances": {"all": ["instances.json"]},
@@ -96,7 +96,7 @@ def source(**changes: Any) -> SourceParams:
         "questions": {"all": ["questions.json"]},
         "annotations": {"all": ["answers.json"]},
     }
-    return SourceParams(format="coco", root=".", **{**files, **changes})
+    return DatasetParams.of(format="coco", root=".", **{**files, **changes})
 
 
 def rewrite(path: Path, change: Any) -> None:
@@ -143,7 +143,7 @@ def test_split_by_file_and_folder_by_name(root: Path) -> None:
     (root / "train2017").mkdir()
     for name in NAMES.values():
         (root / "train2017" / name).touch()
-    params = SourceParams(format="coco", root=".", images=".", captions={"train": ["captions_train2017.json"]})
+    params = DatasetParams.of(format="coco", root=".", images=".", captions={"train": ["captions_train2017.json"]})
     tables = read_source("d", params, root)
     assert {row["split"] for row in tables["images"]} == {"train"}
     assert tables["images"][0]["path"] == str(root / "train2017" / NAMES[9])
@@ -157,7 +157,7 @@ def test_karpathy_alone_gives_captions(root: Path) -> None:
             del image["cocoid"], image["filepath"]
 
     rewrite(root / "karpathy.json", flickr)
-    tables = read_source("f", SourceParams(format="coco", root=".", karpathy="karpathy.json"), root)
+    tables = read_source("f", DatasetParams.of(format="coco", root=".", karpathy="karpathy.json"), root)
     assert [row["image_id"] for row in tables["images"]] == [
         f"f/{name.removesuffix('.jpg')}" for name in NAMES.values()
     ]
@@ -313,7 +313,7 @@ def test_odd_optional_fields_cost_no_record(root: Path) -> None:
     assert [row["object_id"] for row in tables["objects"]] == ["d/1", "d/3"]
     assert tables.skipped["crowd regions"] == 1 and not tables["quarantine"]
     rewrite(root / "karpathy.json", lambda content: [image.update(cocoid=None) for image in content["images"]])
-    tables = read_source("f", SourceParams(format="coco", root=".", karpathy="karpathy.json"), root)
+    tables = read_source("f", DatasetParams.of(format="coco", root=".", karpathy="karpathy.json"), root)
     assert len(tables["images"]) == 3 and not tables["quarantine"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 PAIRS = [
     ("what is on the desk in the image1 ?", "tape_dispenser, book"),
@@ -29,7 +29,7 @@ def write(root: Path, pairs: list[tuple[str, str]] = PAIRS) -> None:
 
 
 def load(tmp_path: Path, **params: Any) -> Tables:
-    return read_source("d", SourceParams(format="daquar", root="d", **params), tmp_path)
+    return read_source("d", DatasetParams.of(format="daquar", root="d", **params), tmp_path)
 
 
 def test_questions_photos_and_answers(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 LINES = [
     "a small boat drifts past the harbour wall\thttp://example.org/img/boat-03.jpg",
@@ -30,7 +30,7 @@ def touch(folder: Path, *names: str) -> None:
 
 
 def load(tmp_path: Path, format: str, **params: Any) -> Tables:
-    return read_source("d", SourceParams(format=format, root="d", **params), tmp_path)
+    return read_source("d", DatasetParams.of(format=format, root="d", **params), tmp_path)
 
 
 def test_conceptual_captions_are_identified_by_row(tmp_path: Path) -> None:

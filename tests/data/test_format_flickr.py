@@ -12,7 +12,7 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.data.formats.splits import photo_id
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 PHOTOS = ["100_ab00000001.jpg", "200_cd.jpg", "300_ef.jpg", "400_01.jpg"]
 SPLITS = {"train": PHOTOS[:2], "dev": PHOTOS[2:3], "test": PHOTOS[3:]}
@@ -44,7 +44,7 @@ def as_copied(root: Path) -> None:
 
 
 def load(tmp_path: Path, format: str = "flickr8k", **params: Any) -> Tables:
-    return read_source("f", SourceParams(format=format, root="f", **params), tmp_path)
+    return read_source("f", DatasetParams.of(format=format, root="f", **params), tmp_path)
 
 
 def of_val(tables: Tables) -> set[str]:

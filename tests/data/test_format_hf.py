@@ -23,7 +23,7 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import spooled
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams, load_params
+from vlp_models.params import DatasetParams, load_params
 from vlp_models.pipeline.dvc.external import explain_roots
 from vlp_models.pipeline.stages import prepare
 
@@ -96,7 +96,7 @@ LAYOUTS: dict[str, tuple[Write, int]] = {  # how to write it, captions per image
 
 def prepared(tmp_path: Path, **settings: Any) -> Path:
     """Run `prepare` on data/raw/pets, and return its output."""
-    source = SourceParams(**{"format": "hf", "root": "data/raw/pets", **settings})
+    source = DatasetParams.of(**{"format": "hf", "root": "data/raw/pets", **settings})
     params = dataclasses.replace(load_params(ROOT / "params.yaml"), data={"pets": source})
     prepare.run(params, Workspace(tmp_path), "pets")
     return Workspace(tmp_path).interim("pets")
@@ -162,7 +162,7 @@ def test_one_split_is_divided_unless_it_is_named(tmp_path: Path) -> None:
 def read(tmp_path: Path, **settings: Any) -> Any:
     with spooled(tmp_path / "out"):
         (tmp_path / "out").mkdir(exist_ok=True)
-        return read_source("pets", SourceParams(**{"format": "hf", "root": "pets", **settings}), tmp_path)
+        return read_source("pets", DatasetParams.of(**{"format": "hf", "root": "pets", **settings}), tmp_path)
 
 
 def test_columns_are_guessed_named_or_listed(tmp_path: Path) -> None:
@@ -309,6 +309,6 @@ def test_a_missing_folder_names_the_download(tmp_path: Path) -> None:
         ("data/raw/pets", "hf download OWNER/NAME --repo-type dataset --local-dir data/raw/pets`"),
         ("owner/pets", "hf download owner/pets --repo-type dataset --local-dir data/raw/pets`, then `vlp use --set"),
     ):
-        changed = dataclasses.replace(params, data={"pets": SourceParams(format="hf", root=root)})
+        changed = dataclasses.replace(params, data={"pets": DatasetParams.of(format="hf", root=root)})
         (message,) = explain_roots(changed, tmp_path)
         assert command in message

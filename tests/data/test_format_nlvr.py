@@ -11,9 +11,8 @@ from PIL import Image
 
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
-from vlp_models.data.formats.nlvr import read
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 ITEM = {"x_loc": 10, "y_loc": 80, "size": 20, "type": "square", "color": "#0099ff"}
 OTHER = {"x_loc": 0, "y_loc": 5, "size": 10, "type": "circle", "color": "Yellow"}
@@ -47,7 +46,7 @@ def write_split(root: Path, split: str, lines: list[Any], *, missing: tuple[str,
 
 
 def load(tmp_path: Path, **params: Any) -> Tables:
-    return read("nlvr", SourceParams(format="nlvr", root="nlvr", **params), tmp_path)
+    return read_source("nlvr", DatasetParams.of(format="nlvr", root="nlvr", **params), tmp_path)
 
 
 def test_one_row_and_one_statement_for_each_order_of_the_boxes(tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ def write(root: Path, split: str, rows: list[Any]) -> None:
 
 
 def load_nlvr2(tmp_path: Path, **params: Any) -> Tables:
-    return read_source("n", SourceParams(format="nlvr2", root="nlvr2", **params), tmp_path)
+    return read_source("n", DatasetParams.of(format="nlvr2", root="nlvr2", **params), tmp_path)
 
 
 def test_lines_become_pairs_that_share_their_images(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.data.formats.splits import split_by_hash
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 
 def read(directory: Path, content: str | bytes, name: str = "pairs.csv", limit: int = 0) -> Tables:
     (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    return read_source("p", SourceParams(format="pairs", root=".", pairs=name, limit=limit), directory)
+    return read_source("p", DatasetParams.of(format="pairs", root=".", pairs=name, limit=limit), directory)
 
 
 def test_csv_with_bom_quotes_and_several_captions(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_wrong_file_is_named(tmp_path: Path, name: str, content: str, message: s
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"pairs\.csv: no such file"):
-        read_source("p", SourceParams(format="pairs", root=".", pairs="pairs.csv"), tmp_path)
+        read_source("p", DatasetParams.of(format="pairs", root=".", pairs="pairs.csv"), tmp_path)
     with pytest.raises(DataError, match=r"data\.p\.pairs"):
-        read_source("p", SourceParams(format="pairs", root="."), tmp_path)
+        read_source("p", DatasetParams.of(format="pairs", root="."), tmp_path)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -214,7 +214,7 @@ def test_split_by_hash_is_80_10_10_and_stable_when_images_are_added() -> None:
 
 
 def test_a_pattern_reads_batches_whose_ids_do_not_depend_on_each_other(tmp_path: Path) -> None:
-    source = SourceParams(format="pairs", root=".", pairs="*/pairs.jsonl")
+    source = DatasetParams.of(format="pairs", root=".", pairs="*/pairs.jsonl")
     with pytest.raises(DataError, match="no file matches"):
         read_source("p", source, tmp_path)
     line = '{"image": "i/x.jpg", "caption": "words", "split": "train", "sha256": "more than is read"}\n'
@@ -252,7 +252,7 @@ def test_file_that_is_not_text_is_one_clear_sentence(tmp_path: Path, name: str, 
         read(tmp_path, content, name)
     (tmp_path / "d.json").write_bytes(content)
     with pytest.raises(DataError, match=rf"d\.json: {reason}"):
-        read_source("d", SourceParams(format="coco", root=".", captions={"train": ["d.json"]}), tmp_path)
+        read_source("d", DatasetParams.of(format="coco", root=".", captions={"train": ["d.json"]}), tmp_path)
 
 
 @pytest.mark.parametrize(

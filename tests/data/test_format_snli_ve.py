@@ -11,7 +11,7 @@ import pytest
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 
 def line(pair: str = "111222.jpg#2r1e", **changes: Any) -> dict[str, Any]:
@@ -39,7 +39,9 @@ def write(root: Path, split: str, rows: list[Any]) -> None:
 
 
 def load(tmp_path: Path, **params: Any) -> Tables:
-    return read_source("ve", SourceParams(format="snli_ve", root="ve", images="flickr30k-images", **params), tmp_path)
+    return read_source(
+        "ve", DatasetParams.of(format="snli_ve", root="ve", images="flickr30k-images", **params), tmp_path
+    )
 
 
 def test_lines_become_images_and_hypotheses(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def write_csv(root: Path, name: str, text: str) -> None:
 
 
 def load_esnli(tmp_path: Path, **params: Any) -> Tables:
-    return read_source("ve", SourceParams(format="esnli_ve", root="ve", images="Images", **params), tmp_path)
+    return read_source("ve", DatasetParams.of(format="esnli_ve", root="ve", images="Images", **params), tmp_path)
 
 
 def test_one_csv_per_split(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 OBJECTS = ["person", "dog", "cup", "person"]
 BOXES = [[1.0, 2.0, 30.0, 40.0, 0.99], [5.0, 5.0, 9.0, 9.0, 0.5], [0, 0, 4, 4, 0.4], [20.0, 1.0, 31.0, 32.0, 0.3]]
@@ -51,7 +51,7 @@ def write(root: Path, split: str, lines: list[Any], metadata: dict[str, Any] | N
 
 
 def load(tmp_path: Path, **params: Any) -> Tables:
-    return read_source("vcr", SourceParams(format="vcr", root="vcr", images="vcr1images", **params), tmp_path)
+    return read_source("vcr", DatasetParams.of(format="vcr", root="vcr", images="vcr1images", **params), tmp_path)
 
 
 def test_tags_become_names_and_boxes_follow(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 
 def image(number: int, coco: int | None = None, folder: str = "VG_100K") -> dict[str, Any]:
@@ -40,7 +40,7 @@ KARPATHY = {
 
 
 def load(tmp_path: Path, **params: Any) -> Tables:
-    return read_source("vg", SourceParams(format="visual_genome", root="vg", **params), tmp_path)
+    return read_source("vg", DatasetParams.of(format="visual_genome", root="vg", **params), tmp_path)
 
 
 @pytest.fixture

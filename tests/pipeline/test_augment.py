@@ -20,7 +20,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.decoding.search import Hypothesis
 from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
-from vlp_models.pipeline.check_params import check_runs, training_views
+from vlp_models.pipeline.check_params import check_runs, find_in_use
 from vlp_models.pipeline.dvc.dvc_yaml import render
 from vlp_models.pipeline.dvc.graph import NOTHING, build_pipeline
 from vlp_models.pipeline.stages import augment, finetune, pretrain
@@ -308,4 +308,4 @@ def test_dvc_yaml_has_the_stage_if_params_yaml_does() -> None:
 
 def generated(raw: dict[str, Any]) -> dict[str, Any]:
     params = parse_params(raw)
-    return build_pipeline(params, raw, kinds=image_kinds(params), views=training_views(params))
+    return build_pipeline(params, raw, kinds=image_kinds(params), used=find_in_use(params))

@@ -16,7 +16,7 @@ from photos import photo
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.params import Params, SourceParams, load_params
+from vlp_models.params import DatasetParams, Params, load_params
 from vlp_models.pipeline.stages import prepare, validate
 
 pytestmark = pytest.mark.slow
@@ -72,8 +72,8 @@ def settings(max_bad_fraction: float, **snli_ve: object) -> Params:
     return dataclasses.replace(
         params,
         data={
-            "flickr8k": SourceParams(format="flickr8k", root="data/raw/flickr8k"),
-            "snli_ve": SourceParams(format="snli_ve", root="data/raw/snli_ve", **snli_ve),  # type: ignore[arg-type]
+            "flickr8k": DatasetParams.of(format="flickr8k", root="data/raw/flickr8k"),
+            "snli_ve": DatasetParams.of(format="snli_ve", root="data/raw/snli_ve", **snli_ve),  # type: ignore[arg-type]
         },
         validate=dataclasses.replace(params.validate, max_bad_fraction=max_bad_fraction),
     )

@@ -15,7 +15,7 @@ from photos import photo
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.params import Params, SourceParams, load_params
+from vlp_models.params import DatasetParams, Params, load_params
 from vlp_models.pipeline.stages import prepare, validate
 
 ROOT = Path(__file__).parents[2]
@@ -51,8 +51,8 @@ def run(workspace: Workspace, max_bad_fraction: float, exclude: list[str]) -> di
     params = dataclasses.replace(
         params,
         data={
-            "coco": SourceParams(format="coco", root="data/raw/coco", karpathy="dataset_coco.json"),
-            "vg": SourceParams(format="visual_genome", root="data/raw/vg", exclude=exclude),
+            "coco": DatasetParams.of(format="coco", root="data/raw/coco", karpathy="dataset_coco.json"),
+            "vg": DatasetParams.of(format="visual_genome", root="data/raw/vg", exclude=exclude),
         },
         validate=dataclasses.replace(params.validate, max_bad_fraction=max_bad_fraction),
     )

@@ -18,7 +18,7 @@ import yaml
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
-from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrainerParams, load_params, to_plain
+from vlp_models.params import FeaturesParams, Params, TrainerParams, load_params, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import params_of
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES
 from vlp_models.pipeline.stages.plan import planned
@@ -31,7 +31,8 @@ ALLOWED = {
     ("*", "trainer.accelerator"): "GPU or CPU; trainings declare it",
     ("*", "tracking.*"): "where curves are logged; `register` and `report` declare what they use",
     **{("*", f"trainer.{key}"): reason for key, reason in NO_EFFECT[TrainerParams].items()},
-    **{("evaluate", f"evaluate.{key}"): reason for key, reason in NO_EFFECT[EvaluateParams].items()},
+    **{(stage, "evaluate.*"): "a check before the training" for stage in ("pretrain", "finetune")},
+    ("evaluate", "evaluate.*"): "data/plan/evaluate holds what the task depends on, and nothing else reaches it",
     **{("features", f"features.{key}.*"): reason for key, reason in NO_EFFECT[FeaturesParams].items()},
     ("detector", "features.source"): "its value decides which sections dvc.yaml declares",
     ("shards", "models.*"): "data/plan/reads.json holds what the stage needs of it",
@@ -53,7 +54,7 @@ ALLOWED_CALLERS = {
     "check_searches": "a check before the training",
     "check_search": "a check before the training",
     "start_of": "the chain of checkpoints of a run",
-    "_tracker": "MLflow stores all of params.yaml with a training",
+    "_mlflow_run": "MLflow stores all of params.yaml with a training",
     "lineage_record": "the lineage stores all of params.yaml",
     "variant_hash": "hash of settings that produced the checkpoints",
     "_make_record": "the bundle stores all of params.yaml",

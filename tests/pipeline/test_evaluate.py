@@ -19,7 +19,7 @@ from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.data.views import ENTAILMENT
+from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.score import read_items, write_items
 from vlp_models.models import DataFacts, build_model

@@ -39,8 +39,9 @@ def load(path: Path) -> dict:
 
 def test_files_match_the_data_section(made: Path) -> None:
     source = load_params(Path(__file__).resolve().parents[2] / "params.yaml").data["scenes"]
-    named = [source.karpathy, source.scene_graphs, *source.captions["all"], *source.instances["all"]]
-    for name in [*named, *source.questions["all"], *source.annotations["all"]]:
+    files = source.options
+    named = [files["karpathy"], files["scene_graphs"], *files["captions"]["all"], *files["instances"]["all"]]
+    for name in [*named, *files["questions"]["all"], *files["annotations"]["all"]]:
         assert (made / name).is_file(), name
     assert len(list((made / source.images).glob("COCO_scenes_*.png"))) == 13
     assert load(made / "manifest.json")["counts"]["questions"] == 13 * 6

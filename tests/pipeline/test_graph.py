@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 import yaml
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.params import EvaluateParams, Params, TrainerParams, parse_params, read_yaml, to_plain
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params, TrainerParams, parse_params, read_yaml, to_plain
+from vlp_models.pipeline.check_params import check_runs, find_in_use
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, render
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, build_pipeline
-from vlp_models.pipeline.stages.plan import code_modules, planned
-from vlp_models.tasks import task_class
+from vlp_models.pipeline.stages.plan import code_modules, planned, planned_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,11 +34,7 @@ def raw(**sections: Any) -> dict[str, Any]:
 def stages(**sections: Any) -> dict[str, Any]:
     plain = raw(**sections)
     params: Params = parse_params(plain)
-    return build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "regions"), views=views(params))
-
-
-def views(params: Params) -> dict[str, str]:
-    return {name: task_class(run.task).view for name, run in params.finetune.items()}
+    return build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "regions"), used=find_in_use(params))
 
 
 def test_shipped_file_is_current() -> None:
@@ -50,7 +48,13 @@ def test_run_depends_only_on_its_own_family_task_and_start() -> None:
     assert two["initial"]["foreach"]["other"]["family"] == "other"
     entry = two["finetune"]["foreach"]["tden-vqa"]
     trained_on = "data/contents/regions/trained_on/questions/all.json"
-    assert entry == {"start": "pretrain/tden", "task": "vqa", "family": "tden", "trained_on": trained_on}
+    assert entry == {
+        "start": "pretrain/tden",
+        "task": "vqa",
+        "family": "tden",
+        "trained_on": trained_on,
+        "view": "questions",
+    }
     needed = two["finetune"]["do"]["deps"]
     assert "data/plan/code/models/${item.family}.json" in needed
     assert not [dep for dep in needed if dep.startswith("vlp_models")], "code is represented by its hashes"
@@ -118,7 +122,7 @@ def test_every_output_is_cached_so_that_a_clone_has_the_results() -> None:
 def test_pixel_models_need_no_regions(section: str) -> None:
     plain = raw()
     params = parse_params(plain)
-    found = build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "pixels"), views=views(params))
+    found = build_pipeline(params, plain, kinds=dict.fromkeys(params.models, "pixels"), used=find_in_use(params))
     assert section not in found
     assert not [dep for stage in found.values() for dep in stage.get("deps", []) if dep.startswith(f"data/{section}")]
 
@@ -219,15 +223,54 @@ def test_only_known_options_are_left_out() -> None:
     for cls, without in NO_EFFECT.items():
         assert set(without) <= {field.name for field in dataclasses.fields(cls)}, "an option that does not exist"
         assert all(without.values())
-    everything = {"evaluate": to_plain(EvaluateParams()), "trainer": to_plain(TrainerParams())}
+    everything = {"trainer": to_plain(TrainerParams())}
     found = stages(**everything)
-    declared = {
-        key.partition(".")[2] for key in params_of(found, "evaluate", "tden-vqa") if key.startswith("evaluate.")
-    }
-    assert declared == set(everything["evaluate"]) - {"batch_size", "gallery"}
-    declared = set(params_of(found, "evaluate", "tden-vqa"))
-    expected = {f"evaluate.{key}" for key in everything["evaluate"] if key not in ("batch_size", "gallery")}
-    assert expected == {key for key in declared if key.startswith("evaluate.")}
     declared = set(params_of(found, "pretrain", "tden"))
     expected = {f"trainer.{key}" for key in everything["trainer"] if key not in NO_EFFECT[TrainerParams]}
     assert expected == {key for key in declared if key.startswith("trainer.")}
+
+
+def test_an_evaluation_depends_on_the_settings_of_its_task_alone() -> None:
+    """Beam search is nothing to VQA; settings of one task, and metrics, are nothing to another one."""
+
+    def settings(**evaluate: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        params = parse_params(raw(evaluate=evaluate))
+        return planned_settings(params, "captioning"), planned_settings(params, "vqa")
+
+    captioning, vqa = settings()
+    assert captioning["beam_size"] == 3 and vqa["blind_baseline"] == ["vqa"] and not captioning["blind_baseline"]
+    for change in ({"batch_size": 7}, {"gallery": 1}, {"tasks": {"captioning": {"beam_size": 3}}}):
+        assert settings(**change) == (captioning, vqa), change
+    for change in (
+        {"beam_size": 5},
+        {"blind_baseline": ["vqa", "captioning"]},
+        {"tasks": {"captioning": {"beam_size": 5}}},
+    ):
+        changed = settings(**change)
+        assert changed[0] != captioning and changed[1] == vqa, change
+    changed = settings(tasks={"vqa": {"blind_baseline": False}})
+    assert changed[0] == captioning and changed[1] != vqa
+    assert settings(bootstrap=7)[0] != captioning and settings(bootstrap=7)[1] != vqa
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "message"),
+    [
+        (
+            {"tasks": {"vqa": {"beam_size": 5}}},
+            "`evaluate.tasks.vqa.beam_size`: vqa has no such option; it does not search",
+        ),
+        ({"tasks": {"vqa": {"beam_sise": 5}}}, "unknown key `evaluate.tasks.vqa.beam_sise`; did you mean `beam_size`?"),
+        ({"tasks": {"vqqa": {}}}, "`evaluate.tasks: vqqa` is unknown; did you mean `vqa`?"),
+        (
+            {"tasks": {"captioning": {"consensus_neighbors": 3}}},
+            "`evaluate.tasks.captioning`: `consensus_neighbors` selects",
+        ),
+        ({"metrics": ["length"]}, "`evaluate.metrics: length` is unknown"),
+        ({"tasks": {"captioning": {"max_caption_len": 999}}}, "`evaluate.tasks.captioning.max_caption_len"),
+    ],
+    ids=["unused", "typo", "task", "combination", "metric", "length"],
+)
+def test_impossible_settings_of_a_task_are_named(evaluate: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=re.escape(message)):
+        check_runs(parse_params(raw(evaluate=evaluate)))

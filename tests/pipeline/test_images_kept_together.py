@@ -7,6 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from photos import photo
@@ -14,13 +15,13 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import leakage
-from vlp_models.data.formats import pairs, read_source
+from vlp_models.data.formats import pairs, read_source, source_params
 from vlp_models.data.tables import read_table
-from vlp_models.params import Params, SourceParams, load_params
+from vlp_models.params import DatasetParams, Params, load_params
 from vlp_models.pipeline.stages import prepare, validate
 
 ROOT = Path(__file__).parents[2]
-PAIRS = SourceParams(format="pairs", root="raw", pairs="pairs.csv", group_near_duplicates=True)
+PAIRS = DatasetParams.of(format="pairs", root="raw", pairs="pairs.csv", group_near_duplicates=True)
 CHANGES = {
     "flipped": ImageOps.mirror,
     "cropped": lambda image: image.crop((25, 10, 185, 130)),
@@ -48,11 +49,11 @@ def augmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def params_for(source: SourceParams) -> Params:
+def params_for(source: DatasetParams) -> Params:
     return dataclasses.replace(load_params(ROOT / "params.yaml"), data={"own": source})
 
 
-def splits_of_photos(root: Path, source: SourceParams) -> list[set[str]]:
+def splits_of_photos(root: Path, source: DatasetParams) -> list[set[str]]:
     """Return the splits that each photo's copies are in."""
     workspace = Workspace(root)
     prepare.run(params_for(source), workspace, "own")
@@ -79,7 +80,7 @@ def test_augmented_copies_stay_in_one_split(augmented: Path, monkeypatch: pytest
     monkeypatch.setattr(leakage, "INDEXED", 50)  # in blocks, and the rows in another order
     header, *rows = (augmented / "raw" / "pairs.csv").read_text().splitlines()
     (augmented / "raw" / "reversed.csv").write_text("\n".join([header, *reversed(rows)]))
-    assert splits_of_photos(augmented, dataclasses.replace(PAIRS, pairs="reversed.csv")) == together
+    assert splits_of_photos(augmented, dataclasses.replace(PAIRS, options={"pairs": "reversed.csv"})) == together
 
 
 def test_unrelated_photos_are_divided_as_without_the_option(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_unrelated_photos_are_divided_as_without_the_option(tmp_path: Path) -> N
 def test_images_of_a_group_stay_in_one_split(tmp_path: Path) -> None:
     rows = [f"{n}.jpg,a photo,{'' if n % 5 == 0 else f'walk {n // 20}'}" for n in range(400)]
     (tmp_path / "pairs.csv").write_text("\n".join(["image,caption,Group", *rows, "3.jpg,again,", "4.jpg,again,other"]))
-    tables = read_source("p", SourceParams(format="pairs", root=".", pairs="pairs.csv"), tmp_path)
+    tables = read_source("p", DatasetParams.of(format="pairs", root=".", pairs="pairs.csv"), tmp_path)
     splits = [row["split"] for row in tables["images"]]
     walks = [{splits[n] for n in range(20 * walk, 20 * walk + 20) if n % 5} for walk in range(20)]
     assert [len(found) for found in walks] == [1] * 20
@@ -129,33 +130,33 @@ def test_copies_join_groups(tmp_path: Path) -> None:
     assert len(set(splits.values())) == 3
 
 
-def flickr8k(root: Path, names: list[str]) -> SourceParams:
+def flickr8k(root: Path, names: list[str]) -> DatasetParams:
     """List the photos in Flickr8k's format: the first five of test, the others of train."""
     captions = "".join(f"{name},a photo\n" for name in names)
     (root / "raw" / "captions.txt").write_text(f"image,caption\n{captions}")
     (root / "raw" / "test.txt").write_text("\n".join(names[:5]))
     (root / "raw" / "train.txt").write_text("\n".join(names[5:]))
     lists = {"train": ["train.txt"], "test": ["test.txt"]}
-    return SourceParams(format="flickr8k", root="raw", images=".", split_files=lists)
+    return DatasetParams.of(format="flickr8k", root="raw", images=".", split_files=lists)
 
 
-def visual_genome(root: Path, names: list[str]) -> SourceParams:
+def visual_genome(root: Path, names: list[str]) -> DatasetParams:
     images = [{"image_id": n, "url": f"https://host/raw/{name}"} for n, name in enumerate(names)]
     (root / "image_data.json").write_text(json.dumps(images))
     regions = [{"id": n, "regions": [{"region_id": n, "phrase": "a photo"}]} for n in range(len(names))]
     (root / "region_descriptions.json").write_text(json.dumps(regions))
-    return SourceParams(format="visual_genome", root=".", images=".")
+    return DatasetParams.of(format="visual_genome", root=".", images=".")
 
 
-def pairs_with_splits(root: Path, names: list[str]) -> SourceParams:
+def pairs_with_splits(root: Path, names: list[str]) -> DatasetParams:
     rows = [f"{name},a photo,{'test' if n < 5 else 'train'}" for n, name in enumerate(names)]
     (root / "raw" / "pairs.csv").write_text("\n".join(["image,caption,split", *rows]))
-    return SourceParams(format="pairs", root="raw", pairs="pairs.csv")
+    return DatasetParams.of(format="pairs", root="raw", pairs="pairs.csv")
 
 
 @pytest.mark.parametrize("write", [flickr8k, visual_genome, pairs_with_splits])
 def test_val_cut_from_train_keeps_copies_together(
-    augmented: Path, write: Callable[[Path, list[str]], SourceParams]
+    augmented: Path, write: Callable[[Path, list[str]], DatasetParams]
 ) -> None:
     """The test photos are listed; the copies of one of them in train are left to `validate`."""
     names = json.loads((augmented / "families.json").read_text())
@@ -182,11 +183,13 @@ def test_val_cut_from_train_keeps_copies_together(
 def test_val_cut_from_train_keeps_groups_together(tmp_path: Path) -> None:
     rows = [f"{n}.jpg,a photo,{'test' if n < 20 else 'train'},walk {n // 20}" for n in range(400)]
     (tmp_path / "pairs.csv").write_text("\n".join(["image,caption,split,group", *rows]))
-    source = SourceParams(format="pairs", root=".", pairs="pairs.csv", val_fraction=0.3)
+    source = DatasetParams.of(format="pairs", root=".", pairs="pairs.csv", val_fraction=0.3)
     splits = [row["split"] for row in read_source("p", source, tmp_path)["images"]]
     walks = [set(splits[20 * walk : 20 * walk + 20]) for walk in range(20)]
     assert walks[0] == {"test"} and [len(found) for found in walks] == [1] * 20
     assert 0 < splits.count("val") < 0.6 * len(splits)
     for n in range(400):
         (tmp_path / f"{n}.jpg").touch()
-    assert pairs.check_pairs("p", source, tmp_path).images == Counter(splits)
+    assert pairs.check_pairs("p", cast(pairs.PairsParams, source_params("p", source)), tmp_path).images == Counter(
+        splits
+    )

@@ -17,18 +17,18 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import hashes
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import GeneratorParams, Params, SourceParams, load_params
+from vlp_models.params import DatasetParams, GeneratorParams, Params, load_params
 from vlp_models.pipeline.dvc.external import check_files, explain_roots
 from vlp_models.pipeline.stages import prepare, validate
 
 ROOT = Path(__file__).parents[2]
 
 
-def params_for(**sources: SourceParams) -> Params:
+def params_for(**sources: DatasetParams) -> Params:
     return dataclasses.replace(load_params(ROOT / "params.yaml"), data=sources)
 
 
-PAIRS = SourceParams(format="pairs", root="data/raw/pairs", pairs="pairs.csv")
+PAIRS = DatasetParams.of(format="pairs", root="data/raw/pairs", pairs="pairs.csv")
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_listed_size_must_match_the_file(workspace: Workspace) -> None:
     ]
     captions = {"images": images, "annotations": [{"id": 1, "image_id": 1, "caption": "Noise."}]}
     (workspace.root / "data/raw/pairs/captions.json").write_text(json.dumps(captions))
-    source = SourceParams(format="coco", root="data/raw/pairs", images=".", captions={"train": ["captions.json"]})
+    source = DatasetParams.of(format="coco", root="data/raw/pairs", images=".", captions={"train": ["captions.json"]})
     prepare.run(params_for(coco=source), workspace, "coco")
     (row,) = read_table("quarantine", workspace.interim("coco")).to_pylist()
     assert (row["row_id"], row["rule"]) == ("coco/2", "image_size")
@@ -162,7 +162,7 @@ def test_reasons_are_shown_if_no_record_can_be_read(
 ) -> None:
     (workspace.raw("pairs") / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError) as caught:
-        prepare.run(params_for(pairs=dataclasses.replace(PAIRS, pairs=name)), workspace, "pairs")
+        prepare.run(params_for(pairs=dataclasses.replace(PAIRS, options={"pairs": name})), workspace, "pairs")
     assert reason in str(caught.value)
     assert "lists no image" not in str(caught.value) and "data.pairs.images" not in str(caught.value)
 
@@ -190,8 +190,8 @@ def test_missing_dataset_names_where_to_get_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     scenes = GeneratorParams(generator="objects", seed=1, train=1, val=1, test=1)
     sources = {name: dataclasses.replace(PAIRS, root=f"data/raw/{name}") for name in ("pairs", "scenes")}
-    sources["nlvr"] = SourceParams(format="nlvr", root="data/raw/nlvr")
-    sources["scenes_nlvr2"] = SourceParams(format="nlvr2", root="data/raw/scenes/nlvr2")
+    sources["nlvr"] = DatasetParams.of(format="nlvr", root="data/raw/nlvr")
+    sources["scenes_nlvr2"] = DatasetParams.of(format="nlvr2", root="data/raw/scenes/nlvr2")
     params = dataclasses.replace(params_for(**sources), generate={"scenes": scenes})
     for key, way_out in {
         "pairs": "`data.pairs.root: data/raw/pairs`: no such folder; it should hold a dataset of the format pairs",
@@ -268,6 +268,6 @@ def test_names_that_differ_in_unicode_form_letter_case_or_slashes_are_found(work
     (folder / decomposed).rename(folder / "images" / "train" / "photos" / decomposed)
     (folder / "photo-17.png").rename(folder / "images" / "train" / "photos" / "plain.png")
     (folder / "c_train.json").write_text(json.dumps({"images": images, "annotations": []}))
-    source = SourceParams(format="coco", root="data/raw/pairs", captions={"train": ["c_train.json"]})
+    source = DatasetParams.of(format="coco", root="data/raw/pairs", captions={"train": ["c_train.json"]})
     prepare.run(params_for(c=source), workspace, "c")
     assert read_table("images", workspace.interim("c"))["image_id"].to_pylist() == ["c/0", "c/1"]

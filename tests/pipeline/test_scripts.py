@@ -18,7 +18,7 @@ from vlp_models.data.pixels import PixelInput
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.params import SourceParams, load_params
+from vlp_models.params import DatasetParams, load_params
 from vlp_models.pipeline.stages import prepare, shards, tokenizer, validate
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_every_row_is_used_or_counted(workspace: Workspace, lowercase: bool) -> 
     own = {"vocab_size": 1000, "min_frequency": 1, "lowercase": lowercase, "strip_accents": False}
     params = dataclasses.replace(
         params,
-        data={"pairs": SourceParams(format="pairs", root="data/raw/pairs", pairs="pairs.csv")},
+        data={"pairs": DatasetParams.of(format="pairs", root="data/raw/pairs", pairs="pairs.csv")},
         validate=dataclasses.replace(params.validate, max_bad_fraction=0.5),
         tokenizer=dataclasses.replace(params.tokenizer, **own),
     )

@@ -23,7 +23,7 @@ from vlp_models.curation.validation.rules import rules_for
 from vlp_models.data.joins import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
 from vlp_models.errors import DataError
-from vlp_models.params import Params, SourceParams, load_params
+from vlp_models.params import DatasetParams, Params, load_params
 from vlp_models.pipeline.stages import validate
 
 ROOT = Path(__file__).parents[2]
@@ -208,7 +208,7 @@ def params_for(max_bad_fraction: float, *sources: str) -> Params:
     params = load_params(ROOT / "params.yaml")
     return dataclasses.replace(
         params,
-        data={name: SourceParams(format="coco", root=name) for name in sources or ("d",)},
+        data={name: DatasetParams.of(format="coco", root=name) for name in sources or ("d",)},
         validate=dataclasses.replace(params.validate, max_bad_fraction=max_bad_fraction),
     )
 

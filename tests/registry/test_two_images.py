@@ -18,7 +18,7 @@ from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.params import GateParams, GeneratorParams, Params, SourceParams, parse_params, read_yaml
+from vlp_models.params import DatasetParams, GateParams, GeneratorParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.promotion_commands import promote_task
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
 from vlp_models.pipeline.stages import evaluate, features, generate, prepare, register, shards, validate
@@ -41,7 +41,7 @@ def params(toy: None) -> Params:
         run: {"task": "nlvr2", "start": f"initial/{model}", "evaluate_on": ["pairs"]} for run, model in MODELS.items()
     }
     loaded = parse_params(raw)
-    pairs = SourceParams(format="nlvr2", root="data/raw/scenes/nlvr2", validation_directories=["1"])
+    pairs = DatasetParams.of(format="nlvr2", root="data/raw/scenes/nlvr2", validation_directories=["1"])
     generator = GeneratorParams(generator="objects", seed=3, train=4, val=4, test=8, pair_sentences=3, side=64)
     return dataclasses.replace(
         loaded,

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from vlp_models.data.formats import coco, pairs
-from vlp_models.data.formats.pairs import read_texts
+from vlp_models.data.formats import read_source
 from vlp_models.errors import ParamsError
-from vlp_models.params import GeneratorParams, SourceParams
+from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.scenes.captions import NOUNS, without_boilerplate
 from vlp_models.synthetic.scenes.dataset import write, write_sentences
 from vlp_models.synthetic.scenes.language import VOCABULARY, check, split_words
@@ -83,7 +82,7 @@ def test_rates_of_zero_and_one_mean_none_and_all(tmp_path: Path, alone: str) -> 
 
 @pytest.mark.slow
 def test_both_formats_read_the_same_pairs(web: Path) -> None:
-    in_coco = SourceParams(
+    in_coco = DatasetParams.of(
         format="coco",
         root=".",
         captions={"all": ["annotations/captions_scenes.json"]},
@@ -91,8 +90,8 @@ def test_both_formats_read_the_same_pairs(web: Path) -> None:
         karpathy="dataset_scenes.json",
         scene_graphs="scenes.jsonl",
     )
-    as_coco = coco.read("web", in_coco, web)
-    as_pairs = pairs.read("web", SourceParams(format="pairs", root=".", pairs="pairs.csv"), web)
+    as_coco = read_source("web", in_coco, web)
+    as_pairs = read_source("web", DatasetParams.of(format="pairs", root=".", pairs="pairs.csv"), web)
     assert not as_coco["quarantine"] and not as_pairs["quarantine"]
     assert [row["text"] for row in as_coco["captions"]] == [row["text"] for row in as_pairs["captions"]]
     assert [row["split"] for row in as_coco["images"]] == [row["split"] for row in as_pairs["images"]]
@@ -132,8 +131,8 @@ def test_sentences_has_five_per_scene_and_is_readable(tmp_path: Path) -> None:
     write_sentences(replace(PARAMS, seed=4), tmp_path / "other")
     one, two, other = ((tmp_path / name / "train.txt").read_bytes() for name in ("one", "two", "other"))
     assert one == two != other
-    source = SourceParams(format="texts", root="one", texts={"train": ["train.txt"], "val": ["val.txt"]})
-    rows = read_texts("corpus", source, tmp_path)["texts"]
+    source = DatasetParams.of(format="texts", root="one", texts={"train": ["train.txt"], "val": ["val.txt"]})
+    rows = read_source("corpus", source, tmp_path)["texts"]
     assert len(rows) == 25 and all(len(row["text"].split()) > 2 for row in rows)
     with pytest.raises(ParamsError, match="misspelled"):
         write_sentences(replace(PARAMS, misspelled=2.0), tmp_path / "wrong")

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlp_models.data.formats import nlvr
+from vlp_models.data.formats import read_source
 from vlp_models.errors import DataError
-from vlp_models.params import GeneratorParams, SourceParams
+from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.boxes import dataset as boxes
 from vlp_models.synthetic.boxes import phrases as boxes_phrases
 from vlp_models.synthetic.boxes import scene as boxes_scene
@@ -158,7 +158,7 @@ def test_the_same_params_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_nlvr_reader_reads_the_files(tmp_path: Path) -> None:
     counts = boxes.write(SMALL, tmp_path / "boxes")
-    tables = nlvr.read("boxes", SourceParams(format="nlvr", root="boxes"), tmp_path)
+    tables = read_source("boxes", DatasetParams.of(format="nlvr", root="boxes"), tmp_path)
     assert not tables["quarantine"]
     assert counts["images"] == len(tables["images"]) == 36
     assert len(tables["statements"]) == 2 * counts["statements"]

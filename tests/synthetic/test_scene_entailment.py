@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from vlp_models.data.formats import read_source
-from vlp_models.data.views import ENTAILMENT
-from vlp_models.params import GeneratorParams, SourceParams
+from vlp_models.data.views.hypotheses import ENTAILMENT
+from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.entailment import Balance, make_hypotheses
 from vlp_models.synthetic.scenes.language import NUMBERS, AtLeast, Description
@@ -35,7 +35,7 @@ def test_snli_ve_reader_reads_the_files(tmp_path: Path) -> None:
             or file.read_bytes() == (tmp_path / "with" / file.relative_to(tmp_path / "without")).read_bytes()
         )
 
-    tables = read_source("ve", SourceParams(format="snli_ve", root="with"), tmp_path)
+    tables = read_source("ve", DatasetParams.of(format="snli_ve", root="with"), tmp_path)
     assert not tables["quarantine"] and len(tables["hypotheses"]) == 44
     assert Counter(row["split"] for row in tables["images"]) == {"train": 6, "val": 2, "test": 3}
     assert all(Path(row["path"]).is_file() for row in tables["images"])

@@ -11,7 +11,7 @@ import pytest
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import ParamsError
-from vlp_models.params import GeneratorParams, SourceParams
+from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.image_pairs import VALIDATION
 from vlp_models.synthetic.scenes.language import NUMBERS
@@ -20,7 +20,7 @@ from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, TEXTURES, Scene
 pytestmark = pytest.mark.slow
 
 SIZES = {"seed": 3, "train": 46, "val": 8, "test": 9, "side": 64, "questions_per_image": 1}
-SOURCE = SourceParams(format="nlvr2", root="a/nlvr2", validation_directories=[VALIDATION])
+SOURCE = DatasetParams.of(format="nlvr2", root="a/nlvr2", validation_directories=[VALIDATION])
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from vlp_models.common.io import hash_path
 from vlp_models.data.formats import read_source
-from vlp_models.params import GeneratorParams, SourceParams
+from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.scene import COLORS, Scene, is_at, sample_scene
 from vlp_models.synthetic.scenes.vcr import make_questions
@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_vcr_reader_reads_the_files(made: Path) -> None:
-    tables = read_source("vcr", SourceParams(format="vcr", root="scenes"), made.parent)
+    tables = read_source("vcr", DatasetParams.of(format="vcr", root="scenes"), made.parent)
     assert not tables["quarantine"]
     lines = {split: (made / f"{split}.jsonl").read_text().splitlines() for split in ("train", "val", "test")}
     assert len(tables["choices"]) == sum(map(len, lines.values()))

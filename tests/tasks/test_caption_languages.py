@@ -17,7 +17,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tables import read_languages, standard_language
 from vlp_models.evaluation.test_set import slices_of
 from vlp_models.metrics.retrieval import rank_similarities
-from vlp_models.params import SourceParams, load_params
+from vlp_models.params import DatasetParams, load_params
 from vlp_models.pipeline.stages import prepare, validate
 from vlp_models.tasks.retrieval import _records
 from vlp_models.tasks.scoring import EvalContext
@@ -58,7 +58,7 @@ def workspace_with(root: Path, *, lang: bool, suffix: str = "csv") -> Workspace:
     (root / "raw" / f"pairs.{suffix}").write_text("\n".join(lines), encoding="utf-8")
     params = load_params(ROOT / "params.yaml")
     rules = dataclasses.replace(params.validate, min_caption_words=1)
-    source = SourceParams(format="pairs", root="raw", pairs=f"pairs.{suffix}")
+    source = DatasetParams.of(format="pairs", root="raw", pairs=f"pairs.{suffix}")
     params = dataclasses.replace(params, data={"own": source}, validate=rules)
     workspace = Workspace(root)
     prepare.run(params, workspace, "own")

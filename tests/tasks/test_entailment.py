@@ -13,7 +13,7 @@ from toy_tasks import any_generator, learn, make, predict
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
-from vlp_models.data.views import ENTAILMENT
+from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.tasks.base import load_task_model

@@ -238,7 +238,9 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
     from vlp_models.pipeline.dvc.external import named_sources
     from vlp_models.pipeline.stages.plan import planned
+    from vlp_models.registry.sinks import check_sinks
 
+    check_sinks(params.tracking)
     sources = named_sources(params, regions="regions" in image_kinds(params).values())
     files = outdated_records(sources, workspace.root) | own_record(workspace.root)
     if OWN_RECORD in (path.relative_to(workspace.root).as_posix() for path in files):

@@ -118,11 +118,11 @@ def _try_on_scenes(name: str, kind: str, config: dict[str, Any], ranks: bool) ->
 
 def _try_folder(name: str, root: str, config: dict[str, Any]) -> Iterator[Result]:
     from vlp_models.data.formats.conformance import try_format
-    from vlp_models.params import SourceParams, build
+    from vlp_models.params import DatasetParams, build
 
     if not root:
         raise ParamsError(f"vlp try {name}: name the folder to read: `vlp try {name} --root FOLDER`")
-    params = build(SourceParams, {**config, "format": name, "root": root}, where="data.NAME", file="--set")
+    params = build(DatasetParams, {**config, "format": name, "root": root}, where="data.NAME", file="--set")
     return try_format(params, Path.cwd())
 
 

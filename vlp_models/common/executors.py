@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
 from vlp_models.common.log import configure_logging
+from vlp_models.common.plugins import with_plugins
 from vlp_models.errors import ParamsError
 
 Item = TypeVar("Item")
@@ -44,6 +45,7 @@ class LocalMapper:
         if self.workers == 1:
             yield from map(function, items)
             return
+        function = with_plugins(function)
         with ProcessPoolExecutor(
             self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker
         ) as pool:

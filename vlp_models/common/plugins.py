@@ -1,4 +1,4 @@
-"""Plugins: model families, tasks, formats and generators that live outside this package.
+"""Plugins: model families, tasks, formats, views and generators that live outside this package.
 
 params.yaml names them, or an installed package declares them as entry points of the groups `vlp_flows.families`,
 `vlp_flows.tasks`, ...:
@@ -19,18 +19,31 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vlp_models.errors import ParamsError, first_line
 
 PACKAGE = "vlp_models"
 FOLDER = "plugins"  # of a project: its modules are `plugins.NAME`
-KINDS = ("families", "tasks", "formats", "generators", "text_readers", "image_readers", "checkpoint_formats")
+KINDS = (
+    "families",
+    "tasks",
+    "formats",
+    "views",
+    "metrics",
+    "generators",
+    "text_readers",
+    "image_readers",
+    "checkpoint_formats",
+)
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _tables: dict[str, Table] = {}
 _active: dict[str, dict[str, str]] = {}
@@ -95,6 +108,27 @@ def use_installed_plugins() -> None:
         new = {name: target for name, target in targets.items() if name not in table}
         _active.setdefault(kind, {}).update(new)
         table.update(new)
+
+
+def with_plugins(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
+    """Return the function for another process or machine, which may lack this process's plugins."""
+    return functools.partial(_call_with_plugins, dict(_active), sorted(_on_path), function)
+
+
+def _call_with_plugins(
+    active: dict[str, dict[str, str]], roots: list[str], function: Callable[[Item], Result], item: Item
+) -> Result:
+    for kind in active.keys() | _active.keys():
+        new, old = active.get(kind, {}), _active.get(kind, {})
+        if new != old and kind in _tables:
+            for name in old.keys() - new.keys():
+                _tables[kind].pop(name, None)
+            _tables[kind].update(new)
+    _active.clear()
+    _active.update(active)
+    for root in roots:
+        _add_to_path(Path(root))
+    return function(item)
 
 
 def active_plugins(kind: str) -> dict[str, str]:

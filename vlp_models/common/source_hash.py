@@ -3,8 +3,9 @@
 A stage depends on exactly these files (`dvc.yaml`, through data/plan/code), and a training resumes after a kill only
 with the same ones. A file counts by its syntax tree: comments, docstrings and layout make nothing stale. Imports inside
 functions count, imports for type checkers do not. A plugin's files are those that it imports from its own package and
-from this one. A name that is looked up in a table (model family, converter, task, format, generator) is not an import:
-each has its own list of files, and the tables themselves do not count, so a new entry makes no existing result stale.
+from this one. A name that is looked up in a table (model family, converter, task, format, view, generator) is not an
+import: each has its own list of files, and the tables themselves do not count, so a new entry makes no existing result
+stale.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from vlp_models.common.plugins import KINDS, PACKAGE, active_plugins, package_fo
 from vlp_models.errors import ParamsError
 
 ROOT = Path(__file__).parents[1]  # of the package that is running
-TABLES = ("FAMILIES", "TASKS", "FORMATS", "GENERATORS", "READERS", "IMAGE_READERS")  # name -> `module:Class`
+# name -> `module:object`
+TABLES = ("FAMILIES", "TASKS", "FORMATS", "VIEW_MODULES", "METRICS", "GENERATORS", "READERS", "IMAGE_READERS")
 
 
 def other_package(folder: Path) -> Path | None:

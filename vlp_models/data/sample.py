@@ -52,7 +52,7 @@ class Sample:
 
     image_id  its image; empty if the view has none
     text      the view's text; empty if it has none
-    values    other columns of the view (data/views.py), by name: `sample["answers"]`. Lists are tuples; a null list is
+    values    other columns of the view (data/views), by name: `sample["answers"]`. Lists are tuples; a null list is
               empty, any other null is None
     regions, pixels  of the image, if requested; pixels are the encoded PNG or JPEG file
     others    images after the first, in order, if the row has several

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.data.views import TABLES
+from vlp_models.data.views import TABLES, Computed
 from vlp_models.errors import DataError, first_line
 
 SPLITS = ("train", "val", "test")
@@ -28,51 +28,59 @@ _SPLIT_SYNONYMS = {
 }
 BATCH_ROWS = 32_768  # rows that a `TableWriter` holds in memory
 
-SCHEMAS: dict[str, pa.Schema] = {
-    "images": pa.schema(
-        [
-            ("image_id", pa.string()),
-            ("source", pa.string()),
-            ("split", pa.string()),
-            ("path", pa.string()),  # relative to the project's root if inside it, else absolute
-            ("width", pa.int32()),
-            ("height", pa.int32()),
-            ("sha256", pa.string()),
-            ("provenance", pa.string()),
-        ]
-    ),
-    **{name: view.schema for name, view in TABLES.items()},
-    "objects": pa.schema(
-        [
-            ("object_id", pa.string()),
-            ("image_id", pa.string()),
-            ("category", pa.string()),
-            ("x1", pa.float32()),
-            ("y1", pa.float32()),
-            ("x2", pa.float32()),
-            ("y2", pa.float32()),
-            (
-                "attributes",
-                pa.list_(pa.string()),
-            ),  # words that describe it in addition to its category; null if unknown
-            ("provenance", pa.string()),
-        ]
-    ),
-    "quarantine": pa.schema(
-        [
-            ("table", pa.string()),
-            ("row_id", pa.string()),
-            ("rule", pa.string()),
-            ("reason", pa.string()),
-            ("provenance", pa.string()),
-        ]
-    ),
-}
-ID_COLUMN = {
-    "images": "image_id",
-    **{name: view.id_column for name, view in TABLES.items()},
-    "objects": "object_id",
-}
+_IMAGES = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("source", pa.string()),
+        ("split", pa.string()),
+        ("path", pa.string()),  # relative to the project's root if inside it, else absolute
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("sha256", pa.string()),
+        ("provenance", pa.string()),
+    ]
+)
+_OBJECTS = pa.schema(
+    [
+        ("object_id", pa.string()),
+        ("image_id", pa.string()),
+        ("category", pa.string()),
+        ("x1", pa.float32()),
+        ("y1", pa.float32()),
+        ("x2", pa.float32()),
+        ("y2", pa.float32()),
+        (
+            "attributes",
+            pa.list_(pa.string()),
+        ),  # words that describe it in addition to its category; null if unknown
+        ("provenance", pa.string()),
+    ]
+)
+_QUARANTINE = pa.schema(
+    [
+        ("table", pa.string()),
+        ("row_id", pa.string()),
+        ("rule", pa.string()),
+        ("reason", pa.string()),
+        ("provenance", pa.string()),
+    ]
+)
+
+
+_OTHERS = {"images": _IMAGES, "objects": _OBJECTS, "quarantine": _QUARANTINE}  # tables that are not a view's
+_IDS = {"images": "image_id", "objects": "object_id"}
+
+
+def _schema(name: str) -> pa.Schema:
+    return _OTHERS[name] if name in _OTHERS else TABLES[name].schema
+
+
+def _id_column(name: str) -> str:
+    return _IDS[name] if name in _IDS else TABLES[name].id_column
+
+
+SCHEMAS: Mapping[str, pa.Schema] = Computed(lambda: ("images", *TABLES, "objects", "quarantine"), _schema)
+ID_COLUMN: Mapping[str, str] = Computed(lambda: ("images", *TABLES, "objects"), _id_column)
 
 
 LANGUAGES = "languages.jsonl"  # of captions, next to their table: image_id, caption_id, language

@@ -20,6 +20,7 @@ from prefect.task_runners import TaskRunner
 
 from vlp_models.common.executors import bounded_results
 from vlp_models.common.log import configure_logging
+from vlp_models.common.plugins import with_plugins
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import MissingToolError, ParamsError, VLPError
 from vlp_models.params import ClusterParams, load_params
@@ -39,6 +40,8 @@ class PrefectMapper:
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         # The chunk of a lost worker is repeated: its files are complete or absent. Errors of the data are final.
         options = {"retries": 2, "retry_delay_seconds": 5, "cache_policy": NO_CACHE, "persist_result": False}
+
+        function = with_plugins(function)
 
         def run_chunk(item: Item) -> Result:  # Prefect needs `__name__`, which a partial lacks
             return function(item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vlp_models.params.data import (
+    DatasetParams,
     DetectorBackbone,
     DetectorParams,
     DriftParams,
@@ -24,11 +25,13 @@ from vlp_models.params.load import (
     read_yaml,
 )
 from vlp_models.params.operations import (
+    SEARCH_OPTIONS,
     ClusterParams,
     EvaluateParams,
     FlowParams,
     GateParams,
     PromotionParams,
+    TaskEvaluateParams,
     TrackingParams,
 )
 from vlp_models.params.runs import (
@@ -56,8 +59,10 @@ from vlp_models.params.schema import (
 )
 
 __all__ = [
+    "SEARCH_OPTIONS",
     "AugmentParams",
     "ClusterParams",
+    "DatasetParams",
     "DetectorBackbone",
     "DetectorParams",
     "DriftParams",
@@ -84,6 +89,7 @@ __all__ = [
     "SnapshotParams",
     "SourceParams",
     "StreamParams",
+    "TaskEvaluateParams",
     "TimmParams",
     "TokenizerParams",
     "TrackingParams",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,33 +51,42 @@ class GeneratorParams:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceParams:
-    """One dataset on disk, in a public format of `vlp_models.data.formats.FORMATS`.
+    """The keys that a dataset on disk has in every format of `vlp_models.data.formats.FORMATS`.
 
-    File lists are relative to `root` and keyed by split. The key `all` stands for files that contain every split; the
-    Karpathy file then assigns the splits.
+    A format with keys of its own declares a subclass next to its reader, which annotates `params` with it. Files are
+    relative to `root`; lists of files are keyed by split.
     """
+
+    file_keys: ClassVar[tuple[str, ...]] = ()  # of the keys, those that name files or lists of files
 
     format: str
     root: str
     images: str = "images"
     allow_external_images: bool = False  # true: files may name images outside `root` and `images`
-    captions: dict[str, list[str]] = field(default_factory=dict)
-    instances: dict[str, list[str]] = field(default_factory=dict)
-    karpathy: str = ""
-    questions: dict[str, list[str]] = field(default_factory=dict)
-    annotations: dict[str, list[str]] = field(default_factory=dict)
-    texts: dict[str, list[str]] = field(default_factory=dict)  # texts: files with one text per line, no images
-    scene_graphs: str = ""  # synthetic scenes only: ground truth for the share of faithful captions
-    pairs: str = ""  # CSV, TSV or JSONL of image,caption[,split][,group][,lang]; a glob pattern for several files
-    image_column: str = ""  # hf: the column, or in tars the suffix, of the image; empty: the only one
-    caption_column: str = ""  # hf: the column, or in tars the suffix or JSON key, of the caption or captions
     group_near_duplicates: bool = False  # where `prepare` divides: near-duplicates into one split
-    validation_directories: list[str] = field(default_factory=list)  # nlvr, nlvr2: train directories used as val
-    splits: list[str] = field(default_factory=list)  # hf, nlvr, nlvr2, vcr, snli_ve: splits to read; empty: all present
-    split_files: dict[str, list[str]] = field(default_factory=dict)  # flickr8k, snli_ve, ...: image lists by split
     val_fraction: Share = 0.0  # share of train moved to val, by a hash of the photo's id or group
-    exclude: list[str] = field(default_factory=list)  # visual_genome: Karpathy files, or lists of COCO ids
     limit: NonNegativeInt = 0  # read only the first records; 0: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetParams(SourceParams):
+    """One dataset on disk, in a public format of `vlp_models.data.formats.FORMATS`, which has further keys.
+
+    Those are in `options`, and are checked when the reader is known.
+    """
+
+    further_keys: ClassVar[str] = "options"  # in params.yaml they are next to the others
+
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **keys: Any) -> DatasetParams:
+        """Return an entry with these keys of `data.NAME`.
+
+        Raises:
+            ParamsError: a value is invalid.
+        """
+        return build(cls, keys, where="data.NAME")
 
 
 @dataclass(frozen=True, kw_only=True)

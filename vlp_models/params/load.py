@@ -14,13 +14,13 @@ from vlp_models.common.plugins import use_plugins
 from vlp_models.common.source_hash import refuse_other_package
 from vlp_models.errors import ParamsError
 from vlp_models.params.data import (
+    DatasetParams,
     DetectorParams,
     DriftParams,
     FeaturesParams,
     GeneratorParams,
     IngestParams,
     ShardsParams,
-    SourceParams,
     TokenizerParams,
     ValidateParams,
 )
@@ -44,7 +44,7 @@ MAX_DEPTH, MAX_VALUES = 50, 200_000  # of a YAML document; params.yaml has six l
 @dataclass(frozen=True, kw_only=True)
 class Params:
     generate: dict[str, GeneratorParams] = field(default_factory=dict)
-    data: dict[str, SourceParams]
+    data: dict[str, DatasetParams]
     validate: ValidateParams
     detector: DetectorParams
     features: FeaturesParams

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vlp_models.errors import ParamsError
 from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Split, Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEvaluateParams:
+    """Evaluation settings of one task; null: as in `evaluate`.
+
+    blind_baseline  whether the task is scored a second time with every image blanked
+    """
+
+    batch_size: PositiveInt | None = None
+    beam_size: PositiveInt | None = None
+    length_penalty: NonNegativeFloat | None = None
+    consensus_samples: NonNegativeInt | None = None
+    consensus_temperature: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    consensus_neighbors: NonNegativeInt | None = None
+    max_caption_len: PositiveInt | None = None
+    blind_baseline: bool | None = None
+    metrics: list[str] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return the settings that are not null."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +48,10 @@ class EvaluateParams:
     consensus_neighbors   above 0: choose the caption most similar to the captions of this many similar training images
                           instead (tasks/caption_search.py)
     blind_baseline        tasks that are scored a second time with every image blanked
+    metrics               names of metrics in `plugins.metrics`, in addition to those of each task
     bootstrap             resamples behind each 95% interval
     gallery               examples per task in the report
+    tasks                 task -> its own settings, in place of those above
     """
 
     batch_size: PositiveInt = 100
@@ -35,8 +63,10 @@ class EvaluateParams:
     max_caption_len: PositiveInt = 24
     splits: list[Split] = field(default_factory=lambda: ["val", "test"])
     blind_baseline: list[str] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
     bootstrap: PositiveInt = 1000
     gallery: NonNegativeInt = 24
+    tasks: dict[str, TaskEvaluateParams] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.consensus_neighbors and not self.consensus_samples:
@@ -44,9 +74,44 @@ class EvaluateParams:
                 "`consensus_neighbors` selects a sampled caption: set `consensus_samples`, too (20 is a good start)"
             )
 
+    def of_task(self, task: str, search: Collection[str]) -> EvaluateParams:
+        """Return what the evaluation of one task depends on: its own settings, and defaults in place of unused options.
+
+        Args:
+            search: the names of the search options that the task uses.
+
+        Raises:
+            ParamsError: an option that the task does not use, or settings that exclude each other.
+        """
+        own, where = self.tasks.get(task, TaskEvaluateParams()).given, f"params.yaml: `evaluate.tasks.{task}"
+        unused = [name for name in own if name in SEARCH_OPTIONS and name not in search]
+        if unused:
+            uses = f"it uses {', '.join(search)}" if search else "it does not search"
+            raise ParamsError(f"{where}.{unused[0]}`: {task} has no such option; {uses}")
+        blind = own.pop("blind_baseline", task in self.blind_baseline)
+        general = {name: getattr(self, name) for name in (*GENERAL_OPTIONS, *search)}
+        try:
+            return EvaluateParams(**{**general, **own, "blind_baseline": [task] if blind else []})
+        except ValueError as error:
+            raise ParamsError(f"{where}`: {error}") from None
+
+
+SEARCH_OPTIONS = (  # a task names those that its outputs depend on (`TaskModel.search_options`)
+    "beam_size",
+    "length_penalty",
+    "consensus_samples",
+    "consensus_temperature",
+    "consensus_neighbors",
+    "max_caption_len",
+)
+GENERAL_OPTIONS = ("batch_size", "splits", "metrics", "bootstrap", "gallery")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingParams:
+    sinks: list[Literal["wandb", "trackio"]] = field(
+        default_factory=list
+    )  # where curves are shown besides MLflow; each is a package of this name
     uri: str  # sqlite:///... or http(s)://...; empty: training is not logged to MLflow
     artifacts: str
     experiment: Annotated[str, Field(min_length=1)]

@@ -39,6 +39,9 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
     """
     hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if further := getattr(cls, "further_keys", ""):  # keys that another module checks
+        known = {key: value for key, value in raw.items() if key in fields and key != further}
+        raw = known | {further: {key: value for key, value in raw.items() if key not in known}}
     for key in raw:
         if key not in fields:
             raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{suggestion(str(key), fields)}")
@@ -57,7 +60,8 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
 def to_plain(value: Any) -> Any:
     """Return a params dataclass as dicts and lists, as JSON, MLflow and Lightning take them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        found = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return found | found.pop(getattr(value, "further_keys", ""), {})
     if isinstance(value, dict):
         return {k: to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from vlp_models.common.packages import library_of
 from vlp_models.errors import ParamsError
+from vlp_models.metrics import METRICS
 from vlp_models.models.meta_model import meta_model, model_inputs
 from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams
 from vlp_models.params.runs import split_start
 from vlp_models.params.schema import check_known, suggestion
+from vlp_models.pipeline.dvc.graph import InUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.vision import pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
@@ -26,16 +28,19 @@ def check_runs(params: Params) -> None:
     Raises:
         ParamsError: an unknown generator, format, family or task, a config that the family rejects, an option that the
             task does not have, a task or objective that the model does not support, texts longer than the model has
-            positions, a model that timm does not have, or shards without what the models read.
+            positions, a model that timm does not have, shards without what the models read, or views that clash.
     """
-    from vlp_models.data.formats import FORMATS
+    from vlp_models.data.formats import source_params
     from vlp_models.data.inputs import required_content
+    from vlp_models.data.views import index_columns
     from vlp_models.synthetic import GENERATORS
 
     for name, entry in params.generate.items():
         check_known(entry.generator, GENERATORS, f"generate.{name}.generator")
     for name, source in params.data.items():
-        check_known(source.format, FORMATS, f"data.{name}.format")
+        source_params(name, source)
+    index_columns()
+    _check_evaluate(params)
     for name, model in params.models.items():
         _check_model(name, model)
     required_content(
@@ -57,6 +62,17 @@ def check_runs(params: Params) -> None:
     for name, augment in params.augment.items():
         model, where = _finetuned_model(split_start(augment.start)[1], params)
         _check_length(f"augment.{name}.max_caption_len", augment.max_caption_len, model, where, generated=True)
+
+
+def _check_evaluate(params: Params) -> None:
+    """Check the names of tasks and metrics in `evaluate`."""
+    named = {"evaluate.metrics": params.evaluate.metrics}
+    for name, own in params.evaluate.tasks.items():
+        check_known(name, TASKS, "evaluate.tasks")
+        named[f"evaluate.tasks.{name}.metrics"] = own.metrics or []
+    for where, metrics in named.items():
+        for metric in metrics:
+            check_known(metric, METRICS, where)
 
 
 def _check_model(name: str, model: ModelParams) -> None:
@@ -125,9 +141,17 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
     check_texts_per_image(f"finetune.{name}", task, built, options, run.texts_per_image)
     model, config_at = _finetuned_model(name, params)
     _check_length(f"finetune.{name}.max_text_len", run.max_text_len, model, config_at)
-    if run.task == "captioning":
-        longest = params.evaluate.max_caption_len
-        _check_length("evaluate.max_caption_len", longest, model, config_at, generated=True)
+    settings = task.evaluate_settings(params.evaluate, run.task)
+    for metric in settings.metrics:
+        if metric in (task.metric, *task.headlines):
+            raise ParamsError(
+                f"params.yaml: `evaluate.metrics: {metric}`: {run.task} has a metric of this name itself; rename yours"
+            )
+    if "max_caption_len" in (task.search_options or ()):
+        key = "evaluate.max_caption_len"
+        if run.task in params.evaluate.tasks and params.evaluate.tasks[run.task].max_caption_len:
+            key = f"evaluate.tasks.{run.task}.max_caption_len"
+        _check_length(key, settings.max_caption_len, model, config_at, generated=True)
     _check_datasets(f"finetune.{name}", (*run.sources, *run.evaluate_on), params)
 
 
@@ -177,15 +201,33 @@ def _check_datasets(where: str, named: Iterable[str], params: Params) -> None:
             )
 
 
-def training_views(params: Params) -> dict[str, str]:
-    """Return fine-tuning run -> the view that it trains on."""
+def find_in_use(params: Params) -> InUse:
+    """Return the views that datasets fill, those that fine-tuning runs train on and predict for, and their metrics.
+
+    Raises:
+        ParamsError: an unknown format, view, metric or option of a task.
+    """
+    from vlp_models.data.formats import filled_views, source_params
+    from vlp_models.data.views import VIEW_MODULES
     from vlp_models.tasks.base import read_options
 
-    views = {}
+    _check_evaluate(params)
+    for name, source in params.data.items():
+        source_params(name, source)
+    filled = {name: filled_views(source.format) for name, source in params.data.items()}
+    trained, tested, metrics = {}, {}, {}
     for name, run in params.finetune.items():
         task = task_class(run.task)
-        views[name] = task.training_view(read_options(task, run.options, where=f"finetune.{name}.options"))
-    return views
+        trained[name] = task.training_view(read_options(task, run.options, where=f"finetune.{name}.options"))
+        tested[name] = task.prediction_view
+        for view in (trained[name], tested[name]):
+            if view not in VIEW_MODULES:
+                raise ParamsError(
+                    f"params.yaml: `finetune.{name}.task: {run.task}` reads the view `{view}`, which does not exist"
+                    f"{suggestion(view, VIEW_MODULES)}"
+                )
+        metrics[name] = task.evaluate_settings(params.evaluate, run.task).metrics
+    return InUse(filled=filled, trained=trained, tested=tested, metrics=metrics)
 
 
 def check_searches(params: Params, shards: Path, checkpoint: str) -> None:
@@ -196,4 +238,5 @@ def check_searches(params: Params, shards: Path, checkpoint: str) -> None:
     """
     for name, run in params.finetune.items():
         if checkpoint in params.chain(f"finetune/{name}") and not run.blank_images:
-            task_class(run.task).check_search(params.evaluate, shards, run.sources)
+            task = task_class(run.task)
+            task.check_search(task.evaluate_settings(params.evaluate, run.task), shards, run.sources)

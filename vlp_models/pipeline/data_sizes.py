@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import cast
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.formats import pairs
+from vlp_models.data.formats import pairs, source_params
 from vlp_models.data.tables import SPLITS, read_table
 from vlp_models.errors import DataError
 from vlp_models.evaluation.ranking import competing_runs, ranked_on_the_test
@@ -58,13 +59,14 @@ def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Coun
     source = params.data[name]
     if name in params.generate or not (workspace.root / source.root).is_dir():
         return Counter(), []
-    if source.format == "pairs" and "*" not in source.pairs:
-        path = workspace.root / source.root / source.pairs
+    if source.format == "pairs" and "*" not in str(source.options.get("pairs", "")):
+        typed = cast(pairs.PairsParams, source_params(name, source))
+        path = workspace.root / source.root / typed.pairs
         size = path.stat().st_size if path.is_file() else 0
         if size < MAX_BYTES:
-            checked = pairs.check_pairs(name, source, workspace.root)
+            checked = pairs.check_pairs(name, typed, workspace.root)
             return checked.images, checked.problems
-        first = replace(source, limit=min(source.limit or FIRST_ROWS, FIRST_ROWS))
+        first = replace(typed, limit=min(typed.limit or FIRST_ROWS, FIRST_ROWS))
         return Counter(), pairs.check_pairs(name, first, workspace.root).problems
     try:
         return Counter(read_table("images", workspace.interim(name), columns=["split"])["split"].to_pylist()), []

@@ -9,8 +9,8 @@ returns (resuming after a kill), publishes checkpoint, curve and training report
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from vlp_models.pipeline.lineage import lineage_tags, provenance_of, record_prov
 from vlp_models.pipeline.prepared_data import PreparedData, stage_of
 from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
 from vlp_models.registry.logger import STATE, MLflowRun, track_training
+from vlp_models.registry.sinks import START, Trackers, open_sinks
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.log import as_csv, final_numbers
 from vlp_models.training.resume import clear_resume_points
@@ -163,7 +164,7 @@ class TrainingJob:
             )
         if not result.is_main:
             return
-        outputs = self._publish(training, result, tracker.key if tracker is not None else "")
+        outputs = self._publish(training, result, tracker)
         if write_more is not None:
             outputs += write_more(self, training)
         save_unrecorded_result(self.workspace, self.work, self.stage, outputs)
@@ -176,18 +177,31 @@ class TrainingJob:
         common |= {"num_workers": trainer.num_workers, "stream": trainer.stream}
         return LoaderFactory(self.data.shards, self.view, **common, **more)
 
-    def _tracker(self, tags: dict[str, str]) -> AbstractContextManager[MLflowRun | None]:
-        """Return the MLflow run of the training; None without MLflow or `tracking.uri`, and on ranks above 0."""
+    @contextmanager
+    def _tracker(self, tags: dict[str, str]) -> Iterator[Trackers | None]:
+        """Yield the trackers of the training; None on ranks above 0."""
+        if not is_main_process():
+            yield None
+            return
+        tracking, root = self.params.tracking, self.workspace.root
+        with (
+            open_sinks(tracking, root, self.work, name=self.stage, run_params=self.settings) as sinks,
+            track_training(self._mlflow_run(tags), self.work) as run,
+        ):
+            yield Trackers(run, sinks)
+
+    def _mlflow_run(self, tags: dict[str, str]) -> MLflowRun | None:
+        """Return the MLflow run of the training; None without MLflow or `tracking.uri`."""
         params, workspace = self.params, self.workspace
-        if not params.tracking.uri or not is_main_process() or not is_installed("mlflow"):
-            return track_training(None, self.work)
+        if not params.tracking.uri or not is_installed("mlflow"):
+            return None
         facts = lineage_tags(
             workspace.root,
             params=to_plain(params),
             data=workspace.shards / "manifest.json",
             command=f"dvc repro {self.stage}",
         )
-        run = MLflowRun(
+        return MLflowRun(
             params.tracking,
             workspace.root,
             self.work,
@@ -196,14 +210,14 @@ class TrainingJob:
             tags={**facts, **tags, "stage": self.stage},
             inputs=training_inputs(workspace, self.section.sources),
         )
-        return track_training(run, self.work)
 
-    def _publish(self, training: Training, result: FitResult, mlflow_key: str) -> list[Path]:
+    def _publish(self, training: Training, result: FitResult, tracker: Trackers | None) -> list[Path]:
         """Write checkpoint, curve and training report; return their paths.
 
         Args:
-            mlflow_key: of the MLflow run with the curve, where `register` adds the scores.
+            tracker: its MLflow run has the curve, and `register` adds the scores there.
         """
+        mlflow_key = tracker.key if tracker is not None else ""
         loaders, info, workspace = training.loaders, training.info, self.workspace
         counts = {"train_samples": len(loaders.train), "val_samples": len(loaders.val)}
         counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
@@ -225,6 +239,7 @@ class TrainingJob:
             "peak_memory_mb": result.peak_memory_mb,
             "precision": result.precision,
             "mlflow_key": mlflow_key,
+            **({"sink_failures": tracker.failures} if tracker is not None and tracker.failures else {}),
         }
         write_json(workspace.training(self.name), report)
         return [workspace.checkpoint(self.name), workspace.curve(self.name), workspace.training(self.name)]
@@ -232,4 +247,5 @@ class TrainingJob:
     def clear_resume_state(self) -> None:
         """Delete the resume state of a published run; the next one starts over, with an MLflow run of its own."""
         clear_resume_points(self.work)
-        (self.work / STATE).unlink(missing_ok=True)
+        for state in (STATE, *(f"{kind}.json" for kind in START)):
+            (self.work / state).unlink(missing_ok=True)

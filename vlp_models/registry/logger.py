@@ -210,7 +210,7 @@ class MLflowRun:
     def _log_params(self, client: MlflowClient) -> None:
         from mlflow.entities import Param
 
-        params = [Param(key, value) for key, value in _flatten(redacted(self._run_params)).items()]
+        params = [Param(key, value) for key, value in flatten_params(redacted(self._run_params)).items()]
         for start in range(0, len(params), PARAMS_PER_REQUEST):
             client.log_batch(self._state["run_id"], params=params[start : start + PARAMS_PER_REQUEST])
 
@@ -226,12 +226,12 @@ class MLflowRun:
         write_json(self._state_file, self._state)
 
 
-def _flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten_params(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """{"a": {"b": 1}} -> {"a.b": "1"}; MLflow's params are strings."""
     flat: dict[str, str] = {}
     for key, item in value.items():
         if isinstance(item, dict):
-            flat |= _flatten(item, f"{prefix}{key}.")
+            flat |= flatten_params(item, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = str(item)[:500]
     return flat

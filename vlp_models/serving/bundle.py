@@ -84,6 +84,7 @@ def write_bundle(
     Raises:
         CheckpointError: see `read_checkpoint_info`.
     """
+    from vlp_models.data.views import VIEW_MODULES
     from vlp_models.models import FAMILIES
     from vlp_models.tasks import TASKS
 
@@ -94,16 +95,23 @@ def write_bundle(
         (bundle / FEATURES).write_text(json.dumps(dict(features), indent=2) + "\n", encoding="utf-8")
     if search is not None and search.is_dir():
         shutil.copytree(search, bundle / SEARCH, copy_function=link_or_copy)
-    modules = (FAMILIES[info.family], TASKS[info.task] if info.task else "")
+    view = _view_of(info)
+    modules = (FAMILIES[info.family], TASKS[info.task] if info.task else "", VIEW_MODULES[view] if view else "")
     write_content(bundle, [*SERVING_MODULES, *filter(None, modules)], _plugins_of(info))
     return info
 
 
 def _plugins_of(info: CheckpointInfo) -> dict[str, dict[str, str]]:
-    """Return kind -> name -> target of the plugins that a model and its task are."""
-    wanted = {"families": info.family, "tasks": info.task}
+    """Return kind -> name -> target of the plugins that a model, its task and the task's view are."""
+    wanted = {"families": info.family, "tasks": info.task, "views": _view_of(info)}
     active = {kind: active_plugins(kind) for kind in wanted}
     return {kind: {name: active[kind][name]} for kind, name in wanted.items() if name and name in active[kind]}
+
+
+def _view_of(info: CheckpointInfo) -> str:
+    from vlp_models.tasks import task_class
+
+    return task_class(info.task).prediction_view if info.task else ""
 
 
 def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Mapping[str, str]] | None = None) -> None:

@@ -1,8 +1,8 @@
 """The downstream tasks, by their name in params.yaml.
 
 To add a task, edit (1 to 3, 5 and 8 only if nothing existing fits):
-1. `data/views.py`: the view (table) that its samples come from.
-2. `data/formats/`: a reader that fills that table from the dataset's own files.
+1. `data/views/`: a file with the view (table) that its samples come from, and a line in `VIEW_MODULES`.
+2. `data/formats/`: a reader that fills that table from the dataset's own files, and names it in `@fills`.
 3. `curation/validation/rules.py` (derived columns: `columns.py`): rules that the view's columns do not imply.
 4. `tasks/<task>.py`: a `TaskModel` (base.py): head, loss, prediction, scores, official result file, options; and one
    line in `TASKS` below. `baselines_to_beat` names the baselines that a first champion must be better than.

@@ -38,7 +38,7 @@ from vlp_models.models.checkpoint import (
 )
 from vlp_models.models.protocols import Embeds, Fuses, Generates, ScoresPairs
 from vlp_models.objectives.loss import Loss
-from vlp_models.params import EvaluateParams, build
+from vlp_models.params import SEARCH_OPTIONS, EvaluateParams, build
 from vlp_models.tasks import task_class
 from vlp_models.tasks.scoring import EvalContext, Prediction, TaskScores
 
@@ -90,6 +90,7 @@ class TaskModel(nn.Module, ABC):
     baselines_to_beat  names of the baselines that a first champion must be better than
     blind_fields     fields of a prediction that the blind baseline predicts again, as `<field>_blind`
     why_no_blind     the reason if there is no blind baseline
+    search_options   options of `evaluate` that `set_search` uses; None: all, if the task has a `set_search`, else none
     request          input of a served prediction; None: the task is not served
 
     Instance attributes:
@@ -116,6 +117,7 @@ class TaskModel(nn.Module, ABC):
     baselines_to_beat: ClassVar[tuple[str, ...]] = ()
     blind_fields: ClassVar[tuple[str, ...]] = ()
     why_no_blind: ClassVar[str] = ""
+    search_options: ClassVar[tuple[str, ...] | None] = None
     request: ClassVar[RequestFormat | None] = None
 
     def __init__(
@@ -208,6 +210,17 @@ class TaskModel(nn.Module, ABC):
         return [", ".join(f"{name} {value}" for name, value in prediction.items() if not name.endswith("_id"))]
 
     # Search: how outputs are found (beam, consensus, shortlist). A version is served with the search of its scores.
+
+    @classmethod
+    def evaluate_settings(cls, evaluate: EvaluateParams, task: str) -> EvaluateParams:
+        """Return what the evaluation of this task, which params.yaml names `task`, depends on.
+
+        Raises:
+            ParamsError: `evaluate.tasks.TASK` has an option that the task does not use.
+        """
+        searches = cls.set_search is not TaskModel.set_search
+        options = cls.search_options if cls.search_options is not None else SEARCH_OPTIONS if searches else ()
+        return evaluate.of_task(task, options)
 
     @classmethod
     def check_search(cls, settings: EvaluateParams, shards: Path, sources: Mapping[str, int]) -> None:

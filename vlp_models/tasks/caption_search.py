@@ -38,7 +38,7 @@ from vlp_models.metrics.consensus import most_similar
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import Hypothesis, beam_search, greedy
 from vlp_models.models.protocols import Generates, StoresFinished
-from vlp_models.params import EvaluateParams, build
+from vlp_models.params import SEARCH_OPTIONS, EvaluateParams, build
 
 if TYPE_CHECKING:
     from vlp_models.data.shards.dataset import ShardDataset
@@ -48,14 +48,7 @@ FEATURES, CAPTIONS, FREQUENCIES = "index.safetensors", "index.json", "index-freq
 SAMPLING_SEED = 1  # every image gets the same random numbers
 MAX_TOKENS_AT_ONCE = 20_000  # captions x tokens in an untrusted search.json: decoding keeps a state for each
 MAX_IMAGES = 200_000  # each caption's search compares all of them
-SEARCH_PARAMS = (  # the keys of `evaluate` that a caption depends on
-    "beam_size",
-    "length_penalty",
-    "consensus_samples",
-    "consensus_temperature",
-    "consensus_neighbors",
-    "max_caption_len",
-)
+SEARCH_PARAMS = SEARCH_OPTIONS  # the keys of `evaluate` that a caption depends on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import Loss
 from vlp_models.params import EvaluateParams
 from vlp_models.tasks.base import RequestFormat, TaskModel, TaskOptions, TrainingLoss
-from vlp_models.tasks.caption_search import CaptionSearch, open_captioned_images
+from vlp_models.tasks.caption_search import SEARCH_PARAMS, CaptionSearch, open_captioned_images
 from vlp_models.tasks.scoring import (
     BLIND,
     EvalContext,
@@ -91,6 +91,7 @@ class Captioning(TaskModel):
     headlines = ("CIDEr", "BLEU-4", "METEOR", "faithful captions")
     baselines_to_beat = (CONSTANT, NEAREST)
     blind_fields = ("caption",)
+    search_options = SEARCH_PARAMS
     request = RequestFormat()
 
     def __init__(

@@ -16,7 +16,7 @@ from vlp_models.common.io import write_text
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.data.views import ENTAILMENT
+from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.metrics.classification import HypothesisOnly, LabeledItem, most_common_label, score_labels
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.protocols import Fuses

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.metrics import METRICS
 from vlp_models.metrics.bootstrap import paired
+from vlp_models.metrics.extra import load_metric
 from vlp_models.metrics.score import STATISTICS, ItemScores, Score, Statistic, read_items
 from vlp_models.tasks import TASKS, task_class
 
@@ -104,13 +106,16 @@ def read_scenes(path: Path, image_ids: Collection[str]) -> dict[str, dict[str, A
 
 
 class _AllStatistics(Mapping[str, Statistic]):
-    """The common statistics, then each task's own; a task is imported only to look up a name that is not common."""
+    """The common statistics, then those of tasks and of plugins' metrics, which are imported only to look up a name."""
 
     def __getitem__(self, name: str) -> Statistic:
         if name in STATISTICS:
             return STATISTICS[name]
         for task in TASKS:
             if name in (own := task_class(task).statistics):
+                return own[name]
+        for metric in METRICS:
+            if name in (own := load_metric(metric).statistics):
                 return own[name]
         raise KeyError(name)
 

@@ -39,7 +39,7 @@ def validates_on(shards: Path, view: str, sources: Mapping[str, int], captioned:
 class LoaderFactory:
     """What a training reads; called with (rank, world size), it returns the train and val loaders of a process.
 
-    view               which samples of `shards` (data/views.py)
+    view               which samples of `shards` (data/views)
     sources            dataset -> repeats per epoch; empty: every dataset once
     batch_size         samples of all processes together
     captioned          of the view `images`: only those with a reference caption

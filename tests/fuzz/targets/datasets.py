@@ -19,10 +19,10 @@ _LISTED = b"image,caption\n" + b"".join(f"{path},a caption\n".encode() for path 
 
 def _reader(section: dict[str, Any], file: str, generator: str = "objects") -> Callable[[Path], Prepared]:
     def prepare(folder: Path) -> Prepared:
-        from vlp_models.params import SourceParams
+        from vlp_models.params import DatasetParams
 
         _synthetic(folder / "set", generator)
-        source = SourceParams(**{"root": "set", **section})
+        source = DatasetParams.of(**{"root": "set", **section})
         return in_place(folder / "set" / file, lambda: _prepare(source, folder))
 
     return prepare
@@ -80,14 +80,14 @@ _COCO = {
 
 
 def _pairs(folder: Path, name: str, text: str) -> Prepared:
-    from vlp_models.params import SourceParams
+    from vlp_models.params import DatasetParams
 
     root = folder / "set"
     root.mkdir()
     for number in range(3):
         Image.new("RGB", (20, 20), (80 * number, 0, 0)).save(root / f"{number}.png")
     (root / name).write_text(text)
-    source = SourceParams(format="pairs", root="set", pairs=name)
+    source = DatasetParams.of(format="pairs", root="set", pairs=name)
     return in_place(root / name, lambda: _prepare(source, folder))
 
 

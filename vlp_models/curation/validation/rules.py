@@ -65,7 +65,6 @@ class Rule:
 
 REQUIRED = {
     "images": ("source", "split", "path", "width", "height", "sha256"),
-    **{view.name: tuple(c.name for c in view.columns if c.required) for view in TABLES.values()},
     "objects": ("category", "x1", "y1", "x2", "y2"),
 }
 
@@ -86,13 +85,14 @@ def passes(check: Check, value: Any) -> bool:
 
 def rules_for(table: str, params: ValidateParams) -> list[Rule]:
     """Return the rules of one table, in the order in which they are checked and reported."""
+    view = TABLES.get(table)
+    required = tuple(c.name for c in view.columns if c.required) if view is not None else REQUIRED[table]
     rules = [
         Rule(table, f"{column}_present", column, Present(), f"no {column}", f"{column} is present")
-        for column in (ID_COLUMN[table], *REQUIRED[table])
+        for column in (ID_COLUMN[table], *required)
     ]
     repeated = "its id already belongs to the row read from {id_of}"
     rules.append(Rule(table, "id_unique", "id_of", OneOf(("this row",)), repeated, "the id occurs once"))
-    view = TABLES.get(table)
     if table != "images":
         rules += _image_rules(table) if view is None or view.has_image else [_split_rule(table)]
     if view is not None:
@@ -221,7 +221,7 @@ def _object_rules(params: ValidateParams) -> list[Rule]:
     ]
 
 
-# Rules of one table only; all others follow from the table's view (data/views.py).
+# Rules of one table only; all others follow from the table's view (data/views).
 OWN_RULES: dict[str, Callable[[ValidateParams], list[Rule]]] = {
     "images": _own_image_rules,
     "captions": _caption_rules,

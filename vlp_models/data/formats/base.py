@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,6 +51,19 @@ class Rows(Protocol):
     def extend(self, rows: Iterable[Row], /) -> None: ...
     def __iter__(self) -> Iterator[Row]: ...
     def __len__(self) -> int: ...
+
+
+Reader = TypeVar("Reader", bound=Callable[..., Any])
+
+
+def fills(*views: str) -> Callable[[Reader], Reader]:
+    """Name the views whose tables a reader fills: stages then depend on the code of these views and of no others."""
+
+    def named(reader: Reader) -> Reader:
+        reader.views = views  # type: ignore[attr-defined]
+        return reader
+
+    return named
 
 
 _spool: ContextVar[Path | None] = ContextVar("spool", default=None)

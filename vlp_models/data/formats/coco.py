@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vlp_models.data.formats.base import (
     RecordError,
     Tables,
+    fills,
     get,
     get_id,
     get_sentence,
@@ -39,7 +40,32 @@ from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
 
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+@dataclass(frozen=True, kw_only=True)
+class CocoParams(SourceParams):
+    """Keys of the format coco.
+
+    The key `all` stands for files that contain every split; the Karpathy file then assigns the splits.
+    """
+
+    file_keys: ClassVar[tuple[str, ...]] = (
+        "captions",
+        "instances",
+        "karpathy",
+        "questions",
+        "annotations",
+        "scene_graphs",
+    )
+
+    captions: dict[str, list[str]] = field(default_factory=dict)
+    instances: dict[str, list[str]] = field(default_factory=dict)
+    karpathy: str = ""
+    questions: dict[str, list[str]] = field(default_factory=dict)  # VQA v2
+    annotations: dict[str, list[str]] = field(default_factory=dict)  # VQA v2
+    scene_graphs: str = ""  # synthetic scenes only: ground truth for the share of faithful captions
+
+
+@fills("captions", "questions")
+def read(name: str, params: CocoParams, base: Path) -> Tables:
     """Read a dataset in COCO format; `params.limit` keeps the first images of each split.
 
     Raises:
@@ -68,7 +94,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     return tables
 
 
-def _check(name: str, params: SourceParams) -> None:
+def _check(name: str, params: CocoParams) -> None:
     if not (params.captions or params.instances or params.karpathy):
         raise DataError(f"params.yaml: data.{name} lists no images; give captions, instances or a karpathy file")
     for section in ("captions", "instances", "questions", "annotations"):
@@ -259,7 +285,7 @@ def _read_truth(path: Path, images: _Images, tables: Tables) -> None:
                 tables["truth"].append({**record, "image_id": join_id(images.name, local)})
 
 
-def read_vqa(name: str, params: SourceParams, root: Path, cut: Set[str], tables: Tables) -> None:
+def read_vqa(name: str, params: CocoParams, root: Path, cut: Set[str], tables: Tables) -> None:
     """Add the questions of every key of `params.questions`, joined with the annotations under the same key.
 
     Questions without an annotation (if their key has annotation files) and annotations without a question are

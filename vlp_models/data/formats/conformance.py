@@ -15,13 +15,13 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, SPLITS
 from vlp_models.data.views import OTHER_IMAGES
-from vlp_models.params import SourceParams
+from vlp_models.params import DatasetParams
 
 NAME = "try"  # of the dataset: ids start with it
 QUARANTINED = 3  # records that are printed
 
 
-def try_format(params: SourceParams, base: Path) -> Iterator[Result]:
+def try_format(params: DatasetParams, base: Path) -> Iterator[Result]:
     """Read a folder, and yield the result for each table that has rows, and for the quarantine.
 
     Args:

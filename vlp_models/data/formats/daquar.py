@@ -16,15 +16,16 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from vlp_models.data.formats.base import RecordError, Tables, get_text, image_row, join_id
+from vlp_models.data.formats.base import RecordError, Tables, fills, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_text, require_directory
-from vlp_models.data.formats.splits import hold_out, read_lists
+from vlp_models.data.formats.splits import ListedParams, hold_out, read_lists
 from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
 
 ALL = "all_qa_pairs.txt"
 LISTS = {"train": "train_images_list.txt", "test": "test_images_list.txt"}
@@ -33,7 +34,17 @@ PHOTO_FOLDER = "nyu_depth_images"
 PHOTO = re.compile(r"\b(image)\s*([0-9]+)\b")
 
 
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+@dataclass(frozen=True, kw_only=True)
+class DaquarParams(ListedParams):
+    """Keys of the format daquar."""
+
+    file_keys: ClassVar[tuple[str, ...]] = (*ListedParams.file_keys, "questions")
+
+    questions: dict[str, list[str]] = field(default_factory=dict)  # files by split, in place of the usual ones
+
+
+@fills("questions")
+def read(name: str, params: DaquarParams, base: Path) -> Tables:
     """Read DAQUAR; `params.limit` keeps the first questions of each split.
 
     Raises:
@@ -95,7 +106,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     return tables
 
 
-def _files(name: str, params: SourceParams, root: Path) -> dict[str, list[str]]:
+def _files(name: str, params: DaquarParams, root: Path) -> dict[str, list[str]]:
     """Return split, or `all`, -> files."""
     for split in params.questions:
         if split not in (*SPLITS, "all"):

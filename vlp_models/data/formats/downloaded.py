@@ -16,9 +16,11 @@ SBU Captioned Photos (Ordonez et al. 2011): `sbu-captions-all.json`, one object 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, image_row, join_id
+from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_json, require_directory
 from vlp_models.data.formats.splits import hold_out
 from vlp_models.data.images import FORMATS
@@ -71,6 +73,7 @@ FILE = "sbu-captions-all.json"
 LISTS = ("image_urls", "captions")
 
 
+@fills("captions")
 def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
     """Read SBU; `params.limit` keeps the first pairs with a photo.
 
@@ -108,7 +111,17 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
 FILES = {"train": "Train_GCC-training.tsv", "val": "Validation_GCC-1.1.0-Validation.tsv"}
 
 
-def read_conceptual_captions(name: str, params: SourceParams, base: Path) -> Tables:
+@dataclass(frozen=True, kw_only=True)
+class ConceptualCaptionsParams(SourceParams):
+    """Keys of the format conceptual_captions."""
+
+    file_keys: ClassVar[tuple[str, ...]] = ("captions",)
+
+    captions: dict[str, list[str]] = field(default_factory=dict)  # tsv files by split, in place of the usual ones
+
+
+@fills("captions")
+def read_conceptual_captions(name: str, params: ConceptualCaptionsParams, base: Path) -> Tables:
     """Read Conceptual Captions.
 
     `params.limit` keeps the first pairs with an image of each split; `params.val_fraction` of train becomes val.

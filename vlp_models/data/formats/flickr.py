@@ -24,12 +24,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, get_id, get_sentence, image_row, join_id
+from vlp_models.data.formats.base import RecordError, Tables, fills, get_id, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_csv, require_directory
-from vlp_models.data.formats.splits import hold_out, photo_folder, photo_id, read_lists, safe_name, stem, text_folders
+from vlp_models.data.formats.splits import (
+    ListedParams,
+    hold_out,
+    photo_folder,
+    photo_id,
+    read_lists,
+    safe_name,
+    stem,
+    text_folders,
+)
 from vlp_models.data.names import Names
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +74,7 @@ def read_quoted(path: Path, tables: Tables) -> Iterator[Captioned]:
 
 
 def fill(
-    tables: Tables, name: str, params: SourceParams, lines: Iterator[Captioned], splits: Mapping[str, str], folder: Path
+    tables: Tables, name: str, params: ListedParams, lines: Iterator[Captioned], splits: Mapping[str, str], folder: Path
 ) -> None:
     """Add photos and captions.
 
@@ -157,7 +165,8 @@ FLICKR30K_LISTS = {"train": "train.txt", "val": "val.txt", "test": "test.txt"}
 FLICKR30K_CAPTIONS = {"results_20130124.token": read_tokens, "results.csv": read_piped}
 
 
-def read_flickr8k(name: str, params: SourceParams, base: Path) -> Tables:
+@fills("captions")
+def read_flickr8k(name: str, params: ListedParams, base: Path) -> Tables:
     """Read Flickr8k.
 
     Raises:
@@ -168,7 +177,8 @@ def read_flickr8k(name: str, params: SourceParams, base: Path) -> Tables:
     return _read(name, params, root, "Flickr8k", files, FLICKR8K_LISTS)
 
 
-def read_flickr30k(name: str, params: SourceParams, base: Path) -> Tables:
+@fills("captions")
+def read_flickr30k(name: str, params: ListedParams, base: Path) -> Tables:
     """Read Flickr30k.
 
     Raises:
@@ -181,7 +191,7 @@ def read_flickr30k(name: str, params: SourceParams, base: Path) -> Tables:
 
 def _read(
     name: str,
-    params: SourceParams,
+    params: ListedParams,
     root: Path,
     dataset: str,
     files: Mapping[Path, Callable[[Path, Tables], Iterator[Captioned]]],

@@ -21,6 +21,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,13 +30,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlp_models.common.io import HEAD
-from vlp_models.data.formats.base import RecordError, Row, Tables, get_sentence, get_text, join_id
+from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_sentence, get_text, join_id
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.pairs import join_mentions, read_group, read_language
+from vlp_models.data.formats.splits import SplitsParams
 from vlp_models.data.images import MAX_BYTES
 from vlp_models.data.tables import SPLITS, TableWriter, standard_split
 from vlp_models.errors import DataError, first_line
-from vlp_models.params import SourceParams
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 FILE_NAME = "file_name"
@@ -50,7 +51,16 @@ Find = Callable[[Row], tuple[str, Path]]  # id and file of a row's image
 LFS_POINTER = b"version https://git-lfs"
 
 
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceParams(SplitsParams):
+    """Keys of the format hf."""
+
+    image_column: str = ""  # the column, or in tars the suffix, of the image; empty: the only one
+    caption_column: str = ""  # the column, or in tars the suffix or JSON key, of the caption or captions
+
+
+@fills("captions")
+def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
     """Read a folder of parquet files, of tars, or of images with their metadata; `params.limit` keeps the first rows.
 
     Raises:
@@ -82,7 +92,7 @@ class _Reader:
     def __init__(
         self,
         name: str,
-        params: SourceParams,
+        params: HuggingFaceParams,
         root: Path,
         tables: Tables,
         mentions: TableWriter,

@@ -24,23 +24,14 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.formats.base import (
-    RecordError,
-    Row,
-    Tables,
-    get,
-    get_id,
-    get_sentence,
-    image_row,
-    join_id,
-)
+from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get, get_id, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import read_lines, require_directory
-from vlp_models.data.formats.splits import safe_name, select_splits
+from vlp_models.data.formats.splits import SplitsParams, safe_name, select_splits
 from vlp_models.data.names import Names
-from vlp_models.params import SourceParams
 
 SPLITS = {"train": "train", "val": "val", "dev": "test", "test": "test", "hidden": "test"}
 ORDERS = tuple(itertools.permutations(range(3)))  # image k shows box ORDERS[k][0] leftmost
@@ -52,7 +43,15 @@ SLOTS = ("left", "middle", "right")
 BOX = 100  # pixels per side
 
 
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+@dataclass(frozen=True, kw_only=True)
+class NLVRParams(SplitsParams):
+    """Keys of the formats nlvr and nlvr2."""
+
+    validation_directories: list[str] = field(default_factory=list)  # train directories used as val
+
+
+@fills("captions", "statements")
+def read(name: str, params: NLVRParams, base: Path) -> Tables:
     """Read NLVR's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 
     Raises:
@@ -68,7 +67,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     return tables
 
 
-def _read_split(tables: Tables, name: str, split: str, directory: Path, params: SourceParams) -> None:
+def _read_split(tables: Tables, name: str, split: str, directory: Path, params: NLVRParams) -> None:
     held_out = {str(d) for d in params.validation_directories}
     seen: dict[str, str] = {}
     unreadable: dict[str, list[tuple[str, int]]] = {}  # identifier without a readable sentence -> its images
@@ -264,7 +263,8 @@ FOLDERS = ("data", "nlvr2/data")  # of annotations: root is the repository's fol
 IDENTIFIER = re.compile(r"(train|dev|test1|test2)-([0-9]+)-([0-9]+)-([0-9]+)")
 
 
-def read_nlvr2(name: str, params: SourceParams, base: Path) -> Tables:
+@fills("image_pairs")
+def read_nlvr2(name: str, params: NLVRParams, base: Path) -> Tables:
     """Read NLVR2's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 
     Raises:
@@ -281,7 +281,7 @@ def read_nlvr2(name: str, params: SourceParams, base: Path) -> Tables:
     return tables
 
 
-def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: Path, params: SourceParams) -> None:
+def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: Path, params: NLVRParams) -> None:
     held_out = {str(directory) for directory in params.validation_directories}
     seen: dict[str, str] = {}
     images: set[str] = set()

@@ -23,9 +23,10 @@ import posixpath
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -33,6 +34,7 @@ from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    fills,
     get_id,
     get_sentence,
     get_text,
@@ -86,7 +88,24 @@ _CAPTIONS = f"""
 """
 
 
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+@dataclass(frozen=True, kw_only=True)
+class PairsParams(SourceParams):
+    """Keys of the format pairs."""
+
+    pairs: str = ""  # CSV, TSV or JSONL of image,caption[,split][,group][,lang]; a glob pattern for several files
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsParams(SourceParams):
+    """Keys of the format texts."""
+
+    file_keys: ClassVar[tuple[str, ...]] = ("texts",)
+
+    texts: dict[str, list[str]] = field(default_factory=dict)  # files with one text per line, by split
+
+
+@fills("captions")
+def read(name: str, params: PairsParams, base: Path) -> Tables:
     """Read files of pairs; `params.limit` keeps the first rows.
 
     Raises:
@@ -127,7 +146,7 @@ class PairsCheck:
     problems: list[str]
 
 
-def check_pairs(name: str, params: SourceParams, base: Path) -> PairsCheck:
+def check_pairs(name: str, params: PairsParams, base: Path) -> PairsCheck:
     """Read the listing of pairs, look for the first `CHECKED_IMAGES` image files, and count the images.
 
     Raises:
@@ -187,7 +206,7 @@ def _describe_problems(tables: Tables, missing: list[str], checked: int) -> list
     return problems
 
 
-def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, mentions: TableWriter) -> None:
+def _read_mentions(name: str, params: PairsParams, base: Path, tables: Tables, mentions: TableWriter) -> None:
     """Write a row for each readable pair."""
     rows = islice(_records(name, params, base, tables), params.limit or None)
     for number, (path, prefix, provenance, record) in enumerate(rows, start=1):
@@ -198,7 +217,7 @@ def _read_mentions(name: str, params: SourceParams, base: Path, tables: Tables, 
             mentions.append({"number": number, **mention, "caption_id": row_id, "provenance": provenance})
 
 
-def _records(name: str, params: SourceParams, base: Path, tables: Tables) -> Iterator[tuple[Path, str, str, Row]]:
+def _records(name: str, params: PairsParams, base: Path, tables: Tables) -> Iterator[tuple[Path, str, str, Row]]:
     """Yield (file, prefix of its ids, provenance, record) of each row."""
     for path, prefix in _files(name, base / params.root, params.pairs):
         for provenance, record in read_pairs(path, tables):
@@ -323,7 +342,8 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
     )
 
 
-def read_texts(name: str, params: SourceParams, base: Path) -> Tables:
+@fills("texts")
+def read_texts(name: str, params: TextsParams, base: Path) -> Tables:
     """Read one text per line and skip empty lines; `params.limit` keeps the first texts of each split.
 
     Raises:

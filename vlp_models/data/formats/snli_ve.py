@@ -31,9 +31,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.data.formats.base import RecordError, Row, Tables, get_id, get_sentence, get_text, image_row, join_id
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    fills,
+    get_id,
+    get_sentence,
+    get_text,
+    image_row,
+    join_id,
+)
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import (
+    ListedParams,
+    SplitsParams,
     hold_out,
     photo_folder,
     photo_id,
@@ -45,14 +57,19 @@ from vlp_models.data.formats.splits import (
 from vlp_models.data.images import FORMATS
 from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS, standard_split
-from vlp_models.data.views import ENTAILMENT
-from vlp_models.params import SourceParams
+from vlp_models.data.views.hypotheses import ENTAILMENT
 
 FILES = {"train": "snli_ve_train.jsonl", "val": "snli_ve_dev.jsonl", "test": "snli_ve_test.jsonl"}
 IMAGE_KEYS = ("Flikr30kID", "Flickr30K_ID")
 
 
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+@dataclass(frozen=True, kw_only=True)
+class SNLIVEParams(ListedParams, SplitsParams):
+    """Keys of the formats snli_ve and esnli_ve."""
+
+
+@fills("hypotheses")
+def read(name: str, params: SNLIVEParams, base: Path) -> Tables:
     """Read the files of `params.splits`, or all that exist; `params.limit` keeps the first lines of each split.
 
     Raises:
@@ -104,7 +121,7 @@ class Hypothesis:
 def fill(
     tables: Tables,
     name: str,
-    params: SourceParams,
+    params: SNLIVEParams,
     root: Path,
     records: Iterator[tuple[str, Row, str]],
     parse: Callable[[str, Row], Hypothesis],
@@ -195,7 +212,8 @@ ESNLI_FILES = {"train": "esnlive_train.csv", "val": "esnlive_dev.csv", "test": "
 COLUMNS = ("pairID", "Flickr30kID", "hypothesis", "gold_label")
 
 
-def read_esnli_ve(name: str, params: SourceParams, base: Path) -> Tables:
+@fills("hypotheses")
+def read_esnli_ve(name: str, params: SNLIVEParams, base: Path) -> Tables:
     """Read `esnlive.csv` if it exists, else the files of `params.splits` or all.
 
     `params.limit` keeps the first hypotheses of each split.

@@ -16,9 +16,9 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 from vlp_models.data.formats.base import RecordError, Tables, get, get_id, get_sentence, get_text, is_utf8
 from vlp_models.data.formats.files import read_records, read_text
@@ -33,8 +33,25 @@ _FLICKR_NAME = re.compile(r"([0-9]+)_[0-9a-f]{10}(?![0-9A-Za-z])")
 TEXT_FOLDERS = ("", "Flickr8k_text")  # of lists and captions
 
 
+@dataclass(frozen=True, kw_only=True)
+class SplitsParams(SourceParams):
+    """Keys of the formats whose splits are files."""
+
+    splits: list[str] = field(default_factory=list)  # splits to read; empty: all present
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedParams(SourceParams):
+    """Keys of the formats whose splits are lists of photos."""
+
+    file_keys: ClassVar[tuple[str, ...]] = ("split_files", "karpathy")
+
+    split_files: dict[str, list[str]] = field(default_factory=dict)  # image lists by split
+    karpathy: str = ""  # Karpathy file that assigns the splits
+
+
 def select_splits(
-    name: str, dataset: str, params: SourceParams, known: Iterable[str], files: Mapping[str, Path], *, also: str = ""
+    name: str, dataset: str, params: SplitsParams, known: Iterable[str], files: Mapping[str, Path], *, also: str = ""
 ) -> list[str]:
     """Return `params.splits`, or all splits whose file exists.
 
@@ -176,7 +193,7 @@ class Listed:
     files: dict[str, str]
 
 
-def read_lists(name: str, params: SourceParams, root: Path, official: Mapping[str, str], tables: Tables) -> Listed:
+def read_lists(name: str, params: ListedParams, root: Path, official: Mapping[str, str], tables: Tables) -> Listed:
     """Return the photos with their splits, from the Karpathy file, `params.split_files`, or the official lists.
 
     A photo in two lists belongs to the first one; the second mention is quarantined. `params.val_fraction` is for the

@@ -20,6 +20,7 @@ from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    fills,
     get,
     get_id,
     get_size,
@@ -30,11 +31,10 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_json, read_lines, require_directory
-from vlp_models.data.formats.splits import safe_name, select_splits
+from vlp_models.data.formats.splits import SplitsParams, safe_name, select_splits
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
-from vlp_models.params import SourceParams
 
 CHOICES = 4
 PERSON = "person"
@@ -55,7 +55,8 @@ NAMES = (
 )
 
 
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+@fills("choices")
+def read(name: str, params: SplitsParams, base: Path) -> Tables:
     """Read VCR's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 
     Raises:

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    fills,
     get,
     get_id,
     get_sentence,
@@ -39,7 +41,18 @@ from vlp_models.params import SourceParams
 IMAGES, REGIONS = "image_data.json", "region_descriptions.json"
 
 
-def read(name: str, params: SourceParams, base: Path) -> Tables:
+@dataclass(frozen=True, kw_only=True)
+class VisualGenomeParams(SourceParams):
+    """Keys of the format visual_genome."""
+
+    file_keys: ClassVar[tuple[str, ...]] = ("instances", "exclude")
+
+    instances: dict[str, list[str]] = field(default_factory=dict)  # `all`: files with objects
+    exclude: list[str] = field(default_factory=list)  # Karpathy files, or lists of COCO ids
+
+
+@fills("captions")
+def read(name: str, params: VisualGenomeParams, base: Path) -> Tables:
     """Read Visual Genome; `params.limit` keeps the first images.
 
     Raises:
@@ -57,7 +70,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     return tables
 
 
-def _read_images(name: str, params: SourceParams, root: Path, tables: Tables) -> set[str]:
+def _read_images(name: str, params: VisualGenomeParams, root: Path, tables: Tables) -> set[str]:
     """Add the images; return the ids of those that are listed but skipped."""
     excluded = _excluded(root, params, tables)
     kept: set[str] = set()
@@ -99,7 +112,7 @@ def _path(root: Path, images: str, file: str) -> str:
     return os.path.normpath((inside if inside.is_dir() else root) / file)
 
 
-def _excluded(root: Path, params: SourceParams, tables: Tables) -> set[str]:
+def _excluded(root: Path, params: VisualGenomeParams, tables: Tables) -> set[str]:
     """Return the COCO ids of excluded images."""
     found: set[str] = set()
     for file in params.exclude:

@@ -100,7 +100,7 @@ def read_manifest(directory: Path) -> ShardsManifest:
 
 
 class ShardDataset(Dataset[Sample]):
-    """One view of one split. data/views.py defines the columns of each view."""
+    """One view of one split. data/views defines the columns of each view."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from vlp_models.common.io import stat_file
 from vlp_models.data.shards.archive import BLOCK, KEY
-from vlp_models.data.shards.write import INDEX_SCHEMA, PLACE_COLUMNS
+from vlp_models.data.shards.write import PLACE_COLUMNS, view_schema
 from vlp_models.data.tables import open_parquet
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
@@ -75,7 +75,7 @@ def read_index(file: Path, view: View) -> Index:
         if pq.read_metadata(file).num_rows >= MAPPED:
             with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
                 return Index(_map_rows(file, view, columns))
-        rows = pq.read_table(file, schema=INDEX_SCHEMA, columns=columns, filters=[("view", "=", view.name)])
+        rows = pq.read_table(file, schema=view_schema(view), columns=columns, filters=[("view", "=", view.name)])
         rows = rows.combine_chunks()
         check_index(rows)
         return Index(_split_into_pieces(rows))
@@ -96,7 +96,7 @@ def _map_rows(file: Path, view: View, columns: list[str]) -> pa.Table:
     path = folder / f"{file.stem}-{view.name}-{stamp}.arrow"
     if not path.exists():
         folder.mkdir(exist_ok=True)
-        schema = pa.schema([INDEX_SCHEMA.field(name) for name in columns])
+        schema = pa.schema([view_schema(view).field(name) for name in columns])
         temporary = path.with_suffix(f".{os.getpid()}")
         try:
             with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:

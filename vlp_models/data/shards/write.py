@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.archive import REGIONS, encode_regions
-from vlp_models.data.views import TABLES, VIEWS, index_columns
+from vlp_models.data.views import TABLES, VIEWS, View, index_columns
 
 _LONGEST_KEY = 72  # with its extension a name fits into USTAR's 100 bytes
 
-INDEX_SCHEMA = pa.schema(
+_PLACE = pa.schema(
     [
         ("view", pa.string()),
         ("sample_id", pa.string()),
@@ -42,10 +42,19 @@ INDEX_SCHEMA = pa.schema(
         ("pixels_offset", pa.int64()),
         ("pixels_size", pa.int64()),  # 0: the shards have no pixels
         ("pixels_extension", pa.string()),
-        *index_columns().items(),
     ]
 )
-PLACE_COLUMNS = tuple(INDEX_SCHEMA.names[1 : INDEX_SCHEMA.get_field_index("text")])
+PLACE_COLUMNS = tuple(_PLACE.names[1:])
+
+
+def index_schema() -> pa.Schema:
+    """Return the schema of the index: where a sample's image is, then the columns of all views."""
+    return pa.schema([*_PLACE, *(pa.field(name, kind) for name, kind in index_columns().items())])
+
+
+def view_schema(view: View) -> pa.Schema:
+    """Return the columns of the index that a view has."""
+    return pa.schema([*_PLACE, *(pa.field(column.name, column.arrow_type) for column in view.indexed)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +101,8 @@ class ShardWriter:
         self._tar: tarfile.TarFile | None = None
         self._in_shard = 0
         self._rows: list[dict[str, Any]] = []
-        self._index = pq.ParquetWriter(directory / index_name(split), INDEX_SCHEMA, compression="zstd")
+        self._schema = index_schema()
+        self._index = pq.ParquetWriter(directory / index_name(split), self._schema, compression="zstd")
         self._counts: Counter[str] = Counter(dict.fromkeys(VIEWS, 0) | {"regions": 0, "shards": 0})
 
     def add(self, record: ImageRecord) -> None:
@@ -145,8 +155,8 @@ class ShardWriter:
             self._tar.close()
             self._tar = None
         if self._rows:
-            columns = {name: [row.get(name) for row in self._rows] for name in INDEX_SCHEMA.names}
-            self._index.write_table(pa.Table.from_pydict(columns, schema=INDEX_SCHEMA))
+            columns = {name: [row.get(name) for row in self._rows] for name in self._schema.names}
+            self._index.write_table(pa.Table.from_pydict(columns, schema=self._schema))
             self._rows = []
 
     def _write(self, name: str, data: bytes) -> tuple[int, int]:
@@ -165,10 +175,11 @@ def join_parts(directory: Path, split: str, parts: Iterable[Path]) -> None:
 
     The result is byte-equal to that of one writer; each part is one shard.
     """
-    with pq.ParquetWriter(directory / index_name(split), INDEX_SCHEMA, compression="zstd") as index:
+    schema = index_schema()
+    with pq.ParquetWriter(directory / index_name(split), schema, compression="zstd") as index:
         for part in parts:
-            rows = pq.read_table(part / index_name(split), schema=INDEX_SCHEMA)
-            index.write_table(pa.Table.from_pydict(rows.to_pydict(), schema=INDEX_SCHEMA))
+            rows = pq.read_table(part / index_name(split), schema=schema)
+            index.write_table(pa.Table.from_pydict(rows.to_pydict(), schema=schema))
             for tar in part.glob("*.tar"):
                 shutil.move(tar, directory / tar.name)
 

@@ -328,7 +328,8 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
     for task, dataset, split in sorted(places, key=lambda p: (order.index(p[:2]), -SPLITS.index(p[2]))):
         own = places[task, dataset, split]
         rows = [(row, _as_cells(row)) for row in variant_rows(own)]
-        first = [cells for row, cells in rows if is_headline({"task": task, "metric": row.metric})]
+        first_metrics = {record["metric"] for record in own if is_headline(record)}
+        first = [cells for row, cells in rows if row.metric in first_metrics]
         first.sort(key=lambda cells: cells["metric"] != task_class(task).metric)
         if len({cells["variant"] for cells in first}) > VARIANTS_SHOWN:  # only the metric that they are compared by
             first = [cells for cells in first if cells["metric"] == first[0]["metric"]]

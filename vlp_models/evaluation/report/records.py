@@ -124,7 +124,9 @@ def read_if_exists(path: Path, missing: list[str] | None = None) -> Any:
 
 
 def is_headline(record: Record) -> bool:
-    """Return whether a record is one of its task's headline metrics."""
+    """Return whether a record is one of its task's headline metrics, or of a metric that params.yaml adds."""
+    if record.get("extra"):
+        return True
     return record["task"] in TASKS and record["metric"] in task_class(record["task"]).headlines
 
 

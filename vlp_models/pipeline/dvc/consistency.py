@@ -21,12 +21,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import stat_file, write_text
+from vlp_models.common.io import read_json, stat_file, write_text
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, read_pipeline
 from vlp_models.pipeline.dvc.external import files_outside_root
+from vlp_models.pipeline.dvc.graph import evaluate_settings
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
 
 PARAMS = "params.yaml"
@@ -43,6 +44,7 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
     """
     used = read_yaml(params_file)
     params = parse_params(used, params_file)
+    _check_settings(params, workspace, stage, key)
     before = _input_files(params, workspace, stage, key)
     yield params
     after = _input_files(params, workspace, stage, key)
@@ -61,6 +63,22 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
                 "recorded. Run the same command again"
             )
     record_params(workspace.root, f"{stage}@{key}" if key else stage, content)
+
+
+def _check_settings(params: Params, workspace: Workspace, stage: str, key: str) -> None:
+    """Check that an evaluation runs with the settings that DVC records, those that `plan` wrote.
+
+    Raises:
+        ParamsError: `evaluate` was edited since.
+    """
+    from vlp_models.pipeline.stages.plan import planned_settings
+
+    if stage != "evaluate" or key not in params.finetune:
+        return
+    task = params.finetune[key].task
+    file = workspace.root / evaluate_settings(task)
+    if file.exists() and read_json(file) != planned_settings(params, task):
+        raise ParamsError(f"params.yaml: `evaluate` was edited after the stage `plan` ran; run `vlp run {stage}@{key}`")
 
 
 def record_params(root: Path, stage: str, content: str) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from vlp_models.common.packages import PREFIX, dependency, library_of, weights_dependency
 from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.errors import DataError, explain_system_error, is_accessible
-from vlp_models.params import Params, SourceParams
+from vlp_models.params import DatasetParams, Params
 
 
 def vocabulary_source(params: Params) -> list[tuple[str, str]]:
@@ -47,23 +48,27 @@ def detector_inputs(params: Params) -> list[str]:
     return [*([] if params.detector.source == "none" else ["data/validated/boxed.parquet"]), *weights]
 
 
-def files_outside_root(source: SourceParams) -> list[str]:
+def files_outside_root(source: DatasetParams) -> list[str]:
     """Return the files that a dataset names and that are not below its `root`.
 
     For example Karpathy's list of COCO images for Visual Genome.
     """
-    by_split = (
-        source.captions,
-        source.instances,
-        source.questions,
-        source.annotations,
-        source.texts,
-        source.split_files,
-    )
-    listed = [file for lists in by_split for files in lists.values() for file in files]
-    named = [file for file in (source.karpathy, source.scene_graphs, *source.exclude, *listed) if file]
+    from vlp_models.data.formats import source_params
+
+    params = source_params("NAME", source)
+    values = [getattr(params, key) for key in params.file_keys]
+    named = [file for value in values for file in _flatten(value) if file]
     paths = {os.path.normpath(Path(source.root, file)) for file in named}
     return sorted(path for path in paths if not Path(path).is_relative_to(os.path.normpath(source.root)))
+
+
+def _flatten(value: Any) -> Iterator[str]:
+    """Yield the files in a value of params.yaml: one, a list, or lists by split."""
+    if isinstance(value, str):
+        yield value
+    else:
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _flatten(part)
 
 
 def find_untracked(params: Params, workspace: Workspace) -> list[str]:

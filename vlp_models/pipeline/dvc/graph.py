@@ -10,7 +10,7 @@ its values. DVC requires the same dependencies for every entry, so an entry with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,11 +19,12 @@ from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import has_own_plugins
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
-from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrainerParams
+from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, vocabulary_source
 
 CODE = "data/plan/code"
+SETTINGS = "data/plan/evaluate"  # per task: what its evaluation depends on of params.yaml's `evaluate`
 READS = "data/plan/reads.json"  # which image inputs the models read
 BOXES = "data/validated/boxed.parquet"
 NOTHING = "data/plan/nothing.json"  # stands for an optional dependency that an entry does not have
@@ -47,10 +48,29 @@ NO_EFFECT: dict[type, dict[str, str]] = {
         "batch_size": "speed and memory only",
         "gallery": "read by the report",
     },
+    TrackingParams: {
+        "sinks": "where curves are shown; read when a training starts",
+    },
     FeaturesParams: {
         "timm": "the backbone is in data/detector",
     },
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class InUse:
+    """The views of the data (data/views) and the metrics of plugins that stages depend on.
+
+    filled   dataset -> the views that its reader writes rows of
+    trained  fine-tuning run -> the view that it trains on
+    tested   fine-tuning run -> the view that it predicts for
+    metrics  fine-tuning run -> the metrics of plugins that it is scored by
+    """
+
+    filled: Mapping[str, Sequence[str]]
+    trained: Mapping[str, str]
+    tested: Mapping[str, str]
+    metrics: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +79,7 @@ class Context:
 
     raw: params.yaml as plain data: DVC accepts only keys that the file holds.
     kinds: image input of each model.
-    views: view of the data that each fine-tuning run trains on.
+    used: the views and metrics that datasets and runs use.
     withdrawn: whether `vlp forget` has removed images; DVC accepts only dependencies that exist.
     package: what stands for this package's code: its folder in a clone, else its record (common/packages.py).
     """
@@ -67,7 +87,7 @@ class Context:
     params: Params
     raw: Mapping[str, Any]
     kinds: Mapping[str, Kind]
-    views: Mapping[str, str]
+    used: InUse
     withdrawn: bool
     package: str
 
@@ -96,6 +116,11 @@ class Context:
         return ["${item.trained_on}", *streamed, "data/tokenizer"]
 
     @property
+    def filled(self) -> list[str]:
+        """The code of the views that any dataset fills."""
+        return [code("views", view) for view in sorted(set().union(*self.used.filled.values()))]
+
+    @property
     def registered(self) -> list[str]:
         """Fine-tuning runs whose model is registered; blind baselines are not."""
         return [name for name, run in self.params.finetune.items() if not run.blank_images]
@@ -109,10 +134,15 @@ class Context:
 
     @property
     def task_and_model_code(self) -> list[str]:
-        """The code of the tasks and families in use: their classes name the metrics, and are served."""
+        """The code of the tasks, families and views in use: their classes name the metrics, and are served."""
         tasks = sorted({run.task for run in self.params.finetune.values()})
         families = sorted({model.family for model in self.params.models.values()})
-        return [*(code("tasks", task) for task in tasks), *(code("models", family) for family in families)]
+        views = sorted(set(self.used.tested.values()))
+        return [
+            *(code("tasks", task) for task in tasks),
+            *(code("models", family) for family in families),
+            *(code("views", view) for view in views),
+        ]
 
 
 def build_pipeline(
@@ -120,12 +150,12 @@ def build_pipeline(
     raw: Mapping[str, Any],
     *,
     kinds: Mapping[str, Kind],
-    views: Mapping[str, str],
+    used: InUse,
     withdrawn: bool = False,
     package: str = "vlp_models",
 ) -> dict[str, Stage]:
     """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
-    context = Context(params, raw, kinds, views, withdrawn, package)
+    context = Context(params, raw, kinds, used, withdrawn, package)
     built = {build.__name__: build(context) for build in BUILDERS}
     stages = {name: stage for name, stage in built.items() if stage and stage.get("foreach", True)}
     for stage in stages.values():
@@ -138,8 +168,13 @@ def build_pipeline(
 
 
 def code(kind: str, name: str) -> str:
-    """Return the file with the source hashes of a stage, model family, converter, task, format or generator."""
+    """Return the file with the source hashes of a stage, model family, converter, task, format, view or generator."""
     return f"{CODE}/{kind}/{name}.json"
+
+
+def evaluate_settings(task: str) -> str:
+    """Return the file with the settings that the evaluation of a task depends on."""
+    return f"{SETTINGS}/{task}.json"
 
 
 def trained_on(kind: Kind, view: str, sources: Collection[str]) -> str:
@@ -171,23 +206,25 @@ def generate(c: Context) -> Stage:
 
 
 def prepare(c: Context) -> Stage:
-    # Files outside of a dataset's root; as many entries for every dataset as the one with most has.
+    # Files outside of a dataset's root, and the code of its views.
     others = {name: files_outside_root(source) for name, source in c.params.data.items()}
-    numbers = range(max(map(len, others.values()), default=0))
+    views = {name: [code("views", view) for view in c.used.filled[name]] for name in c.params.data}
     return _each(
         {
             name: {"root": source.root, "format": source.format}
-            | {f"other_{i}": others[name][i] if i < len(others[name]) else NOTHING for i in numbers}
+            | _padded("other", others[name], others)
+            | _padded("view", views[name], views)
             for name, source in c.params.data.items()
         },
         cmd="vlp stage prepare ${key}",
         params=["data.${key}", *c.keys("validate.max_image_pixels", "validate.near_duplicates")],
         deps=[
             "${item.root}",
-            *(f"${{item.other_{i}}}" for i in numbers),
+            *_each_of("other", others),
             *([WITHDRAWN] if c.withdrawn else []),
             code("stages", "prepare"),
             code("formats", "${item.format}"),
+            *_each_of("view", views),
         ],
         outs=["data/interim/${key}"],
     )
@@ -197,7 +234,7 @@ def validate(c: Context) -> Stage:
     return {
         "cmd": "vlp stage validate",
         "params": c.keys("validate"),
-        "deps": [*(f"data/interim/{name}" for name in c.params.data), code("stages", "validate")],
+        "deps": [*(f"data/interim/{name}" for name in c.params.data), code("stages", "validate"), *c.filled],
         "outs": ["data/validated", "reports/validation.json", "reports/validation.html", "reports/validation_results"],
     }
 
@@ -238,7 +275,7 @@ def tokenizer(c: Context) -> Stage:
     return {
         "cmd": "vlp stage tokenizer",
         "params": c.keys("tokenizer"),
-        "deps": ["data/validated", *vocabulary, code("stages", "tokenizer")],
+        "deps": ["data/validated", *vocabulary, code("stages", "tokenizer"), *c.filled],
         "outs": ["data/tokenizer", "reports/tokenizer.json"],
     }
 
@@ -247,7 +284,14 @@ def shards(c: Context) -> Stage:
     return {
         "cmd": "vlp stage shards",
         "params": c.keys("shards"),
-        "deps": ["data/validated", READS, *(["data/features"] if c.regions else []), code("stages", "shards")],
+        "deps": [
+            "data/validated",
+            READS,
+            *(["data/features"] if c.regions else []),
+            code("stages", "shards"),
+            code("views", "images"),
+            *c.filled,
+        ],
         "outs": ["data/shards", CONTENTS],
     }
 
@@ -298,6 +342,7 @@ def pretrain(c: Context) -> Stage:
             "model": NOTHING if same_model else f"checkpoints/initial/{run.model}",
             "family": c.params.models[run.model].family,
             "trained_on": trained_on(c.kinds[run.model], run.view, run.sources),
+            "view": run.view,
         }
     return _each(
         entries,
@@ -309,6 +354,7 @@ def pretrain(c: Context) -> Stage:
             *c.training_inputs,
             code("stages", "pretrain"),
             code("models", "${item.family}"),
+            code("views", "${item.view}"),
         ],
         outs=["checkpoints/pretrain/${key}", "reports/figures/pretrain/${key}.json"],
         metrics=["reports/training/pretrain/${key}.json"],
@@ -323,7 +369,8 @@ def finetune(c: Context) -> Stage:
             "start": run.start,
             "task": run.task,
             "family": c.params.family_at(run.start),
-            "trained_on": trained_on(c.kind_at(run.start), c.views[name], run.sources),
+            "trained_on": trained_on(c.kind_at(run.start), c.used.trained[name], run.sources),
+            "view": c.used.trained[name],
         }
         for name, run in runs.items()
     }
@@ -343,6 +390,7 @@ def finetune(c: Context) -> Stage:
             code("stages", "finetune"),
             code("models", "${item.family}"),
             code("tasks", "${item.task}"),
+            code("views", "${item.view}"),
         ],
         outs=["checkpoints/finetune/${key}"],
         metrics=["reports/training/finetune/${key}.json"],
@@ -372,31 +420,38 @@ def augment(c: Context) -> Stage:
             code("stages", "augment"),
             code("models", "${item.family}"),
             code("tasks", "captioning"),
+            code("views", "images"),
         ],
         outs=["data/augmented/${key}"],
     )
 
 
 def evaluate(c: Context) -> Stage:
+    metrics = {name: [code("metrics", metric) for metric in own] for name, own in c.used.metrics.items()}
     entries = {
         name: {
             "task": run.task,
             "family": c.params.family_at(run.start),
             "contents": f"{CONTENTS}/{c.kind_at(run.start)}",
+            "view": c.used.tested[name],
+            **_padded("metric", metrics[name], metrics),
         }
         for name, run in c.params.finetune.items()
     }
     return _each(
         entries,
         cmd="vlp stage evaluate ${key}",
-        params=["finetune.${key}", *c.keys("defaults.finetune"), *c.options("evaluate", EvaluateParams)],
+        params=["finetune.${key}", *c.keys("defaults.finetune")],
         deps=[
             "checkpoints/finetune/${key}",
             "${item.contents}",
             "data/validated",
+            evaluate_settings("${item.task}"),
             code("stages", "evaluate"),
             code("models", "${item.family}"),
             code("tasks", "${item.task}"),
+            code("views", "${item.view}"),
+            *_each_of("metric", metrics),
         ],
         outs=["reports/eval/${key}"],
     )
@@ -416,6 +471,7 @@ def training_stats(c: Context) -> Stage | None:
             *(["data/features"] if c.regions else []),
             "data/tokenizer",
             code("stages", "training_stats"),
+            code("views", "captions"),
         ],
         "outs": ["data/training_stats.json"],
     }
@@ -424,13 +480,11 @@ def training_stats(c: Context) -> Stage | None:
 def register(c: Context) -> Stage:
     return {
         "cmd": "vlp stage register",
-        "params": c.keys(
-            "tracking",
-            "promotion.split",
-            "promotion.select_on",
-            "promotion.tasks",
-            *(["features"] if c.regions else []),
-        ),
+        "params": [
+            *c.options("tracking", TrackingParams),
+            *c.keys("promotion.split", "promotion.select_on", "promotion.tasks"),
+            *(c.keys("features") if c.regions else []),
+        ],
         "deps": [
             *(f"checkpoints/finetune/{name}" for name in c.registered),
             *(f"reports/eval/{name}" for name in c.registered),
@@ -502,6 +556,19 @@ def _literal(value: Any) -> Any:
 def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
     """Return a `foreach` stage with one entry per dataset, model or run."""
     return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
+
+
+def _padded(kind: str, own: Sequence[str], every: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return an entry's dependencies of a kind by key; as many for every entry as the one with most has."""
+    return {key: own[i] if i < len(own) else NOTHING for i, key in enumerate(_keys(kind, every))}
+
+
+def _each_of(kind: str, every: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"${{item.{key}}}" for key in _keys(kind, every)]
+
+
+def _keys(kind: str, every: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"{kind}_{i}" for i in range(max(map(len, every.values()), default=0))]
 
 
 def _holds(raw: Mapping[str, Any], key: str) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -24,6 +25,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.contamination import LeakedItems, read_training_data, score_without_leaked
 from vlp_models.evaluation.test_set import hash_shards, hash_test_set, slices_of
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, interval
+from vlp_models.metrics.extra import load_metric, score_by
 from vlp_models.metrics.score import ItemScores, item_scores, write_items
 from vlp_models.params import EvaluateParams, Params, to_plain
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 ITEMS = "items.parquet"
+EXTRA = "extra"  # key of records whose metric is a plugin's
 
 
 def run(
@@ -65,8 +68,9 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     from vlp_models.pipeline.lineage import git_commit
     from vlp_models.tasks.scoring import EvalContext
 
-    finetune, settings = params.finetune[key], params.evaluate
+    finetune = params.finetune[key]
     model = _load_model(params, workspace, key, search, as_served)
+    settings = model.evaluate_settings(params.evaluate, finetune.task)
     facts = {
         "model": model.info.name,
         "family": model.info.family,
@@ -80,7 +84,7 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     sources = dict.fromkeys(finetune.evaluate_on or finetune.sources, 1)  # empty: all datasets
     training_data = read_training_data(params, workspace, key)
     find_nearest = model.reader.flags["regions"]  # the nearest-neighbor baseline is for models that read regions
-    with_blind = model.task in settings.blind_baseline and not model.blank_images
+    with_blind = bool(settings.blind_baseline) and not model.blank_images
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
     counts: dict[str, int] = {}
@@ -118,7 +122,8 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
                     )
                     model.write_official(own, context, split, directory)
                     scored = model.score(own, scored_samples, context)
-                items += _items(model, scored, context, split, scored_samples)
+                    scored = _with_extra(scored, settings.metrics, model, own, scored_samples)
+                items += _items(model, scored, context, split, scored_samples, settings.metrics)
                 place = {
                     "dataset": source,
                     "split": split,
@@ -166,9 +171,33 @@ def _load_model(params: Params, workspace: Workspace, key: str, search: Path | N
     if as_served and search is not None and search.is_dir():
         model.load_search(search)
     else:
-        model.set_search(params.evaluate)
+        model.set_search(model.evaluate_settings(params.evaluate, finetune.task))
         model.prepare_search(workspace.shards, finetune.sources, search)
     return model
+
+
+def _with_extra(
+    scored: TaskScores, metrics: Sequence[str], model: TaskModel, rows: list[dict[str, Any]], samples: list[Sample]
+) -> TaskScores:
+    """Return the scores of the task, then those of plugins' metrics, also of the blind baseline if there is one.
+
+    Raises:
+        ParamsError: the task computes a metric of the same name.
+    """
+    from vlp_models.tasks.scoring import BLIND, baselines_by_metric
+
+    if not metrics:
+        return scored
+    known = {score.metric for score in scored.scores}
+    if taken := [name for name in metrics if name in known]:
+        where = f"params.yaml: `evaluate.metrics: {taken[0]}`"
+        raise ParamsError(f"{where}: {model.task} has a metric of this name itself; rename yours")
+    extra = [score_by(load_metric(name), rows, samples) for name in metrics]
+    baselines = dict(scored.baselines)
+    if model.blind_fields and all(f"{name}_blind" in rows[0] for name in model.blind_fields):
+        blind = [{**row, **{name: row[f"{name}_blind"] for name in model.blind_fields}} for row in rows]
+        baselines |= baselines_by_metric({BLIND: [score_by(load_metric(name), blind, samples) for name in metrics]})
+    return replace(scored, scores=[*scored.scores, *extra], baselines=baselines)
 
 
 def _records(
@@ -193,17 +222,26 @@ def _records(
                 "n": score.n,
                 "note": "; ".join(filter(None, notes)),
                 "leakage": None if leaked is None else score_without_leaked(score, leaked, ends, **resampling),
+                **({EXTRA: True} if score.metric in settings.metrics else {}),
             }
         )
     return records
 
 
 def _items(
-    model: TaskModel, scored: TaskScores, place: EvalContext, split: str, samples: list[Sample]
+    model: TaskModel,
+    scored: TaskScores,
+    place: EvalContext,
+    split: str,
+    samples: list[Sample],
+    metrics: Sequence[str] = (),
 ) -> list[ItemScores]:
     """Return scores per item, which the promotion gate compares."""
     test = hash_test_set(samples, VIEWS[model.prediction_view], place.validated)
     slices = slices_of(samples, place.validated, model.slices)
+    statistics = {**model.statistics}
+    for name in metrics:
+        statistics |= load_metric(name).statistics
     found = (
         item_scores(
             score,
@@ -212,7 +250,7 @@ def _items(
             test=test,
             slices=slices,
             decoding=model.search,
-            statistics=model.statistics,
+            statistics=statistics,
         )
         for score in scored.scores
     )

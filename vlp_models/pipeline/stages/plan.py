@@ -14,10 +14,10 @@ from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_co
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
-from vlp_models.params import Params, read_yaml
+from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
-from vlp_models.pipeline.dvc.graph import STAGES, build_pipeline
+from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, build_pipeline
 from vlp_models.serving.bundle import SERVING_MODULES
 
 
@@ -30,17 +30,29 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.models.meta_model import image_kinds
     from vlp_models.pipeline.check_params import check_runs
+    from vlp_models.registry.sinks import check_sinks
 
     check_runs(params)
     check_current(params, workspace)
     read = set(image_kinds(params).values())
     check_installed(named_sources(params, regions="regions" in read))
+    check_sinks(params.tracking)
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
         write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
+        for task in sorted({run.task for run in params.finetune.values()}):
+            write_json(directory / "evaluate" / f"{task}.json", planned_settings(params, task))
         for kind, names in code_modules().items():
             for name, module in names.items():
                 write_json(directory / "code" / kind / f"{name}.json", _hash_code(kind, name, module))
+
+
+def planned_settings(params: Params, task: str) -> dict[str, Any]:
+    """Return what the evaluation of a task depends on of params.yaml's `evaluate`."""
+    from vlp_models.tasks import task_class
+
+    settings = to_plain(task_class(task).evaluate_settings(params.evaluate, task))
+    return {name: value for name, value in settings.items() if name not in (*NO_EFFECT[EvaluateParams], "tasks")}
 
 
 def check_current(params: Params, workspace: Workspace) -> None:
@@ -62,13 +74,13 @@ def planned(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None 
         raw: params.yaml as plain data; default: read it.
     """
     from vlp_models.models.meta_model import image_kinds
-    from vlp_models.pipeline.check_params import training_views
+    from vlp_models.pipeline.check_params import find_in_use
 
     raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
     withdrawn = workspace.withdrawn.exists()
     package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
-    kinds, views = image_kinds(params), training_views(params)
-    return render(build_pipeline(params, raw, kinds=kinds, views=views, withdrawn=withdrawn, package=package))
+    kinds, used = image_kinds(params), find_in_use(params)
+    return render(build_pipeline(params, raw, kinds=kinds, used=used, withdrawn=withdrawn, package=package))
 
 
 def changed_code(workspace: Workspace) -> list[str]:
@@ -91,6 +103,8 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
 def code_modules() -> dict[str, dict[str, str]]:
     """Return kind -> name -> module, for everything with a list of its own."""
     from vlp_models.data.formats import FORMATS
+    from vlp_models.data.views import VIEW_MODULES
+    from vlp_models.metrics import METRICS
     from vlp_models.models import FAMILIES
     from vlp_models.models.convert import IMAGE_READERS, READERS
     from vlp_models.synthetic import GENERATORS
@@ -102,6 +116,8 @@ def code_modules() -> dict[str, dict[str, str]]:
         "image_init": IMAGE_READERS,
         "tasks": TASKS,
         "formats": FORMATS,
+        "views": VIEW_MODULES,
+        "metrics": METRICS,
         "generators": GENERATORS,
     }
     return {

@@ -29,7 +29,7 @@ from vlp_models.data.images import ImageError, is_misnamed
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import Params, SourceParams, to_plain
+from vlp_models.params import DatasetParams, Params, to_plain
 from vlp_models.pipeline.dvc.external import check_roots, find_generator
 
 logger = get_logger(__name__)
@@ -265,7 +265,7 @@ def _outside(path: Path, folders: list[Path], key: str) -> ImageError | None:
     return ImageError("image_inside", reason)
 
 
-def _no_image(key: str, source: SourceParams, found: int, tables: Tables) -> str:
+def _no_image(key: str, source: DatasetParams, found: int, tables: Tables) -> str:
     """Return why the dataset has no image and no text: the first reasons in quarantine, or the skipped records.
 
     Args:

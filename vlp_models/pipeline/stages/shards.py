@@ -24,6 +24,7 @@ from vlp_models.common.executors import LocalMapper, Mapper
 from vlp_models.common.io import output_directory, read_json, stat_file, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
+from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.inputs import ModelInputs, RequiredContent, required_content
@@ -32,7 +33,7 @@ from vlp_models.data.shards.archive import check_tar
 from vlp_models.data.shards.contents import write_contents, write_hashes
 from vlp_models.data.shards.write import ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, read_batches, read_table
-from vlp_models.data.views import TABLES, VIEWS
+from vlp_models.data.views import TABLES, VIEW_MODULES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
@@ -132,6 +133,7 @@ def _work(workspace: Workspace, settings: dict[str, Any], required: RequiredCont
         **({"features": features / "manifest.json"} if required.regions else {}),
     }
     what = {"shards": settings, "held": dataclasses.asdict(required), "chunks": sorted(chunks), "parts": PART_FORMAT}
+    what["views"] = code_hash(VIEW_MODULES.values())
     return workspace.work("shards", fingerprint(what, inputs))
 
 

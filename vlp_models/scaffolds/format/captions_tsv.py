@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Tables, image_row, join_id
+from vlp_models.data.formats.base import RecordError, Tables, fills, image_row, join_id
 from vlp_models.data.formats.files import read_text, require_directory
 from vlp_models.params import SourceParams
 
 
+@fills("captions")
 def read(name: str, params: SourceParams, base: Path) -> Tables:
     root, tables = require_directory(base, params.root, f"set data.{name}.root to the folder of captions.tsv"), Tables()
     for number, line in enumerate(read_text(root / "captions.tsv", "lines of captions").splitlines(), 1):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.data.views import ENTAILMENT
+from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.synthetic.scenes.language import (
     LEXICON,
     NUMBERS,

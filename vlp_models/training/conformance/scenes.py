@@ -1,6 +1,6 @@
 """Eight synthetic scenes as a complete dataset: tables, shards and a tokenizer, for the checks of conformance.py.
 
-Every view (data/views.py) has rows about them, every image has regions and pixels, so any family or task can read them.
+Every view (data/views) has rows about them, every image has regions and pixels, so any family or task can read them.
 The same eight scenes each time.
 """
 
@@ -23,7 +23,7 @@ from vlp_models.data.shards.dataset import ShardDataset, ShardsManifest, read_ma
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tables import SCHEMAS, write_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.data.views import TABLES, VIEWS
+from vlp_models.data.views import OTHER_IMAGES, TABLES, VIEW_MODULES, VIEWS, Column, View
 from vlp_models.models import DataFacts
 from vlp_models.synthetic.scenes.captions import write_captions
 from vlp_models.synthetic.scenes.entailment import make_hypotheses
@@ -79,6 +79,10 @@ def write_sample_scenes(root: Path) -> SampleScenes:
     about = [_rows_about(scene, number) for number, scene in enumerate(scenes)]
     for number, own in enumerate(_image_pairs(scenes)):
         about[number]["image_pairs"] = own
+    for name, view in TABLES.items():  # of plugins
+        if name not in VIEW_MODULES.builtin and view.has_image:
+            for number, scene in enumerate(scenes):
+                about[number][name] = _any_rows(view, scene, scenes[(number + 1) % SCENES], about[number]["captions"])
     texts = _texts(scenes)
     _write_tables(root / "validated", scenes, about, texts)
     _write_shards(root / "shards", scenes, about, texts)
@@ -168,6 +172,24 @@ def _image_pairs(scenes: Sequence[Scene]) -> Iterator[list[dict[str, Any]]]:
                 for number, comparison in enumerate(comparisons)
             ]
         yield from ([] for _ in right)
+
+
+def _any_rows(view: View, scene: Scene, other: Scene, captions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return two rows of a plugin's view: captions as texts, and plain values of each column's type."""
+    boxes = [[float(v) for v in item.box] for item in scene.objects]
+
+    def value(column: Column, text: str, number: int) -> Any:
+        if column == OTHER_IMAGES:
+            return [other.image_id]
+        by_type = {"bool": number == 0, "int32": number, "strings": text.split()[:4], "boxes": boxes}
+        choices = column.values or (text,)
+        return by_type.get(column.type, choices[number % len(choices)])
+
+    return [
+        {view.id_column: f"{scene.image_id}/{view.name}{number}"}
+        | {column.name: value(column, caption["text"], number) for column in view.columns}
+        for number, caption in enumerate(captions)
+    ]
 
 
 def _texts(scenes: Sequence[Scene]) -> list[dict[str, Any]]:

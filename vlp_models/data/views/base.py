@@ -1,9 +1,8 @@
-"""The views of the data: what a model can get one row of. Each view is one record, and all else follows from it.
+"""A view: what a model can get one row of. Each view is one record in a file of its own, and all else follows from it.
 
 The record defines its canonical table (tables.py), what `validate` checks in every row (curation/validation/), the
 columns of the shards' index (shards/write.py), the content of a `Sample`, and which texts go into the vocabulary
-(pipeline/stages/tokenizer.py). A new view is one record here, a reader that fills its table (data/formats/), and the
-rules that only it needs.
+(pipeline/stages/tokenizer.py).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Type = Literal["string", "bool", "int32", "strings", "boxes"]  # of a column; the last two are lists
-ENTAILMENT = ("entailment", "neutral", "contradiction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,106 +123,3 @@ class View:
 
 
 TEXT = Column(name="text", type="string", required=True)
-STATEMENT = (
-    TEXT,
-    Column(name="label", type="bool"),  # null if hidden
-    # id of the sentence: NLVR's and NLVR2's consistency is counted per group
-    Column(name="group", type="string", required=True),
-)
-
-
-def _scale_boxes(row: Mapping[str, Any], width: int, height: int) -> Row:
-    """Convert boxes from pixels to fractions of width and height, clipped to the image."""
-    size = (width, height) * 2
-    return {
-        "boxes": [
-            [round(min(max(v / s, 0.0), 1.0), 6) for v, s in zip(box, size, strict=True)] for box in row["boxes"] or []
-        ]
-    }
-
-
-_ALL = (
-    # every image once, with its reference captions, which the index collects: for image-only pretraining, captioning
-    # and retrieval
-    View(
-        name="images",
-        id_column="image_id",
-        table=False,
-        columns=(Column(name="captions", type="strings"),),
-    ),
-    View(name="captions", id_column="caption_id", columns=(TEXT,)),
-    View(
-        name="questions",
-        id_column="question_id",
-        columns=(
-            TEXT,
-            Column(name="question_type", type="string", slices=True),
-            Column(name="answer_type", type="string", values=("yes/no", "number", "other", ""), slices=True),
-            Column(name="answers", type="strings"),  # of ten annotators, or the one right answer; empty: hidden
-        ),
-    ),
-    View(
-        name="statements",
-        id_column="statement_id",
-        columns=STATEMENT,
-    ),
-    View(
-        name="choices",
-        id_column="choice_id",
-        columns=(
-            TEXT,  # the question, with names for objects
-            Column(name="answers", type="strings", words=True),  # four
-            Column(name="answer_label", type="int32"),  # index of the right one; null if hidden
-            Column(name="rationales", type="strings", words=True),  # four, for the right answer
-            Column(name="rationale_label", type="int32"),
-            # the image's objects; those of question and answers first
-            Column(name="boxes", type="boxes"),
-        ),
-        to_index=_scale_boxes,
-    ),
-    View(
-        name="hypotheses",
-        id_column="hypothesis_id",
-        columns=(
-            TEXT,
-            Column(name="gold_label", type="string", values=ENTAILMENT, slices=True),  # null if hidden
-            Column(name="annotator_labels", type="strings"),  # of one to five people
-        ),
-    ),
-    # statements about two images, the left one first
-    View(
-        name="image_pairs",
-        id_column="pair_id",
-        images="several",
-        columns=(OTHER_IMAGES, *STATEMENT),
-    ),
-    # sentences without an image, for pretraining on text alone
-    View(
-        name="texts",
-        id_column="text_id",
-        images="none",
-        columns=(
-            Column(name="source", type="string", required=True, indexed=False),
-            Column(name="split", type="string", required=True, indexed=False),
-            TEXT,
-        ),
-    ),
-)
-VIEWS: dict[str, View] = {view.name: view for view in _ALL}
-TABLES: dict[str, View] = {view.name: view for view in _ALL if view.table}
-
-
-def index_columns() -> dict[str, pa.DataType]:
-    """Return the columns of all views in the shards' index, `text` first.
-
-    Raises:
-        ValueError: two views have columns of the same name and different types; one must be renamed.
-    """
-    found: dict[str, Type] = {"text": "string"}
-    arrow = {"text": TEXT.arrow_type}
-    for view in VIEWS.values():
-        for column in view.indexed:
-            if found.setdefault(column.name, column.type) != column.type:
-                raise ValueError(f"the column `{column.name}` of the view {view.name} has another type in another view")
-            arrow[column.name] = column.arrow_type
-    return arrow

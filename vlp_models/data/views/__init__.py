@@ -1,0 +1,95 @@
+"""The views of the data, by name: one file each, and plugins.
+
+A new view is a file with a `View` and a line here (or a plugin of the kind `views`), a reader that fills its table
+(data/formats/), and the rules that only it needs. A stage depends on the views that it reads and on no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from vlp_models.common.plugins import Table, import_target
+from vlp_models.data.views.base import OTHER_IMAGES, TEXT, Column, Type, View
+from vlp_models.errors import ParamsError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["OTHER_IMAGES", "TABLES", "TEXT", "VIEWS", "VIEW_MODULES", "Column", "Computed", "View", "index_columns"]
+
+VIEW_MODULES = Table(
+    "views",
+    {
+        "images": "vlp_models.data.views.images:VIEW",
+        "captions": "vlp_models.data.views.captions:VIEW",
+        "questions": "vlp_models.data.views.questions:VIEW",
+        "statements": "vlp_models.data.views.statements:VIEW",
+        "choices": "vlp_models.data.views.choices:VIEW",
+        "hypotheses": "vlp_models.data.views.hypotheses:VIEW",
+        "image_pairs": "vlp_models.data.views.image_pairs:VIEW",
+        "texts": "vlp_models.data.views.texts:VIEW",
+    },
+)
+V = TypeVar("V")
+# Names of files next to the tables of the views, and columns of the index that locate a sample.
+_OTHER_TABLES = ("images", "objects", "quarantine", "truth", "languages", "near_duplicates", "boxed")
+_PLACE = ("view", "sample_id", "image_id", "source", "shard", "key", "regions_offset", "regions_size")
+_PLACE += ("pixels_offset", "pixels_size", "pixels_extension")  # type: ignore[assignment]
+
+
+class Computed(Mapping[str, V]):
+    """A mapping whose names and values are looked up at each access: plugins may add views after the import."""
+
+    def __init__(self, names: Callable[[], Iterable[str]], get: Callable[[str], V]) -> None:
+        """get: may raise a KeyError."""
+        self._names, self._get = names, get
+
+    def __getitem__(self, name: str) -> V:
+        return self._get(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _load(name: str) -> View:
+    target = VIEW_MODULES[name]
+    view = import_target(target)
+    if not isinstance(view, View) or view.name != name:
+        found = f"a View named `{view.name}`" if isinstance(view, View) else f"a {type(view).__name__}"
+        raise ParamsError(f"plugin {target}: `plugins.views.{name}` must be a View named `{name}`, but is {found}")
+    return view
+
+
+def _load_table(name: str) -> View:
+    if not (view := _load(name)).table:
+        raise KeyError(name)
+    return view
+
+
+VIEWS: Mapping[str, View] = Computed(lambda: VIEW_MODULES, _load)  # a view is imported when it is looked up
+TABLES: Mapping[str, View] = Computed(lambda: [name for name, view in VIEWS.items() if view.table], _load_table)
+
+
+def index_columns() -> dict[str, pa.DataType]:
+    """Return the columns of all views in the shards' index, `text` first.
+
+    Raises:
+        ParamsError: a view has the name of another table, or a column that another view has with another type.
+    """
+    found: dict[str, Type] = {"text": "string"}
+    arrow = {"text": TEXT.arrow_type}
+    for name, view in VIEWS.items():
+        if view.table and name in _OTHER_TABLES:
+            raise ParamsError(f"plugin {VIEW_MODULES[name]}: a view cannot have the name of the table `{name}`")
+        for column in view.indexed:
+            where = f"the column `{column.name}` of the view {name}"
+            if column.name in _PLACE:
+                raise ParamsError(f"{where} has the name of a column that every sample has; rename it")
+            if found.setdefault(column.name, column.type) != column.type:
+                raise ParamsError(f"{where} has another type in another view; rename it")
+            arrow[column.name] = column.arrow_type
+    return arrow

@@ -1,0 +1,34 @@
+"""Questions with four answers and four rationales each, of which one is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlp_models.data.views.base import TEXT, Column, Row, View
+
+
+def scale_boxes(row: Mapping[str, Any], width: int, height: int) -> Row:
+    """Convert boxes from pixels to fractions of width and height, clipped to the image."""
+    size = (width, height) * 2
+    return {
+        "boxes": [
+            [round(min(max(v / s, 0.0), 1.0), 6) for v, s in zip(box, size, strict=True)] for box in row["boxes"] or []
+        ]
+    }
+
+
+VIEW = View(
+    name="choices",
+    id_column="choice_id",
+    columns=(
+        TEXT,  # the question, with names for objects
+        Column(name="answers", type="strings", words=True),  # four
+        Column(name="answer_label", type="int32"),  # index of the right one; null if hidden
+        Column(name="rationales", type="strings", words=True),  # four, for the right answer
+        Column(name="rationale_label", type="int32"),
+        # the image's objects; those of question and answers first
+        Column(name="boxes", type="boxes"),
+    ),
+    to_index=scale_boxes,
+)
