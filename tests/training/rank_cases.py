@@ -51,6 +51,10 @@ from vlp_models.training.scheduled_sampling import make_loss
 from vlp_models.training.sharding import Sharding, average_replicated, own_part, whole
 
 
+# Self-critical training is refused: processes decode captions of different lengths.
+NOT_SHARDED = ("self_critical_greedy_7", "self_critical_greedy_1", "self_critical_leave_one_out_7")
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, its loss, and the rows of its batch: `rows(first, last)` as a loader would make a batch of them."""
@@ -348,6 +352,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     for name, case in every.items():
         gradients, parts[name] = learn(case, rank, world_size)
         save_file(gradients, folder / f"{name}-{rank}.safetensors")
+        if name in NOT_SHARDED:
+            continue
         gradients, parts[f"sharded_{name}"] = learn(again[name], rank, world_size, sharded=True)
         save_file(gradients, folder / f"sharded_{name}-{rank}.safetensors")
     (folder / f"parts-{rank}.json").write_text(json.dumps(parts))

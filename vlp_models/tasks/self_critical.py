@@ -65,6 +65,8 @@ class SelfCriticalLoss:
     time; not in the first step).
     """
 
+    decodes = True  # while it trains
+
     def __init__(self, captioning: TaskModel, reward: CiderD, params: SelfCriticalParams) -> None:
         """
         Raises:

@@ -151,6 +151,11 @@ def fit(
         ProcessLostError: another process of the run has ended.
     """
     plan.check()
+    if trainer.strategy == "fsdp" and getattr(loss, "decodes", False):
+        raise ParamsError(
+            f"params.yaml: `trainer.strategy: fsdp` does not support {title}: it writes captions while it trains, of "
+            "other lengths on each process; use `ddp`"
+        )
     _silence_lightning()
     torch.set_flush_denormal(True)
     set_threads(model, trainer)
