@@ -111,17 +111,32 @@ class ScoredRegions(Regions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placement(_TensorRecord):
+    """Where images are in a model's input after they were cropped, resized, padded or augmented.
+
+    to_image_B23  float32; maps a point of the input, (x, y, 1) in pixels, to fractions of the upright image's width and
+                  height
+    window_B4     float32; x1, y1, x2, y2 of what was not cropped, as fractions of the upright image
+    """
+
+    to_image_B23: Tensor
+    window_B4: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pixels(_TensorRecord):
     """Images for patch or CNN models.
 
     pixels_B3HW  float32, normalized; zero where padded
     mask_BHW     bool; True where there is image content. None: everywhere
     place_B      int64; index of each image among its sample's images. None: every sample has one
+    placement    where each image is in its input (data/boxes.py). None: it fills it
     """
 
     pixels_B3HW: Tensor
     mask_BHW: Tensor | None = None
     place_B: Tensor | None = None
+    placement: Placement | None = None
 
     def __len__(self) -> int:
         return self.pixels_B3HW.shape[0]
