@@ -57,9 +57,10 @@ from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock, init
 from vlp_models.models.layers.cache import DecodingState, KeyValues
 from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlp_models.models.layers.heads import AttentionPooler, TokenHead
+from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, changed_from, take
 from vlp_models.models.partial_load import PartialLoad
-from vlp_models.models.protocols import Fused, MaskedPass
+from vlp_models.models.protocols import Fused, Located, MaskedPass
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.state import GenerationPass, Memory, VisualStates
 from vlp_models.objectives.distributed import number_over_ranks
@@ -90,13 +91,14 @@ class TDEN(nn.Module):
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("mlm", "moc"), "decoder": ("msg",)}
     objectives: tuple[str, ...]
     fused_dim: int
+    located_dim: int
     decoder_dim: int = 0  # of a second holistic feature, which only the authors' code has
 
     def __init__(self, config: TDENConfig) -> None:
         super().__init__()
         self.config = config
         self.objectives = ("mlm", "moc", "ism", "msg") if config.num_classes else ("mlm", "ism", "msg")
-        self.fused_dim = config.fusion_dim or config.hidden
+        self.fused_dim, self.located_dim = config.fusion_dim or config.hidden, config.hidden
         hidden, dropout, eps = config.hidden, config.dropout, config.embedding_norm_eps
 
         self.region_embedding = RegionEmbedding(
@@ -429,6 +431,17 @@ class TDEN(nn.Module):
         return Fused(
             image_BRD=each.packing.pad(image_KD), text_BTD=words.pad(text_MD), pooled_BP=self.fusion_norm(pooled_NP)
         )
+
+    def locate(self, image: Image, text: Text) -> Located:
+        """Return the regions' states of the cross-modal encoder, without [IMG]'s."""
+        words, owner_N = Packing.of(text.mask_BT), text.owners(len(image))
+        visual = self.encode_image(image).last().select(owner_N)
+        _, (*_, image_KD) = self.cross_encode(self.understand(text, words), words, visual)
+        return located_regions(visual.packing.pad(image_KD)[:, 1:], image, owner_N)
+
+    def understand(self, text: Text, words: Packing) -> Tensor:
+        """Run the sentence encoder over the packed words of texts to understand. [M, D]"""
+        return self.encode_text(text.ids_BT, words)
 
     # ---- Generation ------------------------------------------------------------------------------------------
 

@@ -65,9 +65,10 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.heads import TokenHead
+from vlp_models.models.layers.located import located_cells
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.partial_load import PartialLoad, check_same_config
-from vlp_models.models.protocols import Figure, Fused
+from vlp_models.models.protocols import Figure, Fused, Located
 from vlp_models.models.vlmo.config import HALF, VLMoConfig
 from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
 from vlp_models.models.vlmo.expert_usage import ExpertUsage
@@ -93,8 +94,8 @@ TIMM_STEM = "image_embedding.stem.backbone."  # keeps timm's initialization; a p
 
 
 class VLMo(nn.Module):
-    """Implements `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `LoadsPartially`,
-    `EncodesCells`, `HasFigures`, for pixels."""
+    """Implements `Embeds`, `Fuses`, `LocatesStates`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`,
+    `LoadsPartially`, `EncodesCells`, `HasFigures`, for pixels."""
 
     config_class: ClassVar[type] = VLMoConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -102,6 +103,7 @@ class VLMo(nn.Module):
     )
     objectives: tuple[str, ...]
     fused_dim: int
+    located_dim: int
 
     def __init__(self, config: VLMoConfig) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class VLMo(nn.Module):
         self.match_head = nn.Linear(hidden, 2)  # no, yes
         self.word_head = TokenHead(hidden, config.vocab_size, eps=config.embedding_norm_eps)
         self.image_head = nn.Linear(hidden, config.image_codes) if config.image_codes else None
-        self.fused_dim = 2 * hidden if config.classifier == "mlp" else hidden
+        self.fused_dim, self.located_dim = 2 * hidden if config.classifier == "mlp" else hidden, hidden
         mlp = (nn.Linear(hidden, 2 * hidden), nn.LayerNorm(2 * hidden), nn.GELU())
         self.before_classifier = nn.Sequential(*(mlp if config.classifier == "mlp" else ()))
         init_weights(self, config.init_std, skip=(TIMM_STEM,))
@@ -273,6 +275,11 @@ class VLMo(nn.Module):
         """Fuse images and texts. `image_BRD` starts with [CLS]. An image with several texts is embedded once."""
         patches, owner_N = self.encode_image(image), text.owners(len(image))
         return self._fuse(patches if owner_N is None else patches.index_select(0, owner_N), text)
+
+    def locate(self, image: Image, text: Text) -> Located:
+        """Return the patches' last states, without [CLS]'s."""
+        states_NRD, grid = self.fuse(image, text).image_BRD[:, 1:], self.config.grid
+        return located_cells(states_NRD, image, (grid, grid), self.config.patch, None, text.owner_N)
 
     def score(self, state: Tensor, text: Text, image_of_text_N: Tensor) -> Tensor:
         """Return the matching head's log odds that each text matches its image, [N]."""
