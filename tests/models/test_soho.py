@@ -36,6 +36,7 @@ def test_soho_implements_its_protocols() -> None:
         "GroupsParameters",
         "LoadsPartially",
         "HasFigures",
+        "ReadsSeveralImages",
     }
 
 

@@ -255,6 +255,7 @@ def test_protocols_and_parameter_groups(batch):
         "PredictsMaskedWords",
         "GroupsParameters",
         "LoadsPartially",
+        "ReadsSeveralImages",
     }
     model = tiny_unified_vlp()
     groups = model.parameter_groups()

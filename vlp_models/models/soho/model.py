@@ -46,7 +46,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vlp_models.data.batch import Batch, Image, Pixels, Text
+from vlp_models.data.batch import Batch, Image, Pixels, PixelSets, Text
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import DataError, ParamsError
@@ -57,6 +57,7 @@ from vlp_models.models.layers.embeddings import TextEmbedding, sine_positions
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.located import located_cells
 from vlp_models.models.layers.packing import Packing, take
+from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Figure, Fused, Located
 from vlp_models.models.soho.config import SOHOConfig
@@ -136,6 +137,7 @@ class SOHO(nn.Module):
     objectives: tuple[str, ...]
     fused_dim: int
     located_dim: int
+    images_per_text: int
 
     def __init__(self, config: SOHOConfig) -> None:
         """
@@ -193,6 +195,9 @@ class SOHO(nn.Module):
             if config.dictionary_size
             else None
         )
+
+        self.images_per_text = config.images_per_text
+        self.place_embedding = place_embedding(config.images_per_text, hidden)
 
     @property
     def inputs(self) -> ModelInputs:
@@ -285,7 +290,10 @@ class SOHO(nn.Module):
         return self.visual_norm(features_BRD + positions_BRD.to(features_BRD.dtype))
 
     def encode_image(self, image: Image) -> VisualTokens:
-        """Return the visual tokens that tasks read; they do not depend on the text."""
+        """Return the visual tokens that tasks read; they do not depend on the text. Several images of a text are one
+        sequence."""
+        if isinstance(image, PixelSets):
+            return self._encode_images(image)
         grid = self.extract_features(image)
         features = grid.features_BRD
         if self.config.task_features == "dictionary":
@@ -293,6 +301,14 @@ class SOHO(nn.Module):
             features = self.visual_features(features, vectors_BRD)
         tokens_BRD = self.add_positions(features, grid.mask_BRR)
         return VisualTokens(tokens_BRD=tokens_BRD, mask_BR=grid.mask_BR, grid=grid.shape)
+
+    def _encode_images(self, sets: PixelSets) -> VisualTokens:
+        images = sets.flat()
+        visual = self.encode_image(images)
+        place_MR = images.place_B[:, None].expand_as(visual.mask_BR)  # type: ignore[index]
+        tokens_MRD = add_places(visual.tokens_BRD, place_MR, self.place_embedding)
+        tokens, mask = (sets.spread(x).flatten(1, 2) for x in (tokens_MRD, visual.mask_BR))
+        return VisualTokens(tokens_BRD=tokens, mask_BR=mask, grid=visual.grid)
 
     # ---- Pairs -------------------------------------------------------------------------------------------------
 

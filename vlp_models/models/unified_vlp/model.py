@@ -60,6 +60,7 @@ from vlp_models.models.layers.embeddings import TextEmbedding
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, take
+from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Fused, Located, MaskedPass
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
@@ -103,6 +104,7 @@ class UnifiedVLP(nn.Module):
     objectives: tuple[str, ...]
     fused_dim: int
     located_dim: int
+    images_per_text: int
     stores_finished: bool
 
     def __init__(self, config: UnifiedVLPConfig) -> None:
@@ -146,6 +148,8 @@ class UnifiedVLP(nn.Module):
             for module in (*self.region_embedding.modules(), self.fusion):
                 if isinstance(module, nn.Linear):
                     module.reset_parameters()
+        self.images_per_text = config.images_per_text
+        self.place_embedding = place_embedding(config.images_per_text, hidden)
 
     # ---- Embeddings ------------------------------------------------------------------------------------------
 
@@ -155,7 +159,7 @@ class UnifiedVLP(nn.Module):
             raise DataError(
                 "Unified VLP reads region features: run the features stage, or choose a model that reads pixels"
             )
-        return cast(Tensor, self.region_embedding(image, hidden_BR))
+        return add_places(self.region_embedding(image, hidden_BR), image.place_BR, self.place_embedding)
 
     def embed_visual(self, regions_BRD: Tensor, objective: str) -> Tensor:
         """Return the embeddings of [CLS] and the regions, [B, 1 + R, D]."""
@@ -479,7 +483,12 @@ class UnifiedVLP(nn.Module):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Group parameters: `regions` (their embedding), `stack` (blocks and word embedding), `heads` (all that only
         objectives and tasks use)."""
-        group_of = {"region_embedding": "regions", "text_embedding": "stack", "stack": "stack"}
+        group_of = {
+            "region_embedding": "regions",
+            "place_embedding": "regions",
+            "text_embedding": "stack",
+            "stack": "stack",
+        }
         groups: dict[str, list[nn.Parameter]] = {}
         for name, child in self.named_children():
             groups.setdefault(group_of.get(name, "heads"), []).extend(child.parameters())

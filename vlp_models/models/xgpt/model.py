@@ -62,6 +62,7 @@ from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.cache import DecodingState, KeyValues
 from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, take
+from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad
 from vlp_models.models.protocols import Located, MaskedPass
 from vlp_models.models.xgpt.config import XGPTConfig
@@ -93,6 +94,7 @@ class XGPT(nn.Module):
     objectives: ClassVar[tuple[str, ...]] = ("ic", "imlm", "ida", "tifg")
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("imlm",)}
     located_dim: int
+    images_per_text: int
 
     def __init__(self, config: XGPTConfig) -> None:
         super().__init__()
@@ -137,6 +139,8 @@ class XGPT(nn.Module):
         for block in self.decoder_layers():
             if block.signal is not None:
                 nn.init.zeros_(block.signal)
+        self.images_per_text = config.images_per_text
+        self.place_embedding = place_embedding(config.images_per_text, hidden)
 
     def encoder_layers(self) -> list[Block]:
         return cast("list[Block]", self.layers)
@@ -152,6 +156,8 @@ class XGPT(nn.Module):
             raise DataError("XGPT reads region features: run the features stage, or choose a model that reads pixels")
         embedded_KD, packing = self.region_embedding(image)
         x_KD = self.region_dropout(embedded_KD)
+        if image.place_BR is not None:
+            x_KD = add_places(x_KD, packing.pack(image.place_BR), self.place_embedding)
         for layer in self.refiner:
             x_KD = layer(x_KD, packing)
         x_KD = x_KD if self.refined_norm is None else self.refined_norm(x_KD)

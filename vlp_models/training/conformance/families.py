@@ -227,7 +227,7 @@ def check_padding(trial: Trial) -> None:
     batch = reader.collate(trial.scenes.samples(trial.view, reader)[::5][:3])
     wider = dataclasses.replace(batch, text=_padded_text(batch.text, trial.scenes.tokenizer.pad_id))
     if isinstance(batch.image, Regions):
-        more = {name: _padded_rows(value, 3) for name, value in vars(batch.image).items()}
+        more = {name: _padded_rows(x, 3) for name, x in vars(batch.image).items() if x is not None}
         wider = dataclasses.replace(wider, image=type(batch.image)(**more))
     compare(outputs(trial.model, wider), outputs(trial.model, batch), "with more padding: a mask is missing")
 
