@@ -175,7 +175,7 @@ def test_captions_are_drawn_without_replacement() -> None:
 )
 def test_padded_image_respects_side_limits(size, limits, shown) -> None:
     wanted = PixelInput(height=1024, width=1024, resize="pad", **limits)
-    pixels, mask = fit(Image.new("RGB", size, "white"), wanted, None)
+    pixels, mask, *_ = fit(Image.new("RGB", size, "white"), wanted, None)
     assert (mask.any(0).sum(), mask.any(1).sum()) == shown and mask.sum() == shown[0] * shown[1]
     assert pixels[mask].all() and not pixels[~mask].any()
 

@@ -52,9 +52,9 @@ def test_squash_resizes_and_normalizes() -> None:
 def test_crop_takes_the_center() -> None:
     wide = Image.new("RGB", (90, 30), (255, 0, 0))
     wide.paste((0, 255, 0), (30, 0, 60, 30))
-    pixels, mask = fit(wide, PixelInput(height=30, width=30, resize="crop"), None)
+    pixels, mask, *_ = fit(wide, PixelInput(height=30, width=30, resize="crop"), None)
     assert mask.all() and (pixels == [0, 255, 0]).all()
-    pixels, _ = fit(picture(33, 57), PixelInput(height=16, width=24, resize="crop"), None)
+    pixels, *_ = fit(picture(33, 57), PixelInput(height=16, width=24, resize="crop"), None)
     assert pixels.shape == (16, 24, 3)
 
 

@@ -37,7 +37,7 @@ def check_samples_are_independent(everything: Everything, model: Any, batch: Bat
         length, regions = int(one.text.mask_BT.sum()), int(one.image.mask_BR.sum())
         cut = dataclasses.replace(
             one,
-            image=type(one.image)(**{name: rows[:, :regions] for name, rows in vars(one.image).items()}),
+            image=type(one.image)(**{n: x[:, :regions] for n, x in vars(one.image).items() if x is not None}),
             text=Text(ids_BT=one.text.ids_BT[:, :length], mask_BT=one.text.mask_BT[:, :length]),
         )
         for name, value in everything(model, cut).items():

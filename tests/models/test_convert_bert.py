@@ -70,7 +70,9 @@ def states(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     if family == "VLMo":
         return model.text_embedding(ids, words) - model.text_embedding.type_1D
     none = VisualTokens(
-        tokens_BRD=torch.zeros(len(ids), 0, model.config.hidden), mask_BR=torch.zeros(len(ids), 0, dtype=torch.bool)
+        tokens_BRD=torch.zeros(len(ids), 0, model.config.hidden),
+        mask_BR=torch.zeros(len(ids), 0, dtype=torch.bool),
+        grid=(0, 0),
     )
     return model.encode_pairs(ids, words, none)[0]
 

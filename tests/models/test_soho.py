@@ -30,11 +30,13 @@ def test_soho_implements_its_protocols() -> None:
     assert protocols_of(build()) == {
         "EncodesCells",
         "Fuses",
+        "LocatesStates",
         "ScoresPairs",
         "Pretrains",
         "GroupsParameters",
         "LoadsPartially",
         "HasFigures",
+        "ReadsSeveralImages",
     }
 
 

@@ -248,12 +248,14 @@ def test_protocols_and_parameter_groups(batch):
     assert protocols_of(tiny_unified_vlp()) == {
         "StoresFinished",
         "Fuses",
+        "LocatesStates",
         "Generates",
         "GeneratesByMasks",
         "Pretrains",
         "PredictsMaskedWords",
         "GroupsParameters",
         "LoadsPartially",
+        "ReadsSeveralImages",
     }
     model = tiny_unified_vlp()
     groups = model.parameter_groups()

@@ -161,7 +161,8 @@ def test_signal_on_keys_has_no_effect_with_two_attentions_in_a_row(make_batch: A
 
 
 def test_protocols() -> None:
-    assert protocols_of(tiny_xgpt()) == {"Generates", "Pretrains", "PredictsMaskedWords", "LoadsPartially"}
+    own = {"LocatesStates", "ReadsSeveralImages", "Generates", "Pretrains", "PredictsMaskedWords", "LoadsPartially"}
+    assert protocols_of(tiny_xgpt()) == own
 
 
 def test_one_seed_one_model() -> None:

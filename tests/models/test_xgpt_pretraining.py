@@ -38,7 +38,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 def single(batch: Batch) -> Batch:
     """Convert the batch to float32."""
-    image = {name: x.float() if x.is_floating_point() else x for name, x in vars(batch.image).items()}
+    image = {name: x.float() if x.is_floating_point() else x for name, x in vars(batch.image).items() if x is not None}
     return dataclasses.replace(batch, image=type(batch.image)(**image))
 
 

@@ -206,7 +206,7 @@ def rows(batch: Batch, first: int, last: int) -> Batch:
         batch,
         sample_ids=batch.sample_ids[some],
         image_ids=batch.image_ids[some],
-        image=Regions(**{name: getattr(image, name)[some, :regions] for name in vars(image)}),
+        image=Regions(**{name: x[some, :regions] for name, x in vars(image).items() if x is not None}),
         text=Text(ids_BT=text.ids_BT[some, :tokens], mask_BT=text.mask_BT[some, :tokens]),
     )
     return cut if first < last else cut.empty()

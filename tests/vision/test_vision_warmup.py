@@ -67,7 +67,7 @@ def test_boxes_follow_their_pixels_when_resized(resize: str, size: tuple[int, in
     box = (size[0] // 3, size[1] // 4, size[0] * 2 // 3, size[1] * 3 // 4)
     ImageDraw.Draw(picture).rectangle((box[0], box[1], box[2] - 1, box[3] - 1), RED)
     wanted = PixelInput(height=48, width=64, resize=resize, longer=60, shorter=40)  # type: ignore[arg-type]
-    pixels, _ = fit(picture, wanted, None)
+    pixels, *_ = fit(picture, wanted, None)
     rows, columns = (pixels[..., 0] > 127).nonzero()
     (placed,) = place_boxes(boxes(box), picture, wanted)
     expected = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)

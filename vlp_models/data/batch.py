@@ -70,12 +70,15 @@ class Regions(_TensorRecord):
     boxes_BR4        float32; x1, y1, x2, y2 as fractions of the image's width and height
     class_probs_BRC  float32; the detector's softmax, column 0 is background; zero where padded
     mask_BR          bool; True where there is a region
+    place_BR         int64; index of each region's image among the images of its row (`Batch.group_images`). None: a row
+                     has one image
     """
 
     features_BRF: Tensor
     boxes_BR4: Tensor
     class_probs_BRC: Tensor
     mask_BR: Tensor
+    place_BR: Tensor | None = None
 
     def __len__(self) -> int:
         return self.features_BRF.shape[0]
@@ -93,6 +96,7 @@ class Regions(_TensorRecord):
             boxes_BR4=torch.zeros_like(self.boxes_BR4),
             class_probs_BRC=torch.zeros_like(self.class_probs_BRC),
             mask_BR=first,
+            place_BR=self.place_BR,
         )
 
 
@@ -111,17 +115,32 @@ class ScoredRegions(Regions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placement(_TensorRecord):
+    """Where images are in a model's input after they were cropped, resized, padded or augmented.
+
+    to_image_B23  float32; maps a point of the input, (x, y, 1) in pixels, to fractions of the upright image's width and
+                  height
+    window_B4     float32; x1, y1, x2, y2 of what was not cropped, as fractions of the upright image
+    """
+
+    to_image_B23: Tensor
+    window_B4: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pixels(_TensorRecord):
     """Images for patch or CNN models.
 
     pixels_B3HW  float32, normalized; zero where padded
     mask_BHW     bool; True where there is image content. None: everywhere
     place_B      int64; index of each image among its sample's images. None: every sample has one
+    placement    where each image is in its input (data/boxes.py). None: it fills it
     """
 
     pixels_B3HW: Tensor
     mask_BHW: Tensor | None = None
     place_B: Tensor | None = None
+    placement: Placement | None = None
 
     def __len__(self) -> int:
         return self.pixels_B3HW.shape[0]
@@ -130,6 +149,51 @@ class Pixels(_TensorRecord):
         """Return the mean color everywhere: the input of the blind baseline."""
         mask_BHW = None if self.mask_BHW is None else torch.ones_like(self.mask_BHW)
         return dataclasses.replace(self, pixels_B3HW=torch.zeros_like(self.pixels_B3HW), mask_BHW=mask_BHW)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelSets(_TensorRecord):
+    """Up to K images per row, for a model that reads them in one sequence (`Batch.group_images`).
+
+    images    every tensor has [B, K] in place of [B]
+    there_BK  bool; False where a row has fewer than K images
+    """
+
+    images: Pixels
+    there_BK: Tensor
+
+    def __len__(self) -> int:
+        return self.there_BK.shape[0]
+
+    def blanked(self) -> PixelSets:
+        return dataclasses.replace(self, images=self.images.blanked())
+
+    def flat(self) -> Pixels:
+        """Return the M images that there are, row by row, each with its place in `place_B`."""
+        index_M = self.there_BK.flatten().nonzero().squeeze(1)
+        images = _each_tensor(self.images, lambda x: x.flatten(0, 1)).select(index_M)
+        return dataclasses.replace(images, place_B=index_M % self.there_BK.shape[1])
+
+    def spread(self, x_M: Tensor) -> Tensor:
+        """Put what was computed of each of the M images into its row: [M, ...] -> [B, K, ...], zero elsewhere."""
+        return _spread(x_M, self.there_BK.flatten().nonzero().squeeze(1), (len(self), self.there_BK.shape[1]))
+
+
+def _each_tensor(record: M, change: Callable[[Tensor], Tensor]) -> M:
+    """Apply a function to all tensors of a record and of the records in it."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, _TensorRecord):
+            return value._map(of)
+        return change(value) if isinstance(value, Tensor) else value
+
+    return record._map(of)
+
+
+def _spread(x_M: Tensor, places_M: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return [*shape, ...] with the rows of `x_M` at these places of B * K, and zeros."""
+    zeros = x_M.new_zeros(shape[0] * shape[1], *x_M.shape[1:])
+    return zeros.index_copy(0, places_M, x_M).unflatten(0, shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +244,7 @@ class Text(_TensorRecord):
         return self.owner_N
 
 
-Image = Regions | Pixels
+Image = Regions | Pixels | PixelSets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +285,27 @@ class Batch(_TensorRecord):
         elif self.image_owner_M is not None:
             images_K = self.image_owner_M[images_K].unique()
         return [self.sample_ids[i] for i in images_K.tolist()]
+
+    def group_images(self) -> Image:
+        """Return the image with one row per sample: all images of a sample in one row, in order.
+
+        A model whose `images_per_text` allows it reads a row in one sequence. Regions of several images become one
+        longer row (`Regions.place_BR`), pixels become `PixelSets`.
+        """
+        image, owner_M = cast(Image, self.image), self.image_owner_M
+        if owner_M is None or isinstance(image, PixelSets):
+            return image
+        place_M = torch.arange(len(owner_M), device=owner_M.device) - torch.searchsorted(owner_M, owner_M)
+        shape = (len(self), int(place_M.max()) + 1 if len(place_M) else 1)
+        slots_M = owner_M * shape[1] + place_M
+        rows = _each_tensor(image, lambda x_M: _spread(x_M, slots_M, shape))
+        if isinstance(rows, Pixels):
+            there_BK = _spread(torch.ones_like(owner_M, dtype=torch.bool), slots_M, shape)
+            return PixelSets(images=rows, there_BK=there_BK)
+        regions = rows.mask_BR.shape[2]
+        place_R = torch.arange(shape[1], device=owner_M.device).repeat_interleave(regions)
+        joined = _each_tensor(rows, lambda x_BKR: x_BKR.flatten(1, 2))
+        return dataclasses.replace(joined, place_BR=place_R.expand(shape[0], -1))
 
     def select(self, index_N: Tensor) -> Batch:
         """Return these samples in this order, each with all its images."""

@@ -10,14 +10,14 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
-from vlp_models.data.batch import Pixels
+from vlp_models.data.batch import Pixels, Placement
 from vlp_models.data.images import MAX_IMAGE_PIXELS, ImageError, decode_error, open_checked, to_upright_rgb
 from vlp_models.errors import DataError
 
@@ -31,6 +31,7 @@ AUGMENT_STRENGTH: Final = 0.7  # fraction of the strongest; VLMo's public code u
 GRAY: Final = (128, 128, 128)  # fill color for what is moved in from outside the image
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom
+Matrix = NDArray[np.float64]  # [3, 3], maps points (x, y, 1)
 Augmentation = Literal["random_resized_crop", "flip", "rand_augment"]
 
 
@@ -100,52 +101,83 @@ def collate_pixels(images: Sequence[Image.Image], wanted: PixelInput, seeds: Seq
     """Resize and normalize RGB images into one batch; augment those with a seed.
 
     Args:
-        draws: per image, the seed of its random augmentation; None: no augmentation.
+        seeds: per image, the seed of its random augmentation; None: no augmentation.
     """
     fitted = [fit(image, wanted, seed) for image, seed in zip(images, seeds, strict=True)]
     # (B, H, W, 3) uint8 -> (B, 3, H, W) float32
-    pixels_BHW3 = np.stack([pixels for pixels, _ in fitted])
+    pixels_BHW3 = np.stack([one.pixels for one in fitted])
     pixels_B3HW = torch.from_numpy(pixels_BHW3).permute(0, 3, 1, 2).float().div(255)
     mean, std = (torch.tensor(values)[:, None, None] for values in (wanted.mean, wanted.std))
     pixels_B3HW = pixels_B3HW.sub(mean).div(std)
+    placement = None
+    if wanted.resize != "squash" or (wanted.augment and any(seed is not None for seed in seeds)):
+        placement = _placement(images, fitted)
     if wanted.resize != "pad":
-        return Pixels(pixels_B3HW=pixels_B3HW.contiguous())
-    mask_BHW = torch.from_numpy(np.stack([mask for _, mask in fitted]))
-    return Pixels(pixels_B3HW=pixels_B3HW.mul(mask_BHW[:, None]).contiguous(), mask_BHW=mask_BHW)
+        return Pixels(pixels_B3HW=pixels_B3HW.contiguous(), placement=placement)
+    mask_BHW = torch.from_numpy(np.stack([one.mask for one in fitted]))
+    return Pixels(pixels_B3HW=pixels_B3HW.mul(mask_BHW[:, None]).contiguous(), mask_BHW=mask_BHW, placement=placement)
 
 
-def fit(image: Image.Image, wanted: PixelInput, seed: int | None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Return pixels, uint8 [H, W, 3] of the requested size, and a mask, bool [H, W]: True where it is not padding."""
-    flipped, rng = False, None
+class Fitted(NamedTuple):
+    """An image as a model reads it.
+
+    pixels  uint8 [H, W, 3], of the requested size
+    mask    bool [H, W]; True where it is not padding
+    place   [3, 3]; maps a point of the image, (x, y, 1) in pixels, to its place in `pixels`
+    window  left, top, right, bottom of what was not cropped, in pixels of the image
+    """
+
+    pixels: NDArray[np.uint8]
+    mask: NDArray[np.bool_]
+    place: Matrix
+    window: tuple[float, float, float, float]
+
+
+def fit(image: Image.Image, wanted: PixelInput, seed: int | None) -> Fitted:
+    """Resize an RGB image to what a model reads; with a seed, augment it."""
+    place, rng, flipped, resize = np.eye(3), None, False, wanted.resize
+    window: tuple[float, float, float, float] = (0, 0, image.width, image.height)
     if seed is not None:
         rng = np.random.default_rng(seed)
         if "random_resized_crop" in wanted.augment:
-            image = image.crop(random_box(image.width, image.height, wanted.crop_scale, rng))
+            window = box = random_box(image.width, image.height, wanted.crop_scale, rng)
+            image, place = image.crop(box), _shift(-box[0], -box[1])
+            resize = "squash" if resize == "crop" else resize
         flipped = "flip" in wanted.augment and rng.random() < 0.5
 
-    if wanted.resize == "crop" and not (seed is not None and "random_resized_crop" in wanted.augment):
-        # smallest size of the same aspect ratio that covers the target, then its center
-        image = _resize_by(image, max(wanted.width / image.width, wanted.height / image.height), wanted)
-        left, top = round((image.width - wanted.width) / 2), round((image.height - wanted.height) / 2)
+    size, (left, top) = _resizing(image, wanted, resize)
+    x, y = size[0] / image.width, size[1] / image.height
+    place = _shift(-left, -top) @ _scale(x, y) @ place
+    image = image.resize(size, FILTERS[wanted.interpolation])
+    if resize == "crop":
+        window = (left / x, top / y, (left + wanted.width) / x, (top + wanted.height) / y)
         image = image.crop((left, top, left + wanted.width, top + wanted.height))
-    elif wanted.resize == "pad":
-        image = _resize_by(image, _pad_factor(image, wanted), wanted)
-    else:
-        image = image.resize((wanted.width, wanted.height), FILTERS[wanted.interpolation])
-
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        place = _shift(image.width, 0) @ _scale(-1, 1) @ place
     if rng is not None and "rand_augment" in wanted.augment:
-        image = rand_augment(image, rng)
+        image, moved = rand_augment(image, rng)
+        place = moved @ place
     pixels = np.zeros((wanted.height, wanted.width, 3), np.uint8)
     mask = np.zeros((wanted.height, wanted.width), bool)
     pixels[: image.height, : image.width] = np.asarray(image)
     mask[: image.height, : image.width] = True
-    return pixels, mask
+    return Fitted(pixels, mask, place, window)
+
+
+def _placement(images: Sequence[Image.Image], fitted: Sequence[Fitted]) -> Placement:
+    """Return where the images are, as fractions of their sizes."""
+    sizes = [np.array([image.width, image.height], np.float64) for image in images]
+    pairs = list(zip(sizes, fitted, strict=True))
+    to_image = np.stack([(_scale(*(1 / size)) @ np.linalg.inv(one.place))[:2] for size, one in pairs])
+    window = np.stack([np.array(one.window) / np.tile(size, 2) for size, one in pairs])
+    return Placement(to_image_B23=torch.from_numpy(to_image).float(), window_B4=torch.from_numpy(window).float())
 
 
 def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, wanted: PixelInput) -> NDArray[np.float32]:
     """Map boxes of an image to where `fit` without augmentation puts them.
+
+    Augmented images: data/boxes.py.
 
     Args:
         boxes_N4: x1, y1, x2, y2 in pixels of the image.
@@ -153,16 +185,9 @@ def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, wanted: Pixel
     Returns:
         float32 [N, 4], pixels of the requested size; outside of it where the image is cropped.
     """
-    size = np.array([wanted.width, wanted.height] * 2, np.float32)
-    own = np.array([image.width, image.height] * 2, np.float32)
-    if wanted.resize == "squash":
-        placed = boxes_N4 * (size / own)
-    elif wanted.resize == "pad":
-        placed = boxes_N4 * _pad_factor(image, wanted)
-    else:
-        factor = max(wanted.width / image.width, wanted.height / image.height)
-        placed = boxes_N4 * factor - (own * factor - size) / 2
-    return placed.astype(np.float32)
+    size, corner = _resizing(image, wanted, wanted.resize)
+    factor = np.array(size * 2, np.float32) / np.array(image.size * 2, np.float32)
+    return (boxes_N4 * factor - np.array(corner * 2, np.float32)).astype(np.float32)
 
 
 def random_box(width: int, height: int, scale: tuple[float, float], rng: np.random.Generator) -> Box:
@@ -189,9 +214,27 @@ def _pad_factor(image: Image.Image, wanted: PixelInput) -> float:
     return min(factors + [limit / side for limit, side in sides if limit])
 
 
-def _resize_by(image: Image.Image, factor: float, wanted: PixelInput) -> Image.Image:
-    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
-    return image.resize(size, FILTERS[wanted.interpolation])
+def _resizing(
+    image: Image.Image, wanted: PixelInput, resize: Literal["squash", "crop", "pad"]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the width and height to resize an image to, and the left and top of the center crop (0, 0 without)."""
+    if resize == "squash":
+        return (wanted.width, wanted.height), (0, 0)
+    # crop: the smallest size of the same aspect ratio that covers the target
+    covering = max(wanted.width / image.width, wanted.height / image.height)
+    factor = covering if resize == "crop" else _pad_factor(image, wanted)
+    width, height = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    if resize == "pad":
+        return (width, height), (0, 0)
+    return (width, height), (round((width - wanted.width) / 2), round((height - wanted.height) / 2))
+
+
+def _scale(x: float, y: float) -> Matrix:
+    return np.diag([x, y, 1.0])
+
+
+def _shift(x: float, y: float) -> Matrix:
+    return np.array([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]])
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
@@ -213,17 +256,33 @@ OPERATIONS: Final[dict[str, Callable[[Image.Image, float], Image.Image]]] = {
 }
 
 
-def rand_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Apply RandAugment to an RGB image; the size stays the same.
+def operation_matrix(name: str, strength: float, width: int, height: int) -> Matrix:
+    """Return the matrix [3, 3] with which one of `OPERATIONS` moves the points of an image, in pixels."""
+    angle, shear = math.radians(-30 * strength), 0.3 * strength
+    turn = np.array([[math.cos(angle), math.sin(angle), 0], [-math.sin(angle), math.cos(angle), 0], [0, 0, 1]])
+    # Pillow's matrices map a point of the result to the point of the image that is shown there.
+    inverse = {
+        "shear_x": np.array([[1, shear, 0], [0, 1, 0], [0, 0, 1]]),
+        "shear_y": np.array([[1, 0, 0], [shear, 1, 0], [0, 0, 1]]),
+        "translate_x": _shift(0.45 * strength * width, 0),
+        "translate_y": _shift(0, 0.45 * strength * height),
+        "rotate": _shift(width / 2, height / 2) @ turn @ _shift(-width / 2, -height / 2),
+    }.get(name)
+    return np.eye(3) if inverse is None else np.linalg.inv(inverse)
+
+
+def rand_augment(image: Image.Image, rng: np.random.Generator) -> tuple[Image.Image, Matrix]:
+    """Apply RandAugment to an RGB image of the same size; also return how its points moved, [3, 3].
 
     Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space", without the
     operations that change colors, which would make captions that name a color wrong. Draws `AUGMENT_COUNT` operations
     and applies each with probability `AUGMENT_PROBABILITY`.
     """
-    names = list(OPERATIONS)
+    names, place = list(OPERATIONS), np.eye(3)
     for _ in range(AUGMENT_COUNT):
-        operation = OPERATIONS[names[int(rng.integers(len(names)))]]
+        name = names[int(rng.integers(len(names)))]
         strength = AUGMENT_STRENGTH * (1 if rng.random() < 0.5 else -1)
         if rng.random() < AUGMENT_PROBABILITY:
-            image = operation(image, strength)
-    return image
+            place = operation_matrix(name, strength, image.width, image.height) @ place
+            image = OPERATIONS[name](image, strength)
+    return image, place

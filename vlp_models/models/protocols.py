@@ -3,6 +3,8 @@
 | protocol            | serves                                                    |
 |---------------------|-----------------------------------------------------------|
 | Fuses               | VQA, VCR, NLVR, NLVR2, entailment                         |
+| LocatesStates       | choosing a region or patch by a text: referring expressions |
+| ReadsSeveralImages  | texts with several images in one sequence: NLVR2, frames  |
 | FusesDecoder        | VQA with a second classifier, on the decoder's feature    |
 | Embeds              | retrieval by one matrix product                           |
 | Contrasts           | contrastive fine-tuning with the model's own temperature  |
@@ -62,6 +64,41 @@ class Fuses(Protocol):
     def fuse(self, image: Image, text: Text) -> Fused:
         """Fuse images and texts: one row per text."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Located:
+    """States of parts of the image after fusion, and which part each one is of, in every family alike.
+
+    states_NRD  one row per text
+    boxes_NR4   float32; x1, y1, x2, y2 as fractions of the upright image: a detector's box, or what a patch or cell
+                shows, even if the pixels were cropped, flipped or moved for training. Zero where masked
+    mask_NR     bool; False in padding, and where nothing of the image is visible. A row may be all False
+    place_NR    int64; which of the text's images it is in (`ReadsSeveralImages`). None: a text has one image
+    """
+
+    states_NRD: Tensor
+    boxes_NR4: Tensor
+    mask_NR: Tensor
+    place_NR: Tensor | None = None
+
+
+@runtime_checkable
+class LocatesStates(Protocol):
+    """Tokens of the whole image ([IMG], [CLS]) are left out."""
+
+    located_dim: int
+
+    def locate(self, image: Image, text: Text) -> Located:
+        """Fuse images and texts, and return the states of the images' parts: one row per text."""
+        ...
+
+
+@runtime_checkable
+class ReadsSeveralImages(Protocol):
+    """Reads several images of a text in one sequence: its other methods accept what `Batch.group_images` returns."""
+
+    images_per_text: int  # the most; 1: only one
 
 
 @runtime_checkable

@@ -36,7 +36,7 @@ from vlp_models.models.checkpoint import (
     read_labels,
     read_weights,
 )
-from vlp_models.models.protocols import Embeds, Fuses, Generates, ScoresPairs
+from vlp_models.models.protocols import Embeds, Fuses, Generates, LocatesStates, ScoresPairs
 from vlp_models.objectives.loss import Loss
 from vlp_models.params import SEARCH_OPTIONS, EvaluateParams, build
 from vlp_models.tasks import task_class
@@ -44,6 +44,7 @@ from vlp_models.tasks.scoring import EvalContext, Prediction, TaskScores
 
 PROTOCOL_NAMES: dict[type, str] = {
     Fuses: "fuse image and text",
+    LocatesStates: "locate its states in the image",
     Embeds: "embed images and texts separately",
     ScoresPairs: "score image-text pairs",
     Generates: "generate text",

@@ -5,11 +5,14 @@ concatenated for a classifier (VLMo, Bao et al. 2022, section 4.2, after OSCAR; 
 The papers mention one classification layer. VLMo's code has two with a norm and GELU between, and so has this one.
 VLMo's code also gives the second image a token type of its own, initialized as a copy of the first's: the model option
 `second_image_type`. Without it, only the position in the concatenated feature distinguishes the images.
+The option `one_pass` reads both images and the statement in one sequence instead, so that the images attend to each
+other (UNITER, Chen et al. 2020, "triplet"); it needs a model with `images_per_text: 2`, and no paper here does it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +23,12 @@ from vlp_models.common.io import write_text
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.classification import Judgment, format_nlvr_csv, majority_label, score_nlvr
 from vlp_models.models.checkpoint import CheckpointInfo
-from vlp_models.models.protocols import Fuses
+from vlp_models.models.protocols import Fuses, ReadsSeveralImages
 from vlp_models.objectives.loss import Loss, cross_entropy
-from vlp_models.tasks.base import RequestFormat, TaskModel, init_head, require_targets
+from vlp_models.tasks.base import RequestFormat, TaskModel, TaskOptions, init_head, require_targets
 from vlp_models.tasks.scoring import (
     BLIND,
     MAJORITY,
@@ -150,13 +153,21 @@ class NLVR(StatementTask):
         return path
 
 
+@dataclass(frozen=True, kw_only=True)
+class NLVR2Options(TaskOptions):
+    """one_pass: read both images and the statement in one sequence; False: each image with the statement separately."""
+
+    one_pass: bool = False
+
+
 class NLVR2(StatementTask):
-    """Two layers on the concatenated features of both images."""
+    """Two layers on the concatenated features of both images, or on the feature of one sequence (`one_pass`)."""
 
     task = "nlvr2"
     title = "True or false of two images (NLVR2)"
     view = "image_pairs"
     prediction_view = "image_pairs"
+    options_class = NLVR2Options
     id_key = "pair_id"
     request = RequestFormat(text="statement", images=IMAGES)
 
@@ -164,7 +175,13 @@ class NLVR2(StatementTask):
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
         super().__init__(model, tokenizer, info)
-        width = IMAGES * cast(Fuses, model).fused_dim
+        known = model.images_per_text if isinstance(model, ReadsSeveralImages) else 1
+        if self.options.one_pass and known < IMAGES:
+            raise ParamsError(
+                f"params.yaml: `one_pass` of {self.task} reads {IMAGES} images in one sequence, but the model "
+                f"`{info.name}` reads {known}; set `models.{info.name}.config.images_per_text: {IMAGES}`"
+            )
+        width = (1 if self.options.one_pass else IMAGES) * cast(Fuses, model).fused_dim
         self.head = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, 2))
         init_head(self.head, info)
 
@@ -184,6 +201,8 @@ class NLVR2(StatementTask):
 
     def logits(self, batch: Batch) -> Tensor:
         """Return logits [B, 2]: false, true. The batch has M = 2 B images, the left one of each pair first."""
+        if self.options.one_pass:
+            return self.head(cast(Fuses, self.model).fuse(batch.group_images(), batch.text).pooled_BP)
         text_of_image_M = torch.arange(len(batch), device=batch.text.ids_BT.device).repeat_interleave(IMAGES)
         pooled_MP = cast(Fuses, self.model).fuse(batch.image, batch.text.select(text_of_image_M)).pooled_BP
         # (2 B, P) -> (B, 2 P): the left image's feature, then the right one's

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vlp_models.data.batch import Image, Regions
+from vlp_models.data.batch import Image, PixelSets, Regions
 
 
 class DecodingModel(Protocol):
@@ -67,6 +67,8 @@ def log_probabilities(logits_NV: Tensor) -> Tensor:
 
 
 def device_of(image: Image) -> torch.device:
+    if isinstance(image, PixelSets):
+        return image.there_BK.device
     return image.mask_BR.device if isinstance(image, Regions) else image.pixels_B3HW.device
 
 

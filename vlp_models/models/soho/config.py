@@ -75,6 +75,7 @@ class SOHOConfig(PublicSwitches):
     max_positions: PositiveInt = 512
     dropout: Share = 0.1
     attention_dropout: Share = 0.1
+    images_per_text: PositiveInt = 1  # of a text, in one sequence; above 1: a learned vector for each later image
     init_std: PositiveFloat = 0.02
     mask_id: int = 4  # [MASK]: 4 in a vocabulary trained by this pipeline, 103 in BERT's
     mask_scheme: Literal["bert", "mask"] = "bert"  # BERT's 80% [MASK], 10% random, 10% kept, or always [MASK]

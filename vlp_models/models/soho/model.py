@@ -46,7 +46,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vlp_models.data.batch import Batch, Image, Pixels, Text
+from vlp_models.data.batch import Batch, Image, Pixels, PixelSets, Text
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import DataError, ParamsError
@@ -55,9 +55,11 @@ from vlp_models.models.layers.backbone import Backbone
 from vlp_models.models.layers.blocks import TransformerBlock, init_weights
 from vlp_models.models.layers.embeddings import TextEmbedding, sine_positions
 from vlp_models.models.layers.heads import TokenHead
+from vlp_models.models.layers.located import located_cells
 from vlp_models.models.layers.packing import Packing, take
+from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad
-from vlp_models.models.protocols import Figure, Fused
+from vlp_models.models.protocols import Figure, Fused, Located
 from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.models.soho.dictionary import CodedImages, Dictionary, Quantized, dictionary_figures
 from vlp_models.models.soho.pairs import Pairs, hide_codes, make_pairs
@@ -78,13 +80,20 @@ class FeatureGrid:
     def mask_BR(self) -> Tensor:
         return self.mask_BRR.flatten(1)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.mask_BRR.shape[1], self.mask_BRR.shape[2]
+
 
 @dataclass(frozen=True, kw_only=True)
 class VisualTokens:
-    """The transformer's input. tokens_BRD; mask_BR bool; hidden_BRD: each cell's token if MVM hides it."""
+    """The transformer's input. tokens_BRD; mask_BR bool; grid: rows and columns; hidden_BRD: each cell's token if MVM
+    hides it."""
 
     tokens_BRD: Tensor
     mask_BR: Tensor
+    grid: tuple[int, int]
     hidden_BRD: Tensor | None = None
 
     def for_texts(self, owner_N: Tensor | None, hidden_NR: Tensor | None = None) -> VisualTokens:
@@ -95,7 +104,7 @@ class VisualTokens:
         if hidden_NR is not None and hidden is not None:
             hidden = hidden if owner_N is None else hidden.index_select(0, owner_N)
             tokens = torch.where(hidden_NR[..., None], hidden, tokens)
-        return VisualTokens(tokens_BRD=tokens, mask_BR=mask)
+        return VisualTokens(tokens_BRD=tokens, mask_BR=mask, grid=self.grid)
 
 
 class Neck(nn.Module):
@@ -117,8 +126,8 @@ class Neck(nn.Module):
 
 
 class SOHO(nn.Module):
-    """Implements `Fuses`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `LoadsPartially`, `EncodesCells`,
-    `HasFigures`, for pixels."""
+    """Implements `Fuses`, `LocatesStates`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `LoadsPartially`,
+    `EncodesCells`, `HasFigures`, for pixels."""
 
     config_class: ClassVar[type] = SOHOConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -127,6 +136,8 @@ class SOHO(nn.Module):
     several_texts: ClassVar[bool] = True  # per image, in pretraining
     objectives: tuple[str, ...]
     fused_dim: int
+    located_dim: int
+    images_per_text: int
 
     def __init__(self, config: SOHOConfig) -> None:
         """
@@ -136,7 +147,7 @@ class SOHO(nn.Module):
         super().__init__()
         self.config = config
         self.objectives = ("mlm", "mvm", "itm") if config.dictionary_size else ("mlm", "itm")
-        self.fused_dim = config.fusion_hidden or config.hidden
+        self.fused_dim, self.located_dim = config.fusion_hidden or config.hidden, config.hidden
         hidden = config.hidden
 
         self.backbone = Backbone(config.backbone, config.backbone_stage, config.backbone_options)
@@ -184,6 +195,9 @@ class SOHO(nn.Module):
             if config.dictionary_size
             else None
         )
+
+        self.images_per_text = config.images_per_text
+        self.place_embedding = place_embedding(config.images_per_text, hidden)
 
     @property
     def inputs(self) -> ModelInputs:
@@ -276,13 +290,25 @@ class SOHO(nn.Module):
         return self.visual_norm(features_BRD + positions_BRD.to(features_BRD.dtype))
 
     def encode_image(self, image: Image) -> VisualTokens:
-        """Return the visual tokens that tasks read; they do not depend on the text."""
+        """Return the visual tokens that tasks read; they do not depend on the text. Several images of a text are one
+        sequence."""
+        if isinstance(image, PixelSets):
+            return self._encode_images(image)
         grid = self.extract_features(image)
         features = grid.features_BRD
         if self.config.task_features == "dictionary":
             vectors_BRD, _, _ = self.map_to_codes(grid, learn=False)
             features = self.visual_features(features, vectors_BRD)
-        return VisualTokens(tokens_BRD=self.add_positions(features, grid.mask_BRR), mask_BR=grid.mask_BR)
+        tokens_BRD = self.add_positions(features, grid.mask_BRR)
+        return VisualTokens(tokens_BRD=tokens_BRD, mask_BR=grid.mask_BR, grid=grid.shape)
+
+    def _encode_images(self, sets: PixelSets) -> VisualTokens:
+        images = sets.flat()
+        visual = self.encode_image(images)
+        place_MR = images.place_B[:, None].expand_as(visual.mask_BR)  # type: ignore[index]
+        tokens_MRD = add_places(visual.tokens_BRD, place_MR, self.place_embedding)
+        tokens, mask = (sets.spread(x).flatten(1, 2) for x in (tokens_MRD, visual.mask_BR))
+        return VisualTokens(tokens_BRD=tokens, mask_BR=mask, grid=visual.grid)
 
     # ---- Pairs -------------------------------------------------------------------------------------------------
 
@@ -346,7 +372,7 @@ class SOHO(nn.Module):
         tokens_BRD, hidden_BRD = self.add_positions(features, grid.mask_BRR), None
         if hidden_PR is not None:
             hidden_BRD = self.add_positions(self.hidden_cell.expand_as(features).to(features.dtype), grid.mask_BRR)
-        visual = VisualTokens(tokens_BRD=tokens_BRD, mask_BR=grid.mask_BR, hidden_BRD=hidden_BRD)
+        visual = VisualTokens(tokens_BRD=tokens_BRD, mask_BR=grid.mask_BR, grid=grid.shape, hidden_BRD=hidden_BRD)
         visual = visual.for_texts(pairs.owner_P, hidden_PR)
         words = Packing.of(pairs.mask_PT)
         text_MD, cells_KD, cells = self.encode_pairs(pairs.ids_PT, words, visual)
@@ -411,7 +437,15 @@ class SOHO(nn.Module):
 
     def fuse(self, image: Image, text: Text) -> Fused:
         """Fuse images and texts; the pooled feature is [CLS]. An image with several texts is encoded once."""
-        visual = self.encode_image(image).for_texts(text.owners(len(image)))
+        return self._fuse(self.encode_image(image).for_texts(text.owners(len(image))), text)
+
+    def locate(self, image: Image, text: Text) -> Located:
+        """Return the cells' last states."""
+        visual, owner_N = self.encode_image(image), text.owners(len(image))
+        states_NRD = self._fuse(visual.for_texts(owner_N), text).image_BRD
+        return located_cells(states_NRD, image, visual.grid, self.stride, visual.mask_BR, owner_N)
+
+    def _fuse(self, visual: VisualTokens, text: Text) -> Fused:
         words = Packing.of(text.mask_BT)
         text_MD, cells_KD, cells = self.encode_pairs(text.ids_BT, words, visual)
         pooled_ND = self.fusion(self.cls_states(text_MD, words))

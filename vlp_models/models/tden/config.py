@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlp_models.errors import ParamsError
+from vlp_models.params.schema import PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class TDENConfig(PublicSwitches):
     feature_dropout: float = 0.0  # from 0 to below 1; the same entries of all regions of an image
     layer_norm_eps: float = 1e-12
     embedding_norm_eps: float = 1e-5  # with 1e-12 the gradient of a blank region would grow by a factor of 1e6
+    images_per_text: PositiveInt = 1  # of a text, in one sequence; above 1: a learned vector for each later image
     init_std: float = 0.02
     mask_id: int = 4  # of [MASK]: 4 in a vocabulary trained here, 103 in BERT's
     separate_region_norms: bool = False  # normalize feature and location before adding them, as UNITER and LXMERT do

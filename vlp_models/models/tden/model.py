@@ -57,9 +57,11 @@ from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock, init
 from vlp_models.models.layers.cache import DecodingState, KeyValues
 from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlp_models.models.layers.heads import AttentionPooler, TokenHead
+from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, changed_from, take
+from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad
-from vlp_models.models.protocols import Fused, MaskedPass
+from vlp_models.models.protocols import Fused, Located, MaskedPass
 from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.state import GenerationPass, Memory, VisualStates
 from vlp_models.objectives.distributed import number_over_ranks
@@ -90,13 +92,15 @@ class TDEN(nn.Module):
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("mlm", "moc"), "decoder": ("msg",)}
     objectives: tuple[str, ...]
     fused_dim: int
+    located_dim: int
+    images_per_text: int
     decoder_dim: int = 0  # of a second holistic feature, which only the authors' code has
 
     def __init__(self, config: TDENConfig) -> None:
         super().__init__()
         self.config = config
         self.objectives = ("mlm", "moc", "ism", "msg") if config.num_classes else ("mlm", "ism", "msg")
-        self.fused_dim = config.fusion_dim or config.hidden
+        self.fused_dim, self.located_dim = config.fusion_dim or config.hidden, config.hidden
         hidden, dropout, eps = config.hidden, config.dropout, config.embedding_norm_eps
 
         self.region_embedding = RegionEmbedding(
@@ -123,6 +127,8 @@ class TDEN(nn.Module):
         self.fusion_poolers = nn.ModuleDict({s: self.pooler(self.fused_dim) for s in ("image", "text", "decoder")})
         self.fusion_norm = nn.LayerNorm(self.fused_dim, eps=config.fusion_norm_eps)
         init_weights(self, config.init_std)
+        self.images_per_text = config.images_per_text
+        self.place_embedding = place_embedding(config.images_per_text, hidden)
 
     def stack(self, block: type[nn.Module], layers: int) -> nn.ModuleList:
         """Build a stack of blocks of the config's sizes."""
@@ -141,6 +147,8 @@ class TDEN(nn.Module):
         if not isinstance(image, Regions):
             raise DataError("TDEN reads region features: run the features stage, or choose a model that reads pixels")
         x_KD, packing = self.region_embedding(image, hidden_BR)
+        if image.place_BR is not None:
+            x_KD = add_places(x_KD, packing.pack(F.pad(image.place_BR, (1, 0))), self.place_embedding)
         mask, layers = padding_mask(packing.mask_BT), []
         for block in self.object_encoder:
             x_KD = block(x_KD, mask, packing)
@@ -430,6 +438,17 @@ class TDEN(nn.Module):
             image_BRD=each.packing.pad(image_KD), text_BTD=words.pad(text_MD), pooled_BP=self.fusion_norm(pooled_NP)
         )
 
+    def locate(self, image: Image, text: Text) -> Located:
+        """Return the regions' states of the cross-modal encoder, without [IMG]'s."""
+        words, owner_N = Packing.of(text.mask_BT), text.owners(len(image))
+        visual = self.encode_image(image).last().select(owner_N)
+        _, (*_, image_KD) = self.cross_encode(self.understand(text, words), words, visual)
+        return located_regions(visual.packing.pad(image_KD)[:, 1:], image, owner_N)
+
+    def understand(self, text: Text, words: Packing) -> Tensor:
+        """Run the sentence encoder over the packed words of texts to understand. [M, D]"""
+        return self.encode_text(text.ids_BT, words)
+
     # ---- Generation ------------------------------------------------------------------------------------------
 
     def generation_logits(self, image: Image, text: Text, at_NT: Tensor | None = None) -> Tensor:
@@ -478,7 +497,11 @@ class TDEN(nn.Module):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Group parameters by module, each with its embedding; `heads` has all that only objectives and tasks use."""
         groups: dict[str, list[nn.Parameter]] = {}
-        embedding_of = {"region_embedding": "object_encoder", "text_embedding": "sentence_encoder"}
+        embedding_of = {
+            "region_embedding": "object_encoder",
+            "place_embedding": "object_encoder",
+            "text_embedding": "sentence_encoder",
+        }
         modules = ("object_encoder", "sentence_encoder", "cross_encoder", "cross_decoder")
         for name, child in self.named_children():
             group = embedding_of.get(name, name if name in modules else "heads")

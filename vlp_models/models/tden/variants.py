@@ -244,13 +244,16 @@ class PublicTDEN(TDEN):
 
     # ---- VQA, VCR --------------------------------------------------------------------------------------------
 
+    def understand(self, text: Text, words: Packing) -> Tensor:
+        segments = self.config.segment_types and text.last_segment_BT is not None
+        types_NT = text.last_segment_BT.long() if segments and text.last_segment_BT is not None else None
+        return self.encode_text(text.ids_BT, words, UNDERSTANDING, types_NT)
+
     def fuse(self, image: Image, text: Text) -> Fused:
         config, pool = self.config, self.fusion_poolers
         visual, words, owner_N = self.encode_image(image), Packing.of(text.mask_BT), text.owners(len(image))
         each = visual.last().select(owner_N)
-        segments = config.segment_types and text.last_segment_BT is not None
-        types_NT = text.last_segment_BT.long() if segments and text.last_segment_BT is not None else None
-        understood_MD = self.encode_text(text.ids_BT, words, UNDERSTANDING, types_NT)
+        understood_MD = self.understand(text, words)
         text_MD, image_layers = self.cross_encode(understood_MD, words, each)
         pooled_image = pool["image"](image_layers[-1], each.packing)
         if config.fusion_pooling == "all_layers":

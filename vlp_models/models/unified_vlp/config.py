@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlp_models.errors import ParamsError
+from vlp_models.params.schema import PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class UnifiedVLPConfig:
     attention_dropout: float = 0.1
     feature_dropout: float = 0.0  # the same entries of all regions of an image
     layer_norm_eps: float = 1e-5
+    images_per_text: PositiveInt = 1  # of a text, in one sequence; above 1: a learned vector for each later image
     init_std: float = 0.02
     # of the region embedding and VQA's first layer: torch's default, which depends on the width, or N(0, init_std)
     image_init: Literal["torch", "normal"] = "torch"

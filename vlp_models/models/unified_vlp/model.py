@@ -58,9 +58,11 @@ from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.cache import DecodingState
 from vlp_models.models.layers.embeddings import TextEmbedding
 from vlp_models.models.layers.heads import TokenHead
+from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, take
+from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad
-from vlp_models.models.protocols import Fused, MaskedPass
+from vlp_models.models.protocols import Fused, Located, MaskedPass
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 from vlp_models.models.unified_vlp.masking import (
     BIDIRECTIONAL,
@@ -87,7 +89,8 @@ IMAGE_SEGMENT = {BIDIRECTIONAL: 0, SEQ2SEQ: 2}  # the sentence has the next one
 
 
 class UnifiedVLP(nn.Module):
-    """Implements `Fuses`, `Generates`, `GeneratesByMasks`, `Pretrains` and `PredictsMaskedWords`, on regions.
+    """Implements `Fuses`, `LocatesStates`, `Generates`, `GeneratesByMasks`, `Pretrains` and `PredictsMaskedWords`, on
+    regions.
 
     The first token of a text stands for [SEP], which precedes the words; [CLS] belongs to the image.
     """
@@ -100,6 +103,8 @@ class UnifiedVLP(nn.Module):
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {BIDIRECTIONAL: (BIDIRECTIONAL,), SEQ2SEQ: (SEQ2SEQ,)}
     objectives: tuple[str, ...]
     fused_dim: int
+    located_dim: int
+    images_per_text: int
     stores_finished: bool
 
     def __init__(self, config: UnifiedVLPConfig) -> None:
@@ -108,7 +113,7 @@ class UnifiedVLP(nn.Module):
         self.inputs = ModelInputs(image=RegionInput(scores=config.compat_reference))
         pretext = config.region_classes == "pretext" and config.num_classes > 0
         self.objectives = (BIDIRECTIONAL, SEQ2SEQ, "moc") if pretext else (BIDIRECTIONAL, SEQ2SEQ)
-        self.fused_dim = 2 * config.hidden
+        self.fused_dim, self.located_dim = 2 * config.hidden, config.hidden
         self.stores_finished = config.compat_reference
         hidden, eps, dropout = config.hidden, config.layer_norm_eps, config.dropout
 
@@ -143,6 +148,8 @@ class UnifiedVLP(nn.Module):
             for module in (*self.region_embedding.modules(), self.fusion):
                 if isinstance(module, nn.Linear):
                     module.reset_parameters()
+        self.images_per_text = config.images_per_text
+        self.place_embedding = place_embedding(config.images_per_text, hidden)
 
     # ---- Embeddings ------------------------------------------------------------------------------------------
 
@@ -152,7 +159,7 @@ class UnifiedVLP(nn.Module):
             raise DataError(
                 "Unified VLP reads region features: run the features stage, or choose a model that reads pixels"
             )
-        return cast(Tensor, self.region_embedding(image, hidden_BR))
+        return add_places(self.region_embedding(image, hidden_BR), image.place_BR, self.place_embedding)
 
     def embed_visual(self, regions_BRD: Tensor, objective: str) -> Tensor:
         """Return the embeddings of [CLS] and the regions, [B, 1 + R, D]."""
@@ -360,17 +367,29 @@ class UnifiedVLP(nn.Module):
         texts share an image. A text without any token, not even [SEP], has a zero state: its feature is the same for
         every image.
         """
-        regions_BRD, owner_N = self.embed_regions(image), text.owners(len(image))
         ids_NT = mask_one_word(text, self.config) if self.training and self.config.mask_question else text.ids_BT
+        states_NLD, prefix = self.encode_both(image, text, ids_NT)
+        pooled_NP = F.relu(self.fusion(states_NLD[:, 0] * states_NLD[:, prefix]))
+        return Fused(image_BRD=states_NLD[:, :prefix], text_BTD=states_NLD[:, prefix:], pooled_BP=pooled_NP)
+
+    def locate(self, image: Image, text: Text) -> Located:
+        """Return the regions' last states, without [CLS]'s."""
+        states_NLD, prefix = self.encode_both(image, text, text.ids_BT)
+        return located_regions(states_NLD[:, 1:prefix], image, text.owner_N)
+
+    def encode_both(self, image: Image, text: Text, ids_NT: Tensor) -> tuple[Tensor, int]:
+        """Run the stack bidirectionally; returns the states, [N, L, D], and the number of the image's places.
+
+        ids_NT: the tokens to read.
+        """
+        regions_BRD, owner_N = self.embed_regions(image), text.owners(len(image))
         visual_BLD, mask_BP = self.embed_visual(regions_BRD, BIDIRECTIONAL), F.pad(image.mask_BR, (1, 0), value=True)  # type: ignore[union-attr]
         if owner_N is not None:
             visual_BLD, mask_BP = visual_BLD[owner_N], mask_BP[owner_N]
         x_NLD = torch.cat([visual_BLD, self.embed_words(ids_NT, 0, BIDIRECTIONAL)], 1)
         prefix = mask_BP.shape[1]
         x_MD, packing = self.encode(x_NLD, torch.cat([mask_BP, text.mask_BT], 1), prefix + 1, None)
-        states_NLD = packing.pad(x_MD)
-        pooled_NP = F.relu(self.fusion(states_NLD[:, 0] * states_NLD[:, prefix]))
-        return Fused(image_BRD=states_NLD[:, :prefix], text_BTD=states_NLD[:, prefix:], pooled_BP=pooled_NP)
+        return packing.pad(x_MD), prefix
 
     # ---- Generation ------------------------------------------------------------------------------------------
 
@@ -464,7 +483,12 @@ class UnifiedVLP(nn.Module):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Group parameters: `regions` (their embedding), `stack` (blocks and word embedding), `heads` (all that only
         objectives and tasks use)."""
-        group_of = {"region_embedding": "regions", "text_embedding": "stack", "stack": "stack"}
+        group_of = {
+            "region_embedding": "regions",
+            "place_embedding": "regions",
+            "text_embedding": "stack",
+            "stack": "stack",
+        }
         groups: dict[str, list[nn.Parameter]] = {}
         for name, child in self.named_children():
             groups.setdefault(group_of.get(name, "heads"), []).extend(child.parameters())

@@ -89,9 +89,13 @@ def compat_geometry(regions: Regions) -> Tensor:
     if not isinstance(regions, ScoredRegions):
         raise DataError("compat_reference reads the detector's confidence: pass `ScoredRegions`")
     corners_BR22 = regions.boxes_BR4.unflatten(-1, (2, 2))  # both corners' x and y
-    largest_B2 = corners_BR22.masked_fill(~regions.mask_BR[..., None, None], 0.0).amax((1, 2))
+    corners_BR22 = corners_BR22.masked_fill(~regions.mask_BR[..., None, None], 0.0)
+    largest_B12 = corners_BR22.amax((1, 2))[:, None]
+    if regions.place_BR is not None:  # of several images, each has its own largest x and y: [B, R, 2]
+        same_BRR = regions.place_BR[:, :, None] == regions.place_BR[:, None]
+        largest_B12 = (corners_BR22.amax(2)[:, None] * same_BRR[..., None]).amax(2)
     # Avoids a division by zero without regions or with blank ones; the authors' code adds as much, in pixels.
-    boxes_BR4 = (corners_BR22 / largest_B2.clamp(min=1e-5)[:, None, None]).flatten(2)
+    boxes_BR4 = (corners_BR22 / largest_B12.clamp(min=1e-5)[:, :, None]).flatten(2)
     x1, y1, x2, y2 = boxes_BR4.unbind(-1)
     area_BR = ((x2 - x1) * (y2 - y1)).clamp(min=0)
     return torch.cat([boxes_BR4, area_BR[..., None], regions.scores_BR[..., None].to(boxes_BR4.dtype)], -1)

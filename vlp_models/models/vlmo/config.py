@@ -75,6 +75,7 @@ class VLMoConfig(PublicSwitches):
     dropout: Share = 0.1  # of text embeddings
     layer_norm_eps: PositiveFloat = 1e-6
     embedding_norm_eps: PositiveFloat = 1e-12  # of text embeddings and of the word head
+    images_per_text: PositiveInt = 1  # of a text, in one sequence; above 1: a learned vector for each later image
     init_std: PositiveFloat = 0.02
     temperature: PositiveFloat = 0.07  # initial value of the learned temperature
 

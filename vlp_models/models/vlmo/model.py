@@ -58,16 +58,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlp_models.data.batch import Batch, Image, Pixels, Text
+from vlp_models.data.batch import Batch, Image, Pixels, PixelSets, Text
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.heads import TokenHead
+from vlp_models.models.layers.located import located_cells
 from vlp_models.models.layers.packing import Packing, take
+from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad, check_same_config
-from vlp_models.models.protocols import Figure, Fused
+from vlp_models.models.protocols import Figure, Fused, Located
 from vlp_models.models.vlmo.config import HALF, VLMoConfig
 from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
 from vlp_models.models.vlmo.expert_usage import ExpertUsage
@@ -93,8 +95,8 @@ TIMM_STEM = "image_embedding.stem.backbone."  # keeps timm's initialization; a p
 
 
 class VLMo(nn.Module):
-    """Implements `Embeds`, `Fuses`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`, `LoadsPartially`,
-    `EncodesCells`, `HasFigures`, for pixels."""
+    """Implements `Embeds`, `Fuses`, `LocatesStates`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`,
+    `LoadsPartially`, `EncodesCells`, `HasFigures`, for pixels."""
 
     config_class: ClassVar[type] = VLMoConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -102,6 +104,8 @@ class VLMo(nn.Module):
     )
     objectives: tuple[str, ...]
     fused_dim: int
+    located_dim: int
+    images_per_text: int
 
     def __init__(self, config: VLMoConfig) -> None:
         super().__init__()
@@ -124,7 +128,7 @@ class VLMo(nn.Module):
         self.match_head = nn.Linear(hidden, 2)  # no, yes
         self.word_head = TokenHead(hidden, config.vocab_size, eps=config.embedding_norm_eps)
         self.image_head = nn.Linear(hidden, config.image_codes) if config.image_codes else None
-        self.fused_dim = 2 * hidden if config.classifier == "mlp" else hidden
+        self.fused_dim, self.located_dim = 2 * hidden if config.classifier == "mlp" else hidden, hidden
         mlp = (nn.Linear(hidden, 2 * hidden), nn.LayerNorm(2 * hidden), nn.GELU())
         self.before_classifier = nn.Sequential(*(mlp if config.classifier == "mlp" else ()))
         init_weights(self, config.init_std, skip=(TIMM_STEM,))
@@ -134,6 +138,8 @@ class VLMo(nn.Module):
         sizes = config.layers, config.heads, config.grid, config.max_positions
         self.position_bias = PositionBias(*sizes) if config.positions == "relative" else None  # zeros at first
         self.image_tokens = ImageTokens(config)
+        self.images_per_text = config.images_per_text
+        self.place_embedding = place_embedding(config.images_per_text, hidden)
 
     def _block(self, layer: int) -> MoMEBlock:
         config = self.config
@@ -172,6 +178,15 @@ class VLMo(nn.Module):
             raise DataError("VLMo reads pixels, not region features")
         return self.image_embedding(image, hidden_BN)
 
+    def encode_images(self, sets: PixelSets) -> tuple[Tensor, Tensor]:
+        """Return the input of the first layer for several images per text, [B, K * S, D], and bool [B, K * S]: True
+        where there is an image."""
+        images, tokens = sets.flat(), 1 + self.config.grid**2
+        patches_MSD = self.encode_image(images)
+        place_MS = cast(Tensor, images.place_B)[:, None].expand(-1, tokens)
+        patches_MSD = add_places(patches_MSD, place_MS, self.place_embedding)
+        return sets.spread(patches_MSD).flatten(1, 2), sets.there_BK.repeat_interleave(tokens, 1)
+
     def image_states(self, patches_BSD: Tensor, biases: Biases) -> Tensor:
         """Encode images alone, with the vision experts: [B, S, D]."""
         x_MD, packing = self._packed(patches_BSD)
@@ -193,9 +208,15 @@ class VLMo(nn.Module):
         """Encode texts alone, with the language experts: [M, D]."""
         return self.norm(self.run(self.text_embedding(ids_NT, words), words, "language", biases))
 
-    def pair_states(self, patches_NSD: Tensor, ids_NT: Tensor, words: Packing, biases: Biases) -> tuple[Tensor, Tensor]:
-        """Encode an image and a text together: [N, S, D] and [M, D]."""
-        image_MD, images = self._packed(patches_NSD)
+    def pair_states(
+        self, patches_NSD: Tensor, ids_NT: Tensor, words: Packing, biases: Biases, mask_NS: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Encode an image and a text together: [N, S, D] and [M, D]. mask_NS bool: the real image tokens; None: all."""
+        if mask_NS is None:
+            image_MD, images = self._packed(patches_NSD)
+        else:
+            images = Packing.of(mask_NS)
+            image_MD = images.pack(patches_NSD)
         joint = images.concat(words)
         x = self.norm(self.run(torch.cat([image_MD, self.text_embedding(ids_NT, words)]), joint, "pair", biases))
         return images.pad(x[: joint.split]), x[joint.split :]
@@ -235,6 +256,16 @@ class VLMo(nn.Module):
         end = image_tokens + text_len
         return tuple(bias[:, start:end, start:end] for bias in biases)
 
+    def _several_images(self, biases: Biases, images: int) -> Biases:
+        """Return a pair's biases for several images in a row. Offsets between images have no meaning: zero."""
+        first, found = 1 + self.config.grid**2, []
+        for bias in biases:
+            within = torch.kron(torch.eye(images, device=bias.device, dtype=bias.dtype)[None], bias[:, :first, :first])
+            above = torch.cat([within, bias[:, :first, first:].repeat(1, images, 1)], 2)
+            below = torch.cat([bias[:, first:, :first].repeat(1, 1, images), bias[:, first:, first:]], 2)
+            found.append(torch.cat([above, below], 1))
+        return tuple(found)
+
     def _packed(self, patches_BSD: Tensor) -> tuple[Tensor, Packing]:
         """Pack image tokens (none is padding): [B, S, D] -> [B * S, D]."""
         rows, shape = patches_BSD.flatten(0, 1), (patches_BSD.shape[0], patches_BSD.shape[1])
@@ -270,19 +301,37 @@ class VLMo(nn.Module):
     # ---- The fusion encoder ----------------------------------------------------------------------------------
 
     def fuse(self, image: Image, text: Text) -> Fused:
-        """Fuse images and texts. `image_BRD` starts with [CLS]. An image with several texts is embedded once."""
-        patches, owner_N = self.encode_image(image), text.owners(len(image))
-        return self._fuse(patches if owner_N is None else patches.index_select(0, owner_N), text)
+        """Fuse images and texts. `image_BRD` starts with [CLS]. An image with several texts is embedded once.
+
+        Several images of a text are one sequence, each with its own [CLS].
+        """
+        mask, owner_N = None, text.owners(len(image))
+        if isinstance(image, PixelSets):
+            patches, mask = self.encode_images(image)
+            mask = mask if owner_N is None else mask.index_select(0, owner_N)
+        else:
+            patches = self.encode_image(image)
+        return self._fuse(patches if owner_N is None else patches.index_select(0, owner_N), text, mask_NS=mask)
+
+    def locate(self, image: Image, text: Text) -> Located:
+        """Return the patches' last states, without [CLS]'s."""
+        tokens, grid = 1 + self.config.grid**2, self.config.grid
+        states_NKSD = self.fuse(image, text).image_BRD.unflatten(1, (-1, tokens))
+        return located_cells(
+            states_NKSD[:, :, 1:].flatten(1, 2), image, (grid, grid), self.config.patch, None, text.owner_N
+        )
 
     def score(self, state: Tensor, text: Text, image_of_text_N: Tensor) -> Tensor:
         """Return the matching head's log odds that each text matches its image, [N]."""
         pooled_ND = self._fuse(state.index_select(0, image_of_text_N), text, classify=False).pooled_BP
         return self.match_head(pooled_ND) @ pooled_ND.new_tensor([-1.0, 1.0])
 
-    def _fuse(self, patches_NSD: Tensor, text: Text, *, classify: bool = True) -> Fused:
+    def _fuse(self, patches_NSD: Tensor, text: Text, *, classify: bool = True, mask_NS: Tensor | None = None) -> Fused:
         words = Packing.of(text.mask_BT)
         biases = self.biases(text.ids_BT.shape[1])
-        image_NSD, text_MD = self.pair_states(patches_NSD, text.ids_BT, words, biases)
+        if mask_NS is not None:
+            biases = self._several_images(biases, mask_NS.shape[1] // (1 + self.config.grid**2))
+        image_NSD, text_MD = self.pair_states(patches_NSD, text.ids_BT, words, biases, mask_NS)
         pooled_ND = self.pool(text_MD, words)
         return Fused(
             image_BRD=image_NSD,
@@ -511,7 +560,7 @@ class VLMo(nn.Module):
         groups: dict[str, list[nn.Parameter]] = {}
         parts = {"image_embedding", "text_embedding", "position_bias", "norm"}
         for name, parameter in self.named_parameters():
-            path = name.split(".")
+            path = name.replace("place_embedding.", "image_embedding.").split(".")
             if name.startswith(TIMM_STEM):
                 group = "cnn"
             elif path[0] == "blocks":

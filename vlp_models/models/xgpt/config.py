@@ -31,6 +31,7 @@ class XGPTConfig:
     feature_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the same entries of all regions of an image
     layer_norm_eps: PositiveFloat = 1e-12
     embedding_norm_eps: PositiveFloat = 1e-5  # with 1e-12 the gradient of a blank region would grow by a factor of 1e6
+    images_per_text: PositiveInt = 1  # of a text, in one sequence; above 1: a learned vector for each later image
     init_std: PositiveFloat = 0.02
     mask_id: NonNegativeInt = 4  # of [MASK]: 4 in a vocabulary trained here, 103 in BERT's
     separate_region_norms: bool = False  # normalize feature and location before adding them, as UNITER and LXMERT do

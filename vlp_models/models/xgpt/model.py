@@ -60,9 +60,11 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.layers.attention import causal_mask, padding_mask
 from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.cache import DecodingState, KeyValues
+from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, take
+from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad
-from vlp_models.models.protocols import MaskedPass
+from vlp_models.models.protocols import Located, MaskedPass
 from vlp_models.models.xgpt.config import XGPTConfig
 from vlp_models.models.xgpt.layers import AttentionOnAttention, Block, Matching, RegionEmbedding, TextEmbedding
 from vlp_models.models.xgpt.state import ImageStates, Memory, SpanCorruption
@@ -73,7 +75,7 @@ from vlp_models.objectives.span_masking import draw_spans, replace_spans, select
 
 
 class XGPT(nn.Module):
-    """Implements `Generates`, `Pretrains` and `PredictsMaskedWords`, on regions."""
+    """Implements `LocatesStates`, `Generates`, `Pretrains` and `PredictsMaskedWords`, on regions."""
 
     config_class: ClassVar[type] = XGPTConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -91,10 +93,13 @@ class XGPT(nn.Module):
     inputs: ClassVar[ModelInputs] = ModelInputs(image=RegionInput())
     objectives: ClassVar[tuple[str, ...]] = ("ic", "imlm", "ida", "tifg")
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("imlm",)}
+    located_dim: int
+    images_per_text: int
 
     def __init__(self, config: XGPTConfig) -> None:
         super().__init__()
         self.config = config
+        self.located_dim = config.hidden
         hidden, eps = config.hidden, config.embedding_norm_eps
         drop = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
         self.region_embedding = RegionEmbedding(
@@ -134,6 +139,8 @@ class XGPT(nn.Module):
         for block in self.decoder_layers():
             if block.signal is not None:
                 nn.init.zeros_(block.signal)
+        self.images_per_text = config.images_per_text
+        self.place_embedding = place_embedding(config.images_per_text, hidden)
 
     def encoder_layers(self) -> list[Block]:
         return cast("list[Block]", self.layers)
@@ -149,6 +156,8 @@ class XGPT(nn.Module):
             raise DataError("XGPT reads region features: run the features stage, or choose a model that reads pixels")
         embedded_KD, packing = self.region_embedding(image)
         x_KD = self.region_dropout(embedded_KD)
+        if image.place_BR is not None:
+            x_KD = add_places(x_KD, packing.pack(image.place_BR), self.place_embedding)
         for layer in self.refiner:
             x_KD = layer(x_KD, packing)
         x_KD = x_KD if self.refined_norm is None else self.refined_norm(x_KD)
@@ -167,13 +176,18 @@ class XGPT(nn.Module):
 
         owner_N: the row that each decoded text reads; None: text i reads row i.
         """
-        mask, states = padding_mask(packing.mask_BT), [x]
-        for block in self.encoder_layers():
-            states.append(block.encode(states[-1], mask, packing))
+        mask, states = padding_mask(packing.mask_BT), self.encoder_states(x, packing)
         # A decoder layer reads the encoder's last layer; with `structure: enc`, the input of the same layer.
         read = states[:-1] if self.config.structure == "enc" else states[-1:] * len(states[:-1])
         pairs = zip(self.decoder_layers(), read, strict=True)
         return Memory(layers=tuple(block.project(x, packing) for block, x in pairs), mask=mask, owner_N=owner_N)
+
+    def encoder_states(self, x: Tensor, packing: Packing) -> list[Tensor]:
+        """Run the encoder; returns its input and the states after each layer."""
+        mask, states = padding_mask(packing.mask_BT), [x]
+        for block in self.encoder_layers():
+            states.append(block.encode(states[-1], mask, packing))
+        return states
 
     def encode_both(self, words_MD: Tensor, words: Packing, image: ImageStates | None) -> Memory:
         """Run the encoder over words and the regions of their images joined, text i with image i; None: words alone."""
@@ -350,6 +364,16 @@ class XGPT(nn.Module):
                     embedded_NRD = embedded_NRD.index_select(0, text.owner_N)
                 target_KD = regions.pack(embedded_NRD)
         return region_generation(generated, target_KD, reduction=self.config.tifg_reduction)
+
+    # ---- Understanding ------------------------------------------------------------------------------------------
+
+    def locate(self, image: Image, text: Text) -> Located:
+        """Return the regions' last states of the encoder, which reads words and regions together as in IMLM."""
+        owner_N, words = text.owners(len(image)), Packing.of(text.mask_BT)
+        states = self.encode_image(image).select(owner_N)
+        x, joint = torch.cat([self.embed_text(text.ids_BT, words), states.refined_KD]), words.concat(states.packing)
+        image_KD = self.encoder_states(x, joint)[-1][joint.split :]
+        return located_regions(states.packing.pad(image_KD), image, owner_N)
 
     # ---- Generation ---------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from vlp_models.common.checks import Problem, Result, run_check, shorten_names
 from vlp_models.data.batch import Batch, Regions, Text
+from vlp_models.data.boxes import has_area
 from vlp_models.data.inputs import MultiCaptionCollator
 from vlp_models.models.checkpoint import (
     build_from_config,
@@ -27,7 +28,15 @@ from vlp_models.models.checkpoint import (
     read_weights,
     write_checkpoint,
 )
-from vlp_models.models.protocols import Embeds, Fuses, Generates, PredictsMaskedWords, Pretrains, ScoresPairs
+from vlp_models.models.protocols import (
+    Embeds,
+    Fuses,
+    Generates,
+    LocatesStates,
+    PredictsMaskedWords,
+    Pretrains,
+    ScoresPairs,
+)
 from vlp_models.tasks.base import implements
 from vlp_models.training.conformance.scenes import SampleScenes
 from vlp_models.training.conformance.trial import (
@@ -78,6 +87,8 @@ def try_family(
     if trial.inputs.text:
         yield run_check("padding", lambda: check_padding(trial))
         yield run_check("empty text", lambda: check_empty_text(trial))
+    if implements(model, LocatesStates):
+        yield run_check("located states", lambda: check_located(trial))
     if trial.view == "captions":
         yield run_check("texts per image", lambda: check_shared_images(trial))
     if implements(model, Generates):
@@ -172,6 +183,11 @@ def outputs(model: nn.Module, batch: Batch) -> dict[str, list[Tensor]]:
         found["fuse (pooled_BP)"] = list(fused.pooled_BP)
         if fused.decoder_BP is not None:
             found["fuse (decoder_BP)"] = list(fused.decoder_BP)
+    if implements(model, LocatesStates):
+        located = cast(LocatesStates, model).locate(image, text)
+        rows = list(zip(located.states_NRD, located.boxes_NR4, located.mask_NR, strict=True))
+        found["locate (states_NRD)"] = [states[mask] for states, _, mask in rows]
+        found["locate (boxes_NR4)"] = [boxes[mask] for _, boxes, mask in rows]
     if implements(model, Embeds):
         images = cast(Embeds, model).embed_image(image)
         found["embed_image"] = [images[owner] for owner in owners]
@@ -211,7 +227,7 @@ def check_padding(trial: Trial) -> None:
     batch = reader.collate(trial.scenes.samples(trial.view, reader)[::5][:3])
     wider = dataclasses.replace(batch, text=_padded_text(batch.text, trial.scenes.tokenizer.pad_id))
     if isinstance(batch.image, Regions):
-        more = {name: _padded_rows(value, 3) for name, value in vars(batch.image).items()}
+        more = {name: _padded_rows(x, 3) for name, x in vars(batch.image).items() if x is not None}
         wider = dataclasses.replace(wider, image=type(batch.image)(**more))
     compare(outputs(trial.model, wider), outputs(trial.model, batch), "with more padding: a mask is missing")
 
@@ -264,6 +280,31 @@ def check_shared_images(trial: Trial) -> None:
         loss = objective_loss(trial, list(trial.model.objectives))(batch, update=0, generator=generator())
         if not bool(loss.mean.isfinite()):
             raise Problem("the pretraining loss is not finite with two captions per image")
+
+
+@torch.no_grad()
+def check_located(trial: Trial) -> str:
+    """Check the boxes of the located states, of augmented images as well.
+
+    Raises:
+        Problem: a box leaves the image or has no area, a masked one is not zero, or the width is not `located_dim`.
+    """
+    model, reader = cast(LocatesStates, trial.model.eval()), trial.reader()
+    shown = 0
+    for seeded in (False, True):
+        batch = reader.collate(trial.scenes.samples(trial.view, reader, seeded=seeded)[:6])
+        found = model.locate(batch.image, batch.text)
+        if found.states_NRD.shape != (*found.boxes_NR4.shape[:2], model.located_dim):
+            raise Problem(f"locate: states of {[*found.states_NRD.shape]}, but located_dim is {model.located_dim}")
+        boxes_M4 = found.boxes_NR4[found.mask_NR]
+        if not bool(((boxes_M4 >= 0) & (boxes_M4 <= 1)).all() and has_area(boxes_M4).all()):
+            raise Problem("locate: a box leaves the image or has no area: return fractions of it, x1, y1, x2, y2")
+        if bool(found.boxes_NR4[~found.mask_NR].any()):
+            raise Problem("locate: a masked state has a box; set it to zero")
+        shown += len(boxes_M4)
+    if not shown:
+        raise Problem("locate: every state is masked")
+    return f"{shown} of 12 images"
 
 
 @torch.no_grad()

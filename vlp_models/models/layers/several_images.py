@@ -1,0 +1,45 @@
+"""Several images per text in one sequence: a learned vector distinguishes the tokens of each image after the first.
+
+Shape suffixes: D hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vlp_models.errors import ParamsError
+
+
+class PlaceEmbedding(nn.Module):
+    """A vector for each image after the first, zero at first. The first image has none, so alone it is unchanged."""
+
+    def __init__(self, images: int, hidden: int) -> None:
+        super().__init__()
+        self.later = nn.Parameter(torch.zeros(images - 1, hidden))
+
+    def forward(self, place: Tensor) -> Tensor:
+        """Return the vector of each image's place, int64 [...]. [..., D]"""
+        return F.embedding(place, F.pad(self.later, (0, 0, 1, 0)))
+
+
+def place_embedding(images: int, hidden: int) -> PlaceEmbedding | None:
+    """Return the embedding for `images_per_text` images; None for one, which needs no weights."""
+    return PlaceEmbedding(images, hidden) if images > 1 else None
+
+
+def add_places(x: Tensor, place: Tensor | None, embedding: PlaceEmbedding | None) -> Tensor:
+    """Add the vector of its image's place to each token: x [..., D], place [...] or None (one image per text).
+
+    Raises:
+        ParamsError: more images per text than `images_per_text`.
+    """
+    if place is None:
+        return x
+    images, known = int(place.max()) + 1 if place.numel() else 1, 1 if embedding is None else len(embedding.later) + 1
+    if images > known:
+        raise ParamsError(
+            f"{images} images for one text, but config.images_per_text of the model is {known}; set it to {images}"
+        )
+    return x if embedding is None else x + embedding(place).to(x.dtype)
