@@ -102,7 +102,7 @@ def test_the_example_runs_in_a_project(built_project: Path, tmp_path: Path) -> N
     (folder / "presets").mkdir(exist_ok=True)
     shutil.copy(EXAMPLE / "presets" / "referring.yaml", folder / "presets")
     small = (
-        "generate.referring={generator: objects, seed: 21, train: 16, val: 6, test: 6, questions_per_image: 1, side: 96}",
+        *(f"generate.referring.{name}={size}" for name, size in (("train", 16), ("val", 6), ("test", 6), ("side", 96))),
         "finetune.tden-referring.max_epochs=1",
         "tokenizer.sources=[scenes]",  # else new words train everything again
     )

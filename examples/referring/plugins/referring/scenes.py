@@ -63,7 +63,7 @@ def _rows(scene: Scene, image_id: str, provenance: str) -> Iterator[Row]:
 
 
 def expression(item: SceneObject, scene: Scene) -> str:
-    """Return the shortest expression that is true of this object only; empty if there is none."""
+    """Return the shortest expression that is true of this object only; empty if no expression is."""
     others = [other for other in scene.objects if other is not item and other.shape == item.shape]
     for count in range(len(ATTRIBUTES) + 1):
         for chosen in combinations(ATTRIBUTES, count):
