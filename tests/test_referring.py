@@ -13,7 +13,10 @@ import torch
 from cloned_project import copy_project, run, run_in_process
 
 from vlp_models.common.plugins import import_target, use_plugins
+from vlp_models.data.formats.conformance import try_format
 from vlp_models.models import FAMILIES
+from vlp_models.params import GeneratorParams, SourceParams
+from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.scene import SHAPES, Scene, SceneObject, is_at, sample_scene
 from vlp_models.training.conformance.scenes import SampleScenes, write_sample_scenes
 from vlp_models.training.conformance.tasks import try_task
@@ -90,6 +93,14 @@ def test_an_expression_is_true_of_one_object_and_no_longer_than_needed(project: 
                 assert text == f"the {item.shape}"
             lengths.append(len(text.split()))
     assert set(SHAPES) and skipped < len(lengths) / 5 and min(lengths) == 2 and max(lengths) > 3
+
+
+def test_the_format_reads_what_the_generator_writes(project: Path) -> None:
+    sizes = {"train": 5, "val": 2, "test": 2, "side": 96, "questions_per_image": 1}
+    write(GeneratorParams(generator="objects", seed=3, **sizes), project / "raw")
+    found = {r.check: r for r in try_format(SourceParams(format="referring_scenes", root="raw"), project)}
+    assert not [r for r in found.values() if r.problem]
+    assert any("expressions" in r.check or "expressions" in r.detail for r in found.values())
 
 
 @pytest.mark.pipeline

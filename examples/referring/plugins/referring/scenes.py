@@ -46,7 +46,8 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
             tables["images"].append(
                 image_row(image_id, source=name, split=scene.split, path=path, provenance=provenance)
             )
-            tables["expressions"] += _rows(scene, image_id, provenance)
+            for row in _rows(scene, image_id, provenance):
+                tables["expressions"].append(row)
     return tables
 
 
