@@ -19,7 +19,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Engine
@@ -67,7 +67,7 @@ class PretrainedTokenizer(Tokenizer):
         _break_special_tokens(engine, [token for name, token in special.items() if token and name != "unk"])
         self._engine = engine
         self._names = {name: token for name, token in special.items() if token}
-        self._special = {NAMES[name]: engine.token_to_id(token) for name, token in self._names.items()}
+        self._special = {NAMES[name]: cast(int, engine.token_to_id(token)) for name, token in self._names.items()}
         ids = {i: token for token, i in engine.get_vocab(with_added_tokens=True).items()}
         self._tokens = tuple(ids.get(i, f"<no token {i}>") for i in range(max(ids) + 1))
         self._ids = {token: i for i, token in ids.items()}

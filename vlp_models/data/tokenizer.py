@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from tokenizers import Encoding
@@ -222,8 +222,7 @@ class Tokenizer:
 
     def _word_ids(self, encoding: Encoding, text: str) -> list[int]:
         """Return the word of each piece."""
-        words: list[int] = encoding.word_ids
-        return words
+        return cast(list[int], encoding.word_ids)  # no piece of a text is without a word
 
     def _pad(self, rows: Sequence[Sequence[int]]) -> Text:
         import torch
