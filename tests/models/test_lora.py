@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_checkpoint
 from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.protocols import Generates
+from vlp_models.params import LoraParams
+from vlp_models.tasks.base import TaskModel, load_task_model
 from vlp_models.training.conformance.families import outputs
 from vlp_models.training.conformance.scenes import SampleScenes, write_sample_scenes
 from vlp_models.training.conformance.trial import (
@@ -19,9 +25,12 @@ from vlp_models.training.conformance.trial import (
     Trial,
     build_trial,
     generator,
+    make_task,
     pretraining_batch,
     small_config,
+    train,
 )
+from vlp_models.training.lora import ADAPTER, add_lora, merge_adapter, read_adapter, remove_lora, save_adapter
 
 peft = pytest.importorskip("peft", reason="an extra: requirements-lora.lock")
 from peft.tuners.lora import LoraLayer  # noqa: E402
@@ -123,3 +132,65 @@ def test_each_part_of_a_packed_projection_has_its_rows_of_the_adapter() -> None:
     expected = base.cross(x, base.project(context))
     torch.testing.assert_close(attention.cross(x, attention.project(context)), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(attention(x), base(x), atol=1e-6, rtol=1e-5)
+
+
+# ---- A task that is trained by adapters -----------------------------------------------------------------------------
+
+
+def adapted_task(family: str, scenes: SampleScenes, folder: Path, lora: LoraParams) -> tuple[TaskModel, Path]:
+    """Return entailment on a saved model with trained adapters, and the checkpoint that it started from."""
+    trial = build_trial(family, small_config(family), scenes)
+    base = folder / "base"
+    base.mkdir()
+    task = make_task(trial, "entailment")
+    write_checkpoint(base, nn.ModuleDict({"model": trial.model}), trial.info(), scenes.tokenizer)
+    add_lora(task, lora, "finetune.a.lora")
+    trained = {name for name, p in task.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name or name.startswith("head.") for name in trained)
+    before = {name: p.clone() for name, p in task.named_parameters() if name not in trained}
+    batch = task.collate(scenes.samples("hypotheses", task.reader, seeded=True))
+    loss = task.training_loss(scenes.root / "shards", {}, folder)
+    train(task, lambda update: loss(batch, update=update, generator=generator(update)))
+    assert all(torch.equal(p, before[name]) for name, p in task.named_parameters() if name in before)
+    return task.eval(), base
+
+
+@pytest.mark.parametrize("family", ["tden", "soho"])
+def test_an_adapter_folder_refers_to_its_base_and_merges(family: str, scenes: SampleScenes, tmp_path: Path) -> None:
+    lora = LoraParams(rank=2, alpha=4, targets=["qkv", "out", "words"])
+    task, base = adapted_task(family, scenes, tmp_path, lora)
+    batch = task.collate(scenes.samples("hypotheses", task.reader))
+    with torch.no_grad():
+        adapted = task.model.fuse(batch.image, batch.text).pooled_BP
+    folder, merged = tmp_path / "adapter", tmp_path / "merged"
+    folder.mkdir()
+    merged.mkdir()
+    save_adapter(folder, task, lora, base, task.info, scenes.tokenizer, task.labels)
+    assert (folder / ADAPTER).stat().st_size < (base / WEIGHTS).stat().st_size
+    merge_adapter(folder, merged)
+    loaded = load_task_model(merged)
+    with torch.no_grad():
+        found = loaded.model.fuse(batch.image, batch.text).pooled_BP
+    torch.testing.assert_close(found, adapted, atol=1e-5, rtol=1e-5)
+
+    # what `remove_lora` leaves is the same ordinary model
+    remove_lora(task)
+    assert set(task.state_dict()) == set(loaded.state_dict())
+    for name, weight in task.state_dict().items():
+        torch.testing.assert_close(weight, loaded.state_dict()[name], atol=1e-6, rtol=1e-5)
+
+    (base / WEIGHTS).rename(tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"adapter\.json: its base .* does not exist; `dvc pull` it"):
+        read_adapter(folder)
+    moved = read_adapter(folder, tmp_path)
+    assert set(moved) == set(read_weights(merged))
+    save_file({name: weight + 1 for name, weight in moved.items()}, base / WEIGHTS)
+    (base / SUMS).unlink()
+    with pytest.raises(CheckpointError, match=r"not the weights that .* was trained on"):
+        read_adapter(folder)
+
+
+def test_an_unknown_target_is_named(scenes: SampleScenes) -> None:
+    task = make_task(build_trial("vlmo", small_config("vlmo"), scenes), "entailment")
+    with pytest.raises(ParamsError, match=r"`finetune\.a\.lora\.targets`: q_proj is no linear layer .* qkv"):
+        add_lora(task, LoraParams(rank=2, targets=["q_proj"]), "finetune.a.lora")
