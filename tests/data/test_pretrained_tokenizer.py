@@ -53,7 +53,8 @@ def test_ids_are_those_of_transformers(folder: Path, tokenizer: Tokenizer, tmp_p
         ids = tokenizer.encode_batch([text], 200).ids_BT[0].tolist()
         assert ids == ours.encode_batch([text], 200).ids_BT[0].tolist() == saved(text)["input_ids"]
         assert ids[1:-1] == pretrained(text, add_special_tokens=False)["input_ids"]
-    assert ours.vocabulary == tokenizer.vocabulary and ours.special_ids == tokenizer.special_ids
+    assert ours.matches(tokenizer) and tokenizer.matches(ours)
+    assert not ours.matches(PretrainedTokenizer.from_folder(folder, {"sep": "a"}))
     ours.save(tmp_path / "again")
     assert all((tmp_path / "again" / f.name).read_bytes() == f.read_bytes() for f in tmp_path.glob("*.json"))
 

@@ -187,6 +187,12 @@ class PretrainedTokenizer(Tokenizer):
                 words.append(names[i])
         return words
 
+    def matches(self, other: Tokenizer) -> bool:
+        """Also the rules that split a text must be equal: two BPEs may have the same pieces, but merge others first."""
+        if not isinstance(other, PretrainedTokenizer):
+            return False
+        return self._special == other._special and self._engine.to_str() == other._engine.to_str()
+
     def has_whole(self, word: str) -> bool:
         pieces = self._engine.encode(f" {word}", add_special_tokens=False).tokens
         written = [piece for piece in pieces if piece not in ("▁", "Ġ")]

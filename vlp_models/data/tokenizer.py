@@ -297,6 +297,10 @@ class Tokenizer:
             _append(words, self._tokens[i])
         return words
 
+    def matches(self, other: Tokenizer) -> bool:
+        """Return whether models of this tokenizer can read the ids of another one."""
+        return self.vocabulary == other.vocabulary
+
     def has_whole(self, word: str) -> bool:
         """Return whether a word of `split` is one piece."""
         return word in self._ids
