@@ -72,6 +72,7 @@ check: lint
 	@python -m pytest -m "not (long or pipeline or server or slow)" -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
 
 test: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-lora.lock
 	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
 
 test-photographs: install

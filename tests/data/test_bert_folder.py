@@ -66,7 +66,7 @@ def test_case_and_accent_settings_of_the_folder_are_used(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"type": "BPE", "vocab": {}}}, r"not a BERT's tokenizer: model\.type is 'BPE', not 'WordPiece'"),
+        ({"model": {"type": "BPE", "vocab": {}}}, r"not a tokenizer that the library tokenizers reads"),
         ({"normalizer": {"type": "NFC"}}, r"normalizer\.type is 'NFC'"),
         ({"pre_tokenizer": None}, r"pre_tokenizer\.type is None"),
         ({"added_tokens": [{"id": 26, "content": "covid", "special": False}]}, r"adds words .*\(covid\)"),

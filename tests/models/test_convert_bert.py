@@ -13,8 +13,10 @@ import pytest
 import torch
 from bert_folders import FAMILIES, LAYERS, VOCABULARY, config_of, write_bert
 from model_checks import encode
+from pretrained_tokenizers import TEXTS, write_unigram
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
@@ -99,6 +101,41 @@ def test_text_states_equal_transformers(tmp_path: Path, family: str, pickled: bo
         {"text_embedding"} if family == "vlmo" else set()
     )
     assert not {name for name in report.missing if name.startswith(("text_embedding.words", "text_embedding.norm"))}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_text_states_equal_an_xlm_roberta(tmp_path: Path, family: str) -> None:
+    """With its own SentencePiece tokenizer and texts in several scripts."""
+    tokenizer = read_tokenizer(write_unigram(tmp_path), lowercase=False)
+    sizes = {"hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 32}
+    config = XLMRobertaConfig(
+        vocab_size=tokenizer.vocab_size, max_position_embeddings=66, type_vocab_size=1, initializer_range=0.4, **sizes
+    )
+    torch.manual_seed(0)
+    theirs = XLMRobertaForMaskedLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    facts = DataFacts(
+        vocab_size=tokenizer.vocab_size,
+        mask_id=tokenizer.mask_id,
+        cls_id=tokenizer.cls_id,
+        sep_id=tokenizer.sep_id,
+        feature_dim=6,
+        num_classes=5,
+    )
+    own = config_of(family, LAYERS, hidden=16, heads=4, intermediate=32, max_positions=60)
+    own |= {key: 1e-5 for key in own if key.endswith("_eps")}
+    asked = ImportRequest(
+        facts=facts, config=own, family=family, vocabulary=tokenizer.vocabulary, lowercase=tokenizer.lowercase
+    )
+    model, _, _ = build_from_bert(tmp_path, asked)
+    for norm in model.modules():
+        if isinstance(norm, nn.LayerNorm):
+            norm.eps = config.layer_norm_eps
+    text = tokenizer.encode_batch(TEXTS, 40)
+    wanted = bert_states(theirs.roberta, model, text.ids_BT, text.mask_BT)
+    torch.testing.assert_close(states(model, text.ids_BT, text.mask_BT), wanted, rtol=0, atol=1e-5)
+    assert wanted.std() > 0.1, "the random weights have an effect"
 
 
 @pytest.fixture
@@ -228,7 +265,10 @@ def _renamed(folder: Path) -> None:
     ("damage", "message"),
     [
         (_longer, r"26 word embeddings, but the vocabulary next to it has 27 tokens"),
-        (_config(model_type="roberta"), r"config\.json: weights of another architecture \(roberta\)"),
+        (
+            _config(model_type="albert"),
+            r"config\.json: weights of another architecture \(albert\); .* RoBERTa or XLM-R",
+        ),
         (_config(position_embedding_type="relative_key"), "position_embedding_type relative_key"),
         (_config(hidden_act="relu"), "activation gelu, BERT's hidden_act relu"),
         (_config(hidden_size=24), "hidden 16, BERT's hidden_size 24.*set its config to BERT's"),

@@ -35,6 +35,24 @@ def x() -> torch.Tensor:
     return torch.randn(3, 6, 16, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("part", ["cross", "project"])
+def test_parts_of_a_packed_projection_equal_slices_of_its_weights_to_the_bit(part):
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(8, 2).eval()
+    x = torch.randn(2, 3, 8)
+    weight, bias = attention.qkv.weight, attention.qkv.bias
+    if part == "project":
+        keys, values = nn.functional.linear(x, weight[8:], bias[8:]).chunk(2, -1)
+        found = attention.project(x)
+        assert torch.equal(found.keys, keys.unflatten(-1, (2, -1)).transpose(1, 2))
+        assert torch.equal(found.values, values.unflatten(-1, (2, -1)).transpose(1, 2))
+    else:
+        query = nn.functional.linear(x, weight[:8], bias[:8]).unflatten(-1, (2, -1)).transpose(1, 2)
+        memory = attention.project(torch.randn(2, 4, 8))
+        expected = nn.functional.scaled_dot_product_attention(query, memory.keys, memory.values)
+        assert torch.equal(attention.cross(x, memory), attention.out(expected.transpose(1, 2).flatten(2)))
+
+
 def test_attention_equals_torch(x):
     theirs = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
     nn.init.normal_(theirs.in_proj_bias)

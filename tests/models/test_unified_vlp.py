@@ -217,14 +217,6 @@ def test_attention_dropout_in_steps(batch):
         assert torch.allclose(*logits) is training
 
 
-def test_random_words_need_a_vocabulary():
-    few = dataclasses.replace(FACTS, vocab_size=MASK + 1)
-    build_model("unified_vlp", {**SIZES, "mask_scheme": "mask"}, few)
-    for config, key in (({}, "mask_scheme `bert`"), ({"mask_scheme": "mask", "mask_question": True}, "mask_question")):
-        with pytest.raises(ParamsError, match=f"{key} draws words with ids above"):
-            build_model("unified_vlp", {**SIZES, **config}, few)
-
-
 @pytest.mark.parametrize("name", ["paper", "public code"])
 def test_cached_steps_equal_teacher_forcing(batch, name):
     states = check_cached_steps_equal_teacher_forcing(tiny_unified_vlp(**VARIANTS[name]), batch)

@@ -184,7 +184,7 @@ def test_one_seed_one_model() -> None:
         ({"structure": "enc", "cross_attention": "separate"}, "one attention over source and target"),
         ({"structure": "enc", "signal": "query"}, "set `signal: kv`"),
         ({"cross_attention": "shared_merged", "signal": "query"}, "set `signal: kv`"),
-        ({"mask_id": 29}, "no word has an id above mask_id 29"),
+        ({"mask_id": 30}, "mask_id 30 is outside the vocabulary of 30"),
     ],
 )
 def test_wrong_configs_are_explained(config: dict[str, object], message: str) -> None:

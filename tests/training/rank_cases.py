@@ -50,7 +50,6 @@ from vlp_models.training.recipe import make_recipe
 from vlp_models.training.scheduled_sampling import make_loss
 from vlp_models.training.sharding import Sharding, average_replicated, own_part, whole
 
-
 # Self-critical training is refused: processes decode captions of different lengths.
 NOT_SHARDED = ("self_critical_greedy_7", "self_critical_greedy_1", "self_critical_leave_one_out_7")
 

@@ -1,4 +1,7 @@
-"""A BERT in Hugging Face's layout (config.json, vocab.txt or tokenizer.json, weights), in a folder or a package."""
+"""A BERT in Hugging Face's layout (config.json, vocab.txt or tokenizer.json, weights), in a folder or a package.
+
+The folder of another model serves as a tokenizer, too (pretrained_tokenizer.py).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.packages import PREFIX, check_recorded, package_files
+from vlp_models.data.pretrained_tokenizer import PretrainedTokenizer
 from vlp_models.data.tokenizer import CONTINUATION, UNK, Tokenizer, read_vocabulary
 from vlp_models.errors import CheckpointError, DataError
 
@@ -67,11 +71,12 @@ def weights_file(folder: Path) -> Path:
     raise CheckpointError(f"{folder}: contains neither {' nor '.join(WEIGHTS)}")
 
 
-def read_tokenizer(folder: Path, *, lowercase: bool) -> Tokenizer:
+def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str, str] | None = None) -> Tokenizer:
     """Return the tokenizer of the folder's vocab.txt, tokenizer.json, or both.
 
     Args:
         lowercase: `tokenizer.lowercase`, which must match the folder's setting, if it has one.
+        special_tokens: `tokenizer.special_tokens`, of a tokenizer that is no BERT's.
 
     Raises:
         DataError: both files are missing, they disagree, or the tokenizer has unsupported settings.
@@ -85,6 +90,10 @@ def read_tokenizer(folder: Path, *, lowercase: bool) -> Tokenizer:
             for (part, key), value in _AS_BERT.items()
             if _part(whole, part).get(key) != value
         ]
+        if differences and not _is_word_pieces(whole):
+            pretrained = PretrainedTokenizer.from_folder(folder, special_tokens)
+            _check_lowercase(folder, pretrained.lowercase, lowercase)
+            return pretrained
         if differences:
             raise DataError(f"{folder / TOKENIZER}: not a BERT's tokenizer: {'; '.join(differences[:3])}")
         listed = _tokens(whole, folder / TOKENIZER)
@@ -96,15 +105,27 @@ def read_tokenizer(folder: Path, *, lowercase: bool) -> Tokenizer:
     if settings.get("tokenize_chinese_chars", True) is False:
         raise DataError(f"{folder / SETTINGS}: tokenize_chinese_chars: false is not supported")
     declared = {**_part(whole or {}, "normalizer"), **_named(settings, do_lower_case="lowercase", strip_accents=None)}
-    if declared.get("lowercase", lowercase) is not lowercase:
+    _check_lowercase(folder, declared.get("lowercase", lowercase), lowercase)
+    if special_tokens:
         raise DataError(
-            f"{folder}: its tokenizer has lowercase {str(declared['lowercase']).lower()}; set `tokenizer.lowercase` in "
-            "params.yaml to the same"
+            f"{folder}: a BERT's special tokens are fixed; remove `tokenizer.special_tokens` from params.yaml"
         )
     try:
         return Tokenizer(tokens, lowercase=lowercase, strip_accents=declared.get("strip_accents"))
     except DataError as error:
         raise DataError(f"{folder}: {error}") from None
+
+
+def _is_word_pieces(whole: Mapping[str, Any]) -> bool:
+    return _part(whole, "model").get("type") == "WordPiece"
+
+
+def _check_lowercase(folder: Path, found: bool, lowercase: bool) -> None:
+    if found is not lowercase:
+        raise DataError(
+            f"{folder}: its tokenizer has lowercase {str(found).lower()}; set `tokenizer.lowercase` in params.yaml to "
+            "the same"
+        )
 
 
 def _tokens(whole: Mapping[str, Any], file: Path) -> list[str]:

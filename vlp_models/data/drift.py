@@ -134,7 +134,6 @@ def describe(
     Args:
         most_words: None: all words.
     """
-    vocabulary = frozenset(tokenizer.vocabulary)
     lengths = np.zeros(len(LENGTHS) + 1, np.int64)
     words: Counter[str] = Counter()
     for caption in captions:
@@ -154,7 +153,7 @@ def describe(
         "resolution": sides.tolist(),
         "aspect": aspects.tolist(),
         "total_words": words.total(),
-        "unknown_words": sum(count for word, count in words.items() if word not in vocabulary),
+        "unknown_words": sum(count for word, count in words.items() if not tokenizer.has_whole(word)),
         "words": dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:most_words]),
     }
 

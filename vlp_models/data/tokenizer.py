@@ -4,6 +4,8 @@ Text is split as by BERT (Devlin et al., 2019): cleaned, optionally lower-cased 
 space and punctuation, then each word into the longest pieces of the vocabulary. Special tokens never come from text:
 "[SEP]" in a caption is a bracket, a word and a bracket.
 
+Other pretrained tokenizers (BPE, SentencePiece) are in pretrained_tokenizer.py, with the same interface.
+
 `measure_coverage` finds the words of a corpus that the tokenizer does not know, or changes.
 """
 
@@ -17,9 +19,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -60,6 +63,7 @@ class Tokenizer:
         missing = [token for token in SPECIAL_TOKENS if token not in self._ids]
         if missing:
             raise DataError(f"vocabulary: special tokens {', '.join(missing)} are missing; use a BERT's vocab.txt")
+        self._special = {token: self._ids[token] for token in SPECIAL_TOKENS}
         self.lowercase = lowercase
         self.strip_accents = None if strip_accents is lowercase else strip_accents
         model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100)
@@ -113,7 +117,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
-        """Read what `save` or `save_pretrained` wrote.
+        """Read what `save` or `save_pretrained` wrote, of this class or of `PretrainedTokenizer`.
 
         Raises:
             DataError: the files are missing or damaged.
@@ -125,6 +129,10 @@ class Tokenizer:
             raise DataError(f"{file}: no such file; run `dvc repro tokenizer`") from None
         except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not valid JSON: {error}") from None
+        if isinstance(settings, dict) and "model" in settings and not (Path(directory) / "vocab.txt").exists():
+            from vlp_models.data.pretrained_tokenizer import PretrainedTokenizer
+
+            return PretrainedTokenizer.load(directory)
         if isinstance(settings, dict) and isinstance(settings.get("normalizer"), dict):  # Hugging Face's format
             settings = {**settings["normalizer"], "format": FORMAT}
         if not isinstance(settings, dict) or settings.get("format") != FORMAT:
@@ -207,10 +215,14 @@ class Tokenizer:
         if not whole_words:
             return text
         word_BT = torch.full_like(text.ids_BT, -1)
-        for row_T, e in zip(word_BT, encoded, strict=True):
-            words = e.word_ids[:room]
+        for row_T, e, written in zip(word_BT, encoded, texts, strict=True):
+            words = self._word_ids(e, written)[:room]
             row_T[1 : 1 + len(words)] = torch.tensor(words, dtype=torch.int64)
         return dataclasses.replace(text, word_BT=word_BT)
+
+    def _word_ids(self, encoding: Encoding, text: str) -> list[int]:
+        """Return the word of each piece."""
+        return cast(list[int], encoding.word_ids)  # no piece of a text is without a word
 
     def _pad(self, rows: Sequence[Sequence[int]]) -> Text:
         import torch
@@ -285,6 +297,14 @@ class Tokenizer:
             _append(words, self._tokens[i])
         return words
 
+    def matches(self, other: Tokenizer) -> bool:
+        """Return whether models of this tokenizer can read the ids of another one."""
+        return self.vocabulary == other.vocabulary
+
+    def has_whole(self, word: str) -> bool:
+        """Return whether a word of `split` is one piece."""
+        return word in self._ids
+
     @property
     def strips_accents(self) -> bool:
         return self.lowercase if self.strip_accents is None else self.strip_accents
@@ -299,28 +319,29 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        return self._ids[PAD]
+        return self._special[PAD]
 
     @property
     def unk_id(self) -> int:
-        return self._ids[UNK]
+        return self._special[UNK]
 
     @property
     def cls_id(self) -> int:
-        return self._ids[CLS]
+        return self._special[CLS]
 
     @property
     def sep_id(self) -> int:
-        return self._ids[SEP]
+        return self._special[SEP]
 
     @property
-    def mask_id(self) -> int:
-        return self._ids[MASK]
+    def mask_id(self) -> int | None:
+        """The id of [MASK]; None: the tokenizer has none, so no model can be trained on masked words."""
+        return self._special.get(MASK)
 
     @property
     def special_ids(self) -> tuple[int, ...]:
         """Return the ids that masking leaves unchanged and decoding leaves out."""
-        return tuple(self._ids[token] for token in SPECIAL_TOKENS)
+        return tuple(self._special.values())
 
 
 def read_vocabulary(path: Path) -> list[str]:

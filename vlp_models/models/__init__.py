@@ -36,12 +36,13 @@ FAMILIES = Table(
 class DataFacts:
     """The part of a model's config that the data determines. A family gets those that its config has a field for.
 
-    vocab_size, mask_id, cls_id, sep_id  of the tokenizer; the defaults are those of a vocabulary trained here
+    vocab_size, mask_id, cls_id, sep_id  of the tokenizer; the defaults are those of a vocabulary trained here;
+                                         mask_id None: it has no [MASK]
     feature_dim, num_classes  of the regions (data/features/manifest.json); 0 for a model that reads none
     """
 
     vocab_size: int
-    mask_id: int
+    mask_id: int | None
     feature_dim: int = 0
     num_classes: int = 0
     cls_id: int = 2
@@ -87,6 +88,11 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where:
     """
     model_class = family_class(family)
     known = facts.for_config(model_class.config_class)
+    if "mask_id" in known and facts.mask_id is None:
+        raise ParamsError(
+            f"{family} is trained on masked words, but the tokenizer has no mask token; name one in params.yaml, such "
+            "as `tokenizer.special_tokens: {mask: <mask>}`: if the vocabulary lacks it, it is appended"
+        )
     for key, value in known.items():
         if config.get(key, value) != value:
             raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data has {value}")

@@ -31,6 +31,7 @@ from vlp_models.models import DataFacts, build_model
 
 FORMAT = "vlp-checkpoint/2"
 WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
+ADAPTER_FOLDER = "adapter"  # of a run that trained adapters (training/lora.py): only those, next to the merged weights
 SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, in the format of `sha256sum --check`
 UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # for a checkpoint that no data limited
 SMALL = 1024  # a width up to this one is no danger to memory
@@ -147,13 +148,18 @@ def write_checkpoint(
     except (SafetensorError, OSError) as error:
         reason = explain_system_error(error)
         raise CheckpointError(f"{directory / WEIGHTS}: cannot be written: {reason}") from error
+    write_config(directory, info, tokenizer, labels)
+    write_sums(directory)
+
+
+def write_config(directory: Path, info: CheckpointInfo, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> None:
+    """Write the files of a checkpoint except for its weights and sums."""
     text = json.dumps(info.to_json(), indent=2, sort_keys=True, ensure_ascii=False)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
     tokenizer.save(directory)
     if labels:
         listed = json.dumps(list(labels), indent=0, ensure_ascii=False)
         (directory / LABELS).write_text(listed + "\n", encoding="utf-8")
-    write_sums(directory)
 
 
 def write_sums(directory: Path) -> None:

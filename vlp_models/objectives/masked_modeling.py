@@ -94,6 +94,16 @@ def select_number(
     return candidates_BT & (rank_BT < number_B[:, None])
 
 
+def word_range(mask_id: int, vocab_size: int) -> tuple[int, int]:
+    """Return the first id of the words that may replace a masked one, and the id after the last.
+
+    They come after [MASK] in BERT's vocabulary and the ones trained here, without special tokens. If [MASK] is the last
+    token or one of the last (RoBERTa's, or one that was appended), they come before it, with the few special tokens
+    among them, as in BERT's own code.
+    """
+    return (mask_id + 1, vocab_size) if vocab_size - mask_id > mask_id // 8 + 1 else (0, mask_id)
+
+
 def mask_tokens(
     ids_BT: Tensor,
     selected_BT: Tensor,
@@ -105,15 +115,15 @@ def mask_tokens(
 ) -> Tensor:
     """Return the ids with the selected tokens replaced.
 
-    `mask`: always [MASK] (TDEN). `bert`: 80% [MASK], 10% a random word, 10% unchanged. Random words come from the whole
-    vocabulary after [MASK], where neither BERT's vocabulary nor the ones trained here have special tokens.
+    `mask`: always [MASK] (TDEN). `bert`: 80% [MASK], 10% a random word, 10% unchanged. Random words: `word_range`.
     """
     if scheme == "mask":
         return ids_BT.masked_fill(selected_BT, mask_id)
+    words = word_range(mask_id, vocab_size)
     action_BT = draw_uniform(tuple(ids_BT.shape), generator, ids_BT.device)
     random_BT = draw_local_rows(
         tuple(ids_BT.shape),
-        lambda size: torch.randint(mask_id + 1, vocab_size, size, generator=generator, device=generator.device),
+        lambda size: torch.randint(*words, size, generator=generator, device=generator.device),
     ).to(ids_BT.device)
     ids_BT = torch.where(selected_BT & (action_BT < 0.8), mask_id, ids_BT)
     return torch.where(selected_BT & (action_BT >= 0.9), random_BT, ids_BT)

@@ -160,14 +160,23 @@ class FeaturesParams:
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParams:
     source: Literal["train", "vocab"]
-    vocab: str  # of `source: vocab`: a BERT vocab.txt, a Hugging Face folder of a BERT, or package:NAME
+    vocab: str  # of `source: vocab`: a BERT vocab.txt, a folder with a tokenizer.json (any model's), or package:NAME
     vocab_size: Annotated[int, Field(ge=16)]  # maximum; 16 leaves room besides the special tokens
     min_frequency: PositiveInt
     lowercase: bool
     strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as in the BERT folder
     trim: bool = False  # of `source: vocab`: keep only the word pieces that occur in the training texts
+    # of a tokenizer.json that is no BERT's: pad, unk, cls, sep, mask -> a token, appended if the vocabulary lacks it
+    special_tokens: dict[str, str] = field(default_factory=dict)
     min_answer_count: PositiveInt  # questions with an answer before it enters the answer vocabulary
     sources: list[str] = field(default_factory=list)  # datasets for the vocabulary and the answers; empty: all
+
+    def __post_init__(self) -> None:
+        if self.special_tokens and self.source == "train":
+            raise ParamsError(
+                "params.yaml: `tokenizer.special_tokens` names tokens of a pretrained tokenizer; with `source: train` "
+                "they are fixed, so remove it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -363,6 +363,22 @@ class ExtraCaptionsParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraParams:
+    """Adapters that are trained instead of the model's weights (training/lora.py). The task's head is trained, too.
+
+    rank     of the product that is added to a layer's weights; 0: no adapters, all weights are trained
+    alpha    the product is multiplied by alpha / rank
+    dropout  of an adapter's input
+    targets  ends of names of linear layers and embeddings (qkv, out, words); empty: all linear layers
+    """
+
+    rank: NonNegativeInt = 0
+    alpha: PositiveFloat = 16.0
+    dropout: Share = 0.0
+    targets: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneParams(TrainingParams):
     """One fine-tuning run, registered as one version.
 
@@ -373,6 +389,7 @@ class FinetuneParams(TrainingParams):
                      image is encoded once for all of them (most of SOHO's computation is the image side)
     blank_images     text-only baseline: every image is blanked
     augment          captions that a model wrote for the training images
+    lora             trains adapters only; the checkpoint has them apart, and added to the weights
     options          options of the task, its `TaskModel.options_class`
     """
 
@@ -384,4 +401,5 @@ class FinetuneParams(TrainingParams):
     texts_per_image: PositiveInt = 1
     blank_images: bool = False
     augment: ExtraCaptionsParams = field(default_factory=ExtraCaptionsParams)
+    lora: LoraParams = field(default_factory=LoraParams)
     options: dict[str, Any] = field(default_factory=dict)

@@ -87,7 +87,7 @@ class PreparedData:
                         f"{checkpoint}: made from features with {name} {getattr(info, name)!r}, but the shards have "
                         f"{current!r}; {way_out}"
                     )
-        if Tokenizer.load(checkpoint).vocabulary != self.tokenizer.vocabulary:
+        if not self.tokenizer.matches(Tokenizer.load(checkpoint)):
             raise CheckpointError(f"{checkpoint}: its vocabulary differs from data/tokenizer; {way_out}")
 
 

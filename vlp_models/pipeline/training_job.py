@@ -26,9 +26,9 @@ from vlp_models.common.workspace import Workspace, fingerprint, require_output, 
 from vlp_models.data.shards.contents import CONTENTS, trained_on_file
 from vlp_models.data.shards.dataset import check_sources
 from vlp_models.models import FAMILIES
-from vlp_models.models.checkpoint import CheckpointInfo, read_config, write_checkpoint
+from vlp_models.models.checkpoint import ADAPTER_FOLDER, CheckpointInfo, read_config, write_checkpoint
 from vlp_models.models.meta_model import image_kind_of
-from vlp_models.params import FinetuneParams, Params, PretrainParams, split_start, to_plain
+from vlp_models.params import FinetuneParams, LoraParams, Params, PretrainParams, split_start, to_plain
 from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.lineage import lineage_tags, provenance_of, record_provenance, training_inputs
 from vlp_models.pipeline.prepared_data import PreparedData, stage_of
@@ -37,6 +37,7 @@ from vlp_models.registry.logger import STATE, MLflowRun, track_training
 from vlp_models.registry.sinks import START, Trackers, open_sinks
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.log import as_csv, final_numbers
+from vlp_models.training.lora import remove_lora, save_adapter
 from vlp_models.training.resume import clear_resume_points
 from vlp_models.training.run import Plan, fit
 
@@ -221,8 +222,15 @@ class TrainingJob:
         loaders, info, workspace = training.loaders, training.info, self.workspace
         counts = {"train_samples": len(loaders.train), "val_samples": len(loaders.val)}
         counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
+        lora = self.section.lora if isinstance(self.section, FinetuneParams) else LoraParams()
         with output_directory(workspace.checkpoint(self.name)) as directory:
             info = dataclasses.replace(info, provenance=self._provenance())
+            if lora.rank:
+                adapter = directory / ADAPTER_FOLDER
+                adapter.mkdir()
+                own = (info, self.data.tokenizer, training.labels)
+                save_adapter(adapter, training.checkpoint, lora, self.start, *own)
+                remove_lora(training.checkpoint)
             write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)
             write_manifest(directory, stage=self.stage, params=self.settings, counts=counts)
         write_text(workspace.curve(self.name), as_csv(result.rows))

@@ -26,7 +26,7 @@ from vlp_models.common.plugins import active_plugins, add_plugins, use_installed
 from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, first_line
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint import ADAPTER_FOLDER, CheckpointInfo
 from vlp_models.vision.extractors import FROM_IMAGES
 
 BUNDLE = "bundle"  # the folder's name in MLflow
@@ -89,7 +89,8 @@ def write_bundle(
     from vlp_models.tasks import TASKS
 
     info = read_checkpoint_info(checkpoint)
-    shutil.copytree(checkpoint, bundle / CHECKPOINT, copy_function=link_or_copy)
+    without = shutil.ignore_patterns(ADAPTER_FOLDER)  # it refers to a checkpoint that a bundle does not have
+    shutil.copytree(checkpoint, bundle / CHECKPOINT, copy_function=link_or_copy, ignore=without)
     if info.detector_id:
         shutil.copytree(detector, bundle / DETECTOR, copy_function=link_or_copy)
         (bundle / FEATURES).write_text(json.dumps(dict(features), indent=2) + "\n", encoding="utf-8")

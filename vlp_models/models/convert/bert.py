@@ -38,6 +38,7 @@ ENCODER_BLOCK = {
     "ffn_end.norm": "output.LayerNorm",
 }
 IGNORED = ("pooler.", "cls.seq_relationship.", "embeddings.position_ids", "cls.predictions.decoder.bias")
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")  # `model_type` of config.json
 WORD_ROWS = ("text_embedding.words.weight", "word_head.weight", "word_head.bias")  # have one row per token
 
 
@@ -165,8 +166,10 @@ def convert_bert_folder(folder: Path, request: ImportRequest) -> ConvertedBert:
     file = weights_file(folder)
     bert = read_json(folder / CONFIG)
     kind = bert.get("model_type", "bert")
-    if kind not in ("bert", "unilm"):  # RoBERTa has the same names with another meaning
-        raise CheckpointError(f"{folder / CONFIG}: weights of another architecture ({kind}); expected a BERT")
+    if kind not in ("bert", "unilm", *ROBERTAS):
+        raise CheckpointError(
+            f"{folder / CONFIG}: weights of another architecture ({kind}); expected a BERT, RoBERTa or XLM-R"
+        )
     if bert.get("position_embedding_type", "absolute") != "absolute":
         raise CheckpointError(
             f"{folder / CONFIG}: position_embedding_type {bert['position_embedding_type']}; expected absolute"
@@ -181,6 +184,8 @@ def convert_bert_folder(folder: Path, request: ImportRequest) -> ConvertedBert:
             "tokenizer.vocab to this folder, then `dvc repro shards tokenizer`"
         )
     state = read_state_dict(file)
+    if kind in ROBERTAS:
+        state, bert = roberta_as_bert(state, bert)
     words = rename_bert(state).get("embeddings.word_embeddings.weight")
     if words is not None and len(words) != len(vocabulary):
         raise CheckpointError(
@@ -197,6 +202,26 @@ def convert_bert_folder(folder: Path, request: ImportRequest) -> ConvertedBert:
     chosen = {name: t[rows] if name in WORD_ROWS else t for name, t in converted.weights.items()}
     note = f"{len(rows):,} of BERT's {len(vocabulary):,} words are used: those of data/tokenizer"
     return dataclasses.replace(converted, weights=chosen, notes=(*converted.notes, note))
+
+
+def roberta_as_bert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return RoBERTa's weights and config.json as a BERT's. XLM-R is a RoBERTa of 100 languages.
+
+    Its positions are counted from the id of the padding, plus 1. It has one token type, which becomes both of BERT's.
+    """
+    first = int(config.get("pad_token_id", 1)) + 1
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        name = name.removeprefix("roberta.").replace("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm.")
+        name = name.replace("lm_head.dense.", "cls.predictions.transform.dense.")
+        renamed[name.replace("lm_head.", "cls.predictions.")] = tensor
+    positions, types = "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"
+    if positions in renamed:
+        renamed[positions] = renamed[positions][first:]
+    if types in renamed and len(renamed[types]) == 1:
+        renamed[types] = renamed[types].repeat(2, 1)
+    places = int(config.get("max_position_embeddings", 0)) - first
+    return renamed, {**config, "max_position_embeddings": places, "type_vocab_size": 2}
 
 
 def convert_layout(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: BertSizes) -> ConvertedBert:

@@ -1,7 +1,8 @@
 """Multi-head attention (self, cross, one token at a time) and its masks.
 
 One matrix holds the query, key and value projections, in this order, so self-attention is a single product, and a model
-that shares the weights of self- and cross-attention (XGPT) needs nothing else.
+that shares the weights of self- and cross-attention (XGPT) needs nothing else. Weights are used only by calling the
+module that owns them, so a module may be replaced by one with an adapter (LoRA) or with quantized weights.
 
 Masks are bool, True where a query may attend, broadcastable to [B, H, Q, K].
 
@@ -19,6 +20,25 @@ from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
 
 
+class PackedLinear(nn.Linear):
+    """A linear layer whose outputs are several projections side by side; a call may compute a part of them."""
+
+    def forward(self, x: Tensor, rows: slice | None = None) -> Tensor:
+        """[..., D] -> [..., the selected outputs]. rows None: all outputs."""
+        if rows is None:
+            return super().forward(x)
+        return F.linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
+
+
+def project_part(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
+    """Return some outputs of a `PackedLinear`, or of a module that replaced it and can only compute all of them.
+
+    peft's LoRA layer is such a module: it adds a product of full width to what the wrapped layer returns.
+    """
+    part: Tensor = layer(x, rows) if isinstance(layer, PackedLinear) else layer(x)[..., rows]
+    return part
+
+
 class MultiHeadAttention(nn.Module):
     """Scaled dot-product attention with biases (Vaswani et al. 2017, section 3.2.2).
 
@@ -30,7 +50,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.qkv = PackedLinear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
@@ -47,8 +67,7 @@ class MultiHeadAttention(nn.Module):
 
         packing: of the rows of all texts of an image side by side (`Packing.by_owner`), so no image's memory is copied.
         """
-        hidden = x.shape[-1]
-        query = F.linear(x, self.qkv.weight[:hidden], self.qkv.bias[:hidden])
+        query = project_part(self.qkv, x, slice(x.shape[-1]))
         if packing is not None:
             query = packing.pad(query)
         y_BQD = self._attend(self._split(query), memory, mask)
@@ -64,8 +83,7 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, context: Tensor, packing: Packing | None = None) -> KeyValues:
         """Return the keys and values of `context`, for `cross`."""
-        hidden = context.shape[-1]
-        both = F.linear(context, self.qkv.weight[hidden:], self.qkv.bias[hidden:])
+        both = project_part(self.qkv, context, slice(context.shape[-1], None))
         if packing is not None:
             both = packing.pad(both)
         keys, values = (self._split(part) for part in both.chunk(2, dim=-1))

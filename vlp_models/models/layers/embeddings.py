@@ -7,12 +7,25 @@ of a grid, P half of the hidden dimension.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Regions
 from vlp_models.models.layers.packing import Packing
+
+
+def embedding_table(embedding: nn.Module) -> Tensor:
+    """Return all rows of an embedding, [V, D], for a tied output layer or single rows.
+
+    Of a module that replaced it, such as peft's LoRA layer, these are the rows that the module returns, not the weights
+    that it wraps.
+    """
+    weight = cast(Tensor, embedding.weight)
+    if isinstance(embedding, nn.Embedding):
+        return weight
+    return cast(Tensor, embedding(torch.arange(len(weight), device=weight.device)))
 
 
 class TextEmbedding(nn.Module):

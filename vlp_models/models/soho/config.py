@@ -97,10 +97,6 @@ class SOHOConfig(PublicSwitches):
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads}) and of 4")
         if not 0 <= self.mask_id < self.vocab_size:
             raise ParamsError(f"config: mask_id {self.mask_id} is outside the vocabulary of {self.vocab_size}")
-        if self.mask_scheme == "bert" and self.mask_id + 1 == self.vocab_size:
-            raise ParamsError(
-                "config: mask_scheme `bert` draws words with ids above [MASK]'s, but the vocabulary has none"
-            )
         if self.gate and not self.dictionary_size:
             raise ParamsError("config: `gate` mixes features with dictionary vectors; it needs a dictionary_size")
         if len(self.mean) != 3 or len(self.std) != 3 or not all(0 < value < math.inf for value in self.std):

@@ -53,7 +53,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.backbone import Backbone
 from vlp_models.models.layers.blocks import TransformerBlock, init_weights
-from vlp_models.models.layers.embeddings import TextEmbedding, sine_positions
+from vlp_models.models.layers.embeddings import TextEmbedding, embedding_table, sine_positions
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.located import located_cells
 from vlp_models.models.layers.packing import Packing, take
@@ -426,7 +426,7 @@ class SOHO(nn.Module):
 
     def predict_words(self, x_MD: Tensor) -> Tensor:
         """Return vocabulary logits. Gather the positions that need them first."""
-        return self.word_head(x_MD, self.text_embedding.words.weight)
+        return self.word_head(x_MD, embedding_table(self.text_embedding.words))
 
     def predict_codes(self, x_MD: Tensor, table_KD: Tensor) -> Tensor:
         """Return logits over the dictionary's codes. table_KD: the codes themselves."""

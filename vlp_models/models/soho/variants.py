@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from vlp_models.data.batch import Image, Pixels
 from vlp_models.models.layers.blocks import init_weights
+from vlp_models.models.layers.embeddings import embedding_table
 from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.models.soho.model import SOHO, FeatureGrid, Neck
 from vlp_models.models.soho.pairs import Pairs, hide_codes
@@ -106,7 +107,7 @@ class PublicSOHO(SOHO):
     def predict_words(self, x_MD: Tensor) -> Tensor:
         if not self.config.plain_heads:
             return super().predict_words(x_MD)
-        return F.linear(x_MD, self.text_embedding.words.weight)
+        return F.linear(x_MD, embedding_table(self.text_embedding.words))
 
     def predict_codes(self, x_MD: Tensor, table_KD: Tensor) -> Tensor:
         if self.config.code_scores != "cosine":

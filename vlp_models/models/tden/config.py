@@ -101,5 +101,3 @@ class TDENConfig(PublicSwitches):
             )
         if not 0 <= self.mask_id < self.vocab_size:
             raise ParamsError(f"config: mask_id {self.mask_id} is outside the vocabulary of {self.vocab_size}")
-        if self.mask_scheme == "bert" and self.mask_id + 1 == self.vocab_size:
-            raise ParamsError("config: mask_scheme `bert` draws words with ids above [MASK], but there are none")

@@ -55,7 +55,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.layers.attention import causal_mask, padding_mask
 from vlp_models.models.layers.blocks import DecoderBlock, TransformerBlock, init_weights
 from vlp_models.models.layers.cache import DecodingState, KeyValues
-from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding
+from vlp_models.models.layers.embeddings import RegionEmbedding, TextEmbedding, embedding_table
 from vlp_models.models.layers.heads import AttentionPooler, TokenHead
 from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, changed_from, take
@@ -205,7 +205,7 @@ class TDEN(nn.Module):
 
     def predict_words(self, x_D: Tensor) -> Tensor:
         """Return vocabulary logits, [..., D] -> [..., V]. Gather the positions that need them first."""
-        return self.word_head(x_D, self.text_embedding.words.weight if self.config.tie_lm_head else None)
+        return self.word_head(x_D, embedding_table(self.text_embedding.words) if self.config.tie_lm_head else None)
 
     def _decoder_blocks(self) -> list[DecoderBlock]:
         return cast("list[DecoderBlock]", self.cross_decoder)

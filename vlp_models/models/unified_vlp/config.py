@@ -70,9 +70,6 @@ class UnifiedVLPConfig:
         for name, number in special.items():
             if not 0 <= number < self.vocab_size:
                 raise ParamsError(f"config: {name} {number} is outside the vocabulary of {self.vocab_size}")
-        if (self.mask_scheme == "bert" or self.mask_question) and self.mask_id + 1 == self.vocab_size:
-            drawing = "mask_scheme `bert`" if self.mask_scheme == "bert" else "mask_question"
-            raise ParamsError(f"config: {drawing} draws words with ids above [MASK], but there are none")
 
     @property
     def class_inputs(self) -> int:

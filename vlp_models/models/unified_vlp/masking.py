@@ -15,7 +15,7 @@ from vlp_models.data.batch import Text
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 from vlp_models.objectives.loss import Learners
-from vlp_models.objectives.masked_modeling import word_positions
+from vlp_models.objectives.masked_modeling import word_positions, word_range
 
 BIDIRECTIONAL, SEQ2SEQ = "bidirectional", "seq2seq"
 
@@ -37,7 +37,7 @@ def mask_one_word(text: Text, config: UnifiedVLPConfig) -> Tensor:
     chosen_NT = F.one_hot(draw_NT.argmax(1), ids_NT.shape[1]).bool()
     # 80% [MASK], 10% a random word, 10% unchanged
     action_N1 = torch.rand(len(ids_NT), 1, device=device)
-    random_N1 = torch.randint(config.mask_id + 1, config.vocab_size, (len(ids_NT), 1), device=device)
+    random_N1 = torch.randint(*word_range(config.mask_id, config.vocab_size), (len(ids_NT), 1), device=device)
     ids_NT = torch.where(chosen_NT & (action_N1 < 0.8), config.mask_id, ids_NT)
     return torch.where(chosen_NT & (action_N1 >= 0.9), random_N1, ids_NT)
 

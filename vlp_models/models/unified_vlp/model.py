@@ -56,7 +56,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.layers.attention import padding_mask, prefix_mask
 from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.cache import DecodingState
-from vlp_models.models.layers.embeddings import TextEmbedding
+from vlp_models.models.layers.embeddings import TextEmbedding, embedding_table
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, take
@@ -164,7 +164,7 @@ class UnifiedVLP(nn.Module):
     def embed_visual(self, regions_BRD: Tensor, objective: str) -> Tensor:
         """Return the embeddings of [CLS] and the regions, [B, 1 + R, D]."""
         words, positions = self.text_embedding.words, self.text_embedding.positions
-        cls_D = words.weight[self.config.cls_id] + positions.weight[0]
+        cls_D = embedding_table(words)[self.config.cls_id] + embedding_table(positions)[0]
         x_BRD = torch.cat([cls_D.expand(len(regions_BRD), 1, -1), regions_BRD], 1)
         return self.finish(x_BRD, IMAGE_SEGMENT[objective])
 
@@ -186,7 +186,7 @@ class UnifiedVLP(nn.Module):
     def finish(self, x: Tensor, segments: Tensor | int) -> Tensor:
         """Add the segment, normalize and apply dropout: the end of every token's embedding."""
         types = self.text_embedding.types
-        x = x + (types.weight[segments] if isinstance(segments, int) else types(segments))
+        x = x + (embedding_table(types)[segments] if isinstance(segments, int) else types(segments))
         return cast(Tensor, self.text_embedding.dropout(self.text_embedding.norm(x)))
 
     # ---- The stack -------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class UnifiedVLP(nn.Module):
 
     def predict_words(self, x_D: Tensor) -> Tensor:
         """Return vocabulary logits, [..., D] -> [..., V]. Gather the positions that need them first."""
-        return cast(Tensor, self.word_head(x_D, self.text_embedding.words.weight))
+        return cast(Tensor, self.word_head(x_D, embedding_table(self.text_embedding.words)))
 
     def _blocks(self) -> list[PrefixBlock]:
         return cast("list[PrefixBlock]", self.stack)

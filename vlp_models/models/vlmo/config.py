@@ -118,10 +118,6 @@ class VLMoConfig(PublicSwitches):
             raise ParamsError(f"config: crop_scale ({self.crop_scale}) must be above 0, the smaller share first")
         if not 0 <= self.mask_id < self.vocab_size:
             raise ParamsError(f"config: mask_id {self.mask_id} is outside the vocabulary of {self.vocab_size}")
-        if self.mask_scheme == "bert" and self.mask_id + 1 == self.vocab_size:
-            raise ParamsError(
-                "config: mask_scheme `bert` draws words with ids above [MASK]'s, but the vocabulary has none"
-            )
         if self.contrast == "both" and (self.vl_start == self.layers or self.feed_forward == "shared"):
             raise ParamsError(
                 "config: `contrast: both` needs vision-language experts: vl_start below layers, feed_forward: experts"

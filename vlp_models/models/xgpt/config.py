@@ -77,8 +77,8 @@ class XGPTConfig:
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
-        if self.mask_id + 1 >= self.vocab_size:
-            raise ParamsError(f"config: no word has an id above mask_id {self.mask_id} of {self.vocab_size}")
+        if self.mask_id >= self.vocab_size:
+            raise ParamsError(f"config: mask_id {self.mask_id} is outside the vocabulary of {self.vocab_size}")
         if self.structure == "enc" and self.attends != "shared_merged":
             raise ParamsError(
                 f"config: `structure: enc` has one attention over source and target; `cross_attention: {self.attends}` "

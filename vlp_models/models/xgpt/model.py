@@ -60,6 +60,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.layers.attention import causal_mask, padding_mask
 from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.cache import DecodingState, KeyValues
+from vlp_models.models.layers.embeddings import embedding_table
 from vlp_models.models.layers.located import located_regions
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.layers.several_images import add_places, place_embedding
@@ -212,7 +213,7 @@ class XGPT(nn.Module):
 
     def predict_words(self, x_D: Tensor) -> Tensor:
         """Return vocabulary logits, [..., D] -> [..., V]. Gather the positions that need them first."""
-        return F.linear(x_D, self.text_embedding.words.weight, self.word_bias)
+        return F.linear(x_D, embedding_table(self.text_embedding.words), self.word_bias)
 
     # ---- The four objectives ------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     Raises:
         ParamsError: no such run, or an invalid value.
+        MissingToolError: `lora` without peft.
         CheckpointError: the start is damaged, or was made from other features or with another vocabulary.
         Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
@@ -59,6 +60,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     from vlp_models.pipeline.training_job import Training
     from vlp_models.tasks import task_class
     from vlp_models.tasks.base import check_texts_per_image, read_options
+    from vlp_models.training.lora import add_lora
 
     p, start, where = cast(FinetuneParams, job.section), job.start_info, job.name.replace("/", ".")
     task = task_class(p.task)
@@ -79,6 +81,10 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     load_start(model, start, part_of(weights, "model"), job.start)
     if start.task == p.task and (not task.has_labels or read_labels(job.start) == labels):
         load_checkpoint_weights(task_model.head, part_of(weights, "head"), job.start)
+    if p.lora.rank and job.params.trainer.strategy == "fsdp":
+        raise ParamsError(f"params.yaml: `{where}.lora`: not with `trainer.strategy: fsdp`; set the strategy to auto")
+    if p.lora.rank:
+        add_lora(task_model, p.lora, f"{where}.lora")
     check_texts_per_image(where, task, task_model.model, task_model.options, p.texts_per_image)
     return Training(
         model=task_model,

@@ -34,7 +34,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Write data/tokenizer and reports/tokenizer.json.
 
     Raises:
-        DataError: the train split has no text, or `vocab` is not a BERT tokenizer.
+        DataError: the train split has no text, or `vocab` is not a tokenizer.
         ParamsError: `source: vocab` without `vocab`.
         MissingToolError: the package of `vocab` is not installed.
     """
@@ -50,6 +50,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             write_json(directory / "answers.json", answers)
             # Equal vocabularies give equal outputs, whatever the names of the datasets that they come from.
             settings = {name: value for name, value in to_plain(p).items() if name != "sources"}
+            if not p.special_tokens:
+                del settings["special_tokens"]
             kept = {"tokens": tokenizer.vocab_size, "answers": len(answers)}
             write_manifest(directory, stage="tokenizer", params=settings, counts=kept)
         read = {"texts": len(texts), "questions": len(questions), "words": coverage.words}
@@ -121,15 +123,20 @@ def _make(p: TokenizerParams, texts: list[str], workspace: Workspace) -> Tokeniz
 
 
 def _given(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> Tokenizer:
+    if p.special_tokens and not (workspace.root / p.vocab).is_dir() and not p.vocab.startswith(PREFIX):
+        raise ParamsError(
+            "params.yaml: `tokenizer.special_tokens` names tokens of a pretrained tokenizer.json; those of a vocab.txt "
+            "are fixed, so remove it"
+        )
     if not p.vocab:
         raise ParamsError(
             "params.yaml: `tokenizer.source: vocab` needs `tokenizer.vocab`: the path of a vocab.txt, or of a folder "
-            f"with a BERT's files, or {PREFIX}NAME of an installed package"
+            f"with a tokenizer.json or a BERT's files, or {PREFIX}NAME of an installed package"
         )
     if not p.vocab.startswith(PREFIX) and not (workspace.root / p.vocab).is_dir():
         return Tokenizer.from_vocab(workspace.root / p.vocab, p.lowercase, accents)
     folder = find_folder(p.vocab, workspace.root, "tokenizer.vocab")
-    tokenizer = read_tokenizer(folder, lowercase=p.lowercase)
+    tokenizer = read_tokenizer(folder, lowercase=p.lowercase, special_tokens=p.special_tokens)
     if accents is not None and accents is not tokenizer.strips_accents:
         raise ParamsError(
             f"params.yaml: `tokenizer.strip_accents: {str(accents).lower()}`, but the tokenizer of {p.vocab} "

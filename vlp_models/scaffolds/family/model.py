@@ -32,7 +32,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.layers.attention import padding_mask, prefix_mask
 from vlp_models.models.layers.blocks import TransformerBlock, init_weights
 from vlp_models.models.layers.cache import KeyValues
-from vlp_models.models.layers.embeddings import TextEmbedding
+from vlp_models.models.layers.embeddings import TextEmbedding, embedding_table
 from vlp_models.models.protocols import Fused
 from vlp_models.objectives.loss import Loss
 
@@ -139,7 +139,7 @@ class Toy(nn.Module):
 
     def next_words(self, x: Tensor) -> Tensor:
         """Return the logits of the next word, with the words' embeddings as the matrix. [..., D] -> [..., V]"""
-        return x @ self.words.words.weight.T
+        return x @ embedding_table(self.words.words).T
 
     def decoder_blocks(self) -> list[TransformerBlock]:
         return [cast(TransformerBlock, block) for block in self.decoder]

@@ -1,0 +1,212 @@
+"""LoRA: train small matrices that are added to a model's weights, instead of the weights (Hu et al. 2021).
+
+`add_lora` puts peft's adapters on a model and freezes everything else but the task's head. After training,
+`save_adapter` writes a small folder that refers to the checkpoint it starts from, and `remove_lora` adds the adapters
+to the weights: an ordinary model is left. `merge_adapter` makes an ordinary checkpoint of such a folder, without peft.
+
+An adapter folder:
+
+    adapter.safetensors   per adapted layer `NAME.lora_A.weight` and `NAME.lora_B.weight` (an embedding:
+                          `NAME.lora_embedding_A` and `_B`), in peft's shapes; the head; and whatever else differs from
+                          the base, such as running statistics, under its own name
+    adapter.json          rank, alpha, and the base: its path from this folder, and the sha256 of its weights
+    config.json, labels.json, tokenizer, SHA256SUMS   as in a checkpoint
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vlp_models.common.io import hash_file, read_json, write_json
+from vlp_models.common.state_dicts import shorten_list
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
+from vlp_models.models.checkpoint import (
+    LABELS,
+    WEIGHTS,
+    CheckpointInfo,
+    read_config,
+    read_labels,
+    read_weights,
+    tied_names,
+    write_config,
+    write_sums,
+)
+from vlp_models.params import LoraParams
+
+FORMAT = "vlp-adapter/1"
+ADAPTER, SETTINGS = "adapter.safetensors", "adapter.json"
+NAME = "default"  # peft's name of the only adapter
+_BASE = ".base_layer"  # what peft puts into the names of a wrapped layer's weights
+_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+
+
+def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
+    """Put adapters on the linear layers of `module.model`, and freeze its other weights. Draws from torch's generator.
+
+    Args:
+        module: a task, whose children are `model` and `head`; the head is trained as a whole.
+        where: the key of `params`, for messages.
+
+    Raises:
+        MissingToolError: peft is not installed.
+        ParamsError: a target is no linear layer or embedding of the model.
+    """
+    try:
+        import peft
+    except ImportError:
+        raise MissingToolError(
+            f"`{where}` needs peft, which is not installed: `uv pip install peft`, or the extra `lora`"
+        ) from None
+    model = module.get_submodule("model")
+    config = peft.LoraConfig(
+        r=params.rank,
+        lora_alpha=params.alpha,  # type: ignore[arg-type]  # a number; only rank and ratio matter
+        lora_dropout=params.dropout,
+        target_modules=_targets(model, params.targets, where),
+    )
+    peft.inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(_is_adapter(name))
+
+
+def _targets(model: nn.Module, targets: Sequence[str], where: str) -> list[str]:
+    """Return the full names of the layers; without targets, all linear layers."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
+    if not targets:
+        return [name for name, module in layers.items() if isinstance(module, nn.Linear)]
+    chosen = {target: [n for n in layers if n == target or n.endswith(f".{target}")] for target in targets}
+    if unknown := [target for target, names in chosen.items() if not names]:
+        known = sorted({name.rpartition(".")[2] for name in layers if not name.rpartition(".")[2].isdigit()})
+        raise ParamsError(
+            f"params.yaml: `{where}.targets`: {unknown[0]} is no linear layer or embedding of the model; it has "
+            f"{', '.join(known)}, and full names such as {next(iter(layers), '')}"
+        )
+    return [name for name in layers if any(name in names for names in chosen.values())]
+
+
+def _is_adapter(name: str) -> bool:
+    return any(f".{part}" in f".{name}" for part in _PARTS)
+
+
+def remove_lora(module: nn.Module) -> None:
+    """Add the adapters to the weights, in place, and put the plain layers back. Without adapters, nothing changes."""
+    wrapped = [(name, layer) for name, layer in module.named_modules() if hasattr(layer, "get_delta_weight")]
+    for name, layer in wrapped:
+        merged: Any = layer
+        merged.merge()
+        parent, _, last = name.rpartition(".")
+        plain: nn.Module = merged.get_base_layer()
+        module.get_submodule(parent)._modules[last] = plain
+
+
+# ---- On disk --------------------------------------------------------------------------------------------------------
+
+
+def save_adapter(
+    directory: Path,
+    module: nn.Module,
+    params: LoraParams,
+    base: Path,
+    info: CheckpointInfo,
+    tokenizer: Tokenizer,
+    labels: Sequence[str] = (),
+) -> None:
+    """Write an adapter folder into an existing directory.
+
+    Args:
+        module: with adapters, by `add_lora`.
+        base: the checkpoint whose weights `module` had before.
+    """
+    found, known = plain_names(module.state_dict()), read_weights(base)
+    kept = {
+        name: weight.detach().cpu().contiguous()
+        for name, weight in found.items()
+        if not name.startswith("model.")
+        or name not in known
+        or known[name].shape != weight.shape
+        or not torch.equal(known[name], weight.detach().cpu())
+    }
+    save_file(kept, directory / ADAPTER, metadata={"format": "pt"})
+    write_json(
+        directory / SETTINGS,
+        {
+            "format": FORMAT,
+            "rank": params.rank,
+            "alpha": params.alpha,
+            "base": os.path.relpath(base.resolve(), directory.resolve()),
+            "base_sha256": hash_file(base / WEIGHTS),
+        },
+    )
+    write_config(directory, info, tokenizer, labels)
+    write_sums(directory)
+
+
+def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a model with adapters under the names of a checkpoint, each tensor once."""
+    tied = tied_names(state)
+    return {
+        name.replace(f".{NAME}", "") if _is_adapter(name) else name.replace(f"{_BASE}.", "."): weight
+        for name, weight in state.items()
+        if name not in tied
+    }
+
+
+def read_adapter(directory: Path, base: Path | None = None) -> dict[str, Tensor]:
+    """Return the weights of the whole model: those of the base with the adapters added, and the head.
+
+    Args:
+        base: where the base is now; None: where it was.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the base has other weights than the adapters were trained on.
+    """
+    read_config(directory)  # verifies the sums
+    try:
+        settings = read_json(directory / SETTINGS)
+        own = load_file(directory / ADAPTER)
+        scale, place = float(settings["alpha"]) / int(settings["rank"]), str(settings["base"])
+        sha256 = settings["base_sha256"]
+    except (DataError, OSError, SafetensorError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{directory}: not an adapter folder of {FORMAT}: {error}") from None
+    base = base or directory / place
+    if not (base / WEIGHTS).is_file():
+        raise CheckpointError(
+            f"{directory / SETTINGS}: its base {base} does not exist; `dvc pull` it, or name the folder where it is now"
+        )
+    if hash_file(base / WEIGHTS) != sha256:
+        raise CheckpointError(
+            f"{base / WEIGHTS}: not the weights that {directory} was trained on (sha256 {sha256[:12]}...); "
+            "restore them with `dvc checkout`, or train the adapters again"
+        )
+    weights = {name: weight for name, weight in read_weights(base).items() if name.startswith("model.")}
+    weights |= {name: weight for name, weight in own.items() if not _is_adapter(name)}
+    for name in [name for name in own if name.endswith((".lora_A.weight", ".lora_embedding_A"))]:
+        up = own[name.replace("lora_A", "lora_B").replace("embedding_A", "embedding_B")]
+        delta = scale * (up.float() @ own[name].float())
+        layer = name.partition(".lora_")[0] + ".weight"
+        if layer not in weights:
+            raise CheckpointError(f"{directory / ADAPTER}: {layer} is not in {shorten_list([str(base)], 1)}")
+        delta = delta.T if name.endswith(".lora_embedding_A") else delta
+        weights[layer] = (weights[layer].float() + delta).to(weights[layer].dtype)
+    return weights
+
+
+def merge_adapter(directory: Path, out: Path, base: Path | None = None) -> None:
+    """Write an ordinary checkpoint into the existing directory `out`, for evaluation, registration and serving.
+
+    Raises:
+        CheckpointError: see `read_adapter`.
+    """
+    save_file(read_adapter(directory, base), out / WEIGHTS, metadata={"format": "pt"})
+    labels = read_labels(directory) if (directory / LABELS).exists() else []
+    write_config(out, read_config(directory), Tokenizer.load(directory), labels)
+    write_sums(out)
