@@ -10,7 +10,7 @@ or with DDP.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -113,8 +113,10 @@ class Sharding:
             fully_shard(unit, mesh=mesh, ignored_params=scalars)
             for name in names:
                 register_fsdp_forward_method(unit, name)
-        if hasattr(module, "set_reduce_scatter_unused_params"):  # torch 2.15
-            module.set_reduce_scatter_unused_params(True)  # a process without rows may leave a part unused
+        # A process without rows may leave a part unused; torch before 2.15 lacks the method.
+        count_unused: Callable[[bool], None] | None = getattr(module, "set_reduce_scatter_unused_params", None)
+        if count_unused is not None:
+            count_unused(True)
         self._added = [set(vars(one)) - names for one, (_, names, _) in zip(self._modules, self._before, strict=True)]
 
     def undo(self) -> None:
