@@ -1,7 +1,8 @@
-"""The Dockerfile, checked by a linter. `make image` builds it where a daemon is available."""
+"""The Dockerfile and the dev container; `make image` builds the image where a daemon is available."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -38,6 +39,15 @@ def test_image_is_not_root_holds_no_secret_and_installs_by_hash() -> None:
     assert sorted(" ".join(copied).split()) == ["deploy/vlp", "requirements-uv.lock", "requirements.lock"]
     allowed = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"]
     assert sorted(allowed) == sorted(" ".join(copied).split())
+
+
+def test_dev_container_is_built_from_the_image_and_runs_as_its_user() -> None:
+    folder = ROOT / ".devcontainer"
+    container = json.loads((folder / "devcontainer.json").read_text())
+    dockerfile = (folder / container["build"]["dockerfile"]).resolve()
+    assert dockerfile == DEPLOY / "Dockerfile" and (folder / container["build"]["context"]).resolve() == ROOT
+    text = dockerfile.read_text()
+    assert f"WORKDIR {container['workspaceFolder']}\n" in text and f"--create-home {container['remoteUser']}\n" in text
 
 
 def test_vlp_of_the_image_runs_the_code_of_the_volume() -> None:
