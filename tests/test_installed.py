@@ -18,6 +18,34 @@ from vlp_models.cli.project import TEMPLATE, template_files
 ROOT = Path(__file__).parents[1]
 
 
+# Of the extras `train` and `pipeline`, but not of `serve`
+BEYOND_SERVE = (
+    "lightning",
+    "transformers",
+    "scipy",
+    "pyarrow",
+    "duckdb",
+    "cv2",
+    "pandas",
+    "webdataset",
+    "pycocoevalcap",
+)
+BEYOND_SERVE = (*BEYOND_SERVE, "pycocotools", "great_expectations", "prefect", "dvc", "mlflow", "sqlalchemy", "fastapi")
+HIDDEN = """
+import sys
+
+
+class Hidden:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in {packages}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+
+
+sys.meta_path.insert(0, Hidden)
+"""
+
+
 class Installation:
     """A virtual environment with the wheel; the packages that it depends on are those of the tests' environment."""
 
@@ -31,6 +59,11 @@ class Installation:
         for tool in ("dvc", "prefect"):
             (self.bin / tool).write_text(f'#!/bin/sh\nexec {self.bin}/python -m {tool} "$@"\n')
             (self.bin / tool).chmod(0o755)
+
+    def hide(self, *packages: str) -> None:
+        """Make packages fail to import, as if they were not installed."""
+        (self.site / "hidden.pth").write_text("import hidden\n")
+        (self.site / "hidden.py").write_text(HIDDEN.format(packages=packages))
 
     @property
     def package(self) -> Path:
@@ -77,7 +110,7 @@ def test_the_template_is_this_repository() -> None:
 
 
 @pytest.mark.pipeline
-def test_a_project_runs_promotes_and_retrains_without_a_clone(vlp: Installation, tmp_path: Path) -> None:
+def test_a_project_runs_promotes_and_retrains_without_a_clone(vlp: Installation, wheel: Path, tmp_path: Path) -> None:
     made = vlp(tmp_path, "vlp init my-project")
     assert "vlp run" in made
     project = tmp_path / "my-project"
@@ -85,10 +118,22 @@ def test_a_project_runs_promotes_and_retrains_without_a_clone(vlp: Installation,
     assert "accuracy" in (project / "reports" / "index.html").read_text()
     assert "champion" in vlp(project, "vlp promote captioning --force 'the first one'")
     photo = next((project / "data" / "raw" / "scenes" / "images").iterdir())
-    assert vlp(project, f"vlp caption {photo}").strip()
+    caption = vlp(project, f"vlp caption {photo}")
+    vlp(project, f"vlp export captioning {tmp_path / 'captioner'} --to hf")
+    assert caption_with_the_extra_serve(tmp_path, wheel, photo) in caption
     assert "files, as in vlp-flows 0.1.0, which is installed" in vlp(project, "vlp verify vlp-captioning/1")
     assert "promote captioning" in vlp(project, "python -m flows.retrain")
     assert vlp(project, "dvc status") == "Data and pipelines are up to date.\n"
+
+
+def caption_with_the_extra_serve(folder: Path, wheel: Path, photo: Path) -> str:
+    """Load the export in another environment, which has no package beyond the extra `serve`."""
+    serve = Installation(folder / "serve", wheel)
+    serve.hide(*BEYOND_SERVE)
+    code = f"from vlp_models import VLP; print(VLP.from_pretrained('captioner').caption('{photo}'))"
+    caption = serve(folder, f'python -c "{code}"').strip()
+    assert caption and "No module named 'pandas'" in serve(folder, "python -c 'import pandas'", code=1)
+    return caption
 
 
 @pytest.mark.pipeline
