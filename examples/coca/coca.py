@@ -1,4 +1,4 @@
-"""CoCa in small: one model for contrast and captions, trained in one pass.
+"""A small CoCa: one model for contrast and captions, trained in one pass.
 
 J. Yu et al.: "CoCa: Contrastive Captioners are Image-Text Foundation Models", TMLR 2022, arXiv 2205.01917, section 3.2.
 

@@ -202,7 +202,7 @@ def load_language_model(config: LanguageModelDecoderConfig) -> tuple[Any, str]:
     if config.sha256 not in ("", sha256):
         raise CheckpointError(
             f"{folder / WEIGHTS}: has the sha256 {sha256[:12]}..., but the model was trained with {config.sha256[:12]}"
-            "...; put that language model back, or train again without `sha256` in the config"
+            "...; restore it, or start again from the new one: `dvc repro -f initial@NAME`"
         )
     if torch.empty(0).is_meta:  # a model without memory: only its shapes are needed
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))

@@ -60,6 +60,15 @@ def test_two_processes_match_one_process(root: Path, tmp_path: Path, strategy: s
     assert (root / strategy / "log.jsonl").read_text().count("\n") == STEPS  # written once, not twice
 
 
+@pytest.mark.slow
+def test_sharded_weights_that_an_update_does_not_use_stay(root: Path, tmp_path: Path) -> None:
+    """Updates alternate between objectives; a weight without a gradient has no decay and no momentum."""
+    settings = {**EVERYTHING, "mix": "alternate", "optimizer": {"clip_norm": 0.5, "eps": 1e-4, "weight_decay": 0.5}}
+    code, stderr = run(root, "alternate", config=STILL, strategy="fsdp", **settings)
+    assert code == 0, stderr
+    assert apart(tmp_path, root, result(root, "alternate")[0], **settings)[0] < 1e-5
+
+
 @pytest.mark.long
 def test_two_processes_match_one_process_with_muon(root: Path, tmp_path: Path) -> None:
     """Its orthogonalization, in bfloat16, makes more of float32's order of adding up; the ranks agree bitwise."""
@@ -84,6 +93,7 @@ def test_batch_size_must_be_divisible_by_the_number_of_processes(root: Path) -> 
     [
         ({"devices": 2, "strategy": "fsdp", "config": {"pooler_batch_norm": True}}, "does not support batch norm"),
         ({"num_nodes": 0}, r"num_nodes: 0"),
+        ({"strategy": "fsdp", "compile": True}, "does not work with"),
         ({"devices": 2, "config": {"pooler_batch_norm": True}}, "batch normalization"),
     ],
 )

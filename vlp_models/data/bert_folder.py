@@ -76,7 +76,7 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
 
     Args:
         lowercase: `tokenizer.lowercase`, which must match the folder's setting, if it has one.
-        special_tokens: `tokenizer.special_tokens`, of a tokenizer that is no BERT's.
+        special_tokens: `tokenizer.special_tokens`, for a tokenizer other than BERT's.
 
     Raises:
         DataError: both files are missing, they disagree, or the tokenizer has unsupported settings.

@@ -1,4 +1,4 @@
-"""A metric of one's own: a plugin that scores predictions in addition to the metrics that their task computes.
+"""An additional metric: a plugin that scores predictions in addition to the metrics that their task computes.
 
 def score(predictions, samples):
     values = [float("red" in p["caption"].split()) for p in predictions]

@@ -166,7 +166,7 @@ class TokenizerParams:
     lowercase: bool
     strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as in the BERT folder
     trim: bool = False  # of `source: vocab`: keep only the word pieces that occur in the training texts
-    # of a tokenizer.json that is no BERT's: pad, unk, cls, sep, mask -> a token, appended if the vocabulary lacks it
+    # for a tokenizer.json other than BERT's: pad, unk, cls, sep, mask -> a token, appended if the vocabulary lacks it
     special_tokens: dict[str, str] = field(default_factory=dict)
     min_answer_count: PositiveInt  # questions with an answer before it enters the answer vocabulary
     sources: list[str] = field(default_factory=list)  # datasets for the vocabulary and the answers; empty: all

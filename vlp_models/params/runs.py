@@ -113,7 +113,7 @@ class TrainerParams:
     strategy           auto: ddp with two processes or more. fsdp: weights, gradients and optimizer state are sharded
     activation_checkpointing  recompute the activations of transformer blocks in the backward pass: less memory, equal
                        numbers
-    compile            compile transformer blocks with torch.compile: equal numbers up to float rounding
+    compile            compile transformer blocks with torch.compile: other float rounding, and other draws of dropout
     parallel_finetune  fine-tunings that `vlp run` trains at the same time on a CPU, each with its share of the cores
     """
 
@@ -377,6 +377,10 @@ class LoraParams:
     dropout: Share = 0.0
     targets: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if not self.rank and (self.alpha, self.dropout, self.targets) != (16.0, 0.0, []):
+            raise ValueError("`lora` has no `rank`, so it would train all weights; set it, for example to 8")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneParams(TrainingParams):
@@ -389,7 +393,7 @@ class FinetuneParams(TrainingParams):
                      image is encoded once for all of them (most of SOHO's computation is the image side)
     blank_images     text-only baseline: every image is blanked
     augment          captions that a model wrote for the training images
-    lora             trains adapters only; the checkpoint has them apart, and added to the weights
+    lora             trains adapters only; the checkpoint has them merged, and separately in `adapter/`
     options          options of the task, its `TaskModel.options_class`
     """
 

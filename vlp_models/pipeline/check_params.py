@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from vlp_models.common.packages import library_of
-from vlp_models.errors import ParamsError
+from vlp_models.common.packages import is_installed, library_of
+from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.metrics import METRICS
 from vlp_models.models.meta_model import meta_model, model_inputs
 from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams
@@ -135,8 +135,18 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
             f"{where}.texts_per_image` and `trainer.stream.address` require different orders of the samples; remove "
             "one of them"
         )
+    if params.trainer.strategy == "fsdp" and run.lora.rank:
+        raise ParamsError(f"{where}.lora` does not work with `trainer.strategy: fsdp`; set the strategy to auto")
+    if params.trainer.strategy == "fsdp" and getattr(options, "self_critical", None):
+        raise ParamsError(
+            f"{where}.options.self_critical` does not work with `trainer.strategy: fsdp`; set the strategy to auto"
+        )
+    if run.lora.rank and not is_installed("peft"):
+        raise MissingToolError(f"{where}.lora` needs peft, which is not installed: the extra `lora`")
     model_name = params.model_of(name)
     built = meta_model(params.models[model_name], f"models.{model_name}.config")
+    if run.lora.rank and getattr(built, "images_per_text", 1) > 1:
+        raise ParamsError(f"{where}.lora` does not work with `images_per_text` above 1; remove one of them")
     check_model(f"{run.task} (`finetune.{name}` in params.yaml)", task, built, model_name)
     check_texts_per_image(f"finetune.{name}", task, built, options, run.texts_per_image)
     model, config_at = _finetuned_model(name, params)

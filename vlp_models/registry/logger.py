@@ -143,8 +143,8 @@ class MLflowRun:
             if not self._warned:
                 self._warned = True
                 cause = error.__cause__ if isinstance(error, TrackingError) and error.__cause__ else error
-                reason = first_line(cause)[:200]
-                logger.warning("MLflow at %s does not answer (%s); training continues", self.uri, redact(reason))
+                reason = redact(first_line(cause))[:200]
+                logger.warning("MLflow at %s does not answer (%s); training continues", self.uri, reason)
             return False
 
     def _send(self, log: Path) -> None:

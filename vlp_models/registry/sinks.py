@@ -79,14 +79,14 @@ class Sink:
 
     def _try(self, action: Callable[[], None]) -> None:
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # their greetings
+            with contextlib.redirect_stdout(io.StringIO()):  # their startup messages
                 action()
         except Exception as error:  # whatever fails there is no reason to stop training
             self.failures += 1
             self._run = None
             self._silent_until = time.monotonic() + PAUSE
             if self.failures == 1:
-                logger.warning("%s: %s; training continues", self.kind, redact(first_line(error)[:200]))
+                logger.warning("%s: %s; training continues", self.kind, redact(first_line(error))[:200])
 
     def _send(self, log: Path) -> None:
         rows = [row for row in read_log(log) if row["step"] > self._state["step"]]

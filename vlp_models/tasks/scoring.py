@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.errors import ParamsError
 from vlp_models.metrics import METRICS
 from vlp_models.metrics.bootstrap import paired
 from vlp_models.metrics.extra import load_metric
@@ -115,8 +117,9 @@ class _AllStatistics(Mapping[str, Statistic]):
             if name in (own := task_class(task).statistics):
                 return own[name]
         for metric in METRICS:
-            if name in (own := load_metric(metric).statistics):
-                return own[name]
+            with contextlib.suppress(ParamsError):  # another plugin that cannot be imported
+                if name in (own := load_metric(metric).statistics):
+                    return own[name]
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:

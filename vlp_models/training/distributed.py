@@ -1,7 +1,7 @@
 """Where and in what a training computes: processes (DDP, FSDP), precision, CPU threads.
 
 ddp: every process holds the whole model; gradients are averaged. fsdp: every process holds a part of the weights,
-gradients and optimizer state (training/sharding.py). In both cases several processes learn what one would from the same
+gradients and optimizer state (training/sharding.py). In both cases several processes compute the gradients that one would from the same
 batches: the losses are normalized over all of them (training/normalization.py, objectives/distributed.py).
 """
 
@@ -29,7 +29,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.params import TrainerParams
 from vlp_models.training.optim import CombinedOptimizer
-from vlp_models.training.sharding import sharded_like, whole
+from vlp_models.training.sharding import SHARES_UNUSED, sharded_like, whole
 
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -81,6 +81,12 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
 
 
 def _check_strategy(params: TrainerParams, model: nn.Module, processes: int, on_cpu: bool) -> None:
+    if params.strategy == "fsdp" and params.compile:
+        raise ParamsError("params.yaml: `trainer.compile` does not work with `trainer.strategy: fsdp`; set one of them")
+    if params.strategy == "fsdp" and processes > 1 and not SHARES_UNUSED:
+        raise ParamsError(
+            f"params.yaml: `trainer.strategy: fsdp` with several processes needs torch 2.15; this is {torch.__version__}"
+        )
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if processes > 1 and norms and params.strategy == "fsdp":
         raise ParamsError(
@@ -169,8 +175,14 @@ def _sharded_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, 
 def block_options(model: nn.Module, params: TrainerParams) -> Iterator[None]:
     """Apply `activation_checkpointing` and `compile` to the transformer blocks of `model` while the block runs."""
     blocks = [block for block in model.modules() if isinstance(block, BLOCKS)]
+    chosen = [name for name in ("activation_checkpointing", "compile") if getattr(params, name)]
+    if chosen and not blocks:
+        raise ParamsError(
+            f"params.yaml: `trainer.{chosen[0]}` applies to transformer blocks of this package and to subclasses of "
+            "`FamilyBlock`; the model has none"
+        )
     changed = [(block, name) for block in blocks for name in getattr(block, "passes", ("forward",))]
-    for block, name in changed if params.activation_checkpointing or params.compile else ():
+    for block, name in changed if chosen else ():
         method = getattr(block, name)
         if params.compile:
             method = torch.compile(method, dynamic=True)

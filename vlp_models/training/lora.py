@@ -58,7 +58,7 @@ def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
 
     Raises:
         MissingToolError: peft is not installed.
-        ParamsError: a target is no linear layer or embedding of the model.
+        ParamsError: a target is not a linear layer or embedding of the model, or it reads several images of a text.
     """
     try:
         import peft
@@ -67,6 +67,11 @@ def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
             f"`{where}` needs peft, which is not installed: `uv pip install peft`, or the extra `lora`"
         ) from None
     model = module.get_submodule("model")
+    if getattr(model, "images_per_text", 1) > 1:
+        raise ParamsError(
+            f"params.yaml: `{where}`: not for a model with `images_per_text` above 1, whose vectors for the images' places "
+            "would stay at zero"
+        )
     config = peft.LoraConfig(
         r=params.rank,
         lora_alpha=params.alpha,  # type: ignore[arg-type]  # a number; only rank and ratio matter
@@ -87,7 +92,7 @@ def _targets(model: nn.Module, targets: Sequence[str], where: str) -> list[str]:
     if unknown := [target for target, names in chosen.items() if not names]:
         known = sorted({name.rpartition(".")[2] for name in layers if not name.rpartition(".")[2].isdigit()})
         raise ParamsError(
-            f"params.yaml: `{where}.targets`: {unknown[0]} is no linear layer or embedding of the model; it has "
+            f"params.yaml: `{where}.targets`: {unknown[0]} is not a linear layer or embedding of the model; it has "
             f"{', '.join(known)}, and full names such as {next(iter(layers), '')}"
         )
     return [name for name in layers if any(name in names for names in chosen.values())]

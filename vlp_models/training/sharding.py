@@ -10,8 +10,8 @@ or with DDP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.layers.blocks import FeedForward
 
+SHARES_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # whether processes may use different weights
 # What gathers its own weights -> its methods besides `forward` that read them
 UNITS: dict[type[nn.Module], tuple[str, ...]] = {MultiHeadAttention: ("cross", "step", "project"), FeedForward: ()}
 
@@ -49,7 +50,7 @@ def sharded_like(tensor: Tensor, example: Tensor) -> Tensor:
 
 
 def whole_like(part: Tensor, example: Tensor) -> Tensor:
-    """Return the whole tensor of which each process has the part that it has of `example`."""
+    """Gather the tensor whose local part, sharded as `example`, is `part`."""
     if not isinstance(example, DTensor):
         return part
     mesh, placements = example.device_mesh, example.placements
@@ -94,6 +95,21 @@ def average_replicated(parameters: Iterable[nn.Parameter]) -> None:
         parameter.grad = (total / dist.get_world_size()).to(parameter.dtype) if count > 0 else None
 
 
+def drop_unused(parameters: Iterable[nn.Parameter]) -> None:
+    """Set the gradients to None of sharded weights that no process has used, for which `fully_shard` returns zeros.
+
+    An optimizer skips a weight without a gradient: no decay, no momentum.
+    """
+    sharded = [p for p in parameters if isinstance(p.grad, DTensor)]
+    if not sharded:
+        return
+    used_N = torch.stack([own_part(cast(Tensor, p.grad)).any() for p in sharded]).float()
+    dist.all_reduce(used_N)
+    for parameter, used in zip(sharded, used_N.tolist(), strict=True):
+        if not used:
+            parameter.grad = None
+
+
 # ---- Modules --------------------------------------------------------------------------------------------------------
 
 
@@ -113,10 +129,9 @@ class Sharding:
             fully_shard(unit, mesh=mesh, ignored_params=scalars)
             for name in names:
                 register_fsdp_forward_method(unit, name)
-        # A process without rows may leave a part unused; torch before 2.15 lacks the method.
-        count_unused: Callable[[bool], None] | None = getattr(module, "set_reduce_scatter_unused_params", None)
-        if count_unused is not None:
-            count_unused(True)
+        # A process without rows may leave a part unused. Torch before 2.15 lacks the method (`SHARES_UNUSED`).
+        if SHARES_UNUSED:
+            cast(FSDPModule, module).set_reduce_scatter_unused_params(True)
         self._added = [set(vars(one)) - names for one, (_, names, _) in zip(self._modules, self._before, strict=True)]
 
     def undo(self) -> None:

@@ -21,7 +21,8 @@ class FamilyBlock(nn.Module):
     """Base class of a family's own transformer block. Muon optimizes its matrices; `trainer.compile` and
     `trainer.activation_checkpointing` apply to it.
 
-    passes: the methods that training calls.
+    passes: the methods that training calls. With activation checkpointing they run twice per update, so they must not
+    change buffers (batch normalization's statistics).
     """
 
     passes: ClassVar[tuple[str, ...]] = ("forward",)

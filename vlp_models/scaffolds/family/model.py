@@ -1,4 +1,4 @@
-"""A dual encoder of pixels and words: CLIP in small, with a layer of fusion and a decoder for the tasks that need them.
+"""A dual encoder of pixels and words: a small CLIP, with a layer of fusion and a decoder for the tasks that need them.
 
 A. Radford et al.: "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021, figure 3.
 
@@ -94,7 +94,7 @@ class Toy(nn.Module):
     def encode_image(self, image: Image) -> Tensor:
         """[B, R, D]"""
         assert isinstance(image, Pixels)  # as `inputs` asks
-        x_BRD = self.patches(image.pixels_B3HW).flatten(2).transpose(1, 2) + self.places.weight
+        x_BRD = self.patches(image.pixels_B3HW).flatten(2).transpose(1, 2) + embedding_table(self.places)
         for block in self.image_encoder:
             x_BRD = block(x_BRD)
         return x_BRD
