@@ -1,8 +1,8 @@
 """Where and in what a training computes: processes (DDP, FSDP), precision, CPU threads.
 
 ddp: every process holds the whole model; gradients are averaged. fsdp: every process holds a part of the weights,
-gradients and optimizer state (training/sharding.py). In both cases several processes compute the gradients that one would from the same
-batches: the losses are normalized over all of them (training/normalization.py, objectives/distributed.py).
+gradients and optimizer state (training/sharding.py). In both cases several processes compute the gradients that one
+would from the same batches: the losses are normalized over all of them (training/normalization.py, objectives/distributed.py).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _check_strategy(params: TrainerParams, model: nn.Module, processes: int, on_
         raise ParamsError("params.yaml: `trainer.compile` does not work with `trainer.strategy: fsdp`; set one of them")
     if params.strategy == "fsdp" and processes > 1 and not SHARES_UNUSED:
         raise ParamsError(
-            f"params.yaml: `trainer.strategy: fsdp` with several processes needs torch 2.15; this is {torch.__version__}"
+            f"params.yaml: `trainer.strategy: fsdp` with several processes needs torch 2.15, not {torch.__version__}"
         )
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if processes > 1 and norms and params.strategy == "fsdp":

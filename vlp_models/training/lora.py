@@ -69,8 +69,8 @@ def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
     model = module.get_submodule("model")
     if getattr(model, "images_per_text", 1) > 1:
         raise ParamsError(
-            f"params.yaml: `{where}`: not for a model with `images_per_text` above 1, whose vectors for the images' places "
-            "would stay at zero"
+            f"params.yaml: `{where}`: not for a model with `images_per_text` above 1, whose vectors for the images' "
+            "places would stay at zero"
         )
     config = peft.LoraConfig(
         r=params.rank,

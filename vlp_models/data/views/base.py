@@ -1,4 +1,4 @@
-"""A view: one kind of row that a model can read. Each view is one record in a file of its own, and all else follows from it.
+"""A view: one kind of row that a model can read. Each is one record in a file of its own; all else follows from it.
 
 The record defines its canonical table (tables.py), what `validate` checks in every row (curation/validation/), the
 columns of the shards' index (shards/write.py), the content of a `Sample`, and which texts go into the vocabulary
