@@ -2,7 +2,8 @@
 
 ddp: every process holds the whole model; gradients are averaged. fsdp: every process holds a part of the weights,
 gradients and optimizer state (training/sharding.py). In both cases several processes compute the gradients that one
-would from the same batches: the losses are normalized over all of them (training/normalization.py, objectives/distributed.py).
+would from the same batches: the losses are normalized over all of them (training/normalization.py,
+objectives/distributed.py).
 """
 
 from __future__ import annotations
