@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
 from vlp_models.data.formats import read_source
-from vlp_models.data.formats.base import spooled
+from vlp_models.data.formats.base import Tables, spooled
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.params import DatasetParams, load_params
@@ -301,6 +303,59 @@ def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path
     tables = read(tmp_path)
     assert [row["text"] for row in tables["captions"]] == ["one", "three"]
     assert [row["reason"] for row in tables["quarantine"]] == ["no `caption`; it has url"]
+
+
+MANY, LARGE = 400, 100_000  # images, bytes of each
+
+
+@pytest.mark.parametrize("rows", [50, MANY])
+def test_a_large_parquet_file_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Row groups of 50, and one row group whose pages are small."""
+    (tmp_path / "pets").mkdir()
+    columns = {"image": [{"bytes": os.urandom(LARGE), "path": None} for _ in range(MANY)], "caption": ["a"] * MANY}
+    table, path = pa.table(columns), tmp_path / "pets" / "train.parquet"
+    pq.write_table(table, path, row_group_size=rows, write_batch_size=10)
+    del table, columns
+    before = pa.total_allocated_bytes()
+    held = watch_memory(monkeypatch)
+    assert len(read(tmp_path)["captions"]) == MANY == len(held)
+    assert max(held) - before < MANY * LARGE / 4
+
+
+@pytest.mark.parametrize("keys", [MANY, 1])
+def test_a_large_tar_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
+    """Records of one image, and a hostile record of many."""
+    path = tmp_path / "pets" / "train.tar"
+    path.parent.mkdir()
+    with tarfile.open(path, "w") as archive:
+        for number in range(MANY):
+            for suffix, content in (("jpg", os.urandom(LARGE)), ("txt", b"a")):
+                archive.addfile(_sized(f"{number % keys}.{suffix}", len(content)), io.BytesIO(content))
+    held = watch_memory(monkeypatch)
+    tracemalloc.start()
+    try:
+        tables = read(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MANY * LARGE / 4
+    if keys == 1:
+        reason = f"{MANY} files with the key 0 and the suffix .jpg"
+        assert [row["reason"] for row in tables["quarantine"]] == [reason] and not held
+    else:
+        assert len(tables["captions"]) == MANY == len(held)
+
+
+def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets Arrow's memory in bytes each time that an image is extracted."""
+    held, extract = [], Tables.extract
+
+    def watched(tables: Tables, content: bytes) -> Path:
+        held.append(pa.total_allocated_bytes())
+        return extract(tables, content)
+
+    monkeypatch.setattr(Tables, "extract", watched)
+    return held
 
 
 def test_a_missing_folder_names_the_download(tmp_path: Path) -> None:
