@@ -68,7 +68,10 @@ def use(
     workspace, file = Workspace(), Path("params.yaml")
     with run_lock(workspace, "use"):
         before = _notes_before(workspace)
-        merged = merge_overlay(file, find_preset(preset) if preset else None, assign or [])
+        found = find_preset(preset) if preset else None
+        merged = merge_overlay(file, found, assign or [])
+        if pins := _pin_roots(merged.params):
+            merged = merge_overlay(file, found, [*(assign or []), *(f"{key}={root}" for key, root in pins.items())])
         planned = plan_files(merged.params, workspace, merged.raw)
         write_together({file: merged.text, **planned})
     for line in merged.changes:
@@ -80,6 +83,22 @@ def use(
     for sentence in _notes(merged.params, workspace):
         if sentence not in before:
             print(sentence, file=sys.stderr)
+
+
+def _pin_roots(params: Params) -> dict[str, str]:
+    """Return the roots, with their commit, of datasets on the Hub that are named without one, by their key."""
+    from vlp_models.data.hub_datasets import is_on_hub, pin
+
+    found = {}
+    for name, source in params.data.items():
+        if is_on_hub(source.root) and (root := pin(name, source.root)) != source.root:
+            found[f"data.{name}.root"] = root
+            print(
+                f"data.{name}.root: {source.root} may move, so params.yaml gets its commit of now; "
+                f"`vlp use --set data.{name}.root={source.root}` takes a later one",
+                file=sys.stderr,
+            )
+    return found
 
 
 def plan() -> None:

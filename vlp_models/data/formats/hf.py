@@ -1,4 +1,4 @@
-"""Hugging Face dataset folders, as `hf download --local-dir` writes them; nothing is downloaded here.
+"""Hugging Face datasets: folders as `hf download --local-dir` writes them, or names on the Hub (data/hub_datasets.py).
 
     parquet      data/train-00000-of-00002.parquet: an image column (struct of bytes and path), a column of captions
     imagefolder  metadata.jsonl or metadata.csv with `file_name` and a caption column, next to the images
@@ -9,7 +9,8 @@ A caption is a string, or a list of them. Columns are guessed if there is exactl
 name or its folder's. If all files name the same split, or none, images are divided 80/10/10 as in `pairs`, unless
 `splits` names that split. The columns `group` and `lang` are those of `pairs`.
 
-Images inside parquet files and tars are copied to files, named by their content: rows with one image are joined.
+Images inside parquet files and tars are copied to files, named by their content: rows with one image are joined. So are
+the images of an imagefolder on the Hub: its files are in a cache, which later stages do not depend on.
 """
 
 from __future__ import annotations
@@ -34,16 +35,14 @@ from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_se
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.pairs import join_mentions, read_group, read_language
 from vlp_models.data.formats.splits import SplitsParams
+from vlp_models.data.hub_datasets import METADATA, PARQUET, SUFFIXES, TAR, download, is_on_hub
 from vlp_models.data.images import MAX_BYTES
 from vlp_models.data.tables import SPLITS, TableWriter, standard_split
 from vlp_models.errors import DataError, first_line
 
-PARQUET, TAR = ".parquet", ".tar"
-METADATA = ("metadata.jsonl", "metadata.csv")
 FILE_NAME = "file_name"
 CAPTIONS = ("caption", "captions", "text", "texts", "sentence", "sentences", "description", "alt_text", "txt")
 OPTIONAL = ("split", "group", "lang")
-SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 TEXT = "txt"
 MAX_TEXT = {TEXT: 2**20, "json": 16 * 2**20}  # bytes, as in our own shards
 BATCH = 16  # rows of a parquet file that are in memory at once, with their images
@@ -66,10 +65,13 @@ def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
     """Read a folder of parquet files, of tars, or of images with their metadata; `params.limit` keeps the first rows.
 
     Raises:
-        DataError: the folder has none of these, a file is damaged, columns are missing or could be several, or a tar
-            has links or paths that lead out of it.
+        DataError: the dataset cannot be downloaded (`hub_datasets.download`), the folder has none of these, a file is
+            damaged, columns are missing or could be several, or a tar has links or paths that lead out of it.
     """
-    root = require_directory(base, params.root, "name the folder of a Hugging Face dataset")
+    if is_on_hub(params.root):
+        root = download(name, params.root)
+    else:
+        root = require_directory(base, params.root, "name the folder of a Hugging Face dataset")
     layout, used = _find_files(root)
     named = {_split_of(path.relative_to(root).as_posix()) for path in used}
 
@@ -242,7 +244,15 @@ class _Reader:
             raise RecordError(f"`{column}` is not a path: {image!r}")
         folder = metadata.parent.relative_to(self.root).as_posix()
         key = posixpath.normpath(posixpath.join(folder, image.replace("\\", "/")))
-        return key, Path(os.path.normpath(metadata.parent / image))
+        if not is_on_hub(self.params.root):
+            return key, Path(os.path.normpath(metadata.parent / image))
+        file = self.root / key
+        if key.startswith(("../", "/")):
+            raise RecordError(f"`{column}` leads out of the dataset: {image!r}", rule="image_inside")
+        if not file.is_file():
+            raise RecordError(f"no such file in {self.params.root}: {key}", rule="image_present")
+        with file.open("rb") as content:
+            return key, self.tables.extract(content.read(MAX_BYTES + 1))
 
     def _add(self, path: Path, number: int | str, row: Row, caption: str, find: Find) -> None:
         """Write the mentions of one row; `find` returns id and file of its image."""
