@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server, files = self.server, self.server.files
         path = unquote(urlparse(self.path).path).replace("/api/datasets/", "/api/models/").removeprefix("/datasets")
-        kind, _, rest = path.removeprefix(f"/api/models/{REPOSITORY}/").partition("/")
+        kind, _, revision = path.removeprefix(f"/api/models/{REPOSITORY}/").partition("/")
         if path.startswith(f"/{REPOSITORY}/resolve/"):
             commit, _, name = path.split("/resolve/")[1].partition("/")
             commit = server.revisions.get(commit, commit)
@@ -88,7 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
                 content = server.damaged.get(name, files[name])
                 self._send(content, ETag=f'"{_listed(name, files[name])["etag"]}"', X_Repo_Commit=commit)
         elif path == f"/api/models/{REPOSITORY}" or kind in ("tree", "revision"):
-            commit = server.revisions.get(rest or "main", rest)
+            revision = revision if kind in ("tree", "revision") else "main"
+            commit = server.revisions.get(revision, revision)
             if commit not in server.revisions.values():
                 self._refuse("RevisionNotFound")
             elif kind == "tree":

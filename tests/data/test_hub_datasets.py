@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from hf_folders import Write, image, write_imagefolder, write_parquet, write_webdataset
+from hub_server import COMMIT, REPOSITORY, HubServer, hub_server
 
-from tests.data.test_format_hf import Write, image, write_imagefolder, write_parquet, write_webdataset
-from tests.hub_server import COMMIT, REPOSITORY, HubServer, hub_server
 from vlp_models.common.io import hash_path
+from vlp_models.params import DatasetParams, load_params
+from vlp_models.pipeline.dvc.external import explain_roots
+from vlp_models.pipeline.dvc.graph import NOTHING
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_secret"
@@ -44,21 +50,27 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def prepare(hub: HubServer, folder: Path, root: str = f"hf://{REPOSITORY}@{COMMIT}", **variables: str) -> str:
-    """Run `prepare` in a process of its own, since the client reads its environment once; return what it prints."""
+def run(hub: HubServer, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, since the client reads its environment once."""
     folder.mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     place = {"HF_ENDPOINT": hub.address, "HF_HOME": str(folder.parent / "cache"), "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", PREPARE, str(ROOT / "params.yaml"), root],
+        [sys.executable, *arguments],
         cwd=folder,
         env={**kept, "PYTHONPATH": str(ROOT), **place, **variables},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
     assert TOKEN not in done.stdout + done.stderr
+    return done
+
+
+def prepare(hub: HubServer, folder: Path, root: str = f"hf://{REPOSITORY}@{COMMIT}", **variables: str) -> str:
+    """Run `prepare` on a dataset; return the error that it raises, or nothing."""
+    done = run(hub, folder, "-c", PREPARE, str(ROOT / "params.yaml"), root, **variables)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
@@ -74,7 +86,7 @@ def test_name_gives_what_the_folder_gives(hub: HubServer, tmp_path: Path, write:
     hub.files = data | CODE | {".hidden/a.parquet": b"no"}
     assert prepare(hub, tmp_path / "one") == ""
     assert images(tmp_path / "one") >= {image(n) for n in (0, 1, 2, 3, 5)}
-    assert set(hub.downloaded) - {".hidden/a.parquet"} == set(data)
+    assert set(hub.downloaded) - {".hidden/a.parquet", "README.md"} == set(data)
     assert prepare(hub, tmp_path / "local", str(tmp_path / "pets")) == ""
     captions = [tmp_path / where / "data" / "interim" / "pets" / "captions.parquet" for where in ("one", "local")]
     assert captions[0].read_bytes() == captions[1].read_bytes()
@@ -148,6 +160,42 @@ def test_errors_name_the_repository_and_the_way_out(hub: HubServer, tmp_path: Pa
     partial = prepare(hub, tmp_path / "one", HF_HOME=str(tmp_path / "new"), HF_HUB_OFFLINE="1")
     assert f"{root}: not complete in the cache {tmp_path / 'new' / 'hub'}, and HF_HUB_OFFLINE is set; unset" in partial
     assert prepare(hub, tmp_path / "one", HF_HOME=str(tmp_path / "new"), HF_TOKEN=TOKEN) == ""
+
+
+def test_without_a_network_the_cache_is_named(hub: HubServer, tmp_path: Path) -> None:
     unreachable = prepare(hub, tmp_path / "one", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / "empty"))
     assert "http://127.0.0.1:9 cannot be reached; run again where there is a network, or set HF_HOME" in unreachable
     assert f"hf download {REPOSITORY} --repo-type dataset --revision {COMMIT}" in unreachable
+
+
+def test_use_writes_the_commit_of_a_moving_name(hub: HubServer, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(ROOT / "params.yaml", folder)
+
+    def use(*assign: str, **variables: str) -> str:
+        options = [part for text in assign for part in ("--set", text)]
+        command = "from vlp_models.cli.main import main; main()"
+        done = run(hub, folder, "-c", command, "use", *options, **variables)
+        assert (done.returncode == 0) == ("vlp: " not in done.stderr), done.stderr
+        return done.stderr
+
+    notes = use(f"data.pets={{format: hf, root: hf://{REPOSITORY}}}")
+    assert f"hf://{REPOSITORY} may move, so params.yaml gets its commit of now" in notes
+    params = load_params(folder / "params.yaml")
+    assert params.data["pets"].root == f"hf://{REPOSITORY}@{COMMIT}"
+    stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
+    assert stages["prepare"]["foreach"]["pets"]["root"] == NOTHING, "the commit is a param, the cache no dependency"
+    assert stages["prepare"]["foreach"]["scenes"]["root"] == "data/raw/scenes"
+    wrong = dataclasses.replace(params, data={"pets": DatasetParams.of(format="coco", root=f"hf://{REPOSITORY}")})
+    assert "only the format hf reads datasets of the Hub" in explain_roots(wrong, folder)[0]
+
+    hub.revisions["main"] = OTHER
+    assert "may move" not in use("tokenizer.vocab_size=500")
+    assert load_params(folder / "params.yaml").data["pets"].root == f"hf://{REPOSITORY}@{COMMIT}"
+    use(f"data.pets.root=hf://{REPOSITORY}@main/en")
+    assert load_params(folder / "params.yaml").data["pets"].root == f"hf://{REPOSITORY}@{OTHER}/en"
+    before = (folder / "params.yaml").read_bytes()
+    assert "has no revision v7" in use(f"data.pets.root=hf://{REPOSITORY}@v7")
+    assert "so its commit is unknown" in use(f"data.pets.root=hf://{REPOSITORY}", HF_HUB_OFFLINE="1")
+    assert (folder / "params.yaml").read_bytes() == before

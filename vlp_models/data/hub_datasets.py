@@ -3,14 +3,13 @@
 The commit is part of the name, so `prepare` depends on params.yaml alone: DVC needs no copy of the files, which stay in
 the Hub's cache (HF_HOME). `vlp use` replaces a branch or a tag, which may move, by its commit (`pin`).
 
-Only data is downloaded: parquet files, or else tars, or else metadata with its images. Never code, never a pickle. Each
-file is compared with the hash that the Hub lists for it, since the client compares sizes only.
+Only data and the card are downloaded: parquet files, or else tars, or else metadata with its images; no code and no
+pickles. Each file is compared with the hash that the Hub lists for it, since the client compares sizes only.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ _NAME = re.compile(
     rf"hf://(?:datasets/)?(?P<repo>{_PART}/{_PART})(?:@(?P<revision>refs/(?:convert|pr)/[^/@]+|[^/@]+))?(?:/(?P<folder>.*))?"
 )
 PARQUET, TAR = ".parquet", ".tar"
+CARD = "README.md"
 METADATA = ("metadata.jsonl", "metadata.csv")
 SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 CHUNK = 2**20
@@ -116,7 +116,7 @@ def download(name: str, root: str) -> Path:
     hub = _import_hub()
     get = partial(hub.snapshot_download, dataset.repo, repo_type="dataset", revision=dataset.revision)
     with _hub_errors(name, dataset):
-        get(allow_patterns=_patterns(dataset, METADATA))  # small, and stores the list of all files
+        get(allow_patterns=[CARD, *_patterns(dataset, METADATA)])  # small; this stores the list of all files
         listed = hub.get_cached_repo_tree(dataset.repo, repo_type="dataset", revision=dataset.revision)
         files = {file.path: file for file in listed if _is_visible(file.path, dataset.folder)}
         wanted = _choose_layout(name, dataset, files)
@@ -186,11 +186,12 @@ def _check_hash(name: str, dataset: HubDataset, path: Path, listed: Any) -> None
 def _import_hub() -> Any:
     try:
         import huggingface_hub
+        from huggingface_hub.utils import logging
     except ModuleNotFoundError:
         raise MissingToolError(
             'huggingface_hub, which reads datasets of the Hub, is not installed; pip install "vlp-flows[train]"'
         ) from None
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns if a pattern matches no file
+    logging.set_verbosity_error()  # it warns if a pattern matches no file
     return huggingface_hub
 
 
@@ -217,8 +218,8 @@ def _hub_errors(name: str, dataset: HubDataset) -> Iterator[None]:
             f"{where}: no such dataset at {constants.ENDPOINT}, or it is private; correct the name, or {token}"
         ) from None
     except errors.RevisionNotFoundError:
-        revision = dataset.revision or "default branch"
-        raise DataError(f"{where}: the dataset has no revision {revision}; see {page}/commits/main") from None
+        missing = f"revision {dataset.revision}" if dataset.revision else "commit"
+        raise DataError(f"{where}: the dataset has no {missing}; see {page}/commits/main") from None
     except errors.HFValidationError as error:
         raise DataError(f"{where}: not a valid name ({first_line(error)})") from None
     except (errors.LocalEntryNotFoundError, errors.CachedRepoTreeNotFoundError, errors.OfflineModeIsEnabled):
