@@ -239,7 +239,7 @@ def test_records_of_tars_that_lack_a_part_are_quarantined(tmp_path: Path) -> Non
 
 def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path) -> None:
     records = [{"caption": "one", "url": "x"}, {"url": "https://a.caption"}, {"caption": "three"}]
-    files = {}
+    files: dict[str, bytes] = {}
     for n, record in enumerate(records):
         files |= {f"{n}.jpg": image(2 * n + 1), f"{n}.json": json.dumps(record).encode()}
     write_tar(tmp_path / "pets" / "train.tar", files)

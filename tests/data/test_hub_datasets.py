@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hf_folders import Write, image, write_imagefolder, write_parquet, write_webdataset
 from hub_server import COMMIT, REPOSITORY, HubServer, hub_server
+from ruamel.yaml import YAML
 
 from vlp_models.common.io import hash_path
 from vlp_models.params import DatasetParams, load_params
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 TOKEN = "hf_secret"
 OTHER = "b" * 40
 CODE = {"pets.py": b"raise SystemExit", "weights.bin": b"pickle", "data.pkl": b"pickle", "README.md": b"# Pets"}
+VLP = "from vlp_models.cli.main import main; main()"
 PREPARE = """
 import dataclasses, sys
 from pathlib import Path
@@ -175,8 +177,7 @@ def test_use_writes_the_commit_of_a_moving_name(hub: HubServer, tmp_path: Path) 
 
     def use(*assign: str, **variables: str) -> str:
         options = [part for text in assign for part in ("--set", text)]
-        command = "from vlp_models.cli.main import main; main()"
-        done = run(hub, folder, "-c", command, "use", *options, **variables)
+        done = run(hub, folder, "-c", VLP, "use", *options, **variables)
         assert (done.returncode == 0) == ("vlp: " not in done.stderr), done.stderr
         return done.stderr
 
@@ -184,6 +185,7 @@ def test_use_writes_the_commit_of_a_moving_name(hub: HubServer, tmp_path: Path) 
     assert f"hf://{REPOSITORY} may move, so params.yaml gets its commit of now" in notes
     params = load_params(folder / "params.yaml")
     assert params.data["pets"].root == f"hf://{REPOSITORY}@{COMMIT}"
+    assert YAML(typ="safe").load(folder / "params.yaml")["data"]["pets"], "DVC's parser reads it"
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
     assert stages["prepare"]["foreach"]["pets"]["root"] == NOTHING, "the commit is a param, the cache no dependency"
     assert stages["prepare"]["foreach"]["scenes"]["root"] == "data/raw/scenes"
@@ -199,3 +201,9 @@ def test_use_writes_the_commit_of_a_moving_name(hub: HubServer, tmp_path: Path) 
     assert "has no revision v7" in use(f"data.pets.root=hf://{REPOSITORY}@v7")
     assert "so its commit is unknown" in use(f"data.pets.root=hf://{REPOSITORY}", HF_HUB_OFFLINE="1")
     assert (folder / "params.yaml").read_bytes() == before
+
+    bare = before.decode().replace(f'"hf://{REPOSITORY}@{OTHER}/en"', f"hf://{REPOSITORY}@{OTHER}")
+    (folder / "params.yaml").write_text(bare)
+    done = run(hub, folder, "-c", VLP, "plan")
+    assert "params.yaml: DVC cannot read it, line" in done.stderr and done.returncode == 2
+    assert "put a text with a colon in quotes" in done.stderr

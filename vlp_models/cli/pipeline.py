@@ -227,7 +227,9 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 def write_plan() -> bool:
     """Write dvc.yaml from params.yaml and record the packages it uses. Return whether dvc.yaml changed.
 
-    Raises: see `plan_files`.
+    Raises:
+        ParamsError: DVC cannot read params.yaml, or a run is not possible.
+        MissingToolError: see `plan_files`.
     """
     from vlp_models.common.io import write_together
     from vlp_models.common.workspace import Workspace
@@ -236,10 +238,30 @@ def write_plan() -> bool:
     from vlp_models.pipeline.dvc.dvc_yaml import FILE
 
     params, workspace = load_params(), Workspace()
+    _check_dvc_reads(Path("params.yaml"))
     check_runs(params)
     files = plan_files(params, workspace)
     write_together(files)
     return workspace.root / FILE in files
+
+
+def _check_dvc_reads(params_file: Path) -> None:
+    """Check that DVC's parser reads params.yaml; unlike ours it refuses a colon in `{...}` without quotes.
+
+    Raises:
+        ParamsError: it does not.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    from vlp_models.params.load import explain_yaml_error
+
+    try:
+        YAML(typ="safe").load(params_file)
+    except YAMLError as error:
+        reason = explain_yaml_error(error)
+        quotes = '; in {...} or [...] put a text with a colon in quotes: "hf://OWNER/NAME"' if "':'" in reason else ""
+        raise ParamsError(f"{params_file}: DVC cannot read it, {reason}{quotes}") from None
 
 
 def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None = None) -> dict[Path, str]:
