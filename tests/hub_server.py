@@ -1,6 +1,7 @@
 """A stand-in for the Hugging Face Hub on loopback: one repository, `owner/name`, that huggingface_hub writes and reads.
 
-It answers what the library's client asks for: create, upload in one commit, list, download.
+It answers what the library's client asks for: create, upload in one commit, list, download. The repository is a model
+and a dataset at once.
 """
 
 from __future__ import annotations
@@ -13,14 +14,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 COMMIT = "a" * 40
 REPOSITORY = "owner/name"
 
 
 class HubServer(ThreadingHTTPServer):
-    """files: the repository's. created: what the client asked for when it created the repository."""
+    """A server of one repository.
+
+    Attributes:
+        files: the repository's.
+        created: what the client asked for when it created the repository.
+        revisions: branch or tag -> commit.
+        damaged: content that is sent in place of a file's own.
+        token: that downloads need; empty: none.
+        downloaded: names of the files that were sent.
+    """
 
     daemon_threads = True
 
@@ -28,6 +38,10 @@ class HubServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.created: list[dict[str, Any]] = []
+        self.revisions = {"main": COMMIT}
+        self.damaged: dict[str, bytes] = {}
+        self.token = ""
+        self.downloaded: list[str] = []
         self.address = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -58,20 +72,32 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        path, files = urlparse(self.path).path, self.server.files
-        if path.startswith(f"/api/models/{REPOSITORY}/tree/"):
-            self._send([{"type": "file", "path": n, "size": len(c), "oid": _oid(c)} for n, c in files.items()])
-        elif path.startswith(f"/api/models/{REPOSITORY}/revision/"):
-            siblings = [{"rfilename": name} for name in files]
-            self._send(
-                {"_id": "1", "id": REPOSITORY, "sha": COMMIT, "private": False, "siblings": siblings, "tags": []}
-            )
-        elif path.startswith(f"/{REPOSITORY}/resolve/"):
-            name = path.split("/resolve/")[1].partition("/")[2]
+        server, files = self.server, self.server.files
+        path = unquote(urlparse(self.path).path).replace("/api/datasets/", "/api/models/").removeprefix("/datasets")
+        kind, _, revision = path.removeprefix(f"/api/models/{REPOSITORY}/").partition("/")
+        if path.startswith(f"/{REPOSITORY}/resolve/"):
+            commit, _, name = path.split("/resolve/")[1].partition("/")
+            commit = server.revisions.get(commit, commit)
             if name not in files:
                 self._refuse("EntryNotFound")
+            elif server.token and self.headers.get("Authorization") != f"Bearer {server.token}":
+                self._refuse("GatedRepo", 403)
             else:
-                self._send(files[name], ETag=f'"{_oid(files[name])}"', X_Repo_Commit=COMMIT)
+                if self.command == "GET":
+                    server.downloaded.append(name)
+                content = server.damaged.get(name, files[name])
+                self._send(content, ETag=f'"{_listed(name, files[name])["etag"]}"', X_Repo_Commit=commit)
+        elif path == f"/api/models/{REPOSITORY}" or kind in ("tree", "revision"):
+            revision = revision if kind in ("tree", "revision") else "main"
+            commit = server.revisions.get(revision, revision)
+            if commit not in server.revisions.values():
+                self._refuse("RevisionNotFound")
+            elif kind == "tree":
+                self._send([_listed(name, content) for name, content in files.items()])
+            else:
+                siblings = [{"rfilename": name} for name in files]
+                found = {"_id": "1", "id": REPOSITORY, "sha": commit, "private": False}
+                self._send(found | {"siblings": siblings, "tags": [], "author": "owner", "downloads": 0})
         else:
             self._refuse("RepoNotFound")
 
@@ -85,8 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
-    def _refuse(self, code: str) -> None:
-        self._send({"error": code}, 404, X_Error_Code=code)
+    def _refuse(self, code: str, status: int = 404) -> None:
+        self._send({"error": code}, status, X_Error_Code=code)
 
     def _send(self, answer: Any, status: int = 200, **headers: str) -> None:
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -102,8 +128,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def _oid(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
+def _listed(name: str, content: bytes) -> dict[str, Any]:
+    """Return the entry of a file in the list of files; data files are in Git LFS, so their tag is a sha256."""
+    oid = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+    entry = {"type": "file", "path": name, "size": len(content), "oid": oid, "etag": oid}
+    if not name.endswith((".parquet", ".tar")):
+        return entry
+    digest = hashlib.sha256(content).hexdigest()
+    return entry | {"lfs": {"oid": digest, "size": len(content), "pointerSize": 130}, "etag": digest}
 
 
 @contextmanager

@@ -5,84 +5,31 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import tarfile
-from collections.abc import Callable
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from hf_folders import Write, image, write_imagefolder, write_parquet, write_tar, write_webdataset
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
 from vlp_models.data.formats import read_source
-from vlp_models.data.formats.base import spooled
+from vlp_models.data.formats.base import Tables, spooled
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
+from vlp_models.ingest.index import HashIndex
+from vlp_models.ingest.ingest import index_datasets
 from vlp_models.params import DatasetParams, load_params
 from vlp_models.pipeline.dvc.external import explain_roots
 from vlp_models.pipeline.stages import prepare
 
 ROOT = Path(__file__).parents[2]
-BROKEN = 4  # the number of the image that no decoder reads
-Write = Callable[[Path], None]
-
-
-def image(number: int) -> bytes:
-    """A small PNG or JPEG; a JPEG's first bytes alone for `BROKEN`."""
-    coarse = np.random.default_rng(number).integers(0, 256, (5, 7, 3), np.uint8)
-    buffer = io.BytesIO()
-    picture = Image.fromarray(coarse).resize((70, 50), Image.Resampling.BICUBIC)
-    picture.save(buffer, "PNG" if number % 2 else "JPEG")
-    return buffer.getvalue()[:40] if number == BROKEN else buffer.getvalue()
-
-
-def write_parquet(root: Path, **more: list[Any]) -> None:
-    """Three rows each of train and test; the captions are lists, as in many datasets of the Hub."""
-    (root / "data").mkdir(parents=True)
-    for split, numbers in (("train", range(3)), ("test", range(3, 6))):
-        columns = {
-            "image": [{"bytes": image(n), "path": f"{n}.png"} for n in numbers],
-            "caption": [[f"picture {n}", f"number {n}\n again"] for n in numbers],
-            "filename": [f"{n}.png" for n in numbers],
-        }
-        pq.write_table(pa.table(columns | more), root / "data" / f"{split}-00000-of-00001.parquet", row_group_size=2)
-
-
-def write_imagefolder(root: Path, kind: str = "jsonl") -> None:
-    for split, numbers in (("train", range(3)), ("test", range(3, 6))):
-        (root / split).mkdir(parents=True)
-        for n in numbers:
-            (root / split / f"{n}.png").write_bytes(image(n))
-        if kind == "csv":
-            lines = ["file_name,text", *(f'{n}.png,"picture {n}, a"' for n in numbers)]
-        else:
-            lines = [json.dumps({"file_name": f"{n}.png", "text": f"picture {n}, a"}) for n in numbers]
-        (root / split / f"metadata.{kind}").write_text("\n".join(lines) + "\n")
-
-
-def write_tar(path: Path, files: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-
-
-def write_webdataset(root: Path, kind: str = "txt") -> None:
-    for split, numbers in (("train", range(3)), ("test", range(3, 6))):
-        files = {}
-        for n in numbers:
-            files[f"{n:05}.{'png' if n % 2 else 'jpg'}"] = image(n)
-            caption = json.dumps({"caption": f"picture {n}", "url": "https://x"}) if kind == "json" else f"picture {n}"
-            files[f"{n:05}.{kind}"] = caption.encode()
-            files[f"{n:05}.cls"] = b"3"
-        write_tar(root / split / "00000.tar", files)
 
 
 LAYOUTS: dict[str, tuple[Write, int]] = {  # how to write it, captions per image
@@ -294,7 +241,7 @@ def test_records_of_tars_that_lack_a_part_are_quarantined(tmp_path: Path) -> Non
 
 def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path) -> None:
     records = [{"caption": "one", "url": "x"}, {"url": "https://a.caption"}, {"caption": "three"}]
-    files = {}
+    files: dict[str, bytes] = {}
     for n, record in enumerate(records):
         files |= {f"{n}.jpg": image(2 * n + 1), f"{n}.json": json.dumps(record).encode()}
     write_tar(tmp_path / "pets" / "train.tar", files)
@@ -303,11 +250,80 @@ def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path
     assert [row["reason"] for row in tables["quarantine"]] == ["no `caption`; it has url"]
 
 
+def test_ingest_compares_with_the_images_that_prepare_extracted(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data" / "raw" / "pets")
+    out = prepared(tmp_path)
+    before = hash_path(out)
+    source = DatasetParams.of(format="hf", root="data/raw/pets")
+    params = dataclasses.replace(load_params(ROOT / "params.yaml"), data={"pets": source})
+    index = HashIndex(tmp_path / "index.sqlite", "ingested", keypoints=True)
+    index_datasets(index, params, Workspace(tmp_path), has_held_out=True)
+    rows = index.connection.execute("SELECT image_id FROM images").fetchall()
+    assert {row[0] for row in rows} == {row["image_id"] for row in read_table("images", out).to_pylist()}
+    assert hash_path(out) == before
+
+
+MANY, LARGE = 400, 100_000  # images, bytes of each
+
+
+@pytest.mark.parametrize("rows", [50, MANY])
+def test_a_large_parquet_file_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Row groups of 50, and one row group whose pages are small."""
+    (tmp_path / "pets").mkdir()
+    columns = {"image": [{"bytes": os.urandom(LARGE), "path": None} for _ in range(MANY)], "caption": ["a"] * MANY}
+    table, path = pa.table(columns), tmp_path / "pets" / "train.parquet"
+    pq.write_table(table, path, row_group_size=rows, write_batch_size=10)
+    del table, columns
+    before = pa.total_allocated_bytes()
+    held = watch_memory(monkeypatch)
+    assert len(read(tmp_path)["captions"]) == MANY == len(held)
+    assert max(held) - before < MANY * LARGE / 4
+
+
+@pytest.mark.parametrize("keys", [MANY, 1])
+def test_a_large_tar_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
+    """Records of one image, and a hostile record of many."""
+    path = tmp_path / "pets" / "train.tar"
+    path.parent.mkdir()
+    with tarfile.open(path, "w") as archive:
+        for number in range(MANY):
+            for suffix, content in (("jpg", os.urandom(LARGE)), ("txt", b"a")):
+                archive.addfile(_sized(f"{number % keys}.{suffix}", len(content)), io.BytesIO(content))
+    held = watch_memory(monkeypatch)
+    tracemalloc.start()
+    try:
+        tables = read(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MANY * LARGE / 4
+    if keys == 1:
+        reason = f"{MANY} files with the key 0 and the suffix .jpg"
+        assert [row["reason"] for row in tables["quarantine"]] == [reason] and not held
+    else:
+        assert len(tables["captions"]) == MANY == len(held)
+
+
+def watch_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets Arrow's memory in bytes each time that an image is extracted."""
+    held, extract = [], Tables.extract
+
+    def watched(tables: Tables, content: bytes) -> Path:
+        held.append(pa.total_allocated_bytes())
+        return extract(tables, content)
+
+    monkeypatch.setattr(Tables, "extract", watched)
+    return held
+
+
 def test_a_missing_folder_names_the_download(tmp_path: Path) -> None:
     params = load_params(ROOT / "params.yaml")
     for root, command in (
-        ("data/raw/pets", "hf download OWNER/NAME --repo-type dataset --local-dir data/raw/pets`"),
-        ("owner/pets", "hf download owner/pets --repo-type dataset --local-dir data/raw/pets`, then `vlp use --set"),
+        (
+            "data/raw/pets",
+            "hf download OWNER/NAME --repo-type dataset --local-dir data/raw/pets`, or name a dataset of",
+        ),
+        ("owner/pets", "name a dataset of the Hub with `vlp use --set data.pets.root=hf://owner/pets`"),
     ):
         changed = dataclasses.replace(params, data={"pets": DatasetParams.of(format="hf", root=root)})
         (message,) = explain_roots(changed, tmp_path)

@@ -68,7 +68,10 @@ def use(
     workspace, file = Workspace(), Path("params.yaml")
     with run_lock(workspace, "use"):
         before = _notes_before(workspace)
-        merged = merge_overlay(file, find_preset(preset) if preset else None, assign or [])
+        found = find_preset(preset) if preset else None
+        merged = merge_overlay(file, found, assign or [])
+        if pins := _pin_roots(merged.params):
+            merged = merge_overlay(file, found, [*(assign or []), *(f"{key}={root}" for key, root in pins.items())])
         planned = plan_files(merged.params, workspace, merged.raw)
         write_together({file: merged.text, **planned})
     for line in merged.changes:
@@ -80,6 +83,22 @@ def use(
     for sentence in _notes(merged.params, workspace):
         if sentence not in before:
             print(sentence, file=sys.stderr)
+
+
+def _pin_roots(params: Params) -> dict[str, str]:
+    """Return the roots, with their commit, of datasets on the Hub that are named without one, by their key."""
+    from vlp_models.data.hub_datasets import is_on_hub, pin
+
+    found = {}
+    for name, source in params.data.items():
+        if is_on_hub(source.root) and (root := pin(name, source.root)) != source.root:
+            found[f"data.{name}.root"] = root
+            print(
+                f"data.{name}.root: {source.root} may move, so params.yaml gets its commit of now; "
+                f"`vlp use --set data.{name}.root={source.root}` takes a later one",
+                file=sys.stderr,
+            )
+    return found
 
 
 def plan() -> None:
@@ -208,7 +227,9 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 def write_plan() -> bool:
     """Write dvc.yaml from params.yaml and record the packages it uses. Return whether dvc.yaml changed.
 
-    Raises: see `plan_files`.
+    Raises:
+        ParamsError: DVC cannot read params.yaml, or a run is not possible.
+        MissingToolError: see `plan_files`.
     """
     from vlp_models.common.io import write_together
     from vlp_models.common.workspace import Workspace
@@ -217,10 +238,30 @@ def write_plan() -> bool:
     from vlp_models.pipeline.dvc.dvc_yaml import FILE
 
     params, workspace = load_params(), Workspace()
+    _check_dvc_reads(Path("params.yaml"))
     check_runs(params)
     files = plan_files(params, workspace)
     write_together(files)
     return workspace.root / FILE in files
+
+
+def _check_dvc_reads(params_file: Path) -> None:
+    """Check that DVC's parser reads params.yaml; unlike ours it refuses a colon in `{...}` without quotes.
+
+    Raises:
+        ParamsError: it does not.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    from vlp_models.params.load import explain_yaml_error
+
+    try:
+        YAML(typ="safe").load(params_file)
+    except YAMLError as error:
+        reason = explain_yaml_error(error)
+        quotes = '; in {...} or [...] put a text with a colon in quotes: "hf://OWNER/NAME"' if "':'" in reason else ""
+        raise ParamsError(f"{params_file}: DVC cannot read it, {reason}{quotes}") from None
 
 
 def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None = None) -> dict[Path, str]:

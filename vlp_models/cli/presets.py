@@ -143,6 +143,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         for part in reversed(key.split(".")):
             nested = {part: nested}
         _merge(document, nested, "", changes)
+    _quote_colons(document)
     raw = _plain(document)
     params = parse_params(raw, str(preset or params_file))
     check_runs(params)
@@ -240,6 +241,18 @@ def _quoted_like(value: Any, before: Any) -> Any:
 
     quoted = isinstance(before, DoubleQuotedScalarString | SingleQuotedScalarString)
     return type(before)(value) if quoted and isinstance(value, str) else value
+
+
+def _quote_colons(node: Any, *, in_flow: bool = False) -> None:
+    """Quote strings with a colon, such as hf://OWNER/NAME, in `{...}` and `[...]`: DVC's parser refuses them bare."""
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
+
+    in_flow = in_flow or bool(hasattr(node, "fa") and node.fa.flow_style())
+    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        if isinstance(value, dict | list):
+            _quote_colons(value, in_flow=in_flow)
+        elif in_flow and isinstance(value, str) and not isinstance(value, ScalarString) and ":" in value:
+            node[key] = DoubleQuotedScalarString(value)
 
 
 def _drop_nulls(value: Any) -> None:

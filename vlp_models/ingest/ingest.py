@@ -240,6 +240,7 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
     """
     from vlp_models.curation.duplicates.hashes import HashJob, hash_all
     from vlp_models.data.formats import read_source
+    from vlp_models.data.formats.base import extracted_in
     from vlp_models.data.tables import SPLITS
 
     own = Path(params.ingest.dataset)
@@ -248,7 +249,8 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
     job = HashJob.in_place(params.validate)
     for name, source in others.items():
         with_train = has_held_out or index.has_train(name)
-        rows = read_source(name, source, workspace.root)["images"]
+        with extracted_in(workspace.interim(name)):
+            rows = read_source(name, source, workspace.root)["images"]
         listed = [
             (row["image_id"], row["split"], row["path"])
             for row in rows

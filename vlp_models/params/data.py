@@ -60,7 +60,7 @@ class SourceParams:
     file_keys: ClassVar[tuple[str, ...]] = ()  # of the keys, those that name files or lists of files
 
     format: str
-    root: str
+    root: str  # the dataset's folder; format hf: or a dataset of the Hub, hf://OWNER/NAME@COMMIT
     images: str = "images"
     allow_external_images: bool = False  # true: files may name images outside `root` and `images`
     group_near_duplicates: bool = False  # where `prepare` divides: near-duplicates into one split

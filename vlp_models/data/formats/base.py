@@ -79,6 +79,19 @@ def spooled(directory: Path) -> Iterator[None]:
         _spool.reset(token)
 
 
+_extracted: ContextVar[Path | None] = ContextVar("extracted", default=None)
+
+
+@contextmanager
+def extracted_in(directory: Path) -> Iterator[None]:
+    """Let readers name the images that `prepare` has extracted to its output `directory`, and write none."""
+    token = _extracted.set(directory)
+    try:
+        yield
+    finally:
+        _extracted.reset(token)
+
+
 def _take_spool() -> Path | None:
     directory = _spool.get()
     _spool.set(None)
@@ -162,7 +175,7 @@ class Tables:
         return self.rows[table]
 
     def extract(self, content: bytes) -> Path:
-        """Write an image that is inside another file to a file of its own, named by its content.
+        """Write an image that is inside another file to a file of its own, named by its content; return the file.
 
         Raises:
             RecordError: it is empty, or larger than an image may be.
@@ -171,12 +184,13 @@ class Tables:
             raise RecordError("the image is empty", rule="image_not_empty")
         if len(content) > MAX_BYTES:
             raise RecordError(f"the image has more than {MAX_BYTES >> 20} MiB", rule="image_not_a_bomb")
-        if self.directory is None:
-            raise ValueError("images are extracted to the output of `prepare`; read within `spooled`")
+        directory = self.directory or _extracted.get()
+        if directory is None:
+            raise ValueError("images are extracted to the output of `prepare`; read within `spooled` or `extracted_in`")
         digest = hashlib.sha256(content).hexdigest()
         suffix = next((suffix for start, suffix in SIGNATURES if content.startswith(start)), ".img")
-        file = self.directory / EXTRACTED / digest[:2] / f"{digest}{suffix}"
-        if not file.exists():
+        file = directory / EXTRACTED / digest[:2] / f"{digest}{suffix}"
+        if self.directory is not None and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)  # the whole folder is complete or absent: `output_directory`
         return file

@@ -1,4 +1,4 @@
-"""Hugging Face dataset folders, as `hf download --local-dir` writes them; nothing is downloaded here.
+"""Hugging Face datasets: folders as `hf download --local-dir` writes them, or names on the Hub (data/hub_datasets.py).
 
     parquet      data/train-00000-of-00002.parquet: an image column (struct of bytes and path), a column of captions
     imagefolder  metadata.jsonl or metadata.csv with `file_name` and a caption column, next to the images
@@ -9,7 +9,8 @@ A caption is a string, or a list of them. Columns are guessed if there is exactl
 name or its folder's. If all files name the same split, or none, images are divided 80/10/10 as in `pairs`, unless
 `splits` names that split. The columns `group` and `lang` are those of `pairs`.
 
-Images inside parquet files and tars are copied to files, named by their content: rows with one image are joined.
+Images inside parquet files and tars are copied to files, named by their content: rows with one image are joined. So are
+the images of an imagefolder on the Hub: its files are in a cache, which later stages do not depend on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -34,18 +35,18 @@ from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_se
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.pairs import join_mentions, read_group, read_language
 from vlp_models.data.formats.splits import SplitsParams
+from vlp_models.data.hub_datasets import METADATA, PARQUET, SUFFIXES, TAR, download, is_on_hub
 from vlp_models.data.images import MAX_BYTES
 from vlp_models.data.tables import SPLITS, TableWriter, standard_split
 from vlp_models.errors import DataError, first_line
 
-METADATA = ("metadata.jsonl", "metadata.csv")
 FILE_NAME = "file_name"
 CAPTIONS = ("caption", "captions", "text", "texts", "sentence", "sentences", "description", "alt_text", "txt")
 OPTIONAL = ("split", "group", "lang")
-SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 TEXT = "txt"
 MAX_TEXT = {TEXT: 2**20, "json": 16 * 2**20}  # bytes, as in our own shards
-BATCH = 64  # rows of a parquet file that are in memory at once, with their images
+BATCH = 16  # rows of a parquet file that are in memory at once, with their images
+BUFFER = 2**20  # bytes of a column that are read at once
 _WORD = re.compile(r"[a-z]+")
 Find = Callable[[Row], tuple[str, Path]]  # id and file of a row's image
 LFS_POINTER = b"version https://git-lfs"
@@ -64,26 +65,48 @@ def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
     """Read a folder of parquet files, of tars, or of images with their metadata; `params.limit` keeps the first rows.
 
     Raises:
-        DataError: the folder has none of these, a file is damaged, columns are missing or could be several, or a tar
-            has links or paths that lead out of it.
+        DataError: the dataset cannot be downloaded (`hub_datasets.download`), the folder has none of these, a file is
+            damaged, columns are missing or could be several, or a tar has links or paths that lead out of it.
     """
-    root = require_directory(base, params.root, "name the folder of a Hugging Face dataset")
-    files = sorted(path for path in root.rglob("*") if path.is_file() and not _hidden(path.relative_to(root)))
-    parquet, tars = ([path for path in files if path.suffix == suffix] for suffix in (".parquet", ".tar"))
-    metadata = [path for path in files if path.name in METADATA]
-    if not (parquet or tars or metadata):
-        found = ", ".join(sorted({path.suffix or path.name for path in files})) or "nothing"
-        raise DataError(f"{root}: no .parquet, no .tar and no {' or '.join(METADATA)}; found {found}")
-
-    used = parquet or tars or metadata
+    if is_on_hub(params.root):
+        root = download(name, params.root)
+    else:
+        root = require_directory(base, params.root, "name the folder of a Hugging Face dataset")
+    layout, used = _find_files(root)
     named = {_split_of(path.relative_to(root).as_posix()) for path in used}
 
     def write(tables: Tables, mentions: TableWriter) -> None:
         reader = _Reader(name, params, root, tables, mentions, split_by_files=len(named) > 1 or bool(params.splits))
+        read = {PARQUET: reader.read_parquet, TAR: reader.read_tar, METADATA[0]: reader.read_metadata}[layout]
         for path in used:
-            (reader.read_parquet if parquet else reader.read_tar if tars else reader.read_metadata)(path)
+            read(path)
 
     return join_mentions(name, params, write)
+
+
+def _find_files(root: Path) -> tuple[str, list[Path]]:
+    """Return the layout of a folder and its files, in order: parquet files, else tars, else metadata.
+
+    The other files are not kept: an imagefolder may have a million images.
+
+    Raises:
+        DataError: it has none of them.
+    """
+    found: dict[str, list[Path]] = {PARQUET: [], TAR: [], METADATA[0]: []}
+    others = set[str]()
+    for path in root.rglob("*"):
+        layout = METADATA[0] if path.name in METADATA else path.suffix
+        if _hidden(path.relative_to(root)) or not path.is_file():
+            continue
+        if layout in found:
+            found[layout].append(path)
+        else:
+            others.add(path.suffix or path.name)
+    for layout, files in found.items():
+        if files:
+            return layout, sorted(files)
+    listed = ", ".join(sorted(others)) or "nothing"
+    raise DataError(f"{root}: no {PARQUET}, no {TAR} and no {' or '.join(METADATA)}; found {listed}")
 
 
 class _Reader:
@@ -111,7 +134,8 @@ class _Reader:
         return not self.params.limit or self._rows <= self.params.limit
 
     def read_parquet(self, path: Path) -> None:
-        with _readable(path, "a parquet file"), pq.ParquetFile(path) as file:
+        # By default Arrow keeps all that it has read, and reads a whole column of a row group at once.
+        with _readable(path, "a parquet file"), pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
             schema = file.schema_arrow
             images = [field.name for field in schema if _is_image(field.type)]
             texts = [field.name for field in schema if _is_text(field.type) and field.name not in OPTIONAL]
@@ -120,9 +144,10 @@ class _Reader:
             columns = [image, caption, *(key for key in OPTIONAL if key in schema.names)]
             number = 0
             for batch in file.iter_batches(BATCH, columns=columns):
-                for row in batch.to_pylist():
+                for place in range(len(batch)):  # one at a time: a row in Python is another copy of its image
                     if not self._take_row():
                         return
+                    (row,) = batch.slice(place, 1).to_pylist()
                     self._add(path, number, row, caption, lambda row: self._extract(row[image]))
                     number += 1
 
@@ -146,7 +171,10 @@ class _Reader:
         for number, (key, members) in enumerate(groupby(_members(path), key=lambda member: member[0])):
             if not self._take_row():
                 return
-            files = [(suffix, content) for _, suffix, content in members]
+            files: dict[str, list[bytes | None]] = {}
+            for _, suffix, content in members:
+                several = files.setdefault(suffix, [])
+                several.append(None if several else content)
             provenance = f"{path.relative_to(self.root).as_posix()}:{number}"
             with self.tables.record("captions", provenance, join_id(self.name, provenance)):
                 image, row = self._parts_of(f"{path}, {key}", key, files)
@@ -155,22 +183,25 @@ class _Reader:
                     self._caption = self._choose("caption", f"{path}, {key}", texts, list(row))
                 self._add(path, number, row, self._caption, lambda row: self._extract(image))  # noqa: B023
 
-    def _parts_of(self, where: str, key: str, files: Sequence[tuple[str, bytes | None]]) -> tuple[bytes | None, Row]:
+    def _parts_of(self, where: str, key: str, files: Mapping[str, Sequence[bytes | None]]) -> tuple[bytes | None, Row]:
         """Return the image of the files of a tar that have one key, and the fields of their JSON and text.
+
+        Args:
+            files: by suffix; of files with the same name only the first has its content.
 
         Raises:
             RecordError: a file twice, or no image or no caption.
         """
-        contents, row = dict(files), Row()
-        listed = ", ".join(f".{suffix}" for suffix, _ in files)
+        contents, row = {suffix: several[0] for suffix, several in files.items()}, Row()
+        listed = ", ".join(f".{suffix}" for suffix in files)
         if isinstance(record := _parse(contents.get("json")), dict):
             row |= record
         if TEXT in contents:
             row[TEXT] = (contents[TEXT] or b"").decode("utf-8", "surrogateescape")
         own = self.params.image_column
         images = [suffix for suffix in contents if suffix == own or (not own and suffix in SUFFIXES)]
-        if len(contents) != len(files):
-            raise RecordError(f"a file twice with the key {key}: {listed}")
+        if twice := [suffix for suffix, several in files.items() if len(several) > 1]:
+            raise RecordError(f"{len(files[twice[0]])} files with the key {key} and the suffix .{twice[0]}")
         if not images or not row:
             missing = "no caption (.txt or .json)" if images else "no image"
             raise RecordError(f"{missing} with the key {key}; it has {listed}")
@@ -213,7 +244,15 @@ class _Reader:
             raise RecordError(f"`{column}` is not a path: {image!r}")
         folder = metadata.parent.relative_to(self.root).as_posix()
         key = posixpath.normpath(posixpath.join(folder, image.replace("\\", "/")))
-        return key, Path(os.path.normpath(metadata.parent / image))
+        if not is_on_hub(self.params.root):
+            return key, Path(os.path.normpath(metadata.parent / image))
+        file = self.root / key
+        if key.startswith(("../", "/")):
+            raise RecordError(f"`{column}` leads out of the dataset: {image!r}", rule="image_inside")
+        if not file.is_file():
+            raise RecordError(f"no such file in {self.params.root}: {key}", rule="image_present")
+        with file.open("rb") as content:
+            return key, self.tables.extract(content.read(MAX_BYTES + 1))
 
     def _add(self, path: Path, number: int | str, row: Row, caption: str, find: Find) -> None:
         """Write the mentions of one row; `find` returns id and file of its image."""

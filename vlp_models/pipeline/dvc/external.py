@@ -14,7 +14,8 @@ from typing import Any
 
 from vlp_models.common.packages import PREFIX, dependency, library_of, weights_dependency
 from vlp_models.common.workspace import Workspace, run_git
-from vlp_models.errors import DataError, explain_system_error, is_accessible
+from vlp_models.data.hub_datasets import check_pinned, is_on_hub
+from vlp_models.errors import DataError, ParamsError, explain_system_error, is_accessible
 from vlp_models.params import DatasetParams, Params
 
 
@@ -158,6 +159,8 @@ def check_roots(params: Params, root: Path, names: Iterable[str] | None = None, 
 
 def _explain_root(params: Params, name: str, root: Path) -> str:
     source = params.data[name]
+    if is_on_hub(source.root):
+        return _explain_hub_root(name, source)
     folder = root / source.root
     key = f"params.yaml: `data.{name}.root: {source.root}`"
     if folder.is_dir():
@@ -179,15 +182,26 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
     elif source.format == "hf":
         is_repo = source.root.count("/") == 1 and not source.root.startswith("data/")
         repo = source.root if is_repo else "OWNER/NAME"
-        local = f"data/raw/{name}" if is_repo else source.root
-        set_root = f", then `vlp use --set data.{name}.root={local}`" if is_repo else ""
-        way_out = f"get it with `hf download {repo} --repo-type dataset --local-dir {local}`{set_root}"
+        way_out = f"name a dataset of the Hub with `vlp use --set data.{name}.root=hf://{repo}`"
+        if not is_repo:
+            way_out = f"get it with `hf download {repo} --repo-type dataset --local-dir {source.root}`, or {way_out}"
     else:
         way_out = (
             f"it should hold a dataset of the format {source.format} (docs/guides/datasets.md); put it there, or name "
             f"its folder with `vlp use --set data.{name}.root=FOLDER`"
         )
     return f"{key}: {found}; {way_out}"
+
+
+def _explain_hub_root(name: str, source: DatasetParams) -> str:
+    """Return what is wrong with a name on the Hub; the Hub is not asked."""
+    if source.format != "hf":
+        return f"params.yaml: `data.{name}.root: {source.root}`: only the format hf reads datasets of the Hub"
+    try:
+        check_pinned(name, source.root)
+    except ParamsError as error:
+        return str(error)
+    return ""
 
 
 def check_files(params: Params, root: Path, *, regions: bool) -> None:

@@ -18,6 +18,7 @@ from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import has_own_plugins
 from vlp_models.common.workspace import WITHDRAWN
+from vlp_models.data.hub_datasets import is_on_hub
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
@@ -206,12 +207,13 @@ def generate(c: Context) -> Stage:
 
 
 def prepare(c: Context) -> Stage:
-    # Files outside of a dataset's root, and the code of its views.
+    # Files outside of a dataset's root, and the code of its views. A root on the Hub has the commit in its name, so its
+    # files are no dependency.
     others = {name: files_outside_root(source) for name, source in c.params.data.items()}
     views = {name: [code("views", view) for view in c.used.filled[name]] for name in c.params.data}
     return _each(
         {
-            name: {"root": source.root, "format": source.format}
+            name: {"root": NOTHING if is_on_hub(source.root) else source.root, "format": source.format}
             | _padded("other", others[name], others)
             | _padded("view", views[name], views)
             for name, source in c.params.data.items()

@@ -25,6 +25,7 @@ from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdra
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import EXTRACTED, Row, Tables, remove_images, spooled
 from vlp_models.data.formats.splits import Clusters, Division, split_held_out
+from vlp_models.data.hub_datasets import is_on_hub
 from vlp_models.data.images import ImageError, is_misnamed
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
@@ -54,7 +55,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     source = params.data[key]
     with record_timing(workspace, f"prepare@{key}"):
         check_roots(params, workspace.root, [key])
-        if not (workspace.root / source.root).is_dir():
+        if not is_on_hub(source.root) and not (workspace.root / source.root).is_dir():
             folder, generator = workspace.root / source.root, find_generator(params, key)
             raise DataError(f"{folder}: no such folder; run `vlp stage generate {generator}`")
         with output_directory(workspace.interim(key)) as directory:
@@ -106,7 +107,9 @@ def _check_images(
     listed = tables["images"]
     assert isinstance(listed, TableWriter) and tables.directory is not None
     extracted = tables.directory / EXTRACTED  # of the output, which moves to its place when it is complete
-    folders = [*_folders(workspace.root / source.root, source.images), Path(os.path.abspath(extracted))]  # noqa: PTH100
+    folders = [Path(os.path.abspath(extracted))]  # noqa: PTH100
+    if not is_on_hub(source.root):
+        folders = [*_folders(workspace.root / source.root, source.images), *folders]
     listed.close()
     waiting = listed.path.rename(tables.directory / ".listed.parquet")
     checked = tables.rows["images"] = TableWriter("images", tables.directory)
