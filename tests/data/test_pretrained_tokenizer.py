@@ -13,9 +13,8 @@ from transformers import AutoTokenizer
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.bert_folder import read_tokenizer
-from vlp_models.data.pretrained_tokenizer import PretrainedTokenizer
 from vlp_models.data.tables import SCHEMAS, write_table
-from vlp_models.data.tokenizer import CLS, SEP, Tokenizer
+from vlp_models.data.tokenizer import CLS, SEP, PretrainedTokenizer, Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.objectives.masked_modeling import mask_tokens, word_range

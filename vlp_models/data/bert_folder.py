@@ -1,6 +1,6 @@
 """A BERT in Hugging Face's layout (config.json, vocab.txt or tokenizer.json, weights), in a folder or a package.
 
-The folder of another model serves as a tokenizer, too (pretrained_tokenizer.py).
+The folder of another model serves as a tokenizer, too (`PretrainedTokenizer`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.packages import PREFIX, check_recorded, package_files
-from vlp_models.data.pretrained_tokenizer import PretrainedTokenizer
-from vlp_models.data.tokenizer import CONTINUATION, UNK, Tokenizer, read_vocabulary
+from vlp_models.data.tokenizer import CONTINUATION, UNK, PretrainedTokenizer, Tokenizer, read_vocabulary
 from vlp_models.errors import CheckpointError, DataError
 
 CONFIG, VOCABULARY, TOKENIZER, SETTINGS = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
