@@ -203,7 +203,8 @@ def test_changed_params_get_their_own_work_directory(tmp_path: Path) -> None:
         return TrainingJob(changed, workspace, "pretrain/tden", view="captions", settings=settings).work
 
     assert work(1) == work(1, log_every_steps=5, checkpoint_every_steps=9)  # how often to save changes no result
-    assert len({work(1), work(2), work(1, devices=2)}) == 3
+    assert work(1) == work(1, devices=2)  # a run resumes with another number of processes
+    assert work(1) != work(2)
 
 
 def with_start(root: Path) -> tuple[Params, Workspace]:

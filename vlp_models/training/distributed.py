@@ -30,7 +30,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.params import TrainerParams
 from vlp_models.training.optim import CombinedOptimizer
-from vlp_models.training.sharding import SHARES_UNUSED, sharded_like, whole
+from vlp_models.training.sharding import sharded_like, whole
 
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -84,10 +84,6 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
 def _check_strategy(params: TrainerParams, model: nn.Module, processes: int, on_cpu: bool) -> None:
     if params.strategy == "fsdp" and params.compile:
         raise ParamsError("params.yaml: `trainer.compile` does not work with `trainer.strategy: fsdp`; set one of them")
-    if params.strategy == "fsdp" and processes > 1 and not SHARES_UNUSED:
-        raise ParamsError(
-            f"params.yaml: `trainer.strategy: fsdp` with several processes needs torch 2.15, not {torch.__version__}"
-        )
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if processes > 1 and norms and params.strategy == "fsdp":
         raise ParamsError(

@@ -33,7 +33,7 @@ from vlp_models.training.normalization import (
     total_over_ranks,
 )
 from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
-from vlp_models.training.sharding import Sharding, average_replicated, clip_norm, drop_unused
+from vlp_models.training.sharding import Sharding, average_replicated, clip_norm
 
 # Random streams. Each is a function of (seed, stream, micro-batch); dropout also of the rank. Corruption is drawn for
 # the batch of all processes, and each process takes its rows (objectives/distributed.py).
@@ -205,7 +205,6 @@ class TrainingModule(LightningModule):
         """Clip the norm over all parameters; refuse an update with a non-finite gradient."""
         if self.sharding is not None:
             average_replicated(self.model.parameters())
-            drop_unused(self.model.parameters())
         self._rescale_gradients()
         self.freezing.drop_gradients(self._epoch)
         clip = self.optimizer.clip_norm or float("inf")

@@ -11,7 +11,7 @@ or with DDP.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.layers.blocks import FeedForward
 
-SHARES_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # whether processes may use different weights
 # What gathers its own weights -> its methods besides `forward` that read them
 UNITS: dict[type[nn.Module], tuple[str, ...]] = {MultiHeadAttention: ("cross", "step", "project"), FeedForward: ()}
 
@@ -95,21 +94,6 @@ def average_replicated(parameters: Iterable[nn.Parameter]) -> None:
         parameter.grad = (total / dist.get_world_size()).to(parameter.dtype) if count > 0 else None
 
 
-def drop_unused(parameters: Iterable[nn.Parameter]) -> None:
-    """Set the gradients to None of sharded weights that no process has used, for which `fully_shard` returns zeros.
-
-    An optimizer skips a weight without a gradient: no decay, no momentum.
-    """
-    sharded = [p for p in parameters if isinstance(p.grad, DTensor)]
-    if not sharded:
-        return
-    used_N = torch.stack([own_part(cast(Tensor, p.grad)).any() for p in sharded]).float()
-    dist.all_reduce(used_N)
-    for parameter, used in zip(sharded, used_N.tolist(), strict=True):
-        if not used:
-            parameter.grad = None
-
-
 # ---- Modules --------------------------------------------------------------------------------------------------------
 
 
@@ -129,9 +113,6 @@ class Sharding:
             fully_shard(unit, mesh=mesh, ignored_params=scalars)
             for name in names:
                 register_fsdp_forward_method(unit, name)
-        # A process without rows may leave a part unused. Torch before 2.15 lacks the method (`SHARES_UNUSED`).
-        if SHARES_UNUSED:
-            cast(FSDPModule, module).set_reduce_scatter_unused_params(True)
         self._added = [set(vars(one)) - names for one, (_, names, _) in zip(self._modules, self._before, strict=True)]
 
     def undo(self) -> None:
