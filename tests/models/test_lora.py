@@ -192,5 +192,5 @@ def test_an_adapter_folder_refers_to_its_base_and_merges(family: str, scenes: Sa
 
 def test_an_unknown_target_is_named(scenes: SampleScenes) -> None:
     task = make_task(build_trial("vlmo", small_config("vlmo"), scenes), "entailment")
-    with pytest.raises(ParamsError, match=r"`finetune\.a\.lora\.targets`: q_proj is no linear layer .* qkv"):
+    with pytest.raises(ParamsError, match=r"`finetune\.a\.lora\.targets`: q_proj is not a linear layer .* qkv"):
         add_lora(task, LoraParams(rank=2, targets=["q_proj"]), "finetune.a.lora")
