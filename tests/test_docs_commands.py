@@ -38,7 +38,7 @@ CHANGED = {
     "cp -r my-folder ": "cp -r {made}/photos ",
     "cp -r new-photos ": "cp -r {made}/new-photos ",
     "some-photo.jpg": "{made}/some-photo.jpg",
-    "hf://OWNER/NAME": f"hf://owner/name@{'a' * 40}",  # with a commit, `vlp use` asks nobody
+    "hf://OWNER/NAME": f"hf://owner/name@{'a' * 40}",  # with a commit, `vlp use` needs no network
     "judge image.png": "judge {made}/image.png",
     "https://github.com/lil-lab/nlvr ": "{made}/nlvr-repository ",
     "git clone URL project && cd project": "git clone -q . {made}/team && cp -r .venv {made}/team && cd {made}/team",

@@ -120,7 +120,7 @@ class Placement(_TensorRecord):
 
     to_image_B23  float32; maps a point of the input, (x, y, 1) in pixels, to fractions of the upright image's width and
                   height
-    window_B4     float32; x1, y1, x2, y2 of what was not cropped, as fractions of the upright image
+    window_B4     float32; x1, y1, x2, y2 of the part that was not cropped, as fractions of the upright image
     """
 
     to_image_B23: Tensor

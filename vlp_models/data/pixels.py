@@ -124,7 +124,7 @@ class Fitted(NamedTuple):
     pixels  uint8 [H, W, 3], of the requested size
     mask    bool [H, W]; True where it is not padding
     place   [3, 3]; maps a point of the image, (x, y, 1) in pixels, to its place in `pixels`
-    window  left, top, right, bottom of what was not cropped, in pixels of the image
+    window  left, top, right, bottom of the part that was not cropped, in pixels of the image
     """
 
     pixels: NDArray[np.uint8]

@@ -1,4 +1,4 @@
-"""Questions with four answers and four rationales each, of which one is right."""
+"""Questions with four answers and four rationales each; one of each is right."""
 
 from __future__ import annotations
 
