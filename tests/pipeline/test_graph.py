@@ -274,3 +274,39 @@ def test_an_evaluation_depends_on_the_settings_of_its_task_alone() -> None:
 def test_impossible_settings_of_a_task_are_named(evaluate: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=re.escape(message)):
         check_runs(parse_params(raw(evaluate=evaluate)))
+
+
+LORA = {"rank": 8, "targets": ["qkv"]}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changed", "message"),
+    [
+        (
+            {"strategy": "fsdp"},
+            {"lora": LORA},
+            "`finetune.tden-captioning.lora` does not work with `trainer.strategy: fsdp`",
+        ),
+        (
+            {"strategy": "fsdp"},
+            {"options": {"self_critical": {}}},
+            "`finetune.tden-captioning.options.self_critical` does not work with `trainer.strategy: fsdp`",
+        ),
+        ({}, {"lora": {"targets": ["qkv"]}}, "`lora` has no `rank`, so it would train all weights"),
+    ],
+    ids=["lora", "self-critical", "rank"],
+)
+def test_settings_that_exclude_each_other_are_refused(
+    trainer: dict[str, Any], changed: dict[str, Any], message: str
+) -> None:
+    plain = raw(trainer=trainer)
+    plain["finetune"]["tden-captioning"] |= changed
+    with pytest.raises(ParamsError, match=re.escape(message)):
+        check_runs(parse_params(plain))
+
+
+def test_initial_words_need_a_tokenizer_without_appended_tokens() -> None:
+    plain = raw(tokenizer={"source": "vocab", "vocab": "data/raw/gpt2", "special_tokens": {"mask": "<m>"}})
+    plain["models"]["tden"]["text_init"] = "data/raw/gpt2"
+    with pytest.raises(ParamsError, match=re.escape("`models.tden.text_init` does not work with `tokenizer.special")):
+        check_runs(parse_params(plain))

@@ -43,6 +43,11 @@ def check_runs(params: Params) -> None:
     _check_evaluate(params)
     for name, model in params.models.items():
         _check_model(name, model)
+        if model.text_init and params.tokenizer.special_tokens:
+            raise ParamsError(
+                f"params.yaml: `models.{name}.text_init` does not work with `tokenizer.special_tokens`; remove one of "
+                "them"
+            )
     required_content(
         model_inputs(params.models),
         params.shards.pixels,
