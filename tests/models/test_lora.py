@@ -190,6 +190,20 @@ def test_an_adapter_folder_refers_to_its_base_and_merges(family: str, scenes: Sa
         read_adapter(folder)
 
 
+def test_weights_that_the_run_left_out_do_not_return(scenes: SampleScenes, tmp_path: Path) -> None:
+    """The base has a layer more than the run's config."""
+    lora = LoraParams(rank=2, targets=["qkv"])
+    task, base = adapted_task("tden", scenes, tmp_path, lora)
+    save_file({**read_weights(base), "model.more.weight": torch.ones(2)}, base / WEIGHTS)
+    (base / SUMS).unlink()
+    folder, merged = tmp_path / "adapter", tmp_path / "merged"
+    folder.mkdir()
+    merged.mkdir()
+    save_adapter(folder, task, lora, base, task.info, scenes.tokenizer, task.labels)
+    merge_adapter(folder, merged)
+    assert "more.weight" not in load_task_model(merged).model.state_dict()
+
+
 def test_an_unknown_target_is_named(scenes: SampleScenes) -> None:
     task = make_task(build_trial("vlmo", small_config("vlmo"), scenes), "entailment")
     with pytest.raises(ParamsError, match=r"`finetune\.a\.lora\.targets`: q_proj is not a linear layer .* qkv"):

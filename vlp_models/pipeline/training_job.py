@@ -221,7 +221,6 @@ class TrainingJob:
         mlflow_key = tracker.key if tracker is not None else ""
         loaders, info, workspace = training.loaders, training.info, self.workspace
         counts = {"train_samples": len(loaders.train), "val_samples": len(loaders.val)}
-        counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
         lora = self.section.lora if isinstance(self.section, FinetuneParams) else LoraParams()
         with output_directory(workspace.checkpoint(self.name)) as directory:
             info = dataclasses.replace(info, provenance=self._provenance())
@@ -231,6 +230,7 @@ class TrainingJob:
                 own = (info, self.data.tokenizer, training.labels)
                 save_adapter(adapter, training.checkpoint, lora, self.start, *own)
                 remove_lora(training.checkpoint)
+            counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
             write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)
             write_manifest(directory, stage=self.stage, params=self.settings, counts=counts)
         write_text(workspace.curve(self.name), as_csv(result.rows))

@@ -149,6 +149,8 @@ def save_adapter(
             "alpha": params.alpha,
             "base": os.path.relpath(base.resolve(), directory.resolve()),
             "base_sha256": hash_file(base / WEIGHTS),
+            # of another architecture that the run's config has changed
+            "left_out": sorted(name for name in known if name.startswith("model.") and name not in found),
         },
     )
     write_config(directory, info, tokenizer, labels)
@@ -179,7 +181,7 @@ def read_adapter(directory: Path, base: Path | None = None) -> dict[str, Tensor]
         settings = read_json(directory / SETTINGS)
         own = load_file(directory / ADAPTER)
         scale, place = float(settings["alpha"]) / int(settings["rank"]), str(settings["base"])
-        sha256 = settings["base_sha256"]
+        sha256, left_out = settings["base_sha256"], set(settings["left_out"])
     except (DataError, OSError, SafetensorError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{directory}: not an adapter folder of {FORMAT}: {error}") from None
     base = base or directory / place
@@ -192,7 +194,11 @@ def read_adapter(directory: Path, base: Path | None = None) -> dict[str, Tensor]
             f"{base / WEIGHTS}: not the weights that {directory} was trained on (sha256 {sha256[:12]}...); "
             "restore them with `dvc checkout`, or train the adapters again"
         )
-    weights = {name: weight for name, weight in read_weights(base).items() if name.startswith("model.")}
+    weights = {
+        name: weight
+        for name, weight in read_weights(base).items()
+        if name.startswith("model.") and name not in left_out
+    }
     weights |= {name: weight for name, weight in own.items() if not _is_adapter(name)}
     for name in [name for name in own if name.endswith((".lora_A.weight", ".lora_embedding_A"))]:
         up = own[name.replace("lora_A", "lora_B").replace("embedding_A", "embedding_B")]
