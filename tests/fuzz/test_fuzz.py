@@ -11,9 +11,11 @@ import pytest
 import torch
 from fuzz_run import CORPUS, Fuzzer, seeds_of, with_hypothesis
 from targets import TARGETS
+from targets.checkpoints import TOY
 from watch import Watch, workplace
 
 from vlp_models.errors import DataError
+from vlp_models.models import FAMILIES
 
 INPUTS = 8  # per target, besides its corpus; `make fuzz` draws 10,000 in all
 
@@ -21,7 +23,8 @@ INPUTS = 8  # per target, besides its corpus; `make fuzz` draws 10,000 in all
 @pytest.fixture(scope="module")
 def fuzzer() -> Iterator[Fuzzer]:
     torch.set_flush_denormal(False)  # a training in this process may have: hypothesis draws subnormals, too
-    with workplace() as folder:
+    with workplace() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FAMILIES, "toy", TOY)  # targets add it themselves; here it is removed afterwards
         yield Fuzzer(folder)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from targets.base import DEEP, Prepared, Target, in_place
 
+TOY = "vlp_models.scaffolds.family.model:Toy"
+
 
 def make_bundle(folder: Path) -> Path:
     """A served model of pixels, tiny, untrained: what the registry holds of one."""
@@ -21,7 +23,7 @@ def make_bundle(folder: Path) -> Path:
     from vlp_models.params import to_plain
     from vlp_models.tasks import task_class
 
-    FAMILIES["toy"] = "vlp_models.scaffolds.family.model:Toy"
+    FAMILIES["toy"] = TOY
     tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
     torch.manual_seed(0)
     config = {"side": 8, "patch": 4, "hidden": 16, "heads": 2}
