@@ -56,6 +56,10 @@ class ProcessLostError(VLPError):
     exit_code = 75
 
 
+class LaunchError(VLPError):
+    """The engine of `trainer.launcher` refused a training, a node cannot take part in it, or nodes were lost."""
+
+
 class Preempted(SystemExit):
     """Training was asked to stop and has saved its state; a rerun resumes from there.
 

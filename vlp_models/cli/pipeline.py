@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vlp_models.params import Params
 
 ON_CLUSTER = ("features", "shards")
+LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
+LAUNCHED = "VLP_LAUNCHED"  # environment variable of the processes that a launcher has started (cli/worker.py)
 
 
 def run(
@@ -178,6 +180,20 @@ def stage(
         run_stage(name, key, params)
 
 
+def join(
+    index: Annotated[int, typer.Option(help="Number of this machine, from 1; each has its own.", min=1)] = 1,
+) -> None:
+    """Lend this machine to trainings that `vlp run` starts on another one with `trainer.launcher: torchrun`.
+
+    Run it in the project's folder on the file system that the machines share; it goes on until Ctrl-C.
+    Example: `vlp join --index 1`
+    """
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.launchers.torchrun import join as take_part
+
+    take_part(Path.cwd(), load_params().launchers.torchrun.endpoint, index)
+
+
 def _every_stage() -> list[tuple[str, str]]:
     """Return (stage, key) of dvc.yaml in its order, those that the installed packages allow."""
     from vlp_models.common.packages import is_installed
@@ -213,12 +229,18 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     if run_by_dvc():
         check_own_record(workspace.root)
     unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
-    with guarded(workspace, f"{name}@{key}" if key else name), unchanged as params:
+    launching = name in LAUNCHED_STAGES and params.trainer.launcher != "local" and LAUNCHED not in os.environ
+    with guarded(workspace, f"{name}@{key}" if key else name, launching=launching), unchanged as params:
         if name in ON_CLUSTER and params.cluster.address:
             # A subprocess, because imports point down: `cli` does not import `flows`.
             command = [sys.executable, "-m", "vlp_models.flows.cluster", name, "--params", params_file]
             code = subprocess.run(command).returncode
             if code:
+                raise SystemExit(code)
+        elif launching:
+            from vlp_models.pipeline.launchers.launch import launch
+
+            if code := launch(params, workspace, name, key, params_file):
                 raise SystemExit(code)
         else:
             importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)

@@ -24,7 +24,14 @@ from vlp_models.params.data import (
     TokenizerParams,
     ValidateParams,
 )
-from vlp_models.params.operations import ClusterParams, EvaluateParams, FlowParams, PromotionParams, TrackingParams
+from vlp_models.params.operations import (
+    ClusterParams,
+    EvaluateParams,
+    FlowParams,
+    LaunchersParams,
+    PromotionParams,
+    TrackingParams,
+)
 from vlp_models.params.renamed import check_renamed
 from vlp_models.params.runs import (
     NAME,
@@ -59,6 +66,7 @@ class Params:
     tracking: TrackingParams
     promotion: PromotionParams = field(default_factory=PromotionParams)
     cluster: ClusterParams = field(default_factory=ClusterParams)
+    launchers: LaunchersParams = field(default_factory=LaunchersParams)
     ingest: IngestParams = field(default_factory=IngestParams)
     drift: DriftParams = field(default_factory=DriftParams)
     flow: FlowParams = field(default_factory=FlowParams)

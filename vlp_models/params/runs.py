@@ -106,6 +106,8 @@ class StreamParams:
 class TrainerParams:
     """How training loops run; the same for pretraining and fine-tuning.
 
+    launcher           local: this machine (Lightning). Otherwise an engine that starts the processes there, one
+                       training at a time (`launchers`)
     devices            per node
     precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
                        CPU with bfloat16 instructions (AMX, AVX512-BF16). A resumed run keeps its precision
@@ -117,6 +119,7 @@ class TrainerParams:
     parallel_finetune  fine-tunings that `vlp run` trains at the same time on a CPU, each with its share of the cores
     """
 
+    launcher: Literal["local", "torchrun", "slurm", "ray", "kubeflow"] = "local"
     accelerator: str = "auto"
     devices: PositiveInt = 1
     precision: Literal["auto", "bf16-where-native", "32-true", "bf16-mixed"] = "auto"

@@ -31,10 +31,13 @@ def run_by_dvc() -> bool:
 
 
 @contextmanager
-def guarded(workspace: Workspace, stage: str) -> Iterator[None]:
+def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Iterator[None]:
     """Run the block as the only process of `stage`; SIGTERM, or the death of the DVC above it, raises `Terminated`.
 
     In a distributed training only rank 0 holds the lock.
+
+    Args:
+        launching: this process only starts the stage elsewhere; it has a lock of its own, and rank 0 there the stage's.
 
     Raises:
         BusyError: another process of this stage is running in this workspace and does not end.
@@ -44,7 +47,8 @@ def guarded(workspace: Workspace, stage: str) -> Iterator[None]:
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
         yield
         return
-    lock = workspace.root / ".work" / "locks" / f"{stage.replace('@', '-')}.lock"
+    name = f"{'launch-' if launching else ''}{stage.replace('@', '-')}.lock"
+    lock = workspace.root / ".work" / "locks" / name
     with file_lock(lock, f"`vlp stage {stage.replace('@', ' ')}`", wait=LOCK_WAIT):
         if run_by_dvc():
             back_up(workspace.root)

@@ -1,0 +1,75 @@
+"""One process of a launched training (pipeline/launchers): `vlp stage`, which stops when the launch's folder says so.
+
+    python -m vlp_models.cli.worker FOLDER      started by torchrun, once per device
+
+The exit code is for torchrun: 0 if the training has an outcome, whatever it is, since to start it again would not
+help; 1 if another process was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from vlp_models.cli.main import main as run_command
+from vlp_models.cli.pipeline import LAUNCHED
+from vlp_models.common.device import is_main_process
+from vlp_models.errors import LaunchError, ProcessLostError
+from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, Launch, write_outcome
+
+CHECK_EVERY = 1.0  # seconds
+WAIT = 10.0  # seconds for the outcome of the process that failed first
+KILLED = 128 + signal.SIGTERM
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    launch = Launch.read(folder)
+    if (folder / STOP).exists():
+        sys.exit(finish(folder, KILLED, lost=False))
+    threading.Thread(target=_stop_when_told, args=(folder, launch.id), daemon=True).start()
+    os.environ[LAUNCHED] = launch.id
+    sys.argv = ["vlp", "stage", launch.stage, launch.key, "--params", launch.params_file]
+    code, lost = 0, False
+    try:
+        run_command()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+        # `main` of the command line exits while it handles the error.
+        lost = isinstance(ended.__context__, ProcessLostError)
+    sys.exit(finish(folder, code, lost=lost))
+
+
+def finish(folder: Path, code: int, *, lost: bool) -> int:
+    """Record the outcome, and return the exit code for torchrun."""
+    killed = code == KILLED and not (folder / STOP).exists()  # by torchrun, because of another process
+    if lost or killed:
+        deadline = time.monotonic() + WAIT
+        while not (folder / OUTCOME).exists() and time.monotonic() < deadline:
+            time.sleep(CHECK_EVERY)
+        return 0 if (folder / OUTCOME).exists() else 1
+    if code or is_main_process():
+        write_outcome(folder, socket.gethostname(), code)
+    return 0
+
+
+def _stop_when_told(folder: Path, launch_id: str) -> None:
+    """Send this process SIGTERM once the folder has a file `stop`, or belongs to another launch."""
+    while True:
+        time.sleep(CHECK_EVERY)
+        try:
+            told = (folder / STOP).exists() or Launch.read(folder).id != launch_id
+        except LaunchError:
+            told = True
+        if told:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+
+if __name__ == "__main__":
+    main()

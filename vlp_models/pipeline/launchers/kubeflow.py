@@ -1,0 +1,122 @@
+"""`trainer.launcher: kubeflow`: a TrainJob of Kubeflow Trainer, one pod per node.
+
+The pods run `launchers.kubeflow.image` with the project's folder from `volume` (a claim that all nodes can mount) at
+the path that it has here. What the cluster's `runtime` sets stays: it is torch's, with a container named `node`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from kubeflow.common.types import KubernetesBackendConfig
+from kubeflow.trainer import CustomTrainerContainer, TrainerClient
+from kubeflow.trainer.options import (
+    ContainerPatch,
+    JobSetSpecPatch,
+    JobSetTemplatePatch,
+    JobSpecPatch,
+    JobTemplatePatch,
+    Labels,
+    Name,
+    PodSpecPatch,
+    PodTemplatePatch,
+    ReplicatedJobPatch,
+    RuntimePatch,
+    TrainerCommand,
+    TrainingRuntimeSpecPatch,
+)
+
+from vlp_models.common.log import get_logger
+from vlp_models.errors import LaunchError
+from vlp_models.params import Params
+from vlp_models.pipeline.launchers.launch import Launch
+
+logger = get_logger(__name__)
+
+ASK_EVERY = 5.0  # seconds
+CONTAINER = REPLICATED = "node"  # names in the torch runtimes of Kubeflow Trainer
+
+
+class TrainJob:
+    """A created TrainJob; see `launch.Job`."""
+
+    def __init__(self, client: TrainerClient, name: str) -> None:
+        self._client, self.name = client, name
+        self._asked, self._said = 0.0, ""
+
+    def end(self) -> str | None:
+        if time.monotonic() < self._asked + ASK_EVERY:
+            return None
+        self._asked = time.monotonic()
+        try:
+            status = self._client.get_job(self.name).status
+        except (RuntimeError, TimeoutError):  # the API server does not respond, or the job was deleted
+            if self._is_gone():
+                return f"TrainJob {self.name} was deleted"
+            return None
+        if status != self._said:
+            logger.info("TrainJob %s: %s", self.name, status)
+            self._said = status
+        return f"TrainJob {self.name}: {status}" if status in ("Complete", "Failed") else None
+
+    def _is_gone(self) -> bool:
+        try:
+            return all(job.name != self.name for job in self._client.list_jobs())
+        except (RuntimeError, TimeoutError):
+            return False
+
+    def cancel(self) -> None:
+        self._client.delete_job(self.name)
+
+
+def start(launch: Launch, params: Params) -> TrainJob:
+    """
+    Raises:
+        LaunchError: no image or volume in params.yaml, no Kubernetes API that answers, or it refuses the job.
+    """
+    p = params.launchers.kubeflow
+    for key in ("image", "volume"):
+        if not getattr(p, key):
+            raise LaunchError(f"params.yaml: `trainer.launcher: kubeflow` needs `launchers.kubeflow.{key}`")
+    logging.getLogger("kubeflow").setLevel(logging.ERROR)
+    name = f"vlp-{launch.stage}-{launch.id}"
+    mount = {"name": "project", "mountPath": launch.root, **({"subPath": p.sub_path} if p.sub_path else {})}
+    pod = PodSpecPatch(
+        volumes=[{"name": "project", "persistentVolumeClaim": {"claimName": p.volume}}],
+        containers=[ContainerPatch(name=CONTAINER, volume_mounts=[mount])],
+        node_selector=dict(p.node_selector) or None,
+    )
+    resources = {"cpu": p.cpus_per_node, "memory": p.memory, **({"gpu": launch.devices} if launch.gpu else {})}
+    try:
+        client = TrainerClient(KubernetesBackendConfig(namespace=p.namespace or None, context=p.context or None))
+        client.train(
+            runtime=p.runtime,
+            trainer=CustomTrainerContainer(
+                image=p.image,
+                num_nodes=launch.nodes,
+                resources_per_node={key: value for key, value in resources.items() if value},
+            ),
+            options=[
+                Name(name),
+                Labels({"vlp-run": f"{launch.stage}-{launch.key}"}),
+                TrainerCommand(["python", "-m", "vlp_models.pipeline.launchers.node", str(launch.folder)]),
+                RuntimePatch(_in_pods(pod)),
+            ],
+        )
+    except Exception as error:  # the SDK, urllib3 and the Kubernetes client each have their own
+        cause = error.__cause__ or error
+        raise LaunchError(
+            f"{launch.name}: Kubernetes did not accept the TrainJob: "
+            f"{str(getattr(cause, 'body', None) or cause).strip().splitlines()[0]}; check `kubectl get "
+            "clustertrainingruntimes`, the context of your kubeconfig, and `launchers.kubeflow` in params.yaml"
+        ) from None
+    logger.info("%s: TrainJob %s", launch.name, name)
+    return TrainJob(client, name)
+
+
+def _in_pods(pod: PodSpecPatch) -> TrainingRuntimeSpecPatch:
+    """Return the patch of a runtime that holds a patch of its pods."""
+    job = JobTemplatePatch(spec=JobSpecPatch(template=PodTemplatePatch(spec=pod)))
+    jobs = [ReplicatedJobPatch(name=REPLICATED, template=job)]
+    return TrainingRuntimeSpecPatch(template=JobSetTemplatePatch(spec=JobSetSpecPatch(replicated_jobs=jobs)))

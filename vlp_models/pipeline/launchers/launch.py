@@ -1,0 +1,241 @@
+"""The seam: hand a training to `trainer.launcher`, wait for it, show its output, return its exit code.
+
+`vlp stage pretrain tden` trains in its own process if `trainer.launcher` is `local`. Otherwise it calls `launch`, which
+writes a folder that all nodes must see,
+
+    .work/launches/pretrain-tden/
+        launch.json         what to train, on how many nodes, with which code
+        node-0-HOST.log     the output of each node; all are copied to stderr
+        node-0-HOST.alive   touched by the node every few seconds
+        stop                written to stop the training
+        outcome.json        exit code of the training; without it no process came to its end
+
+and lets an engine run `run_node` (node.py) once per node: torchrun.py, slurm.py, ray_train.py or kubeflow.py. Each
+node starts `trainer.devices` processes of `vlp stage pretrain tden` with torchrun. Checkpoints are in the project as
+always, so whatever ends a training (a stop, a preemption, a lost node), the next one resumes from the last of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vlp_models.common.io import read_json, write_json
+from vlp_models.common.log import get_logger
+from vlp_models.common.packages import describe_own
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import LaunchError, MissingToolError, Terminated
+from vlp_models.params import Params
+
+logger = get_logger(__name__)
+
+ENGINES = {"torchrun": "torchrun", "slurm": "slurm", "ray": "ray_train", "kubeflow": "kubeflow"}  # -> module
+PACKAGES = {"slurm": "submitit", "ray": "ray", "kubeflow": "kubeflow"}  # the extra of the same name installs it
+LAUNCH, STOP, OUTCOME = "launch.json", "stop", "outcome.json"
+POLL = 0.5  # seconds
+SILENT = 30.0  # seconds without a sign of life after which a node counts as gone
+QUOTED_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A training that an engine is asked to start.
+
+    id: of this attempt; a process of an earlier one stops when it finds another id.
+    package: version and hash of the code that every node must have.
+    """
+
+    id: str
+    root: str
+    stage: str
+    key: str
+    params_file: str
+    nodes: int
+    devices: int
+    gpu: bool
+    package: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}@{self.key}"
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.root) / ".work" / "launches" / f"{self.stage}-{self.key}"
+
+    @classmethod
+    def read(cls, folder: Path) -> Launch:
+        """
+        Raises:
+            LaunchError: this machine does not see the folder.
+        """
+        try:
+            return cls(**read_json(folder / LAUNCH))
+        except (OSError, ValueError, TypeError):
+            raise LaunchError(
+                f"{folder / LAUNCH} cannot be read on this machine: the project's folder must be on a file system that "
+                "all nodes see, under the same path"
+            ) from None
+
+
+class Job(Protocol):
+    """A started training."""
+
+    def end(self) -> str | None:
+        """Return None while it waits or runs, afterwards how it ended in the engine's words."""
+        ...
+
+    def cancel(self) -> None:
+        """Take it from the engine: it did not stop by itself, or was never started."""
+        ...
+
+
+def launch(params: Params, workspace: Workspace, stage: str, key: str, params_file: str) -> int:
+    """Train `stage@key` with the engine of `trainer.launcher`; return the training's exit code.
+
+    SIGINT and SIGTERM stop the training, which saves its state (exit code 75).
+
+    Raises:
+        LaunchError: the engine refuses it, a node cannot take part, or nodes were lost.
+        MissingToolError: the engine's package is not installed.
+    """
+    kind, trainer = params.trainer.launcher, params.trainer
+    start = _engine(kind)
+    root = workspace.root.resolve()
+    wanted = Launch(
+        id=uuid.uuid4().hex[:12],
+        root=str(root),
+        stage=stage,
+        key=key,
+        params_file=params_file,
+        nodes=trainer.num_nodes,
+        devices=trainer.devices,
+        gpu=trainer.accelerator in ("gpu", "cuda"),
+        package=describe_own(),
+    )
+    folder = wanted.folder
+    shutil.rmtree(folder, ignore_errors=True)  # processes of an earlier launch find another id, and stop
+    folder.mkdir(parents=True)
+    write_json(folder / LAUNCH, asdict(wanted))
+    logger.info("%s: starting on %s by %s", wanted.name, _count(wanted), kind)
+    return _exit_code(wanted, _follow(start(wanted, params), wanted))
+
+
+def _engine(kind: str) -> Callable[[Launch, Params], Job]:
+    try:
+        module = importlib.import_module(f"vlp_models.pipeline.launchers.{ENGINES[kind]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != PACKAGES.get(kind):
+            raise
+        raise MissingToolError(
+            f"params.yaml: `trainer.launcher: {kind}` needs the package {PACKAGES[kind]}: "
+            f"`uv pip install 'vlp-flows[{kind}]'`"
+        ) from None
+    start: Callable[[Launch, Params], Job] = module.start
+    return start
+
+
+def _count(launch: Launch) -> str:
+    nodes = "one node" if launch.nodes == 1 else f"{launch.nodes} nodes"
+    return f"{nodes}, {launch.devices} {'process' if launch.devices == 1 else 'processes'} each"
+
+
+def _follow(job: Job, launch: Launch) -> str:
+    """Copy the nodes' output to stderr until the job has ended; return how it ended."""
+    output = _Output(launch)
+    try:
+        while (ended := job.end()) is None:
+            output.copy()
+            time.sleep(POLL)
+    except (KeyboardInterrupt, Terminated):
+        logger.info("%s: stopping; it saves its state after the current update", launch.name)
+        ended = _stop(job, launch, output)
+    except BaseException:
+        (launch.folder / STOP).touch()
+        job.cancel()
+        raise
+    output.copy()
+    return ended
+
+
+def _stop(job: Job, launch: Launch, output: _Output) -> str:
+    (launch.folder / STOP).touch()
+    alive = [path.stat().st_mtime for path in launch.folder.glob("node-*.alive")]
+    if max(alive, default=0) < time.time() - SILENT:
+        job.cancel()  # it waits in a queue, and nothing reads the file
+        return "stopped while it waited"
+    try:
+        while (ended := job.end()) is None:
+            output.copy()
+            time.sleep(POLL)
+    except (KeyboardInterrupt, Terminated):  # asked twice
+        job.cancel()
+        raise
+    return ended
+
+
+def _exit_code(launch: Launch, ended: str) -> int:
+    """Return the training's exit code.
+
+    Raises:
+        LaunchError: the training has none.
+    """
+    folder = launch.folder
+    with contextlib.suppress(OSError, ValueError):
+        outcome = read_json(folder / OUTCOME)
+        if outcome.get("message"):
+            raise LaunchError(f"{launch.name}: {outcome['host']}: {outcome['message']}")
+        return int(outcome["code"])
+    if (folder / STOP).exists():
+        raise Terminated
+    nodes = sorted(folder.glob("node-*.alive"))
+    if not nodes:
+        raise LaunchError(
+            f"{launch.name}: ended before any node wrote to {folder} ({ended}); this folder must be on a file system "
+            "that all nodes see, under the same path"
+        )
+    silent = min(nodes, key=lambda path: path.stat().st_mtime)
+    lines = silent.with_suffix(".log").read_text(encoding="utf-8", errors="replace").splitlines()[-QUOTED_LINES:]
+    raise LaunchError(
+        f"{launch.name}: {ended}; first silent node: {silent.stem.split('-', 2)[2]}, since "
+        f"{time.strftime('%H:%M:%S', time.localtime(silent.stat().st_mtime))}. Checkpoints are kept: run again to "
+        "resume. The node's last lines:\n" + "\n".join(f"  {line}" for line in lines)
+    )
+
+
+class _Output:
+    """The logs of all nodes, copied to stderr as they grow; with several nodes, each line after its host's name."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._read: dict[Path, int] = {}
+
+    def copy(self) -> None:
+        for path in sorted(self._launch.folder.glob("node-*.log")):
+            for line in self._new_lines(path):
+                prefix = f"[{path.stem.split('-', 2)[2]}] " if self._launch.nodes > 1 else ""
+                print(f"{prefix}{line}", file=sys.stderr, flush=True)
+
+    def _new_lines(self, path: Path) -> Iterator[str]:
+        start = self._read.get(path, 0)
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._read[path] = start + whole
+        yield from data[:whole].decode("utf-8", "replace").splitlines()
+
+
+def write_outcome(folder: Path, host: str, code: int, message: str = "") -> None:
+    """Write how the training ended, unless a process has written it before: the first reason is the cause."""
+    with contextlib.suppress(FileExistsError), (folder / OUTCOME).open("x", encoding="utf-8") as file:
+        json.dump({"host": host, "code": code, "message": message}, file)

@@ -1,0 +1,153 @@
+"""What every node of a launched training does: check that it can take part, and run torchrun with the node's processes.
+
+    python -m vlp_models.pipeline.launchers.node FOLDER [--index 1 --endpoint HOST:PORT]
+
+`run_node` is called by the engines that run Python (SLURM, Ray); the command is for those that run a container or a
+process. In a pod of Kubeflow, index and endpoint come from the variables that its torch runtime sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vlp_models.common.device import cpu_count
+from vlp_models.common.log import configure_logging
+from vlp_models.common.packages import describe_own
+from vlp_models.common.supervise import die_with_parent
+from vlp_models.errors import LaunchError, VLPError
+from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, Launch, write_outcome
+
+RESTARTS = 3  # of a node's processes, after one of them was lost
+JOIN_SECONDS = 1800  # that nodes wait for each other
+BEAT = 5.0  # seconds between signs of life
+WORKER = "vlp_models.cli.worker"
+# Variables of the engine or of DVC that would mislead Lightning, or the stage.
+FOREIGN = ("SLURM", "SUBMITIT", "SRUN", "SBATCH", "PMI", "PET_", "DVC_")
+
+
+def run_node(folder: Path, index: int, endpoint: str = "", stopped: Callable[[], bool] = lambda: False) -> int:
+    """Run this node's processes to their end; return 0 if they ended by themselves, whatever the training's outcome.
+
+    Args:
+        index: 0 for the node that holds the rendezvous.
+        endpoint: HOST:PORT of the rendezvous, the same on all nodes; not needed by a single one.
+        stopped: asked often; once it returns True, the processes are terminated.
+
+    Raises:
+        LaunchError: this machine does not see the folder.
+    """
+    launch = Launch.read(folder)
+    host = socket.gethostname()
+    try:
+        _check(launch)
+    except VLPError as error:
+        write_outcome(folder, host, error.exit_code, str(error))
+        return 0
+    if index == 0:
+        (folder / OUTCOME).unlink(missing_ok=True)  # of an attempt before a requeue or restart
+    log = folder / f"node-{index}-{host}.log"
+    with _signs_of_life(log.with_suffix(".alive")), log.open("ab") as output:
+        own_pid = os.getpid()
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *_rendezvous(launch, index, endpoint), str(folder)],
+            cwd=launch.root,
+            env=_environment(launch),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(own_pid),
+        )
+        while agent.poll() is None:  # not wait(): a handler of signals may ask the process as well
+            if stopped():
+                agent.terminate()
+            time.sleep(POLL)
+    return agent.returncode
+
+
+def _check(launch: Launch) -> None:
+    """
+    Raises:
+        LaunchError: this node has other code, or too few GPUs.
+    """
+    own = describe_own()
+    if own != launch.package:
+        said = " and ".join(f"{name} {own[name][:12]} instead of {launch.package[name][:12]}" for name in own
+                            if own[name] != launch.package[name])  # fmt: skip
+        raise LaunchError(f"runs another vlp-flows ({said}); install the same version on every node")
+    if launch.gpu:
+        import torch
+
+        found = torch.cuda.device_count()
+        if found < launch.devices:
+            raise LaunchError(
+                f"has {found} GPUs; `trainer.devices: {launch.devices}` with `trainer.accelerator: gpu` needs "
+                f"{launch.devices} on every node"
+            )
+
+
+def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
+    together = ["--standalone"]
+    if launch.nodes > 1:
+        conf = f"is_host={int(index == 0)},join_timeout={JOIN_SECONDS}"
+        together = [f"--nnodes={launch.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+        together += [f"--rdzv-id={launch.id}", f"--rdzv-conf={conf}"]
+    return [*together, f"--nproc-per-node={launch.devices}", f"--max-restarts={RESTARTS}", "-m", WORKER]
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // launch.devices)))
+    env["PYTHONPATH"] = f"{Path(__file__).parents[3]}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    return env | {"PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def _signs_of_life(path: Path) -> Iterator[None]:
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.is_set():
+            path.touch()
+            ended.wait(BEAT)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m vlp_models.pipeline.launchers.node", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--index", type=int, default=int(os.environ.get("PET_NODE_RANK", "0")))
+    master = (os.environ.get("PET_MASTER_ADDR", ""), os.environ.get("PET_MASTER_PORT", ""))
+    parser.add_argument("--endpoint", default=":".join(master) if all(master) else "")
+    arguments = parser.parse_args()
+    configure_logging()
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    try:
+        code = run_node(arguments.folder, arguments.index, arguments.endpoint, asked.is_set)
+    except VLPError as error:
+        print(f"{socket.gethostname()}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0 if (arguments.folder / OUTCOME).exists() else code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`trainer.launcher: ray`: Ray Train on the cluster of `cluster.address`, one Ray worker per node.
+
+Ray Train replaces a lost worker or node and starts all of them again, which resume from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
+from ray.train.collective import broadcast_from_rank_zero
+from ray.train.data_parallel_trainer import DataParallelTrainer
+
+from vlp_models.errors import LaunchError
+from vlp_models.params import Params
+from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, Launch
+from vlp_models.pipeline.launchers.node import RESTARTS, run_node
+
+CONNECT_SECONDS = 30.0
+
+
+def _train_on_node(config: dict[str, str]) -> None:
+    """Run on each of Ray Train's workers."""
+    folder, index = Path(config["folder"]), get_context().get_world_rank()
+    endpoint = ""
+    if index == 0:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            endpoint = f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+    endpoint = broadcast_from_rank_zero(endpoint)
+    code = run_node(folder, index, endpoint)
+    if code and not (folder / OUTCOME).exists():
+        raise RuntimeError(f"{socket.gethostname()}: torchrun exited with {code}")
+
+
+class RayRun:
+    """A run of Ray Train in a thread; see `launch.Job`."""
+
+    def __init__(self, launch: Launch, trainer: DataParallelTrainer) -> None:
+        self._launch, self._ended = launch, ""
+        self._thread = threading.Thread(target=self._fit, args=(trainer,), daemon=True)
+        self._thread.start()
+
+    def _fit(self, trainer: DataParallelTrainer) -> None:
+        try:
+            trainer.fit()
+            self._ended = "Ray Train has ended"
+        except Exception as error:
+            self._ended = f"Ray Train gave up after {RESTARTS} restarts: {str(error).strip().splitlines()[-1]}"
+        finally:
+            ray.shutdown()
+
+    def end(self) -> str | None:
+        return None if self._thread.is_alive() else self._ended
+
+    def cancel(self) -> None:
+        (self._launch.folder / STOP).touch()
+        ray.shutdown()
+
+
+def start(launch: Launch, params: Params) -> RayRun:
+    """
+    Raises:
+        LaunchError: no cluster answers, or it lacks the CPUs or GPUs.
+    """
+    address = params.cluster.address or "auto"
+    cpus = params.launchers.ray.cpus_per_node
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    try:
+        handler = signal.getsignal(signal.SIGTERM)
+        ray.init(address=address, log_to_driver=False, namespace="vlp", configure_logging=False)
+        signal.signal(signal.SIGTERM, handler)  # Ray's own would exit at once
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise LaunchError(
+            f"params.yaml: `cluster.address: {address}`: no Ray cluster answers "
+            f"({str(error).strip().splitlines()[0]}); start one with `ray start --head`, or name its address"
+        ) from None
+    need = {"CPU": float(cpus), **({"GPU": float(launch.devices)} if launch.gpu else {})}
+    have = ray.cluster_resources()
+    for name, amount in need.items():
+        if have.get(name, 0.0) < amount * launch.nodes:
+            ray.shutdown()
+            raise LaunchError(
+                f"{launch.name} needs {amount:g} {name} on each of {launch.nodes} nodes; the Ray cluster at {address} "
+                f"has {have.get(name, 0.0):g} in all"
+            )
+    trainer = DataParallelTrainer(
+        _train_on_node,
+        train_loop_config={"folder": str(launch.folder)},
+        scaling_config=ScalingConfig(
+            num_workers=launch.nodes, use_gpu=launch.gpu, resources_per_worker=need, placement_strategy="SPREAD"
+        ),
+        run_config=RunConfig(
+            name=launch.id,
+            storage_path=str(launch.folder / "ray"),
+            failure_config=FailureConfig(max_failures=RESTARTS),
+        ),
+    )
+    return RayRun(launch, trainer)

@@ -1,0 +1,110 @@
+"""`trainer.launcher: slurm`: one job of `trainer.num_nodes` nodes, submitted with submitit.
+
+A job that reaches its time limit, or is preempted, saves its state and is requeued; it resumes from there. `scancel`
+ends it. The job's own files are in .work/launches/STAGE-RUN/slurm.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import submitit
+from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment
+
+from vlp_models.common.io import read_json
+from vlp_models.common.log import get_logger
+from vlp_models.errors import LaunchError
+from vlp_models.params import Params
+from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, STOP, Launch
+from vlp_models.pipeline.launchers.node import run_node
+
+logger = get_logger(__name__)
+
+# A state in which a job stays. PREEMPTED is not one of them: it is requeued.
+ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+ASK_EVERY = 5.0  # seconds: slurmctld serves many users
+
+
+class Node:
+    """What submitit runs on every node. It is pickled into the job's folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self) -> int:
+        where, index = TorchDistributedEnvironment(), submitit.JobEnvironment().global_rank
+        code = run_node(Path(self.folder), index, f"{where.master_addr}:{where.master_port}")
+        if code:
+            raise RuntimeError(f"torchrun exited with {code}")
+        return code
+
+    def checkpoint(self) -> DelayedSubmission | None:
+        """Stop the training, which saves its state; called by submitit's signal handler on the first node."""
+        folder = Path(self.folder)
+        (folder / STOP).touch()
+        while not (folder / OUTCOME).exists():  # SLURM kills the job after `launchers.slurm.save_seconds`
+            time.sleep(POLL)
+        (folder / STOP).unlink()
+        finished = read_json(folder / OUTCOME)["code"] == 0
+        return None if finished else DelayedSubmission(self)
+
+
+class SlurmJob:
+    """A submitted job; see `launch.Job`. Its state comes from `squeue`: `sacct` needs a database many clusters lack."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self._asked, self._said = 0.0, ""
+
+    def end(self) -> str | None:
+        if time.monotonic() < self._asked + ASK_EVERY:
+            return None
+        self._asked = time.monotonic()
+        done = subprocess.run(
+            ["squeue", "--noheader", "--jobs", self.job_id, "--format", "%T %r"], capture_output=True, text=True
+        )
+        state = done.stdout.strip()
+        if state and state != self._said:
+            logger.info("SLURM job %s: %s", self.job_id, state)
+            self._said = state
+        if done.returncode and "Invalid job id" not in done.stderr:  # slurmctld does not respond: the job goes on
+            return None
+        if not state:
+            return f"SLURM job {self.job_id} is gone, last seen as {self._said or 'submitted'}"
+        return f"SLURM job {self.job_id}: {state}" if state.split()[0] in ENDED else None
+
+    def cancel(self) -> None:
+        subprocess.run(["scancel", self.job_id], check=False)
+
+
+def start(launch: Launch, params: Params) -> SlurmJob:
+    """
+    Raises:
+        LaunchError: SLURM is not there, or refuses the job.
+    """
+    p, settings = params.launchers.slurm, dict(params.launchers.slurm.options)
+    try:
+        executor = submitit.SlurmExecutor(folder=launch.folder / "slurm", max_num_timeout=p.requeues)
+        executor.update_parameters(
+            job_name=launch.name,
+            nodes=launch.nodes,
+            ntasks_per_node=1,
+            time=p.minutes,
+            signal_delay_s=p.save_seconds,
+            stderr_to_stdout=True,
+            cpus_per_task=p.cpus_per_node or None,
+            gpus_per_node=launch.devices if launch.gpu else None,
+            partition=p.partition or None,
+            account=p.account or None,
+            additional_parameters={"requeue": True, **settings},
+        )
+        job = executor.submit(Node(str(launch.folder)))
+    except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as error:
+        raise LaunchError(
+            f"{launch.name}: SLURM did not accept the job: {str(error).strip().splitlines()[-1]}; see "
+            "`launchers.slurm` in params.yaml, and `sinfo`"
+        ) from None
+    logger.info("%s: SLURM job %s", launch.name, job.job_id)
+    return SlurmJob(job.job_id)

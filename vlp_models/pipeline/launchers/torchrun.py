@@ -1,0 +1,81 @@
+"""`trainer.launcher: torchrun`: processes of this machine, and of others that have called `vlp join`.
+
+torchrun reaches no other machine by itself. With `trainer.num_nodes` above 1, the training waits until as many
+machines take part: on each of the others run `vlp join` once, in the project's folder on the shared file system. It
+joins every training of `vlp run` until it is stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from vlp_models.common.log import get_logger
+from vlp_models.errors import LaunchError
+from vlp_models.params import Params
+from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, POLL, Launch
+from vlp_models.pipeline.launchers.node import run_node
+
+logger = get_logger(__name__)
+
+LEFT = "left"  # file of a launch whose first node has ended
+
+
+class LocalNode:
+    """This machine's processes; see `launch.Job`."""
+
+    def __init__(self, launch: Launch, endpoint: str) -> None:
+        self._launch = launch
+        command = [sys.executable, "-m", "vlp_models.pipeline.launchers.node", str(launch.folder)]
+        command += ["--endpoint", endpoint] if endpoint else []
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def end(self) -> str | None:
+        if self._process.poll() is None:
+            return None
+        (self._launch.folder / LEFT).touch()
+        return f"torchrun exited with {self._process.returncode}"
+
+    def cancel(self) -> None:
+        (self._launch.folder / LEFT).touch()
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
+
+
+def start(launch: Launch, params: Params) -> LocalNode:
+    """
+    Raises:
+        LaunchError: several nodes, but no place to meet.
+    """
+    endpoint = params.launchers.torchrun.endpoint
+    if launch.nodes > 1:
+        if not endpoint:
+            raise LaunchError(
+                f"params.yaml: `trainer.num_nodes: {launch.nodes}` with `trainer.launcher: torchrun` needs "
+                "`launchers.torchrun.endpoint`: HOST:PORT, this machine's name and a free port that the others reach"
+            )
+        logger.info("%s: waiting for %d more: run `vlp join` there, in %s", launch.name, launch.nodes - 1, launch.root)
+    return LocalNode(launch, endpoint)
+
+
+def join(root: Path, endpoint: str, index: int) -> None:
+    """Take part in every training that another machine starts in the project, until this process is interrupted."""
+    logger.info("waiting for trainings of %s with `trainer.num_nodes` above 1", root)
+    done: set[str] = set()
+    while True:
+        for path in sorted((root / ".work" / "launches").glob(f"*/{LAUNCH}")):
+            try:
+                launch = Launch.read(path.parent)
+            except LaunchError:  # being replaced
+                continue
+            over = any((path.parent / name).exists() for name in (OUTCOME, LEFT))
+            if launch.id in done or launch.nodes < 2 or over:
+                continue
+            logger.info("%s: taking part", launch.name)
+            code = run_node(path.parent, index, endpoint)
+            logger.info("%s: %s", launch.name, "ended" if code == 0 else f"torchrun exited with {code}")
+            done.add(launch.id)
+        time.sleep(2 * POLL)
