@@ -27,9 +27,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from vlp_models.common.io import read_json, write_json
+from vlp_models.common.io import write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.packages import describe_own
 from vlp_models.common.workspace import Workspace
@@ -79,7 +79,7 @@ class Launch:
             LaunchError: this machine does not see the folder.
         """
         try:
-            return cls(**read_json(folder / LAUNCH))
+            return cls(**json.loads((folder / LAUNCH).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             raise LaunchError(
                 f"{folder / LAUNCH} cannot be read on this machine: the project's folder must be on a file system that "
@@ -190,9 +190,8 @@ def _exit_code(launch: Launch, ended: str) -> int:
         LaunchError: the training has none.
     """
     folder = launch.folder
-    with contextlib.suppress(OSError, ValueError):
-        outcome = read_json(folder / OUTCOME)
-        if outcome.get("message"):
+    if (outcome := read_outcome(folder)) is not None:
+        if outcome["message"]:
             raise LaunchError(f"{launch.name}: {outcome['host']}: {outcome['message']}")
         return int(outcome["code"])
     if (folder / STOP).exists():
@@ -233,6 +232,15 @@ class _Output:
         whole = data.rfind(b"\n") + 1
         self._read[path] = start + whole
         yield from data[:whole].decode("utf-8", "replace").splitlines()
+
+
+def read_outcome(folder: Path) -> dict[str, Any] | None:
+    """Return host, code and message of the training's end; None as long as there is none."""
+    try:
+        found: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
 
 
 def write_outcome(folder: Path, host: str, code: int, message: str = "") -> None:

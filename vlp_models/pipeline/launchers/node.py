@@ -9,6 +9,8 @@ process. In a pod of Kubeflow, index and endpoint come from the variables that i
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
 import signal
 import socket
@@ -25,11 +27,13 @@ from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import describe_own
 from vlp_models.common.supervise import die_with_parent
 from vlp_models.errors import LaunchError, VLPError
-from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, Launch, write_outcome
+from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, Launch, read_outcome, write_outcome
 
 RESTARTS = 3  # of a node's processes, after one of them was lost
 JOIN_SECONDS = 1800  # that nodes wait for each other
+LINGER = 30.0  # seconds after the training's end that torchrun may wait for nodes that have not reported theirs
 BEAT = 5.0  # seconds between signs of life
+STOPPED = (75, 128 + signal.SIGTERM)  # exit codes of a training that was stopped during, or before, its updates
 WORKER = "vlp_models.cli.worker"
 # Variables of the engine or of DVC that would mislead Lightning, or the stage.
 FOREIGN = ("SLURM", "SUBMITIT", "SRUN", "SBATCH", "PMI", "PET_", "DVC_")
@@ -47,15 +51,20 @@ def run_node(folder: Path, index: int, endpoint: str = "", stopped: Callable[[],
         LaunchError: this machine does not see the folder.
     """
     launch = Launch.read(folder)
-    host = socket.gethostname()
     try:
         _check(launch)
+        return _run_agent(launch, index, endpoint, stopped)
     except VLPError as error:
-        write_outcome(folder, host, error.exit_code, str(error))
+        write_outcome(folder, socket.gethostname(), error.exit_code, str(error))
         return 0
+
+
+def _run_agent(launch: Launch, index: int, endpoint: str, stopped: Callable[[], bool]) -> int:
+    """Run torchrun to its end; return its exit code."""
+    folder = launch.folder
     if index == 0:
-        (folder / OUTCOME).unlink(missing_ok=True)  # of an attempt before a requeue or restart
-    log = folder / f"node-{index}-{host}.log"
+        _forget_stop(folder)
+    log = folder / f"node-{index}-{socket.gethostname()}.log"
     with _signs_of_life(log.with_suffix(".alive")), log.open("ab") as output:
         own_pid = os.getpid()
         agent = subprocess.Popen(
@@ -66,13 +75,41 @@ def run_node(folder: Path, index: int, endpoint: str = "", stopped: Callable[[],
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(own_pid),
+            preexec_fn=lambda: _set_signals(own_pid),
         )
+        over, told = math.inf, False
         while agent.poll() is None:  # not wait(): a handler of signals may ask the process as well
-            if stopped():
+            over = min(over, time.monotonic()) if (folder / OUTCOME).exists() else math.inf
+            if stopped() and not told:
                 agent.terminate()
+                told = True
+            if time.monotonic() > over + LINGER:
+                _kill(agent)
             time.sleep(POLL)
     return agent.returncode
+
+
+def _set_signals(parent: int) -> None:
+    """Let torchrun and its processes die with this one, and ignore the signal that SLURM sends to all of a job's."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+def _forget_stop(folder: Path) -> None:
+    """Remove the outcome of an attempt that was stopped, and that the engine has started again."""
+    outcome = read_outcome(folder)
+    if outcome is not None and outcome["code"] in STOPPED:
+        (folder / OUTCOME).unlink()
+
+
+def _kill(agent: subprocess.Popen[bytes]) -> None:
+    """End torchrun, which heeds no signal while it waits for other nodes, and its processes."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(agent.pid).children(recursive=True):
+            process.kill()
+    agent.kill()
 
 
 def _check(launch: Launch) -> None:
@@ -109,7 +146,8 @@ def _environment(launch: Launch) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // launch.devices)))
     env["PYTHONPATH"] = f"{Path(__file__).parents[3]}{os.pathsep}{env.get('PYTHONPATH', '')}"
-    return env | {"PYTHONUNBUFFERED": "1"}
+    # Else the processes that torchrun starts again find the addresses of the lost ones in the store, and gloo waits.
+    return env | {"PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @contextmanager

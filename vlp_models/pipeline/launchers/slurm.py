@@ -13,11 +13,10 @@ from pathlib import Path
 import submitit
 from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment
 
-from vlp_models.common.io import read_json
 from vlp_models.common.log import get_logger
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
-from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, STOP, Launch
+from vlp_models.pipeline.launchers.launch import POLL, STOP, Launch, read_outcome
 from vlp_models.pipeline.launchers.node import run_node
 
 logger = get_logger(__name__)
@@ -44,11 +43,10 @@ class Node:
         """Stop the training, which saves its state; called by submitit's signal handler on the first node."""
         folder = Path(self.folder)
         (folder / STOP).touch()
-        while not (folder / OUTCOME).exists():  # SLURM kills the job after `launchers.slurm.save_seconds`
+        while (outcome := read_outcome(folder)) is None:  # SLURM kills the job after `launchers.slurm.save_seconds`
             time.sleep(POLL)
         (folder / STOP).unlink()
-        finished = read_json(folder / OUTCOME)["code"] == 0
-        return None if finished else DelayedSubmission(self)
+        return None if outcome["code"] == 0 else DelayedSubmission(self)
 
 
 class SlurmJob:
@@ -98,6 +96,7 @@ def start(launch: Launch, params: Params) -> SlurmJob:
             gpus_per_node=launch.devices if launch.gpu else None,
             partition=p.partition or None,
             account=p.account or None,
+            srun_args=["--kill-on-bad-exit=1"],
             additional_parameters={"requeue": True, **settings},
         )
         job = executor.submit(Node(str(launch.folder)))

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from vlp_models.common.log import get_logger
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
 from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, POLL, Launch
-from vlp_models.pipeline.launchers.node import run_node
+from vlp_models.pipeline.launchers.node import RESTARTS, run_node
 
 logger = get_logger(__name__)
 
@@ -64,7 +65,7 @@ def start(launch: Launch, params: Params) -> LocalNode:
 def join(root: Path, endpoint: str, index: int) -> None:
     """Take part in every training that another machine starts in the project, until this process is interrupted."""
     logger.info("waiting for trainings of %s with `trainer.num_nodes` above 1", root)
-    done: set[str] = set()
+    left: Counter[str] = Counter()  # launch -> how often this machine has taken part
     while True:
         for path in sorted((root / ".work" / "launches").glob(f"*/{LAUNCH}")):
             try:
@@ -72,10 +73,10 @@ def join(root: Path, endpoint: str, index: int) -> None:
             except LaunchError:  # being replaced
                 continue
             over = any((path.parent / name).exists() for name in (OUTCOME, LEFT))
-            if launch.id in done or launch.nodes < 2 or over:
+            if launch.nodes < 2 or over or left[launch.id] > RESTARTS:
                 continue
             logger.info("%s: taking part", launch.name)
             code = run_node(path.parent, index, endpoint)
             logger.info("%s: %s", launch.name, "ended" if code == 0 else f"torchrun exited with {code}")
-            done.add(launch.id)
+            left[launch.id] += 1
         time.sleep(2 * POLL)
