@@ -1,0 +1,157 @@
+"""What is checked before and around a launched training, without any engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vlp_models.cli import worker
+from vlp_models.common.io import write_json
+from vlp_models.common.packages import describe_own
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import LaunchError, MissingToolError, Terminated
+from vlp_models.params import Params, load_params
+from vlp_models.pipeline.launchers import launch as seam
+from vlp_models.pipeline.launchers import node
+from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, launch, write_outcome
+
+ROOT = Path(__file__).parents[2]
+
+
+def params(tmp_path: Path, **trainer: Any) -> Params:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["trainer"] |= trainer
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    return load_params(tmp_path / "params.yaml")
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> Launch:
+    """Return a launch whose folder is written."""
+    made = Launch(
+        id="abc",
+        root=str(tmp_path),
+        stage="pretrain",
+        key="tden",
+        params_file="params.yaml",
+        nodes=1,
+        devices=1,
+        gpu=False,
+        package=describe_own(),
+    )
+    made.folder.mkdir(parents=True)
+    write_json(made.folder / LAUNCH, dataclasses.asdict(made))
+    return made
+
+
+def test_several_nodes_without_a_meeting_place_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"`launchers\.torchrun\.endpoint`: HOST:PORT"):
+        launch(
+            params(tmp_path, launcher="torchrun", num_nodes=2), Workspace(tmp_path), "pretrain", "tden", "params.yaml"
+        )
+
+
+@pytest.mark.parametrize("kind", ["slurm", "ray", "kubeflow"])
+def test_an_engine_without_its_package_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == seam.PACKAGES[kind]]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, seam.PACKAGES[kind], None)
+    monkeypatch.delitem(sys.modules, f"vlp_models.pipeline.launchers.{seam.ENGINES[kind]}", raising=False)
+    with pytest.raises(MissingToolError, match=rf"vlp-flows\[{kind}\]"):
+        launch(params(tmp_path, launcher=kind), Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+
+
+@pytest.mark.parametrize("key", ["image", "volume"])
+def test_kubeflow_needs_an_image_and_a_volume(tmp_path: Path, key: str) -> None:
+    pytest.importorskip("kubeflow")
+    made = params(tmp_path, launcher="kubeflow")
+    given = {"image": "example.org/vlp:1", "volume": "project", key: ""}
+    kubeflow = dataclasses.replace(made.launchers.kubeflow, **given)
+    made = dataclasses.replace(made, launchers=dataclasses.replace(made.launchers, kubeflow=kubeflow))
+    with pytest.raises(LaunchError, match=rf"needs `launchers\.kubeflow\.{key}`"):
+        launch(made, Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+
+
+def test_slurm_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="are you indeed on a slurm cluster"):
+        launch(params(tmp_path, launcher="slurm"), Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="on a file system that all nodes see, under the same path"):
+        node.run_node(tmp_path / "elsewhere", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"package": {"package": "vlp-flows", "version": "9.9", "code": "f" * 64}}, r"version .* instead of 9\.9"),
+        ({"gpu": True, "devices": 64}, r"has \d+ GPUs; `trainer\.devices: 64`"),
+    ],
+    ids=["another version", "too few GPUs"],
+)
+def test_a_node_that_cannot_take_part_ends_the_training(wanted: Launch, change: dict[str, Any], message: str) -> None:
+    write_json(wanted.folder / LAUNCH, dataclasses.asdict(wanted) | change)
+    assert node.run_node(wanted.folder, 0) == 0
+    with pytest.raises(LaunchError, match=rf"pretrain@tden: .*{message}"):
+        seam._exit_code(wanted, "ended")
+
+
+def test_a_lost_node_is_named_with_its_last_lines(wanted: Launch) -> None:
+    for host, age in (("good", 0), ("bad", 90)):
+        alive = wanted.folder / f"node-{len(host)}-{host}.alive"
+        alive.touch()
+        os.utime(alive, (time.time() - age,) * 2)
+        alive.with_suffix(".log").write_text(f"last words of {host}\n")
+    with pytest.raises(LaunchError, match=r"(?s)first silent node: bad, .*run again to resume.*last words of bad"):
+        seam._exit_code(wanted, "SLURM job 7: NODE_FAIL")
+
+
+def test_a_job_that_wrote_nothing_points_to_the_file_system(wanted: Launch) -> None:
+    with pytest.raises(LaunchError, match=r"ended before any node wrote .*\(SLURM job 7: FAILED\).*all nodes see"):
+        seam._exit_code(wanted, "SLURM job 7: FAILED")
+
+
+def test_a_stop_before_the_start_is_no_error_of_the_engine(wanted: Launch) -> None:
+    (wanted.folder / STOP).touch()
+    with pytest.raises(Terminated):
+        seam._exit_code(wanted, "stopped while it waited")
+
+
+@pytest.mark.parametrize(
+    ("code", "lost", "before", "exit_code", "outcome"),
+    [
+        (0, False, None, 0, 0),
+        (2, False, None, 0, 2),
+        (75, False, None, 0, 75),
+        (75, True, 3, 0, 3),
+        (75, True, None, 1, None),
+        (worker.KILLED, False, None, 1, None),
+    ],
+    ids=["done", "refused", "stopped", "lost after an error", "lost", "killed by torchrun"],
+)
+def test_torchrun_starts_again_only_what_that_helps(
+    wanted: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    lost: bool,
+    before: int | None,
+    exit_code: int,
+    outcome: int | None,
+) -> None:
+    monkeypatch.setattr(worker, "WAIT", 0.0)
+    if before is not None:
+        write_outcome(wanted.folder, "other", before)
+    assert worker.finish(wanted.folder, code, lost=lost) == exit_code
+    file = wanted.folder / OUTCOME
+    assert (json.loads(file.read_text())["code"] if file.exists() else None) == outcome
