@@ -34,9 +34,10 @@ def test_linter_finds_nothing_here_and_finds_an_injected_problem(tmp_path: Path)
 def test_image_is_not_root_holds_no_secret_and_installs_by_hash() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     assert re.findall(r"^USER (\S+)", text, re.M) == ["1000:1000"]
-    assert text.count("--require-hashes") == len(re.findall(r"pip install", text)) == 2
+    assert text.count("--require-hashes") == len(re.findall(r"pip install", text)) == 3
     copied = re.findall(r"^COPY (?:--\S+ )*(.+) \S+$", text, re.M)
-    assert sorted(" ".join(copied).split()) == ["deploy/vlp", "requirements-uv.lock", "requirements.lock"]
+    locks = ["requirements-cluster.lock", "requirements-uv.lock", "requirements.lock"]
+    assert sorted(" ".join(copied).split()) == ["deploy/vlp", *locks]
     allowed = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"]
     assert sorted(allowed) == sorted(" ".join(copied).split())
 

@@ -16,7 +16,8 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="not ins
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
 VERSION = "1.33"
 TEMPLATE = json.loads((FOLDER / "job-template.json").read_text())
-DEPLOYMENTS = yaml.safe_load((FOLDER / "prefect.yaml").read_text())["deployments"]
+PREFECT = yaml.safe_load((FOLDER / "prefect.yaml").read_text())
+DEPLOYMENTS, POOLS = PREFECT["deployments"], PREFECT["definitions"]
 
 
 def job(variables: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def job(variables: dict[str, Any]) -> dict[str, Any]:
 
 def jobs() -> list[Any]:
     pools = {f"{d['name']} {d['entrypoint'].partition(':')[2]}": d["work_pool"]["job_variables"] for d in DEPLOYMENTS}
+    pools |= {name: pool["job_variables"] for name, pool in POOLS.items()}
     return [pytest.param(variables, id=name) for name, variables in pools.items()]
 
 
@@ -46,7 +48,9 @@ def test_job_is_valid_and_restricted(variables: dict[str, Any]) -> None:
     pod = manifest["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod["automountServiceAccountToken"] is False
+    launching = variables == POOLS["launching"]["job_variables"]
+    assert pod["automountServiceAccountToken"] is launching
+    assert pod["serviceAccountName"] == ("vlp-launcher" if launching else "default")
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     for volume in pod["volumes"]:
         assert set(volume) & {"persistentVolumeClaim", "emptyDir"}, "nothing of the node"
@@ -76,6 +80,25 @@ def test_workspace_objects_are_valid() -> None:
         objects[1]["metadata"]["name"]
         == job({"image": "x"})["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
     )
+
+
+def test_rights_to_create_train_jobs_are_valid_and_no_others() -> None:
+    objects = list(yaml.safe_load_all((FOLDER / "trainjobs.yaml").read_text()))
+    for item in objects:
+        kubernetes_validate.validate(item, VERSION, strict=True)
+    rules = [rule for item in objects for rule in item.get("rules", ())]
+    changing = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    changing = {(resource, verb) for resource, verb in changing if verb not in ("get", "list")}
+    assert changing == {("trainjobs", "create"), ("trainjobs", "delete")}
+
+
+def test_pods_of_the_ray_cluster_are_valid_and_have_the_locked_version() -> None:
+    spec = yaml.safe_load((FOLDER / "ray.yaml").read_text())["spec"]
+    locked = (FOLDER.parent.parent / "requirements-cluster.lock").read_text()
+    assert f"ray=={spec['rayVersion']} " in locked.replace("ray[client,train]", "ray")
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, "spec": group["template"]["spec"]}
+        kubernetes_validate.validate(pod, VERSION, strict=True)
 
 
 def test_secrets_reach_the_container_by_reference() -> None:
