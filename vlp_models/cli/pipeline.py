@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -19,8 +18,6 @@ from vlp_models.errors import ParamsError, TrackingError, VLPError
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import Params
-
-ON_CLUSTER = ("features", "shards")
 
 
 def run(
@@ -191,7 +188,7 @@ def _every_stage() -> list[tuple[str, str]]:
 
 
 def run_stage(name: str, key: str, params_file: str) -> None:
-    """Run one stage; features and shards on the cluster of params.yaml, if it names one (flows/cluster.py).
+    """Run one stage.
 
     Raises:
         ParamsError: no such stage, or its params were edited while it ran, so that DVC would record the new ones.
@@ -214,14 +211,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
         check_own_record(workspace.root)
     unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
     with guarded(workspace, f"{name}@{key}" if key else name), unchanged as params:
-        if name in ON_CLUSTER and params.cluster.address:
-            # A subprocess, because imports point down: `cli` does not import `flows`.
-            command = [sys.executable, "-m", "vlp_models.flows.cluster", name, "--params", params_file]
-            code = subprocess.run(command).returncode
-            if code:
-                raise SystemExit(code)
-        else:
-            importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
+        importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
 
 
 def write_plan() -> bool:

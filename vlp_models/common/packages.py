@@ -240,7 +240,7 @@ def own_record(root: Path) -> dict[Path, str]:
     file = root / OWN_RECORD
     if holds_own_code(root):
         return {}
-    running = _describe_own()
+    running = describe_own()
     return {} if _read_record(file) == running else {file: to_json(running)}
 
 
@@ -261,7 +261,8 @@ def check_own_record(root: Path) -> None:
         raise DataError(f"{OWN_RECORD}: {change}; run `vlp plan`, which lists what becomes stale")
 
 
-def _describe_own() -> dict[str, str]:
+def describe_own() -> dict[str, str]:
+    """Return name, version and code hash of the package that is running."""
     root, digest = Path(__file__).parents[1], sha256()
     for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
         digest.update(f"{hash_file(path)}  {path.relative_to(root).as_posix()}\n".encode())
