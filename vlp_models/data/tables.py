@@ -236,26 +236,16 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the rows of files of one schema, `size` at a time; the last batch may be smaller."""
-
-    def pieces() -> Iterator[pa.Table]:
-        for path in paths:
-            with _damage_errors(path), open_parquet(path) as file:
-                for batch in file.iter_batches(batch_size=size, columns=None if columns is None else list(columns)):
-                    yield pa.Table.from_batches([batch])
-
-    yield from in_batches(pieces(), size)
-
-
-def in_batches(pieces: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
-    """Yield the rows of tables of one schema, `size` at a time; the last batch may be smaller."""
     held: list[pa.Table] = []
     count = 0
-    for piece in pieces:
-        held.append(piece)
-        count += len(piece)
-        while count >= size:
-            table = pa.concat_tables(held)
-            yield table.slice(0, size)
-            held, count = [table.slice(size)], count - size
+    for path in paths:
+        with _damage_errors(path), open_parquet(path) as file:
+            for batch in file.iter_batches(batch_size=size, columns=None if columns is None else list(columns)):
+                held.append(pa.Table.from_batches([batch]))
+                count += len(batch)
+                while count >= size:
+                    table = pa.concat_tables(held)
+                    yield table.slice(0, size)
+                    held, count = [table.slice(size)], count - size
     if count:
         yield pa.concat_tables(held)

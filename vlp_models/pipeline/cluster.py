@@ -268,8 +268,8 @@ def _check_answers(address: str) -> None:
         ParamsError: it does not.
     """
     name = f"params.yaml: `cluster.address: {address}`"
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and "/" not in host and port.isdecimal() and int(port) < 1 << 16):
         raise ParamsError(f"{name}: expected auto, HOST:PORT or ray://HOST:PORT, e.g. ray://head:10001")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()

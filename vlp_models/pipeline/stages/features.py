@@ -30,7 +30,7 @@ from vlp_models.common.workspace import Workspace, fingerprint, record_timing, r
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureCache, cache_features
 from vlp_models.data.joins import Database
-from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, in_batches, read_batches, read_table, write_table
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches, read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
 from vlp_models.pipeline.cluster import cluster_mapper
@@ -234,9 +234,13 @@ class _Images:
 
     def missing(self, finished: ChunkNumbers) -> Iterator[Chunk]:
         """Yield the chunks that are not finished."""
-        for number, table in enumerate(in_batches(self._sorted(), storage.CHUNK_IMAGES)):
+        pieces, rows = self._sorted(), SCHEMAS["images"].empty_table()
+        for number in range(self.chunks):
+            while len(rows) < storage.CHUNK_IMAGES and (piece := next(pieces, None)) is not None:
+                rows = pa.concat_tables([rows, piece])
             if number not in finished:
-                yield number, table.to_pylist()
+                yield number, rows.slice(0, storage.CHUNK_IMAGES).to_pylist()
+            rows = rows.slice(storage.CHUNK_IMAGES)
 
     def images_in(self, finished: ChunkNumbers) -> int:
         """Return how many images the finished chunks have."""

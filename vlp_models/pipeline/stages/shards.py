@@ -133,6 +133,9 @@ class _Parts:
     def __init__(self, work: Path, split: str, count: int, texts: list[Path]) -> None:
         self._work, self._split, self._count, self._texts = work, split, count, texts
 
+    def __len__(self) -> int:
+        return self._count + len(self._texts)
+
     def __iter__(self) -> Iterator[Path]:
         yield from (self._work / part_name(self._split, number) for number in range(self._count))
         yield from self._texts
