@@ -238,7 +238,7 @@ def test_a_worker_with_other_code_is_an_error(
 def test_a_folder_that_is_not_shared_is_an_error(
     cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlp_models.pipeline.cluster.write_text", lambda path, text: None)  # only this machine sees it
+    monkeypatch.setattr("vlp_models.pipeline.cluster.write_text", lambda path, text: None)  # as on another machine
     for root, words in ((tmp_path, "another folder"), (tmp_path / "absent", "no folder")):
         with pytest.raises(ParamsError, match=rf"{NODE} has {words} at {root}; mount the project's folder"):
             list(RayMapper(cluster.address, root).map(double, [1]))

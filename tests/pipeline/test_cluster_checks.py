@@ -94,7 +94,7 @@ def test_a_server_that_is_not_rays_is_an_error_within_seconds(monkeypatch: pytes
     ],
     ids=["no package", "an older one"],
 )
-def test_a_worker_without_this_package_says_so(tmp_path: Path, package: str, words: str) -> None:
+def test_a_worker_without_this_package_is_an_error(tmp_path: Path, package: str, words: str) -> None:
     """The task is sent as code: it runs in a Python that cannot import this project."""
     import cloudpickle
 
@@ -194,7 +194,11 @@ def test_features_of_cpus_and_gpus_are_never_mixed(tmp_path: Path, monkeypatch: 
     ):
         on(gpus=0.5, accelerator="cpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # as on a driver with a GPU that is not used
+    opened: list[str] = []
+    open_source = features._open
+    monkeypatch.setattr(features, "_open", lambda *a, **k: opened.append(str(a)) or open_source(*a, **k))
     on(gpus=0)
+    assert len(opened) == 2  # once by the stage and once by the worker, which makes three chunks
     assert hash_path(workspace.features) == alone
     works = [path.name for path in (tmp_path / ".work" / "features").iterdir() if path.name != "kept"]
     assert len(works) == 1  # what is left of the attempt with GPUs

@@ -170,7 +170,7 @@ class _Nodes:
         """Wait a while for a node that fits a worker.
 
         Raises:
-            ParamsError: there is none.
+            ParamsError: no node does in time.
         """
         deadline = time.monotonic() + NODES_SECONDS
         while not self.slots:
