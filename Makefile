@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-photographs test-sinks test-long faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
+.PHONY: help install demo nlvr flickr8k check test test-photographs test-sinks test-long test-cluster faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
@@ -30,6 +30,7 @@ help:
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-sinks  training curves in the real W&B (offline) and Trackio (local)"
 	@echo "make test-long  the tests that take minutes each"
+	@echo "make test-cluster  the data stages on a Ray cluster on loopback (about 5 minutes, on an idle machine)"
 	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md (one to two hours)"
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"
@@ -86,7 +87,12 @@ test-sinks: install
 
 test-long: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
-	@python -m pytest -m long tests
+	@python -m pytest -m "long and not cluster" tests
+
+# Clusters on loopback, which start badly on a busy machine: one test at a time.
+test-cluster: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-cluster.lock
+	@python -m pytest -m cluster tests
 
 faults: install
 	@python tests/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)

@@ -112,6 +112,12 @@ real=$(type -ap aws | grep -v /.venv/bin/ | head -1)
 test "$real" || { echo "the AWS CLI is not installed: not run"; exit 0; }
 exec "$real" "$@"
 """,
+    # No cluster is started: the options are checked, if Ray is installed.
+    "ray": r"""
+REAL/python -c "import ray" 2> /dev/null || { echo "Ray is not installed: not run"; exit 0; }
+test "$1" = start || { echo "ray $*: not expected"; exit 1; }
+exec REAL/python -c "import sys; from ray.scripts.scripts import start; start.make_context('start', sys.argv[2:])" "$@"
+""",
     # Without a SLURM cluster: the script is valid, and its last line works as a single task.
     "sbatch": r"""
 real=$(type -ap sbatch | grep -v /.venv/bin/ | head -1)

@@ -40,7 +40,7 @@ def test_pushed_data_can_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     (here / "data" / "shards").mkdir(parents=True)
     for number in range(3):
-        (here / "data" / "shards" / f"train-{number:05d}.tar").write_bytes(bytes([number]) * 2000)
+        (here / "data" / "shards" / f"train-{number:08d}.tar").write_bytes(bytes([number]) * 2000)
     (here / "dvc.yaml").write_text("stages:\n  shards:\n    cmd: python -c ''\n    outs: [data/shards]\n")
     with s3_server() as server:
         credentials(monkeypatch, server, tmp_path)

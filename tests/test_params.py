@@ -55,6 +55,8 @@ def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
         ("promotion.split", "tset"),
         ("evaluate.splits", ["x;y"]),
         ("cluster.workers", -1),
+        ("cluster.cpus", 0),
+        ("cluster.gpus", 2),
         ("tracking.model_prefix", "a'b"),
         ("tracking.experiment", ""),
     ],

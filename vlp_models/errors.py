@@ -51,7 +51,7 @@ class NonFiniteLossError(VLPError):
 
 
 class ProcessLostError(VLPError):
-    """Another process of a distributed training has exited. A rerun resumes from the last checkpoint."""
+    """Another process of a distributed training, or of a cluster, is gone. A rerun resumes what is finished."""
 
     exit_code = 75
 

@@ -48,8 +48,8 @@ def test_invalid_regions_are_neither_read_nor_written(
 ) -> None:
     bad = changed(regions(1, 2), name, value)
     data = safetensors.numpy.save({field.name: getattr(bad, field.name) for field in dataclasses.fields(bad)})
-    with pytest.raises(DataError, match=rf"train-00000.tar: x: not a valid .regions.safetensors: {words}"):
-        decode(REGIONS, data, where="train-00000.tar: x")
+    with pytest.raises(DataError, match=rf"train-00000000.tar: x: not a valid .regions.safetensors: {words}"):
+        decode(REGIONS, data, where="train-00000000.tar: x")
     hostile = dataclasses.replace(record(1), regions=bad)
     with pytest.raises(DataError, match=rf"image scenes/001.a b: {words}"):
         build_shards(train=[hostile])

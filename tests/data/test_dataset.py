@@ -83,8 +83,8 @@ def test_manifest(shards: Path) -> None:
 
 def test_missing_parts_are_named(shards: Path, build_shards: Build, record: Record) -> None:
     dataset = ShardDataset(shards, "train", "captions")
-    (shards / "train-00000.tar").unlink()
-    with pytest.raises(DataError, match=r"train-00000\.tar: no such shard"):
+    (shards / "train-00000000.tar").unlink()
+    with pytest.raises(DataError, match=r"train-00000000\.tar: no such shard"):
         dataset[0]
     with pytest.raises(DataError, match="have no pixels"):
         ShardDataset(build_shards("bare", train=[record(1)]), "train", "images", pixels=True)

@@ -38,7 +38,11 @@ def write_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes], format: int =
 def test_shards_round_trip(build_shards: Build, record: Record) -> None:
     records = [record(i, pixels=True) for i in range(7)]
     directory = build_shards(train=records)
-    assert sorted(p.name for p in directory.glob("*.tar")) == ["train-00000.tar", "train-00001.tar", "train-00002.tar"]
+    assert sorted(p.name for p in directory.glob("*.tar")) == [
+        "train-00000000.tar",
+        "train-00000001.tar",
+        "train-00000002.tar",
+    ]
     found = [item for tar in sorted(directory.glob("*.tar")) for item in read_shard(tar)]
     assert [value["json"]["image_id"] for _, value in found] == [r.image_id for r in records]
     for (key, value), wanted in zip(found, records, strict=True):
@@ -76,7 +80,7 @@ def test_webdataset_reads_shards_in_secure_mode(build_shards: Build, record: Rec
 def test_index_has_member_offsets(build_shards: Build, record: Record) -> None:
     directory = build_shards(train=[record(i) for i in range(7)])
     index = pq.read_table(directory / "index-train.parquet").to_pylist()
-    members = {n: {m.name: m for m in check_tar(directory / f"train-{n:05d}.tar")} for n in range(3)}
+    members = {n: {m.name: m for m in check_tar(directory / f"train-{n:08d}.tar")} for n in range(3)}
     for row in index:
         member = members[row["shard"]][f"{row['key']}.regions.safetensors"]
         assert (row["regions_offset"], row["regions_size"]) == (member.offset, member.size)
@@ -124,10 +128,10 @@ def info(name: str, type: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.Ta
 )
 def test_forbidden_members_are_refused(member: tarfile.TarInfo, reason: str, tmp_path: Path) -> None:
     good = (info("good.json"), b"{}")
-    path = write_tar(tmp_path / "train-00000.tar", good, (member, b"x"), format=tarfile.GNU_FORMAT)
+    path = write_tar(tmp_path / "train-00000000.tar", good, (member, b"x"), format=tarfile.GNU_FORMAT)
     with pytest.raises(DataError, match=reason):
         list(read_shard(path))
-    assert [p.name for p in tmp_path.iterdir()] == ["train-00000.tar"]
+    assert [p.name for p in tmp_path.iterdir()] == ["train-00000000.tar"]
 
 
 def test_pax_headers_are_refused(tmp_path: Path) -> None:
@@ -154,9 +158,9 @@ def test_duplicate_name_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 100, 700, 1024])
 def test_truncated_archive_is_refused(keep: int, build_shards: Build, record: Record) -> None:
-    path = build_shards(train=[record(1)]) / "train-00000.tar"
+    path = build_shards(train=[record(1)]) / "train-00000000.tar"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"train-00000.tar: (no tar header|truncated).*again"):
+    with pytest.raises(DataError, match=r"train-00000000.tar: (no tar header|truncated).*again"):
         check_tar(path)
 
 
@@ -196,7 +200,7 @@ def test_an_image_bomb_is_refused(tmp_path: Path) -> None:
 
 def test_a_wrong_index_is_noticed(build_shards: Build, record: Record) -> None:
     directory = build_shards(train=[record(1), record(2)])
-    path = directory / "train-00000.tar"
+    path = directory / "train-00000000.tar"
     member = check_tar(path)[1]
     assert read_member(path, member.name, member.offset, member.size)
     for name, offset, size in (

@@ -149,7 +149,7 @@ def test_unresponsive_server_is_retried(server: Server, shards: Path, remote: St
     dataset = ShardDataset(shards, "train", "captions", stream=replace(remote, timeout_seconds=1.0))
     server.stop()
     try:
-        with pytest.raises(DataError, match=r"train-00000\.tar: the store did not respond for 1 s.*to resume"):
+        with pytest.raises(DataError, match=r"train-00000000\.tar: the store did not respond for 1 s.*to resume"):
             dataset[0]
     finally:
         server.start()
@@ -157,19 +157,21 @@ def test_unresponsive_server_is_retried(server: Server, shards: Path, remote: St
 
 @pytest.mark.slow
 def test_truncated_shard_is_retried_and_then_named(server: Server, shards: Path, remote: StreamParams) -> None:
-    key = f"{remote.address.removeprefix(f's3://{BUCKET}/')}/train-00001.tar"
-    whole = (shards / "train-00001.tar").read_bytes()
+    key = f"{remote.address.removeprefix(f's3://{BUCKET}/')}/train-00000001.tar"
+    whole = (shards / "train-00000001.tar").read_bytes()
     plain = ShardDataset(shards, "train", "captions")[7]
     dataset = ShardDataset(shards, "train", "captions", stream=replace(remote, retry_seconds=0.5))
     server.client.put_object(Bucket=BUCKET, Key=key, Body=whole[:3000])
-    with pytest.raises(DataError, match=r"train-00001\.tar: truncated: [\d,]+ of [\d,]+ bytes .* 3 times; upload this"):
+    with pytest.raises(
+        DataError, match=r"train-00000001\.tar: truncated: [\d,]+ of [\d,]+ bytes .* 3 times; upload this"
+    ):
         dataset[7]
     heal = threading.Timer(0.3, server.client.put_object, kwargs={"Bucket": BUCKET, "Key": key, "Body": whole})
     heal.start()
     assert as_tuples([dataset[7]]) == as_tuples([plain])
     server.client.put_object(Bucket=BUCKET, Key=key, Body=bytes(len(whole)))
     dataset = ShardDataset(shards, "train", "captions", stream=remote)
-    with pytest.raises(DataError, match=r"train-00001\.tar: .*upload this shard again"):
+    with pytest.raises(DataError, match=r"train-00000001\.tar: .*upload this shard again"):
         dataset[7]
 
 
@@ -181,7 +183,7 @@ def test_interrupted_read_is_retried(
     """S3's client asks five times by itself, and then the store does."""
     wanted = [as_tuples(batch) for batch in loader_of(shards, remote)]
     loader = loader_of(shards, remote)
-    with server.dropping("train-00001.tar", after=1000, times=times) as asked:
+    with server.dropping("train-00000001.tar", after=1000, times=times) as asked:
         assert [as_tuples(batch) for batch in loader] == wanted
     assert len(asked) == times + 1
     assert ("the store does not respond" in capsys.readouterr().err) == (times > 5)
@@ -216,8 +218,8 @@ def test_denied_missing_and_different_shards_are_named(
 
     prefix = remote.address.removeprefix(f"s3://{BUCKET}/")
     dataset = ShardDataset(shards, "train", "captions", stream=remote)
-    server.client.delete_object(Bucket=BUCKET, Key=f"{prefix}/train-00002.tar")
-    with pytest.raises(DataError, match=rf"no such s3 bucket {BUCKET}, key {prefix}/train-00002\.tar; upload"):
+    server.client.delete_object(Bucket=BUCKET, Key=f"{prefix}/train-00000002.tar")
+    with pytest.raises(DataError, match=rf"no such s3 bucket {BUCKET}, key {prefix}/train-00000002\.tar; upload"):
         dataset[14]
     monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
     monkeypatch.setattr(ActionAuthenticatorMixin, "request_count", 0)

@@ -210,7 +210,7 @@ def test_damaged_chunk_is_reported(workspace: Workspace) -> None:
     run(params_with(features=LENIENT), workspace)
     chunk = workspace.features / storage.chunk_name(0)
     chunk.write_bytes(chunk.read_bytes()[:-10])
-    with pytest.raises(DataError, match=r"features-00000\.safetensors: missing or damaged"):
+    with pytest.raises(DataError, match=r"features-00000000\.safetensors: missing or damaged"):
         FeatureStore(workspace.features).get("drawn/0")
 
 

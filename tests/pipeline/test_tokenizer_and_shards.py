@@ -138,7 +138,7 @@ def test_shards_store_every_row_with_its_image(workspace: Workspace, params: Par
         "shards": 2,
     }
     assert (manifest["detector_id"], manifest["feature_dim"], manifest["num_classes"]) == ("abc", 4, 2)
-    _, first = next(read_shard(workspace.shards / "train-00000.tar"))
+    _, first = next(read_shard(workspace.shards / "train-00000000.tar"))
     assert first["json"]["width"] == 20 and [c["id"] for c in first["json"]["captions"]] == ["scenes/0#0", "scenes/0#1"]
 
 
@@ -157,7 +157,10 @@ def test_pixel_models_need_no_features(workspace: Workspace, params: Params) -> 
     dataset = ShardDataset(workspace.shards, "train", "captions", **reader.flags)
     batch = reader.collate([dataset[i] for i in range(len(dataset))])
     assert len(batch.image) == 6 and batch.image.pixels_B3HW[0, 0].min() > batch.image.pixels_B3HW[0, 1].max()  # red
-    assert {name for _, value in read_shard(workspace.shards / "train-00000.tar") for name in value} == {"json", "png"}
+    assert {name for _, value in read_shard(workspace.shards / "train-00000000.tar") for name in value} == {
+        "json",
+        "png",
+    }
     with pytest.raises(DataError, match=r"the shards have no regions; .*`dvc repro shards`"):
         ShardDataset(workspace.shards, "train", "captions")
     with pytest.raises(DataError, match="dvc repro features"):

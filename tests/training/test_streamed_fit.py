@@ -134,12 +134,12 @@ def test_truncated_shard_stops_the_run_and_resumes_once_fixed(
 ) -> None:
     """An epoch never has fewer pairs in silence."""
     toy, work = toy_of(root), tmp_path / "work"
-    key = f"{remote['address'].removeprefix(f's3://{BUCKET}/')}/train-00001.tar"
-    whole = (root / "shards" / "train-00001.tar").read_bytes()
+    key = f"{remote['address'].removeprefix(f's3://{BUCKET}/')}/train-00000001.tar"
+    whole = (root / "shards" / "train-00000001.tar").read_bytes()
     with pytest.raises(InterruptedError):
         toy.fit(work, stream=remote, tracker=KilledAt(work, 2))
     server.client.put_object(Bucket=BUCKET, Key=key, Body=whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"train-00001\.tar: truncated: .* 3 times; upload this shard again"):
+    with pytest.raises(DataError, match=r"train-00000001\.tar: truncated: .* 3 times; upload this shard again"):
         toy.fit(work, stream=remote)
     server.client.put_object(Bucket=BUCKET, Key=key, Body=whole)
     model, done = toy.fit(work, stream=remote)
@@ -153,7 +153,7 @@ def test_denied_access_names_the_key_and_leaves_no_partial_output(
     """Denied at the start, and at validation after an epoch; once permitted, training resumes from there."""
     params, workspace = write_workspace(tmp_path, trainer={"stream": remote}), Workspace(tmp_path)
     published, prefix = workspace.checkpoint("pretrain/tden"), remote["address"].removeprefix(f"s3://{BUCKET}/")
-    for name, saved in (("manifest.json", []), ("val-00000.tar", [2, 4])):
+    for name, saved in (("manifest.json", []), ("val-00000000.tar", [2, 4])):
         with server.denying(f"*/{name}"), pytest.raises(DataError) as caught:
             pretrain.run(params, workspace, "tden")
         assert f"access denied to s3 bucket {BUCKET}, key {prefix}/{name} (" in str(caught.value)

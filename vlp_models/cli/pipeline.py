@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import Params
 
-ON_CLUSTER = ("features", "shards")
 LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
 LAUNCHED = "VLP_LAUNCHED"  # environment variable of the processes that a launcher has started (cli/worker.py)
 
@@ -207,7 +205,7 @@ def _every_stage() -> list[tuple[str, str]]:
 
 
 def run_stage(name: str, key: str, params_file: str) -> None:
-    """Run one stage; features and shards on the cluster of params.yaml, if it names one (flows/cluster.py).
+    """Run one stage.
 
     Raises:
         ParamsError: no such stage, or its params were edited while it ran, so that DVC would record the new ones.
@@ -231,13 +229,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
     launching = name in LAUNCHED_STAGES and params.trainer.launcher != "local" and LAUNCHED not in os.environ
     with guarded(workspace, f"{name}@{key}" if key else name, launching=launching), unchanged as params:
-        if name in ON_CLUSTER and params.cluster.address:
-            # A subprocess, because imports point down: `cli` does not import `flows`.
-            command = [sys.executable, "-m", "vlp_models.flows.cluster", name, "--params", params_file]
-            code = subprocess.run(command).returncode
-            if code:
-                raise SystemExit(code)
-        elif launching:
+        if launching:
             from vlp_models.pipeline.launchers.launch import launch
 
             if code := launch(params, workspace, name, key, params_file):

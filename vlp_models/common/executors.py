@@ -1,4 +1,4 @@
-"""Executors: run a stage's chunks in this process, in a pool of processes, or on a cluster (flows/cluster.py).
+"""Executors: run a stage's chunks in this process, in a pool of processes, or on a cluster (pipeline/cluster.py).
 
 A chunk is a module's function and plain data. It reads and writes files that all machines share; its output is either
 complete or absent.
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vlp_models.common.log import configure_logging
@@ -65,6 +66,41 @@ def bounded_results(submit: Callable[[Item], Any], items: Iterable[Item], limit:
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()
+
+
+class ChunkNumbers:
+    """A set of the numbers 0 to `size` - 1 that holds one bit for each."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._bits = bytearray((size + 7) // 8)
+        self._count = 0
+
+    @staticmethod
+    def listed(directory: Path, size: int, prefix: str, suffix: str = "") -> ChunkNumbers:
+        """Return the numbers of the chunks in `directory`, named PREFIX, number, SUFFIX. Lists the folder once."""
+        found = ChunkNumbers(size)
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                number = entry.name.removeprefix(prefix).removesuffix(suffix)
+                if number.isdecimal() and entry.name == f"{prefix}{number}{suffix}":
+                    found.add(int(number))
+        return found
+
+    def add(self, number: int) -> None:
+        if number < self._size and number not in self:
+            self._bits[number // 8] |= 1 << number % 8
+            self._count += 1
+
+    def __contains__(self, number: int) -> bool:
+        return bool(self._bits[number // 8] & 1 << number % 8)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the numbers in order."""
+        return (number for number in range(self._size) if number in self)
 
 
 def start_worker() -> None:

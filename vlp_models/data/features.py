@@ -36,7 +36,8 @@ _IMAGES = "images"  # the only header entry: safetensors does not keep the order
 
 
 def chunk_name(number: int) -> str:
-    return f"features-{number:05d}.safetensors"
+    """Return a chunk's file name. Eight digits: names sort like numbers up to 100 million chunks."""
+    return f"features-{number:08d}.safetensors"
 
 
 def write_chunk(directory: Path, number: int, images: Sequence[tuple[str, RegionArrays]]) -> Path:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Split, Word
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, Split, Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,18 +215,24 @@ class PromotionParams:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterParams:
-    """Who computes features and shards: local processes, or a running Dask or Ray cluster (flows/cluster.py).
+    """Where the chunks of `prepare`, `validate`, `features` and `shards` run: this machine, or a running Ray cluster.
 
     The machines of a cluster have the project folder at the same path and this package installed.
 
-    address  e.g. tcp://scheduler:8786 (dask) or ray://head:10001 (ray); empty: local processes
-    workers  with an address, the number of chunks in progress at once. Without one, the number of processes; 0: one per
-             CPU for features, one for shards, which are bound by the disk
+    address  auto, HOST:PORT (of the head, from a machine of the cluster) or ray://HOST:PORT (of its client server, from
+             any machine); empty: local processes
+    workers  with an address, the number of chunks in progress at once; 0: as many as fit the cluster's CPUs or GPUs.
+             Without one, the number of processes; 0: one per CPU for features, one for shards, which are bound by the
+             disk
+    cpus     reserved for each worker
+    gpus     reserved for each worker of `features` with a detector or backbone, 0 to 1: workers share a GPU below 1; 0:
+             features are computed on CPUs
     """
 
-    kind: Literal["dask", "ray"] = "dask"
     address: str = ""
     workers: NonNegativeInt = 0
+    cpus: PositiveInt = 1
+    gpus: Share = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ def _shards(folder: Path) -> Path:
 def _shard(folder: Path) -> Prepared:
     from shard_files import read_shard
 
-    path = _shards(folder) / "train-00000.tar"
+    path = _shards(folder) / "train-00000000.tar"
 
     def read() -> None:
         for _ in read_shard(path):
@@ -106,7 +106,7 @@ def _regions(folder: Path) -> Prepared:
 
     from vlp_models.data.shards.archive import REGIONS, decode, encode_regions
 
-    first = next(iter(read_shard(_shards(folder) / "train-00000.tar")))[1][REGIONS]
+    first = next(iter(read_shard(_shards(folder) / "train-00000000.tar")))[1][REGIONS]
     return (lambda data: decode(REGIONS, data, where="a shard")), encode_regions(first)
 
 
@@ -117,7 +117,7 @@ def _feature_chunk(name: str) -> Callable[[Path], Prepared]:
         from vlp_models.data.features import FeatureStore, read_listing, write_chunk, write_index
         from vlp_models.data.shards.archive import REGIONS
 
-        found = [(key, value[REGIONS]) for key, value in read_shard(_shards(folder) / "train-00000.tar")]
+        found = [(key, value[REGIONS]) for key, value in read_shard(_shards(folder) / "train-00000000.tar")]
         directory = folder / "features"
         directory.mkdir()
         write_chunk(directory, 0, found)
@@ -125,7 +125,7 @@ def _feature_chunk(name: str) -> Callable[[Path], Prepared]:
         (directory / "manifest.json").write_text(json.dumps({"detector_id": "toy", "feature_dim": 6, "classes": []}))
 
         def read() -> None:
-            read_listing(directory / "features-00000.safetensors")
+            read_listing(directory / "features-00000000.safetensors")
             store = FeatureStore(directory)
             for key, _ in found:
                 if key in store:
@@ -143,6 +143,6 @@ TARGETS = (
     Target("shard-index", "parquet", _index, share=0.4),
     Target("shard-manifest", "json", _shards_manifest, {"long": b'{"feature_dim": ' + b"9" * 5000 + b"}"}),
     Target("shard-regions", "safetensors", _regions),
-    Target("feature-chunk", "safetensors", _feature_chunk("features-00000.safetensors")),
+    Target("feature-chunk", "safetensors", _feature_chunk("features-00000000.safetensors")),
     Target("feature-index", "parquet", _feature_chunk("index.parquet")),
 )

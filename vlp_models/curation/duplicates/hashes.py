@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from vlp_models.common.executors import bounded_results, start_worker
+from vlp_models.common.executors import LocalMapper, Mapper
 from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint_image, perceptual_hash
 from vlp_models.data.images import (
     FORMATS,
@@ -128,27 +127,24 @@ def stored_name(hashes: ImageHashes) -> str:
     return f"images/{digest[:2]}/{digest}{EXTENSIONS[hashes.format]}"
 
 
-def hash_all(items: Iterable[Item], job: HashJob, processes: int) -> Iterator[tuple[int, ImageHashes | ImageError]]:
+def hash_all(
+    items: Iterable[Item], job: HashJob, processes: int, mapper: Mapper | None = None
+) -> Iterator[tuple[int, ImageHashes | ImageError]]:
     """Yield (number, hashes or error) of each image, in the order given, with bounded memory.
 
-    Worker processes exit with their parent.
+    Args:
+        mapper: executes the chunks; default: `processes` of this machine. A few images are hashed in this process.
     """
     stream = iter(items)
     first = list(islice(stream, SERIAL_LIMIT))
     stream = chain(first, stream)
     chunks = iter(lambda: list(islice(stream, CHUNK)), [])
-    if processes <= 1 or len(first) < SERIAL_LIMIT:
-        for chunk in chunks:
-            yield from _hash_chunk(chunk, job)
-        return
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks that the parent's threads hold
-    with ProcessPoolExecutor(processes, context, initializer=start_worker) as pool:
-        try:
-            for found in bounded_results(lambda chunk: pool.submit(_hash_chunk, chunk, job), chunks, 4 * processes):
-                yield from found
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    if len(first) < SERIAL_LIMIT:
+        mapper = LocalMapper(1)
+    elif mapper is None:
+        mapper = LocalMapper(max(1, processes))
+    for found in mapper.map(partial(_hash_chunk, job=job), chunks):
+        yield from found
 
 
 def _hash_chunk(chunk: list[Item], job: HashJob) -> list[tuple[int, ImageHashes | ImageError]]:

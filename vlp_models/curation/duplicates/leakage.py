@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import track
 
-from vlp_models.common.executors import LocalMapper
+from vlp_models.common.executors import LocalMapper, Mapper
 from vlp_models.common.words import split_words
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import ImageHashes
@@ -95,6 +95,7 @@ def find_leaks(
     rules: NearRules,
     *,
     workers: int = 1,
+    mapper: Mapper | None = None,
     indexed: int = INDEXED,
 ) -> list[Leak]:
     """Find every copy across splits, sorted by image id; for each image, the copy in the highest split comes first.
@@ -103,6 +104,7 @@ def find_leaks(
         files: `fingerprints.parquet` of every dataset; missing files are skipped.
         held_out: image id -> split of each evaluation image; all others are in train.
         workers: processes; each takes `indexed` evaluation images at a time.
+        mapper: executes the search in their place.
 
     Raises:
         DataError: a file is damaged.
@@ -111,7 +113,9 @@ def find_leaks(
     count = sum(_count_held_out(files, held_out))
     blocks = [(first, first + indexed) for first in range(0, count, indexed)]
     parts = track(
-        LocalMapper(max(1, min(workers, len(blocks)))).map(partial(_find_in_block, files, held_out, rules), blocks),
+        (mapper or LocalMapper(max(1, min(workers, len(blocks))))).map(
+            partial(_find_in_block, files, held_out, rules), blocks
+        ),
         description="searching for copies of evaluation images",
         total=len(blocks),
         console=Console(stderr=True),
@@ -153,13 +157,17 @@ def _find_in_block(
     return list(found.values())
 
 
-def find_near_duplicates(file: Path, rules: NearRules, *, workers: int = 1) -> Iterator[tuple[str, str]]:
+def find_near_duplicates(
+    file: Path, rules: NearRules, *, workers: int = 1, mapper: Mapper | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield pairs of ids of images that are copies of each other, whatever their splits.
 
     Every image is compared with every other one: about five times the work of `find_leaks` with a fifth held out.
 
     Args:
         file: `fingerprints.parquet` of a dataset, all of whose images were hashed as `held_out`.
+        workers: processes.
+        mapper: executes the search in their place.
 
     Raises:
         DataError: the file is damaged.
@@ -167,7 +175,9 @@ def find_near_duplicates(file: Path, rules: NearRules, *, workers: int = 1) -> I
     count = sum(1 for _ in _read_fingerprints([file], {}, train=True))
     blocks = [(first, first + INDEXED) for first in range(0, count, INDEXED)]
     parts = track(
-        LocalMapper(max(1, min(workers, len(blocks)))).map(partial(_find_pairs_in_block, file, rules), blocks),
+        (mapper or LocalMapper(max(1, min(workers, len(blocks))))).map(
+            partial(_find_pairs_in_block, file, rules), blocks
+        ),
         description="searching for near-duplicates",
         total=len(blocks),
         console=Console(stderr=True),

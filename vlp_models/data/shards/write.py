@@ -1,9 +1,9 @@
 """Write WebDataset tars and the index next to them.
 
-`<split>-00000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts) and,
-if models read them, `<key>.regions.safetensors` and the image file. `index-<split>.parquet`: one row per sample and
-view, with the sample's text and the byte ranges of its image's members, so that training reads tars only for regions
-and pixels. The same input gives the same bytes.
+`<split>-00000000.tar`, ...: for each image, in the order of their ids, `<key>.json` (the image's ids, size and texts)
+and, if models read them, `<key>.regions.safetensors` and the image file. `index-<split>.parquet`: one row per sample
+and view, with the sample's text and the byte ranges of its image's members, so that training reads tars only for
+regions and pixels. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class ImageRecord:
 
 
 def shard_name(split: str, number: int) -> str:
-    return f"{split}-{number:05d}.tar"
+    """Return a shard's file name. Eight digits: names sort like numbers up to 100 million shards."""
+    return f"{split}-{number:08d}.tar"
 
 
 def index_name(split: str) -> str:

@@ -5,10 +5,9 @@ Ray Train replaces a lost worker or node and starts all of them again, which res
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import ray
@@ -18,10 +17,9 @@ from ray.train.data_parallel_trainer import DataParallelTrainer
 
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
+from vlp_models.pipeline.cluster import connected
 from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, Launch
 from vlp_models.pipeline.launchers.node import RESTARTS, run_node
-
-CONNECT_SECONDS = 30.0
 
 
 def _train_on_node(config: dict[str, str]) -> None:
@@ -41,8 +39,8 @@ def _train_on_node(config: dict[str, str]) -> None:
 class RayRun:
     """A run of Ray Train in a thread; see `launch.Job`."""
 
-    def __init__(self, launch: Launch, trainer: DataParallelTrainer) -> None:
-        self._launch, self._ended = launch, ""
+    def __init__(self, launch: Launch, trainer: DataParallelTrainer, connection: ExitStack) -> None:
+        self._launch, self._connection, self._ended = launch, connection, ""
         self._thread = threading.Thread(target=self._fit, args=(trainer,), daemon=True)
         self._thread.start()
 
@@ -53,14 +51,14 @@ class RayRun:
         except Exception as error:
             self._ended = f"Ray Train gave up after {RESTARTS} restarts: {str(error).strip().splitlines()[-1]}"
         finally:
-            ray.shutdown()
+            self._connection.close()
 
     def end(self) -> str | None:
         return None if self._thread.is_alive() else self._ended
 
     def cancel(self) -> None:
         (self._launch.folder / STOP).touch()
-        ray.shutdown()
+        self._connection.close()
 
 
 def start(launch: Launch, params: Params) -> RayRun:
@@ -69,22 +67,19 @@ def start(launch: Launch, params: Params) -> RayRun:
         LaunchError: no cluster answers, or it lacks the CPUs or GPUs.
     """
     address = params.cluster.address or "auto"
-    cpus = params.launchers.ray.cpus_per_node
-    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    try:
-        handler = signal.getsignal(signal.SIGTERM)
-        ray.init(address=address, log_to_driver=False, namespace="vlp", configure_logging=False)
-        signal.signal(signal.SIGTERM, handler)  # Ray's own would exit at once
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    if address.startswith("ray://"):
         raise LaunchError(
-            f"params.yaml: `cluster.address: {address}`: no Ray cluster answers "
-            f"({str(error).strip().splitlines()[0]}); start one with `ray start --head`, or name its address"
-        ) from None
+            f"params.yaml: `cluster.address: {address}`: Ray Train starts from a machine of the cluster; run it there "
+            "with `cluster.address: auto`, or choose another `trainer.launcher`"
+        )
+    connection = ExitStack()
+    connection.enter_context(connected(address))
+    cpus = params.launchers.ray.cpus_per_node
     need = {"CPU": float(cpus), **({"GPU": float(launch.devices)} if launch.gpu else {})}
     have = ray.cluster_resources()
     for name, amount in need.items():
         if have.get(name, 0.0) < amount * launch.nodes:
-            ray.shutdown()
+            connection.close()
             raise LaunchError(
                 f"{launch.name} needs {amount:g} {name} on each of {launch.nodes} nodes; the Ray cluster at {address} "
                 f"has {have.get(name, 0.0):g} in all"
@@ -101,4 +96,4 @@ def start(launch: Launch, params: Params) -> RayRun:
             failure_config=FailureConfig(max_failures=RESTARTS),
         ),
     )
-    return RayRun(launch, trainer)
+    return RayRun(launch, trainer, connection)

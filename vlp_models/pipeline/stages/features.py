@@ -2,7 +2,7 @@
 
 Any process can make a chunk. Finished chunks are kept under .work, so a resumed run makes only the rest. Regions of
 images that the previous run had are reused if the same code and settings made them. Neither changes the result: it is
-bitwise equal to that of a first run.
+bitwise equal to that of a first run. The rows of the images table are sorted on disk and read chunk by chunk.
 """
 
 from __future__ import annotations
@@ -12,23 +12,28 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from vlp_models.common.device import cpu_count, pick_device
-from vlp_models.common.executors import LocalMapper, Mapper
+from vlp_models.common.executors import ChunkNumbers, LocalMapper, Mapper
 from vlp_models.common.io import link_or_copy, output_directory, write_text
 from vlp_models.common.log import get_logger
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureCache, cache_features
-from vlp_models.data.tables import read_table, write_table
+from vlp_models.data.joins import Database
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches, read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
+from vlp_models.pipeline.cluster import cluster_mapper
 from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
 
 if TYPE_CHECKING:
@@ -39,60 +44,71 @@ logger = get_logger(__name__)
 
 Row = dict[str, Any]
 MAX_MISSING = 0.01  # of a split's images
+READ_ROWS = 4096  # rows of the images table that are read from disk at a time
+ON_GPU = ("detector", "timm")  # sources that compute on `trainer.accelerator`, or on the GPUs of a cluster
 
 
 def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | None = None) -> None:
     """Write data/features (docs/reference/tables.md, "Features") with a quarantine.parquet of the images left out.
 
     Args:
-        mapper: executes the chunks; default: `cluster.workers` processes, each with one thread on a CPU.
+        mapper: executes the chunks; default: the cluster of params.yaml, or `cluster.workers` processes of this
+            machine, each with one thread on a CPU.
 
     Raises:
         DataError: an image or an imported file is unreadable, or more than 1% of a split's images have no features.
         CheckpointError: data/detector does not contain what `source: detector` or `timm` needs.
-        ParamsError: a missing path, or an invalid number.
+        ParamsError: a missing path, or an invalid number; a worker without the GPU that `cluster.gpus` asks for.
     """
     p = params.features
     _check(p)
     with record_timing(workspace, "features"):
         validated = require_output(workspace.validated, "validate")
-        images = read_table("images", validated).sort_by("image_id").to_pylist()
         _kept.cache_clear()
-        source = _open(params, workspace)
-        _check_names(source, images)
-        identity = _identity(params, source)
+        device = _device(params)
+        source = _open(params, workspace, device="cpu" if params.cluster.address else device)
+        identity = _identity(params, source, device)
         kept = None  # or the cache of regions made by the same code and settings
         if source.by_content:
             kept = workspace.root / ".work" / "features" / "kept" / fingerprint(identity, {})[:16]
         inputs = {"images": validated / "images.parquet"}
         inputs |= {"objects": validated / "objects.parquet"} if p.source == "boxes" else {}
-        work = workspace.work("features", fingerprint(identity, inputs))
+        work = workspace.work("features", fingerprint(identity | {"chunk_images": storage.CHUNK_IMAGES}, inputs))
         if restore_unrecorded_result(workspace, work, "features"):
             return
-        start = time.perf_counter()
-        made, reused = _make_chunks(mapper, source, params, images, workspace.root, work, kept)
-        seconds = time.perf_counter() - start
-        notes = [row for path in sorted(work.glob("notes-*.json")) for row in json.loads(path.read_text("utf-8"))]
-        _refuse_missing(notes, images, workspace, work)
+        if mapper is None:
+            mapper = cluster_mapper(params, workspace, gpus=params.cluster.gpus if p.source in ON_GPU else 0)
+        job = _Job(params=params, root=workspace.root, work=work, kept=kept, device=device)
         with output_directory(workspace.features) as directory:
-            for path in sorted(work.glob("features-*.safetensors")):
-                link_or_copy(path, directory / path.name)  # kept in `work` until the stage has ended
-            counts = storage.write_index(directory)
-            write_table(notes, "quarantine", directory)
+            with Database.within(directory) as database:
+                images = _Images(database, validated)
+                _check_names(source, images)
+                start = time.perf_counter()
+                made, reused = _make_chunks(mapper, source, job, images)
+                seconds = time.perf_counter() - start
+                _refuse_missing(images, workspace, work)
+            for number in range(images.chunks):
+                name = storage.chunk_name(number)
+                link_or_copy(work / name, directory / name)  # kept in `work` until the stage has ended
+            counts = _write_index(directory, work, images.chunks)
+            left_out: Counter[str] = Counter()
+            write_table(_count_rules(_notes(work, images.chunks), left_out), "quarantine", directory)
             write_manifest(
                 directory,
                 stage="features",
                 params=to_plain(p),
-                counts={**counts, "left_out": dict(sorted(Counter(row["rule"] for row in notes).items()))},
+                counts={**counts, "left_out": dict(sorted(left_out.items()))},
                 feature_dim=source.feature_dim,
                 classes=list(source.classes),
                 detector_id=source.detector_id,
             )
         save_unrecorded_result(workspace, work, "features", [workspace.features])
         if kept is not None:
-            cache_features(workspace.features, images, kept)
-        for path in [*work.glob("features-*.safetensors"), *work.glob("notes-*.json")]:
-            path.unlink()
+            columns = read_batches([inputs["images"]], BATCH_ROWS, ["image_id", "sha256"])
+            cache_features(workspace.features, (row for table in columns for row in table.to_pylist()), kept)
+        for number in range(images.chunks):
+            (work / storage.chunk_name(number)).unlink()
+            (work / _notes_name(number)).unlink(missing_ok=True)
         with suppress(OSError):  # not empty while it keeps the result for DVC
             work.rmdir()
     logger.info(
@@ -104,7 +120,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         f", {reused:,} images reused from the last run" if reused else "",
         f", {made:,} extracted at {_speed(made, seconds)}" if made else "",
     )
-    for rule, count in Counter(row["rule"] for row in notes).items():
+    for rule, count in left_out.items():
         logger.info("  %s: %s images, listed in %s", rule, f"{count:,}", workspace.features / "quarantine.parquet")
 
 
@@ -118,8 +134,31 @@ def _check(p: FeaturesParams) -> None:
         )
 
 
-def _open(params: Params, workspace: Workspace, known: Origin | None = None) -> RegionSource:
-    """known: origin of the files to import, if another process has hashed them."""
+def _device(params: Params) -> str:
+    """Return the device that computes features, cpu or cuda. On a cluster, `cluster.gpus` decides.
+
+    Raises:
+        ParamsError: `cluster.gpus` asks for GPUs that `trainer.accelerator` does not use.
+    """
+    gpus, accelerator = params.cluster.gpus, params.trainer.accelerator
+    if params.features.source not in ON_GPU:
+        return "cpu"
+    if not params.cluster.address:
+        return pick_device(accelerator)
+    if gpus and accelerator == "cpu":
+        raise ParamsError(
+            f"params.yaml: `cluster.gpus: {gpus:g}` reserves GPUs that `trainer.accelerator: cpu` does not use; "
+            "set `cluster.gpus: 0`, or `trainer.accelerator: auto`"
+        )
+    return "cuda" if gpus else "cpu"
+
+
+def _open(params: Params, workspace: Workspace, device: str, known: Origin | None = None) -> RegionSource:
+    """known: origin of the files to import, if another process has hashed them.
+
+    Raises:
+        ParamsError: `device` is cuda, and this process has no GPU.
+    """
     p = params.features
     if p.source == "boxes":
         from vlp_models.vision.simple_regions import SymbolSource
@@ -137,10 +176,18 @@ def _open(params: Params, workspace: Workspace, known: Origin | None = None) -> 
 
     if p.source != "grid":
         require_output(workspace.detector, "detector")
-    return open_source(to_plain(p), workspace.detector, workspace.root, pick_device(params.trainer.accelerator))
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ParamsError(
+                f"params.yaml: `cluster.gpus: {params.cluster.gpus:g}` makes features on GPUs, and torch finds none; "
+                "install torch for the node's GPU and driver, or set `cluster.gpus: 0` to use CPUs"
+            )
+    return open_source(to_plain(p), workspace.detector, workspace.root, device)
 
 
-def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
+def _identity(params: Params, source: RegionSource, device: str) -> dict[str, Any]:
     """Return everything that an image's regions depend on, except the image."""
     settings = {name: v for name, v in to_plain(params.features).items() if name != "timm"}
     module = type(source).__module__
@@ -152,35 +199,83 @@ def _identity(params: Params, source: RegionSource) -> dict[str, Any]:
         "classes": list(source.classes),
         "code": code_hash([module, storage.__name__]),
         "versions": versions,
-        "device": source.device,
+        "device": device,  # not the driver's own: a machine without a GPU may use a cluster of GPUs
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What every chunk needs. kept: cache of regions, or None. device: cpu or cuda, where chunks are made."""
+
+    params: Params
+    root: Path
+    work: Path
+    kept: Path | None
+    device: str
 
 
 Chunk = tuple[int, list[Row]]  # number, and rows of the images table
 
 
-def _make_chunks(
-    mapper: Mapper | None,
-    source: RegionSource,
-    params: Params,
-    images: list[Row],
-    root: Path,
-    work: Path,
-    kept: Path | None,
-) -> tuple[int, int]:
+class _Images:
+    """The images table in the order of ids, sorted on disk. rows: of the table; chunks: how many they make."""
+
+    def __init__(self, database: Database, validated: Path) -> None:
+        self._database = database
+        database.load("images", read_batches([validated / "images.parquet"], BATCH_ROWS), SCHEMAS["images"])
+        rows = database.value("SELECT count(*) FROM images")
+        assert isinstance(rows, int)
+        self.rows = rows
+        self.chunks = -(-rows // storage.CHUNK_IMAGES)
+
+    def __iter__(self) -> Iterator[Row]:
+        for table in self._sorted():
+            yield from table.to_pylist()
+
+    def missing(self, finished: ChunkNumbers) -> Iterator[Chunk]:
+        """Yield the chunks that are not finished."""
+        pieces, rows = self._sorted(), SCHEMAS["images"].empty_table()
+        for number in range(self.chunks):
+            while len(rows) < storage.CHUNK_IMAGES and (piece := next(pieces, None)) is not None:
+                rows = pa.concat_tables([rows, piece])
+            if number not in finished:
+                yield number, rows.slice(0, storage.CHUNK_IMAGES).to_pylist()
+            rows = rows.slice(storage.CHUNK_IMAGES)
+
+    def images_in(self, finished: ChunkNumbers) -> int:
+        """Return how many images the finished chunks have."""
+        lacking = self.chunks * storage.CHUNK_IMAGES - self.rows if self.chunks - 1 in finished else 0
+        return len(finished) * storage.CHUNK_IMAGES - lacking
+
+    def count_lost(self, notes: Iterator[list[Row]], rules: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+        """Return split -> (images, images with a note of these rules)."""
+        schema = SCHEMAS["quarantine"]
+        self._database.load("notes", (pa.Table.from_pylist(rows, schema=schema) for rows in notes), schema)
+        lost = f"SELECT DISTINCT row_id FROM notes WHERE rule IN {rules!r}"
+        query = f"SELECT split, count(*), count(row_id) FROM images LEFT JOIN ({lost}) ON image_id = row_id"
+        found = self._database.stream(f"{query} GROUP BY split ORDER BY split")
+        return {
+            split: (total, lost)
+            for table in found
+            for split, total, lost in zip(*table.to_pydict().values(), strict=True)
+        }
+
+    def _sorted(self) -> Iterator[pa.Table]:
+        return self._database.stream("SELECT * FROM images ORDER BY image_id", READ_ROWS)
+
+
+def _make_chunks(mapper: Mapper | None, source: RegionSource, job: _Job, images: _Images) -> tuple[int, int]:
     """Make the chunks that `work` lacks; return how many images were extracted and how many were reused."""
     from vlp_models.common.progress import progress_bar
 
     made = reused = 0
     start = time.perf_counter()
-    chunks = [
-        (number, images[first : first + storage.CHUNK_IMAGES])
-        for number, first in enumerate(range(0, len(images), storage.CHUNK_IMAGES))
-    ]
-    missing = [(number, rows) for number, rows in chunks if not _finished(work / storage.chunk_name(number), rows)]
-    mapper = mapper or LocalMapper(params.cluster.workers or _processes(source, len(missing)))
-    with progress_bar("features", len(images), "images") as bar:
-        bar.advance(by=len(images) - sum(len(rows) for _, rows in missing))
+    finished = ChunkNumbers.listed(job.work, images.chunks, *_around_number(storage.chunk_name))
+    missing = images.missing(finished)
+    if mapper is None:
+        mapper = LocalMapper(job.params.cluster.workers or _processes(source, images.chunks - len(finished)))
+    with progress_bar("features", images.rows, "images") as bar:
+        bar.advance(by=images.images_in(finished))
 
         def advance(count: int) -> None:
             nonlocal made
@@ -189,16 +284,32 @@ def _make_chunks(
 
         if isinstance(mapper, LocalMapper) and mapper.workers == 1:  # in this process, with progress by image
             for chunk in missing:
-                reused += _make_chunk(chunk, source, work, kept, advance)
+                reused += _make_chunk(chunk, source, job.work, job.kept, advance)
         else:
-            origin = getattr(source, "origin", None)
-            make = functools.partial(
-                _make_chunk_elsewhere, params=params, root=root, work=work, kept=kept, origin=origin
-            )
+            make = functools.partial(_make_chunk_elsewhere, job=job, origin=getattr(source, "origin", None))
             for count, known in mapper.map(make, missing):
                 advance(count)
                 reused += known
     return made - reused, reused
+
+
+def _around_number(name: Callable[[int], str]) -> tuple[str, str]:
+    """Return what is before and after the number in a file name."""
+    before, _, after = name(0).partition("0" * 8)
+    return before, after
+
+
+def _write_index(directory: Path, work: Path, chunks: int) -> dict[str, int]:
+    """Write the index of the chunks; delete a damaged one from `work`, so that the next run makes it again."""
+    try:
+        return storage.write_index(directory)
+    except DataError as error:
+        for number in range(chunks):
+            try:
+                storage.read_listing(work / storage.chunk_name(number))
+            except DataError:
+                (work / storage.chunk_name(number)).unlink(missing_ok=True)
+        raise DataError(f"{error}; the damaged chunk was deleted, run the stage again") from None
 
 
 def _speed(images: int, seconds: float) -> str:
@@ -222,7 +333,8 @@ def _make_chunk(
     new = [row for row, regions in zip(rows, known, strict=True) if regions is None]
     advance(len(rows) - len(new))
     regions, notes = source.regions(new, advance) if new else ([], [])
-    write_text(work / f"notes-{number:05d}.json", json.dumps(notes))  # before the chunk, which marks completion
+    if notes:
+        write_text(work / _notes_name(number), json.dumps(notes))  # before the chunk, which marks completion
     made = iter(regions)
     whole = [(row["image_id"], next(made) if old is None else old) for row, old in zip(rows, known, strict=True)]
     storage.write_chunk(work, number, whole)
@@ -235,60 +347,71 @@ def _kept(directory: Path) -> FeatureCache:
     return FeatureCache(directory)
 
 
-def _make_chunk_elsewhere(
-    chunk: Chunk, *, params: Params, root: Path, work: Path, kept: Path | None, origin: Origin | None
-) -> tuple[int, int]:
+def _notes_name(number: int) -> str:
+    """Return the file of a chunk's rows of the quarantine table; a chunk without such rows has no file."""
+    return f"notes-{number:08d}.json"
+
+
+def _notes(work: Path, chunks: int) -> Iterator[Row]:
+    """Yield the rows of the quarantine table, in the order of chunks."""
+    for rows in _notes_by_chunk(work, chunks):
+        yield from rows
+
+
+def _notes_by_chunk(work: Path, chunks: int) -> Iterator[list[Row]]:
+    for number in ChunkNumbers.listed(work, chunks, *_around_number(_notes_name)):
+        yield json.loads((work / _notes_name(number)).read_text("utf-8"))
+
+
+def _count_rules(notes: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:
+    for row in notes:
+        counts[row["rule"]] += 1
+        yield row
+
+
+def _make_chunk_elsewhere(chunk: Chunk, *, job: _Job, origin: Origin | None) -> tuple[int, int]:
     """Make a chunk in a worker process, which opens the source for its first chunk.
 
     Returns:
         The number of images, and how many of them were reused.
     """
-    reused = _make_chunk(chunk, _source(work, params, root, origin), work, kept, lambda count: None)
+    reused = _make_chunk(chunk, _source(job, origin), job.work, job.kept, lambda count: None)
     return len(chunk[1]), reused
 
 
-_opened: dict[tuple[Path, Origin | None], RegionSource] = {}  # by work directory and imported files, in this process
+_opened: dict[tuple[Path, str, Origin | None], RegionSource] = {}  # in this process
 
 
-def _source(work: Path, params: Params, root: Path, origin: Origin | None) -> RegionSource:
-    if (work, origin) not in _opened:
+def _source(job: _Job, origin: Origin | None) -> RegionSource:
+    opened = (job.work, job.device, origin)
+    if opened not in _opened:
         _opened.clear()
-        _opened[work, origin] = _open(params, Workspace(root), origin)
-    return _opened[work, origin]
+        _opened[opened] = _open(job.params, Workspace(job.root), job.device, origin)
+    return _opened[opened]
 
 
-def _finished(path: Path, rows: list[Row]) -> bool:
-    if not path.exists():
-        return False
-    try:
-        return [image_id for image_id, _ in storage.read_listing(path)] == [row["image_id"] for row in rows]
-    except DataError:  # damaged: make it again
-        return False
-
-
-def _check_names(source: RegionSource, images: list[Row]) -> None:
+def _check_names(source: RegionSource, images: _Images) -> None:
     from vlp_models.vision.imported_features import ImportedSource
 
     if isinstance(source, ImportedSource):
         source.check_names(images)
 
 
-def _refuse_missing(notes: list[Row], images: list[Row], workspace: Workspace, work: Path) -> None:
+def _refuse_missing(images: _Images, workspace: Workspace, work: Path) -> None:
     """Refuse features that too many images lack, and forget them: the next run reads the files again."""
     from vlp_models.vision.imported_features import MISSING, UNREADABLE
 
-    lost = {row["row_id"]: row for row in notes if row["rule"] in (MISSING, UNREADABLE)}
-    total = Counter(row["split"] for row in images)
-    without = Counter(row["split"] for row in images if row["image_id"] in lost)
+    rules = (MISSING, UNREADABLE)
+    lost = images.count_lost(_notes_by_chunk(work, images.chunks), rules)
     lines = [
-        f"  {split}: {without[split]:,} of {count:,}"
-        for split, count in sorted(total.items())
-        if without[split] > MAX_MISSING * count
+        f"  {split}: {without:,} of {count:,}"
+        for split, (count, without) in lost.items()
+        if without > MAX_MISSING * count
     ]
     if lines:
+        example = next(row for row in _notes(work, images.chunks) if row["rule"] in rules)
+        write_table(_notes(work, images.chunks), "quarantine", workspace.work("features", "refused"))
         shutil.rmtree(work)
-        write_table(notes, "quarantine", workspace.work("features", "refused"))
-        example = next(iter(lost.values()))
         raise DataError(
             f"features: more than {MAX_MISSING:.0%} of the images have no usable features:\n"
             + "\n".join(lines)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from vlp_models.common.device import cpu_count
+from vlp_models.common.executors import Mapper
 from vlp_models.common.io import output_directory
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
@@ -26,11 +27,12 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import EXTRACTED, Row, Tables, remove_images, spooled
 from vlp_models.data.formats.splits import Clusters, Division, split_held_out
 from vlp_models.data.hub_datasets import is_on_hub
-from vlp_models.data.images import ImageError, is_misnamed
+from vlp_models.data.images import ImageError, is_misnamed, read_file
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DatasetParams, Params, to_plain
+from vlp_models.pipeline.cluster import cluster_mapper
 from vlp_models.pipeline.dvc.external import check_roots, find_generator
 
 logger = get_logger(__name__)
@@ -69,7 +71,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 raise DataError(_no_image(key, source, found, tables))
             if tables.divided or tables.held_out:
                 rules = NearRules.of(params.validate.near_duplicates)
-                notes[TOGETHER] = _group_near_duplicates(tables, directory, rules, source.val_fraction)
+                mapper = cluster_mapper(params, workspace)
+                notes[TOGETHER] = _group_near_duplicates(tables, directory, rules, source.val_fraction, mapper)
             tables.close()
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
             counts |= {"languages": len(tables["languages"])} if tables["languages"] else {}
@@ -119,6 +122,7 @@ def _check_images(
 
     rows = _read_rows(waiting)
     job = HashJob.in_place(params.validate)
+    mapper = cluster_mapper(params, workspace, folders=[folder for folder in folders[:-1] if folder.is_dir()])
 
     def refuse(row: Row) -> ImageError | None:
         try:
@@ -143,7 +147,7 @@ def _check_images(
         return None
 
     with progress_bar(f"checking images of {key}", len(listed), "images") as bar:
-        for row, result in _hash_rows(rows, job, refuse, held_out=bool(tables.divided or tables.held_out)):
+        for row, result in _hash_rows(rows, job, refuse, mapper, held_out=bool(tables.divided or tables.held_out)):
             bar.advance()
             file = Path(row["path"])
             own = file.is_relative_to(extracted)
@@ -183,7 +187,9 @@ def _check_images(
     return notes
 
 
-def _group_near_duplicates(tables: Tables, directory: Path, rules: NearRules, val_fraction: float) -> int:
+def _group_near_duplicates(
+    tables: Tables, directory: Path, rules: NearRules, val_fraction: float, mapper: Mapper | None
+) -> int:
     """Divide the images again, so that near-duplicates of each other, and their groups, are in one split.
 
     Images whose split the dataset names stay in it. `val_fraction` applies to `tables.held_out`.
@@ -193,7 +199,8 @@ def _group_near_duplicates(tables: Tables, directory: Path, rules: NearRules, va
     """
     divided = tables.divided or tables.held_out
     clusters = Clusters()
-    pairs = find_near_duplicates(directory / FINGERPRINTS, rules, workers=cpu_count(MAX_PROCESSES))
+    fingerprints = directory / FINGERPRINTS
+    pairs = find_near_duplicates(fingerprints, rules, workers=cpu_count(MAX_PROCESSES), mapper=mapper)
     for one, other in pairs:
         if one in divided and other in divided:
             clusters.join(divided[one], divided[other])
@@ -223,14 +230,23 @@ def _read_rows(path: Path) -> Iterator[Row]:
 
 
 def _hash_rows(
-    rows: Iterable[Row], job: HashJob, refuse: Callable[[Row], ImageError | None], *, held_out: bool
+    rows: Iterable[Row],
+    job: HashJob,
+    refuse: Callable[[Row], ImageError | None],
+    mapper: Mapper | None,
+    *,
+    held_out: bool,
 ) -> Iterator[tuple[Row, ImageHashes | ImageError]]:
     """Yield each row, in order, with the hashes of its image or the reason why it is unusable.
 
     Images that `refuse` returns an error for are not opened.
 
     Args:
+        mapper: executes the hashing; default: processes of this machine.
         held_out: fingerprint training images as well so that their mirrored copies are found.
+
+    Raises:
+        DataError: a node of a cluster cannot read an image that this machine can.
     """
     # Refused rows skip the hashing processes; the queue merges both back in order.
     pending: deque[tuple[Row, ImageError | None]] = deque()
@@ -246,10 +262,25 @@ def _hash_rows(
         while pending and (error := pending[0][1]):
             yield pending.popleft()[0], error
 
-    for _, result in hash_all(items(), job, cpu_count(MAX_PROCESSES)):
+    for _, result in hash_all(items(), job, cpu_count(MAX_PROCESSES), mapper):
         yield from leading_refusals()
-        yield pending.popleft()[0], result
+        row, _ = pending.popleft()
+        if mapper and isinstance(result, ImageError) and result.rule == "image_present":
+            _check_is_absent(row["path"], result)
+        yield row, result
     yield from leading_refusals()
+
+
+def _check_is_absent(path: str, error: ImageError) -> None:
+    """Check that this machine cannot read a file either, so that no image is lost to a node without its folder."""
+    try:
+        read_file(Path(path))
+    except ImageError:
+        return
+    raise DataError(
+        f"{path}: a node of the cluster cannot read it ({error.reason}); mount the file's folder there, under the same "
+        "path"
+    )
 
 
 def _folders(root: Path, images: str) -> list[Path]:

@@ -13,20 +13,20 @@ import io
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.common.executors import LocalMapper, Mapper
+from vlp_models.common.executors import ChunkNumbers, LocalMapper, Mapper
 from vlp_models.common.io import output_directory, read_json, stat_file, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
-from vlp_models.data.features import FeatureStore
+from vlp_models.data.features import FeatureStore, chunk_name
 from vlp_models.data.inputs import ModelInputs, RequiredContent, required_content
 from vlp_models.data.joins import Database, RowCursor
 from vlp_models.data.shards.archive import check_tar
@@ -37,6 +37,7 @@ from vlp_models.data.views import TABLES, VIEW_MODULES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
+from vlp_models.pipeline.cluster import cluster_mapper
 
 logger = get_logger(__name__)
 
@@ -52,7 +53,7 @@ def run(
     the hashes of the shards' content.
 
     Args:
-        mapper: executes the shards; default: `cluster.workers` processes.
+        mapper: executes the shards; default: the cluster of params.yaml, or `cluster.workers` processes.
         inputs: what the models read; default: the models of params.yaml. If none reads regions, data/features is not
             needed.
 
@@ -64,7 +65,7 @@ def run(
     p = params.shards
     if p.images_per_shard < 1:
         raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}` must be at least 1")
-    mapper = mapper or LocalMapper(params.cluster.workers or 1)
+    mapper = mapper or cluster_mapper(params, workspace) or LocalMapper(params.cluster.workers or 1)
     with record_timing(workspace, "shards"):
         validated = require_output(workspace.validated, "validate")
         read = model_inputs(params.models) if inputs is None else inputs
@@ -84,16 +85,16 @@ def run(
         }
         sources = _sources(validated, texts)
         counts: dict[str, dict[str, int]] = {}
-        hashes: dict[str, list[Path]] = {}
+        hashes: dict[str, Iterable[Path]] = {}
         with output_directory(workspace.shards) as directory, output_directory(workspace.contents) as contents:
             with Database.within(directory) as database:
                 joined = _ImageRows(database, validated)
-                every = chain.from_iterable(_shards(joined, split, p.images_per_shard) for split in SPLITS)
-                names = list(mapper.map(make, every))
+                numbers = {split: -(-joined.count(split) // p.images_per_shard) for split in SPLITS}
+                for _ in mapper.map(make, _missing_shards(joined, numbers, p.images_per_shard, work)):
+                    pass
             for split in SPLITS:
-                parts = [work / name for name in names if name.startswith(f"{split}-")]
-                parts += _without_images(texts, split, work, required)
-                counts[split], hashes[split] = _sum_counts(parts), [part / HASHES for part in parts]
+                parts = _Parts(work, split, numbers[split], _without_images(texts, split, work, required))
+                counts[split], hashes[split] = _sum_counts(parts), (part / HASHES for part in parts)
                 join_parts(directory, split, parts)
             write_manifest(
                 directory,
@@ -118,7 +119,26 @@ def run(
 Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, rows of images with their texts
 COUNTS = "counts.json"
 HASHES = "contents.parquet"
-PART_FORMAT = 2  # version of the format of a part
+PART_FORMAT = 3  # version of the format of a part
+
+
+def part_name(split: str, number: int) -> str:
+    """Return the name of a shard's folder in the work directory."""
+    return f"{split}-{number:08d}"
+
+
+class _Parts:
+    """The folders of a split's shards in their order, then that of its rows without an image, if there is one."""
+
+    def __init__(self, work: Path, split: str, count: int, texts: list[Path]) -> None:
+        self._work, self._split, self._count, self._texts = work, split, count, texts
+
+    def __len__(self) -> int:
+        return self._count + len(self._texts)
+
+    def __iter__(self) -> Iterator[Path]:
+        yield from (self._work / part_name(self._split, number) for number in range(self._count))
+        yield from self._texts
 
 
 def _work(workspace: Workspace, settings: dict[str, Any], required: RequiredContent) -> Path:
@@ -127,29 +147,44 @@ def _work(workspace: Workspace, settings: dict[str, Any], required: RequiredCont
     Chunks of features are identified by `stat_file`, since there may be terabytes of them.
     """
     features = workspace.features
-    chunks = [(f.name, *stat_file(f.stat())) for f in features.glob("*.safetensors") if required.regions]
+    chunks = hashlib.sha256()
+    for number in count() if required.regions else ():
+        try:
+            chunks.update(repr(stat_file((features / chunk_name(number)).stat())).encode())
+        except FileNotFoundError:
+            break
     inputs = {
         "validated": workspace.validated,
         **({"features": features / "manifest.json"} if required.regions else {}),
     }
-    what = {"shards": settings, "held": dataclasses.asdict(required), "chunks": sorted(chunks), "parts": PART_FORMAT}
+    what = {
+        "shards": settings,
+        "held": dataclasses.asdict(required),
+        "chunks": chunks.hexdigest(),
+        "parts": PART_FORMAT,
+    }
     what["views"] = code_hash(VIEW_MODULES.values())
     return workspace.work("shards", fingerprint(what, inputs))
 
 
-def _shards(joined: _ImageRows, split: str, size: int) -> Iterator[Shard]:
-    records = _progress(joined.records(size), joined.choose(split), split)
-    number = 0
-    while rows := list(islice(records, size)):
-        yield split, number, rows
-        number += 1
+def _missing_shards(joined: _ImageRows, numbers: Mapping[str, int], size: int, work: Path) -> Iterator[Shard]:
+    """Yield the shards that `work` lacks. numbers: split -> its shards."""
+    for split, total in numbers.items():
+        finished = ChunkNumbers.listed(work, total, f"{split}-")
+        if len(finished) == total:
+            continue
+        records = _progress(joined.records(size), joined.choose(split), split)
+        for number in range(total):
+            rows = list(islice(records, size))
+            if number not in finished:
+                yield split, number, rows
 
 
 def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, required: RequiredContent) -> str:
     """Make one shard with its index, unless `work` has it; return the name of its folder there."""
     split, number, records = shard
-    part = work / f"{split}-{number:05d}"
-    if part.exists():
+    part = work / part_name(split, number)
+    if part.exists():  # a lost worker had finished it
         return part.name
     store = _store(features, stat_file((features / "manifest.json").stat())) if features else None
     with output_directory(part) as directory:
@@ -233,15 +268,19 @@ class _ImageRows:
             path = validated / f"{name}.parquet"
             database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
 
+    def count(self, split: str) -> int:
+        """Return the number of a split's images."""
+        found = self._database.value(f"SELECT count(*) FROM images WHERE split = '{split}'")
+        assert isinstance(found, int)
+        return found
+
     def choose(self, split: str) -> int:
         """Select a split; return the number of its images."""
         self._database.run(
             "CREATE OR REPLACE TABLE places AS SELECT image_id, row_number() OVER (ORDER BY image_id) - 1 AS row "
             f"FROM images WHERE split = '{split}'"
         )
-        found = self._database.value("SELECT count(*) FROM places")
-        assert isinstance(found, int)
-        return found
+        return self.count(split)
 
     def records(self, block: int) -> Iterator[dict[str, Any]]:
         """Yield each image with its rows of every table in `rows`, reading `block` images at a time."""

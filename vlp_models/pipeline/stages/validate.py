@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vlp_models.common.device import cpu_count
+from vlp_models.common.executors import Mapper
 from vlp_models.common.io import output_directory, write_json, write_text
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
@@ -40,6 +41,7 @@ from vlp_models.data.joins import Database, write_boxed
 from vlp_models.data.tables import BATCH_ROWS, ID_COLUMN, LANGUAGES, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
+from vlp_models.pipeline.cluster import cluster_mapper
 
 if TYPE_CHECKING:
     from vlp_models.curation.validation.suites import SuiteRunner
@@ -94,7 +96,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         refused = workspace.work("validate", "refused") / "quarantine.parquet"
         refused.unlink(missing_ok=True)  # of an earlier run
         sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
-        duplicates = _find_near_duplicates(sources, params.validate)
+        duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
         leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
         raw_results = workspace.reports / "validation_results"
         with output_directory(workspace.validated) as directory:
@@ -140,11 +142,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     )
 
 
-def _find_near_duplicates(sources: list[Path], params: ValidateParams) -> list[Leak]:
+def _find_near_duplicates(sources: list[Path], params: ValidateParams, mapper: Mapper | None) -> list[Leak]:
     """Return near-duplicates of test images across all datasets (vlp_models/curation/duplicates)."""
     tested = _test_images(_files(sources, "images"))
     rules = NearRules.of(params.near_duplicates)
-    return find_leaks([source / FINGERPRINTS for source in sources], tested, rules, workers=cpu_count(MAX_PROCESSES))
+    files = [source / FINGERPRINTS for source in sources]
+    return find_leaks(files, tested, rules, workers=cpu_count(MAX_PROCESSES), mapper=mapper)
 
 
 def _test_images(files: list[Path]) -> dict[str, str]:
