@@ -30,7 +30,7 @@ help:
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-sinks  training curves in the real W&B (offline) and Trackio (local)"
 	@echo "make test-long  the tests that take minutes each"
-	@echo "make test-cluster  the data stages on a Ray cluster on loopback (about 5 minutes, on an idle machine)"
+	@echo "make test-cluster  data stages on Ray; trainings by torchrun, SLURM, Ray and Kubeflow; on loopback (needs an idle machine)"
 	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md (one to two hours)"
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"

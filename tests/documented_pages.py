@@ -118,12 +118,6 @@ REAL/python -c "import ray" 2> /dev/null || { echo "Ray is not installed: not ru
 test "$1" = start || { echo "ray $*: not expected"; exit 1; }
 exec REAL/python -c "import sys; from ray.scripts.scripts import start; start.make_context('start', sys.argv[2:])" "$@"
 """,
-    # Without a SLURM cluster: the script is valid, and its last line works as a single task.
-    "sbatch": r"""
-real=$(type -ap sbatch | grep -v /.venv/bin/ | head -1)
-test "$real" && exec "$real" --wait "$@"
-grep -q '^#SBATCH --nodes=4 ' "$1" && bash -n "$1" && eval "$(sed -n 's/^srun //p' "$1")"
-""",
 }
 
 

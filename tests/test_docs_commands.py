@@ -48,9 +48,6 @@ CHANGED = {
     "127.0.0.1:4200": "127.0.0.1:{port}",
     "--port 5001": "--port {port}",
     "127.0.0.1:5001": "127.0.0.1:{port}",
-    "HEAD:29500": "127.0.0.1:{port}",
-    "--nnodes 4": "--nnodes 1",
-    "--nproc-per-node 8": "--nproc-per-node 2",
     "SCHEDULE-ID": "$(prefect deployment schedule ls retrain/weekly -o json | python -c "
     "'import json, sys; print(json.load(sys.stdin)[0][\"id\"])')",
     "VLP_WEBHOOK=https://hooks.example.org/...": "VLP_WEBHOOK={webhook}",
@@ -73,7 +70,6 @@ INGESTED = (
     "mkdir -p data/inbox && cp -r {made}/new-photos data/inbox/monday"
     " && vlp use --set ingest.settle_seconds=0 && vlp ingest"
 )
-TWO_PROCESSES = "vlp use --set trainer.devices=2 --set trainer.accelerator=cpu"
 
 
 def awaited(count: int) -> str:
@@ -150,9 +146,7 @@ PARTS: dict[str, list[Part]] = {
             },
         )
     ],
-    "scaling-devices": [
-        Part(long=True, before={"torchrun --standalone": TWO_PROCESSES}),
-    ],
+    "scaling": [Part(long=True, replace={"vlp join ": "timeout --preserve-status -s INT 10 vlp join "})],
     "plugins": [Part()],
     "install": [Part(fresh=True, long=True)],
     "several-models": [

@@ -2,7 +2,7 @@
 
 A chunk is a Ray task. The nodes have this package and, under the same path, the project's folder, in which the chunks
 are written: tasks carry rows and counts. A worker process checks both before its first chunk. Ray repeats the chunks of
-a lost worker or node. docs/guides/scaling-devices.md is the recipe.
+a lost worker or node. docs/guides/scaling.md is the recipe.
 """
 
 from __future__ import annotations
