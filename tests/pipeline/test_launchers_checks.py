@@ -87,7 +87,7 @@ def test_slurm_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest
         launch(params(tmp_path, launcher="slurm"), Workspace(tmp_path), "pretrain", "tden", "params.yaml")
 
 
-def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+def test_a_node_that_does_not_see_the_folder_reports_it(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="on a file system that all nodes see, under the same path"):
         node.run_node(tmp_path / "elsewhere", 0)
 

@@ -1,4 +1,4 @@
-"""One process of a launched training (pipeline/launchers): `vlp stage`, which stops when the launch's folder says so.
+"""One process of a launched training (pipeline/launchers): `vlp stage`, which stops on request of the launch's folder.
 
     python -m vlp_models.cli.worker FOLDER      started by torchrun, once per device
 
@@ -32,7 +32,7 @@ def main() -> None:
     launch = Launch.read(folder)
     if (folder / STOP).exists():
         sys.exit(finish(folder, KILLED, lost=False))
-    threading.Thread(target=_stop_when_told, args=(folder, launch.id), daemon=True).start()
+    threading.Thread(target=_stop_on_request, args=(folder, launch.id), daemon=True).start()
     os.environ[LAUNCHED] = launch.id
     sys.argv = ["vlp", "stage", launch.stage, launch.key, "--params", launch.params_file]
     code, lost = 0, False
@@ -58,15 +58,15 @@ def finish(folder: Path, code: int, *, lost: bool) -> int:
     return 0
 
 
-def _stop_when_told(folder: Path, launch_id: str) -> None:
+def _stop_on_request(folder: Path, launch_id: str) -> None:
     """Send this process SIGTERM once the folder has a file `stop`, or belongs to another launch."""
     while True:
         time.sleep(CHECK_EVERY)
         try:
-            told = (folder / STOP).exists() or Launch.read(folder).id != launch_id
+            asked = (folder / STOP).exists() or Launch.read(folder).id != launch_id
         except LaunchError:
-            told = True
-        if told:
+            asked = True
+        if asked:
             os.kill(os.getpid(), signal.SIGTERM)
             return
 

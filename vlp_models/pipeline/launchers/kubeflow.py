@@ -43,7 +43,7 @@ class TrainJob:
 
     def __init__(self, client: TrainerClient, name: str) -> None:
         self._client, self.name = client, name
-        self._asked, self._said = 0.0, ""
+        self._asked, self._logged = 0.0, ""
 
     def end(self) -> str | None:
         if time.monotonic() < self._asked + ASK_EVERY:
@@ -55,9 +55,9 @@ class TrainJob:
             if self._is_gone():
                 return f"TrainJob {self.name} was deleted"
             return None
-        if status != self._said:
+        if status != self._logged:
             logger.info("TrainJob %s: %s", self.name, status)
-            self._said = status
+            self._logged = status
         return f"TrainJob {self.name}: {status}" if status in ("Complete", "Failed") else None
 
     def _is_gone(self) -> bool:

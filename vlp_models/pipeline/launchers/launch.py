@@ -235,7 +235,7 @@ class _Output:
 
 
 def read_outcome(folder: Path) -> dict[str, Any] | None:
-    """Return host, code and message of the training's end; None as long as there is none."""
+    """Return host, code and message of the training's end; None before it."""
     try:
         found: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -36,7 +36,7 @@ BEAT = 5.0  # seconds between signs of life
 STOPPED = (75, 128 + signal.SIGTERM)  # exit codes of a training that was stopped during, or before, its updates
 WORKER = "vlp_models.cli.worker"
 # Variables of the engine or of DVC that would mislead Lightning, or the stage.
-FOREIGN = ("SLURM", "SUBMITIT", "SRUN", "SBATCH", "PMI", "PET_", "DVC_")
+MISLEADING = ("SLURM", "SUBMITIT", "SRUN", "SBATCH", "PMI", "PET_", "DVC_")
 
 
 def run_node(folder: Path, index: int, endpoint: str = "", stopped: Callable[[], bool] = lambda: False) -> int:
@@ -77,12 +77,12 @@ def _run_agent(launch: Launch, index: int, endpoint: str, stopped: Callable[[], 
             start_new_session=True,
             preexec_fn=lambda: _set_signals(own_pid),
         )
-        over, told = math.inf, False
+        over, asked = math.inf, False
         while agent.poll() is None:  # not wait(): a handler of signals may ask the process as well
             over = min(over, time.monotonic()) if (folder / OUTCOME).exists() else math.inf
-            if stopped() and not told:
+            if stopped() and not asked:
                 agent.terminate()
-                told = True
+                asked = True
             if time.monotonic() > over + LINGER:
                 _kill(agent)
             time.sleep(POLL)
@@ -119,9 +119,9 @@ def _check(launch: Launch) -> None:
     """
     own = describe_own()
     if own != launch.package:
-        said = " and ".join(f"{name} {own[name][:12]} instead of {launch.package[name][:12]}" for name in own
+        reasons = " and ".join(f"{name} {own[name][:12]} instead of {launch.package[name][:12]}" for name in own
                             if own[name] != launch.package[name])  # fmt: skip
-        raise LaunchError(f"runs another vlp-flows ({said}); install the same version on every node")
+        raise LaunchError(f"runs another vlp-flows ({reasons}); install the same version on every node")
     if launch.gpu:
         import torch
 
@@ -143,7 +143,7 @@ def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(MISLEADING)}
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // launch.devices)))
     env["PYTHONPATH"] = f"{Path(__file__).parents[3]}{os.pathsep}{env.get('PYTHONPATH', '')}"
     # Else the processes that torchrun starts again find the addresses of the lost ones in the store, and gloo waits.

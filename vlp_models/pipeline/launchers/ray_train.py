@@ -24,7 +24,7 @@ from vlp_models.pipeline.launchers.node import RESTARTS, run_node
 
 def _train_on_node(config: dict[str, str]) -> None:
     """Run on each of Ray Train's workers."""
-    folder, index = Path(config["folder"]), get_context().get_world_rank()
+    folder, index = Path(config["folder"]), get_context().get_world_rank()  # plain-ok
     endpoint = ""
     if index == 0:
         with socket.socket() as free:

@@ -22,7 +22,8 @@ from vlp_models.pipeline.launchers.node import run_node
 logger = get_logger(__name__)
 
 # A state in which a job stays. PREEMPTED is not one of them: it is requeued.
-ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE")  # plain-ok
+ENDED += ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 ASK_EVERY = 5.0  # seconds: slurmctld serves many users
 
 
@@ -54,7 +55,7 @@ class SlurmJob:
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self._asked, self._said = 0.0, ""
+        self._asked, self._logged = 0.0, ""
 
     def end(self) -> str | None:
         if time.monotonic() < self._asked + ASK_EVERY:
@@ -64,13 +65,13 @@ class SlurmJob:
             ["squeue", "--noheader", "--jobs", self.job_id, "--format", "%T %r"], capture_output=True, text=True
         )
         state = done.stdout.strip()
-        if state and state != self._said:
+        if state and state != self._logged:
             logger.info("SLURM job %s: %s", self.job_id, state)
-            self._said = state
+            self._logged = state
         if done.returncode and "Invalid job id" not in done.stderr:  # slurmctld does not respond: the job goes on
             return None
         if not state:
-            return f"SLURM job {self.job_id} is gone, last seen as {self._said or 'submitted'}"
+            return f"SLURM job {self.job_id} is gone, last seen as {self._logged or 'submitted'}"
         return f"SLURM job {self.job_id}: {state}" if state.split()[0] in ENDED else None
 
     def cancel(self) -> None:
