@@ -30,7 +30,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     """Train the stale fine-tunings that start from pretrained models, `trainer.parallel_finetune` at a time.
 
     Their inputs are brought up to date first. Nothing is run if there is nothing to gain: on a GPU, which fine-tunings
-    would share badly, or with fewer than two such runs.
+    would share badly, with a launcher, or with fewer than two such runs.
 
     Returns:
         The first exit code that is not 0.
@@ -41,8 +41,9 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
         # Generated captions come from another fine-tuning.
         if not entry.start.startswith("finetune/") and not entry.augment.captions
     }
-    on_cpu = params.trainer.accelerator in ("auto", "cpu") and not use_cuda(params.trainer.accelerator)
-    if params.trainer.parallel_finetune < 2 or len(starts) < 2 or not on_cpu:
+    trainer = params.trainer
+    on_cpu = trainer.accelerator in ("auto", "cpu") and not use_cuda(trainer.accelerator)
+    if trainer.parallel_finetune < 2 or len(starts) < 2 or not on_cpu or trainer.launcher != "local":
         return 0
     stale = _find_stale(root, [f"finetune@{name}" for name in starts], environment)
     shared = {"shards", "tokenizer", "features", "detector", "validate", "plan"}
