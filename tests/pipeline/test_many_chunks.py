@@ -119,7 +119,7 @@ def test_memory_of_features_and_shards_is_constant_in_images(tmp_path: Path, mon
         monkeypatch.setattr(module, "BATCH_ROWS", FEWER)
     most = {}
     params = settings(64)
-    for images in (200, 1500, 4500):
+    for images in (100, 800, 2400):
         workspace = make(tmp_path / str(images), images)
         steps = {
             "features": lambda w=workspace: features.run(params, w),
@@ -128,8 +128,8 @@ def test_memory_of_features_and_shards_is_constant_in_images(tmp_path: Path, mon
         most[images] = {name: peak(step) for name, step in steps.items()}
         # The first loads what is loaded once. Python's table of all names grows by megabytes at a stroke.
         monkeypatch.setattr(sys, "intern", str)
-    for name in most[4500]:  # the rows of 3,000 images take more than 2 MB as objects
-        assert most[4500][name] < most[1500][name] + 0.7, most
+    for name in most[2400]:  # the rows of 1,600 images take more than 1 MB as objects
+        assert most[2400][name] < most[800][name] + 0.5, most
 
 
 @pytest.mark.long
