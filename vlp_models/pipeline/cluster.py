@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -243,7 +244,7 @@ def connected(address: str) -> Iterator[Any]:
         _check_answers(address)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except Exception as error:
         hint = (
             "start one on this machine with `ray start`, or name its address"
