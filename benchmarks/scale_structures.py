@@ -3,9 +3,9 @@
 The stages that make these files take hours for 10^8 pairs. So the files are made directly, with the columns, the sizes
 of row groups and the order of the real ones:
 
-    features         index.parquet of data/features, one row group per chunk of 512 images
-    hashes           the hashes of the features kept for the next run, in the order of image ids, so not of hashes
-    shards           index-train.parquet of data/shards, one row group per shard, with the view `captions` alone
+    features   index.parquet of data/features, by chunks of 512 images
+    hashes     the hashes of the features kept for the next run, in the order of image ids, so not of hashes
+    shards     index-train.parquet of data/shards, with the view `captions` alone
 
 Each measurement runs in a process of its own and is given as seconds, the peak of its own memory (`own_mb`, sampled 20
 times a second) and of its memory with pages of mapped files (`peak_mb`), which the system drops if others need it.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -55,16 +56,17 @@ def starts(rows: int, step: int) -> Iterator[tuple[int, int]]:
 
 def make_features(folder: Path, rows: int) -> None:
     from vlp_models.data.features import CHUNK_IMAGES, INDEX_SCHEMA
+    from vlp_models.data.tables import RowGroups
 
     features = folder / "features"
     features.mkdir()
     manifest = {"detector_id": "d", "feature_dim": 4, "classes": ["background"]}
     (features / "manifest.json").write_text(json.dumps(manifest))
-    with pq.ParquetWriter(features / "index.parquet", INDEX_SCHEMA, compression="zstd") as writer:
+    with RowGroups(features / "index.parquet", INDEX_SCHEMA, -(-rows // CHUNK_IMAGES)) as writer:
         for first, count in starts(rows, CHUNK_IMAGES):
             place = np.arange(count, dtype=np.int32)
             columns = [ids(first, count), np.full(count, first // CHUNK_IMAGES, np.int32), place * 36, place * 0 + 36]
-            writer.write_table(pa.table(dict(zip(INDEX_SCHEMA.names, columns, strict=True)), schema=INDEX_SCHEMA))
+            writer.write(pa.table(dict(zip(INDEX_SCHEMA.names, columns, strict=True)), schema=INDEX_SCHEMA))
 
 
 def make_hashes(folder: Path, rows: int) -> None:
@@ -79,6 +81,7 @@ def make_hashes(folder: Path, rows: int) -> None:
 
 def make_shards(folder: Path, rows: int, per_shard: int) -> None:
     from vlp_models.data.shards.write import index_schema
+    from vlp_models.data.tables import RowGroups
 
     shards = folder / "shards"
     shards.mkdir()
@@ -87,9 +90,9 @@ def make_shards(folder: Path, rows: int, per_shard: int) -> None:
     manifest = {"feature_dim": 0, "classes": [], "detector_id": "", "sources": ["many"], "counts": counts}
     (shards / "manifest.json").write_text(json.dumps(manifest))
     for split in ("train", "val", "test"):
-        with pq.ParquetWriter(shards / f"index-{split}.parquet", schema, compression="zstd") as writer:
+        with RowGroups(shards / f"index-{split}.parquet", schema, -(-rows // per_shard)) as writer:
             for first, count in starts(rows if split == "train" else 0, per_shard):
-                writer.write_table(shard_rows(schema, first, count, first // per_shard))
+                writer.write(shard_rows(schema, first, count, first // per_shard))
 
 
 def shard_rows(schema: pa.Schema, first: int, count: int, shard: int) -> pa.Table:
@@ -199,7 +202,7 @@ MEASURED: dict[str, tuple[str, Callable[[Path, int], None]]] = {  # name -> file
 
 def run_measured(name: str, folder: Path, rows: int) -> None:
     """Run one measurement in this process, and print its seconds and memory."""
-    import vlp_models.training.data  # what is loaded once is not measured as time
+    importlib.import_module("vlp_models.training.data")  # loaded once, so not measured
 
     most = {"own": 0.0}
 
@@ -256,7 +259,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory(dir=options.local) as name:
                 folder, start = Path(name), time.perf_counter()
                 make[needed](folder, rows)
-                print(f"{rows:,} rows of {needed or 'nothing'}, made in {time.perf_counter() - start:.0f} s", flush=True)
+                seconds = round(time.perf_counter() - start)
+                print(f"{rows:,} rows of {needed or 'nothing'}, made in {seconds} s", flush=True)
                 for what in (what for what, (file, _) in MEASURED.items() if file == needed):
                     found = {"rows": rows, "what": what, **measure(what, folder, rows)}
                     found["load_average"] = round(os.getloadavg()[0], 2)

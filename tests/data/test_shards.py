@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import read_shard
 
+from vlp_models.data import sorted_rows
 from vlp_models.data.shards import index
 from vlp_models.data.shards.archive import check_tar, read_member
 from vlp_models.data.shards.dataset import ShardDataset
@@ -230,7 +231,7 @@ def test_a_mapped_index_gives_the_same_rows(shards: Path, monkeypatch: pytest.Mo
     held = everything(shards)
     monkeypatch.setattr(index, "PIECE", 4)
     assert everything(shards) == held
-    monkeypatch.setattr(index, "MAPPED", 1)
+    monkeypatch.setattr(sorted_rows, "MAPPED", 1)
     assert everything(shards) == held
     mapped = shards.with_name(".shards-mapped")
     files = sorted(mapped.iterdir())
@@ -245,6 +246,6 @@ def test_a_mapped_index_gives_the_same_rows(shards: Path, monkeypatch: pytest.Mo
 
 def test_index_stays_in_memory_if_the_folder_is_not_writable(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = everything(shards)
-    monkeypatch.setattr(index, "MAPPED", 1)
+    monkeypatch.setattr(sorted_rows, "MAPPED", 1)
     shards.with_name(".shards-mapped").write_text("a file in the folder's place")
     assert everything(shards) == held

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -26,7 +25,7 @@ from vlp_models.common.io import link_or_copy, output_directory
 from vlp_models.common.limits import check_numbers
 from vlp_models.data.sample import REGION_DTYPES, RegionArrays
 from vlp_models.data.sorted_rows import SortedRows
-from vlp_models.data.tables import TableWriter
+from vlp_models.data.tables import RowGroups, TableWriter
 from vlp_models.errors import DataError
 
 CHUNK_IMAGES = 512
@@ -67,7 +66,7 @@ def write_index(directory: Path) -> dict[str, int]:
     """Write index.parquet from the chunks in `directory`; return the number of images, regions and chunks."""
     images = regions = 0
     paths = sorted(directory.glob("features-*.safetensors"))
-    with pq.ParquetWriter(directory / "index.parquet", INDEX_SCHEMA, compression="zstd") as index:
+    with RowGroups(directory / "index.parquet", INDEX_SCHEMA, len(paths)) as index:
         for number, path in enumerate(paths):
             if path.name != chunk_name(number):
                 raise DataError(f"{directory}: {chunk_name(number)} is missing; run `dvc repro features`")
@@ -75,7 +74,7 @@ def write_index(directory: Path) -> dict[str, int]:
             for image_id, count in read_listing(path):
                 rows.append({"image_id": image_id, "chunk": number, "start": start, "count": count})
                 start += count
-            index.write_table(pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
+            index.write(pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
             images, regions = images + len(rows), regions + start
     return {"images": images, "regions": regions, "chunks": len(paths)}
 

@@ -19,12 +19,31 @@ import pyarrow.parquet as pq
 
 from vlp_models.common.io import stat_file
 from vlp_models.data.joins import Database
-from vlp_models.data.tables import read_batches
+from vlp_models.data.tables import SCHEMAS, damage_errors, read_batches
 
 PIECE = 65_536  # rows
 MAPPED = 200_000  # a file with at least this many rows is mapped
 
 Check = Callable[[pa.Table], None]
+
+
+def copy_path(file: Path, name: str) -> Path:
+    """Return where the copy of a file is, or will be.
+
+    Raises:
+        OSError: no such file.
+    """
+    stamp = "-".join(f"{number:x}" for number in stat_file(file.stat()))
+    return file.parent.with_name(f".{file.parent.name}-mapped") / f"{name}-{stamp}.arrow"
+
+
+def is_mapped(file: Path, name: str) -> bool:
+    """Return whether a Parquet file is large, or has a copy; a copy saves reading the file's metadata.
+
+    Raises:
+        OSError, pyarrow.ArrowException: no such file, or a damaged one.
+    """
+    return copy_path(file, name).exists() or pq.read_metadata(file).num_rows >= MAPPED
 
 
 def map_rows(
@@ -39,9 +58,8 @@ def map_rows(
     Raises:
         OSError: the folder is not writable, or the disk is full.
     """
-    stamp = "-".join(f"{number:x}" for number in stat_file(file.stat()))
-    folder = file.parent.with_name(f".{file.parent.name}-mapped")
-    path = folder / f"{name}-{stamp}.arrow"
+    path = copy_path(file, name)
+    folder = path.parent
     if not path.exists():
         folder.mkdir(exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
@@ -79,7 +97,7 @@ class SortedRows:
         Raises:
             OSError, pyarrow.ArrowException, ValueError: no such file, or a damaged one.
         """
-        if pq.read_metadata(file).num_rows >= MAPPED:
+        if is_mapped(file, file.stem):
             with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
                 return cls(map_rows(file, file.stem, schema, _Copy(file, key, schema, check).write), key)
         rows = pq.read_table(file, schema=schema)
@@ -102,6 +120,26 @@ class SortedRows:
         if row == len(values) or values[row].as_py() != value:
             return None
         return {name: piece[name][row].as_py() for name in self._names}
+
+
+class ImagePaths:
+    """The paths of the images in a directory of canonical tables.
+
+    Raises:
+        DataError: the table is damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        file, self._rows = directory / "images.parquet", None
+        schema = pa.schema([SCHEMAS["images"].field(name) for name in ("image_id", "path")])
+        if file.exists():
+            with damage_errors(file):
+                self._rows = SortedRows.open(file, "image_id", schema, lambda rows: rows.validate(full=True))
+
+    def find(self, image_id: str) -> str | None:
+        """Return the path of an image as the table has it; None if it has no such image."""
+        row = self._rows.find(image_id) if self._rows is not None else None
+        return None if row is None else str(row["path"])
 
 
 class _Copy:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vlp_models.data.shards.archive import BLOCK, KEY
 from vlp_models.data.shards.write import PLACE_COLUMNS, view_schema
-from vlp_models.data.sorted_rows import MAPPED, PIECE, map_rows
+from vlp_models.data.sorted_rows import PIECE, is_mapped, map_rows
 from vlp_models.data.tables import open_parquet
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
@@ -111,7 +111,7 @@ def read_index(file: Path, view: View) -> Index:
     """
     columns = [*PLACE_COLUMNS, *(column.name for column in view.indexed)]
     try:
-        if pq.read_metadata(file).num_rows >= MAPPED:
+        if is_mapped(file, f"{file.stem}-{view.name}"):
             with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
                 return Index(_map_rows(file, view, columns))
         rows = pq.read_table(file, schema=view_schema(view), columns=columns, filters=[("view", "=", view.name)])
