@@ -136,7 +136,7 @@ def look_up_features(folder: Path, rows: int) -> None:
 
 def open_hashes(folder: Path, rows: int) -> None:
     from vlp_models.data.features import _HASHES_SCHEMA, _check_hashes
-    from vlp_models.data.sorted_rows import SortedRows
+    from vlp_models.data.mapped import SortedRows
 
     found = SortedRows.open(folder / "hashes" / "hashes.parquet", "sha256", _HASHES_SCHEMA, _check_hashes)
     for number in np.random.default_rng(SEED).integers(rows, size=LOOKUPS).tolist():

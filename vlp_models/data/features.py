@@ -23,8 +23,8 @@ from safetensors.numpy import save_file
 
 from vlp_models.common.io import link_or_copy, output_directory
 from vlp_models.common.limits import check_numbers
+from vlp_models.data.mapped import SortedRows
 from vlp_models.data.sample import REGION_DTYPES, RegionArrays
-from vlp_models.data.sorted_rows import SortedRows
 from vlp_models.data.tables import RowGroups, TableWriter
 from vlp_models.errors import DataError
 
@@ -99,7 +99,7 @@ def read_listing(path: Path) -> list[tuple[str, int]]:
 class FeatureStore:
     """Reads data/features. Chunks are memory-mapped; `get` copies one image's rows.
 
-    A large index is memory-mapped, next to `directory` (sorted_rows.py).
+    A large index is memory-mapped, next to `directory` (mapped.py).
 
     Args:
         directory: a finished data/features.

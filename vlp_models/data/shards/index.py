@@ -1,6 +1,6 @@
 """The rows of one view in the shards' index. Memory holds only what is read.
 
-A large index is memory-mapped (sorted_rows.py). Every index is checked before a sample is read; the location of images
+A large index is memory-mapped (mapped.py). Every index is checked before a sample is read; the location of images
 is checked again in the tar itself (archive.py).
 """
 
@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from vlp_models.data.mapped import PIECE, is_mapped, map_rows
 from vlp_models.data.shards.archive import BLOCK, KEY
 from vlp_models.data.shards.write import PLACE_COLUMNS, view_schema
-from vlp_models.data.sorted_rows import PIECE, is_mapped, map_rows
 from vlp_models.data.tables import open_parquet
 from vlp_models.data.views import View
 from vlp_models.errors import DataError

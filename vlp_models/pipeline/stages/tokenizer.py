@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +22,7 @@ from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.data.joins import Database, number_rows
+from vlp_models.data.mapped import MappedValues
 from vlp_models.data.tables import SCHEMAS, SPLITS, stream_table
 from vlp_models.data.tokenizer import Coverage, Tokenizer, measure_coverage
 from vlp_models.data.views import TABLES
@@ -74,34 +74,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         logger.warning("tokenizer: %s", line)
 
 
-class _Lists:
-    """Texts, or the answers of each question, in a file that is memory-mapped; may be iterated again."""
-
-    def __init__(self, path: Path, pieces: Iterable[list[Any]], kind: pa.DataType) -> None:
-        self._path, self._length = path, 0
-        schema = pa.schema([("value", kind)])
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for piece in pieces:
-                writer.write_batch(pa.record_batch([pa.array(piece, kind)], schema))
-                self._length += len(piece)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        with pa.memory_map(str(self._path)) as source:
-            pieces = pa.ipc.open_file(source)
-            for number in range(pieces.num_record_batches):
-                yield from pieces.get_batch(number)["value"].to_pylist()
-
-    def __contains__(self, value: object) -> bool:
-        return any(value == one for one in self)
-
-
 @contextmanager
 def _read(
     validated: Path, sources: list[str], workspace: Workspace, without: Set[str] = frozenset()
-) -> Iterator[tuple[_Lists, _Lists]]:
+) -> Iterator[tuple[MappedValues, MappedValues]]:
     """Yield the texts of the vocabulary and the answers of each question, except those of the images `without`."""
     scratch = workspace.root / ".work"
     scratch.mkdir(exist_ok=True)
@@ -116,7 +92,10 @@ def _read(
         )
         answers = (rows["answers"].to_pylist() for rows in corpus.rows("questions", "answers", SPLITS[:2]))
         strings = pa.list_(pa.string())
-        yield _Lists(folder / "texts.arrow", texts, pa.string()), _Lists(folder / "answers.arrow", answers, strings)
+        yield (
+            MappedValues(folder / "texts.arrow", texts, pa.string()),
+            MappedValues(folder / "answers.arrow", answers, strings),
+        )
 
 
 class _Corpus:
@@ -181,7 +160,7 @@ def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> 
     return build(image_ids) != whole
 
 
-def _make(p: TokenizerParams, texts: _Lists, workspace: Workspace) -> Tokenizer:
+def _make(p: TokenizerParams, texts: MappedValues, workspace: Workspace) -> Tokenizer:
     accents = None if p.strip_accents == "auto" else p.strip_accents
     if p.source == "vocab":
         tokenizer = _given(p, accents, workspace)

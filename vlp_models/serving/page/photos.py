@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.images import FORMATS, ImageError
+from vlp_models.data.mapped import ImagePaths
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.data.sorted_rows import ImagePaths
 from vlp_models.data.tables import read_rows
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.serving.images import MAX_BYTES, decode_checked

@@ -1,4 +1,4 @@
-"""Rows of large Parquet files, read from a memory-mapped copy: `map_rows`, and by the value of a column `SortedRows`.
+"""Memory-mapped files: copies of large Parquet files, to read rows by number or by the value of a column, and values.
 
 A copy is uncompressed Arrow in a hidden folder next to the file's folder. It is written once; processes share its
 pages, and the system drops them when it needs the memory. Memory holds what is read, and one value per `PIECE` rows.
@@ -140,6 +140,31 @@ class ImagePaths:
         """Return the path of an image as the table has it; None if it has no such image."""
         row = self._rows.find(image_id) if self._rows is not None else None
         return None if row is None else str(row["path"])
+
+
+class MappedValues:
+    """Values in a new file, such as texts; iterating, also more than once, holds some of them at a time."""
+
+    def __init__(self, path: Path, pieces: Iterable[list[Any]], kind: pa.DataType) -> None:
+        """pieces: the values, some at a time."""
+        self._path, self._length = path, 0
+        schema = pa.schema([("value", kind)])
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for piece in pieces:
+                writer.write_batch(pa.record_batch([pa.array(piece, kind)], schema))
+                self._length += len(piece)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        with pa.memory_map(str(self._path)) as source:
+            pieces = pa.ipc.open_file(source)
+            for number in range(pieces.num_record_batches):
+                yield from pieces.get_batch(number)["value"].to_pylist()
+
+    def __contains__(self, value: object) -> bool:
+        return any(value == one for one in self)
 
 
 class _Copy:
