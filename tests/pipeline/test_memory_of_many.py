@@ -49,14 +49,7 @@ SMALL = "from vlp_models.data import joins\njoins.MEMORY = '128MB'\n"  # DuckDB'
 def make(root: Path, rows: int, pictures: int = PICTURES) -> None:
     """The benchmark's project, with so many captions: those behind the first are of sound pictures of train."""
     root.mkdir()
-    scale.make_project(root, pictures, near_duplicates=False)
-    listing = root / "data" / "raw" / "many" / "pairs.jsonl"
-    listed = map(json.loads, listing.read_text().splitlines())
-    sound = [pair["image"] for number, pair in enumerate(listed) if pair["split"] == "train" and number % 100 != 7]
-    with listing.open("a") as file:
-        for number in range(pictures, rows):
-            pair = {"image": sound[number % len(sound)], "caption": scale.caption(number), "split": "train"}
-            file.write(json.dumps(pair) + "\n")
+    scale.make_project(root, rows, near_duplicates=False, pictures=pictures)
 
 
 def run(stage: str, root: Path) -> None:

@@ -92,7 +92,7 @@ class SortedRows:
         """Read or map a Parquet file, whose rows may have any order.
 
         Args:
-            check: raises a ValueError if rows are invalid.
+            check: raises a ValueError if rows are invalid; a key must not be null.
 
         Raises:
             OSError, pyarrow.ArrowException, ValueError: no such file, or a damaged one.
@@ -134,12 +134,18 @@ class ImagePaths:
         schema = pa.schema([SCHEMAS["images"].field(name) for name in ("image_id", "path")])
         if file.exists():
             with damage_errors(file):
-                self._rows = SortedRows.open(file, "image_id", schema, lambda rows: rows.validate(full=True))
+                self._rows = SortedRows.open(file, "image_id", schema, _check_paths)
 
     def find(self, image_id: str) -> str | None:
         """Return the path of an image as the table has it; None if it has no such image."""
         row = self._rows.find(image_id) if self._rows is not None else None
         return None if row is None else str(row["path"])
+
+
+def _check_paths(rows: pa.Table) -> None:
+    rows.validate(full=True)
+    if rows["image_id"].null_count:
+        raise pa.ArrowInvalid("an image without an id")
 
 
 class MappedValues:
@@ -174,7 +180,7 @@ class _Copy:
         self._file, self._key, self._schema, self._check = file, key, schema, check
 
     def write(self, writer: pa.ipc.RecordBatchWriter, folder: Path) -> None:
-        if self._in_order():
+        if self._check_rows():
             _write(writer, self._rows(), self._schema)
             return
         with Database.within(folder) as database:
@@ -182,20 +188,19 @@ class _Copy:
             _write(writer, database.stream(f'SELECT * FROM rows ORDER BY "{self._key}"', PIECE), self._schema)
 
     def _rows(self) -> Iterator[pa.Table]:
-        for rows in read_batches([self._file], PIECE, self._schema.names):
-            self._check(rows)
-            yield rows
+        return read_batches([self._file], PIECE, self._schema.names)
 
-    def _in_order(self) -> bool:
-        last = ""
-        for rows in read_batches([self._file], PIECE, [self._key]):
+    def _check_rows(self) -> bool:
+        """Check all rows; return whether they are sorted."""
+        last, in_order = "", True
+        for rows in self._rows():
+            self._check(rows)
             values = rows[self._key].combine_chunks()
-            if values.null_count:
-                return False
-            if values[0].as_py() < last or pc.any(pc.greater(values[:-1], values[1:])).as_py():
-                return False
+            in_order = (
+                in_order and last <= values[0].as_py() and not pc.any(pc.greater(values[:-1], values[1:])).as_py()
+            )
             last = values[-1].as_py()
-        return True
+        return in_order
 
 
 def _write(writer: pa.ipc.RecordBatchWriter, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
