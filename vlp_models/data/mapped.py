@@ -110,7 +110,7 @@ class SortedRows:
         return self._length
 
     def find(self, value: str) -> dict[str, Any] | None:
-        """Return the row with this value; None if there is none."""
+        """Return the row with this value; None if it is not found."""
         number = bisect_right(self._first, value) - 1
         if number < 0:
             return None
