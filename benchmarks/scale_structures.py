@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 ROOT = Path(__file__).parent.parent
@@ -96,23 +97,25 @@ def make_shards(folder: Path, rows: int, per_shard: int) -> None:
 
 
 def shard_rows(schema: pa.Schema, first: int, count: int, shard: int) -> pa.Table:
-    names, place = ids(first, count), np.arange(count, dtype=np.int64)
+    place = np.arange(count, dtype=np.int64)
+    digits = pa.array(place + first).cast(pa.string())
+    names = pc.binary_join_element_wise("many/", pc.utf8_lpad(digits, 9, "0"), "")
     known: dict[str, Any] = {
-        "view": ["captions"] * count,
+        "view": pa.repeat("captions", count),
         "sample_id": names,
         "image_id": names,
-        "source": ["many"] * count,
+        "source": pa.repeat("many", count),
         "shard": np.full(count, shard, np.int32),
-        "key": [name.replace("/", "%2F") for name in names],
+        "key": pc.replace_substring(names, "/", "%2F"),
         "regions_offset": place * 0,
         "regions_size": place * 0,
         "pixels_offset": place * 25_600 + 1024,
         "pixels_size": place * 0 + 24_000,
-        "pixels_extension": ["jpg"] * count,
-        "text": [f"a cat in front of a house at place {number}" for number in range(first, first + count)],
+        "pixels_extension": pa.repeat("jpg", count),
+        "text": pc.binary_join_element_wise("a cat in front of a house at place ", digits, ""),
     }
-    none = [None] * count
-    return pa.Table.from_pydict({name: known.get(name, none) for name in schema.names}, schema=schema)
+    columns = [known.get(column.name, pa.nulls(count, column.type)) for column in schema]
+    return pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema)
 
 
 # --- What is measured ------------------------------------------------------------------------------------------------
@@ -164,7 +167,13 @@ def load(folder: Path, rows: int, **more: Any) -> None:
     from vlp_models.training.data import LoaderFactory
 
     factory = LoaderFactory(
-        folder / "shards", "captions", collate=list, batch_size=BATCH, seed=SEED, regions=False, **more
+        folder / "shards",
+        "captions",
+        collate=list,  # type: ignore[arg-type]
+        batch_size=BATCH,
+        seed=SEED,
+        regions=False,
+        **more,
     )
     loader, _ = factory(0, 1)
     steps = len(loader)

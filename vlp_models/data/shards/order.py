@@ -84,7 +84,7 @@ class EpochOrder:
         """Return the number of batches per epoch, the same on every rank."""
         return self.length // self.batch_size if self.drop_last else math.ceil(self.length / self.batch_size)
 
-    def permutation(self, epoch: int) -> NDArray[np.uint32]:
+    def permutation(self, epoch: int) -> NDArray[np.integer]:
         """Return uint32 [length]: the order that all ranks share."""
         order = sample_numbers(self.length)
         if self.shuffle:
@@ -135,7 +135,7 @@ class GroupedOrder(EpochOrder):
     images: NDArray[np.uint32]
     texts_per_image: int
 
-    def permutation(self, epoch: int) -> NDArray[np.uint32]:
+    def permutation(self, epoch: int) -> NDArray[np.integer]:
         if not self.shuffle:
             return sample_numbers(self.length)
         rng = np.random.default_rng([self.seed, epoch])
@@ -179,7 +179,7 @@ class BlockOrder(EpochOrder):
         super().__post_init__()
         object.__setattr__(self, "_first", np.cumsum(self.layout.counts) - self.layout.counts)
 
-    def permutation(self, epoch: int) -> NDArray[np.int64]:
+    def permutation(self, epoch: int) -> NDArray[np.integer]:
         """Return int64 [length]: all batches concatenated; for small datasets."""
         found = [_Epoch(self, epoch).batch(step) for step in range(self.steps)]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
