@@ -155,4 +155,4 @@ bench: install
 
 clean:
 	@if [ -f .work/stack/record.json ]; then $(BIN)/vlp down; fi
-	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards data/contents data/training_stats.json
+	rm -rf .work checkpoints reports mlflow.db mlartifacts data/raw data/interim data/validated data/detector data/features data/tokenizer data/shards data/contents data/.*-mapped data/training_stats.json

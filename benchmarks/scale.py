@@ -12,6 +12,9 @@ the number of rows changes (the disk must hold spilled data, and the file cache 
 Each image of val and test is compared with all others (`validate.near_duplicates`), which takes time proportional to
 the product of both numbers; `--no-near-duplicates` skips it, and the keypoints that prepare extracts for it.
 
+`--pictures` is the number of images; the captions of all further pairs are of these images again. So 10^8 pairs need
+little disk, and show what rows alone take.
+
 `--local` is the folder for the images; 10^6 of them are 4 GB of small files. Use an otherwise idle machine.
 """
 
@@ -34,7 +37,7 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "scale-cpu.json"
-STAGES = ("prepare", "validate", "shards", "loader", "streamed")
+STAGES = ("prepare", "validate", "tokenizer", "shards", "loader", "streamed")
 FAR = 10**8
 COLORS = ("red", "blue", "green", "gray")
 THINGS = ("cat", "dog", "house", "tree", "box", "cup", "car", "boat")
@@ -105,6 +108,12 @@ def caption(number: int) -> str:
     return f"a {color} {thing} stands in front of a {other} {behind} at place {number}"
 
 
+def another_caption(number: int) -> str:
+    """Return a caption, different for each number, of a few thousand words in total."""
+    millions, rest = divmod(number, 10**6)
+    return f"{caption(number % 1000)} of row {rest // 1000} in hall {millions}"
+
+
 def split_of(number: int, every: int) -> str:
     return {3: "val", 4: "test"}.get(number % every, "train")
 
@@ -136,22 +145,35 @@ def write_some(task: tuple[str, int, int, int]) -> list[str]:
     return lines
 
 
-def make_project(root: Path, pairs: int, near_duplicates: bool) -> None:
+def make_project(root: Path, pairs: int, near_duplicates: bool, pictures: int | None = None) -> None:
+    """Make the dataset and params.yaml. pictures: number of images; default: one per pair."""
     import yaml
 
+    pictures = min(pairs, pictures or pairs)
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["data"] = {"many": {"format": "pairs", "root": "data/raw/many", "pairs": "pairs.jsonl"}}
     if not near_duplicates:
         params["validate"]["near_duplicates"] |= {"max_hash_distance": -1, "keypoints": False}
-    params["shards"] |= {"pixels": True, "images_per_shard": 5000}
+    params["shards"] |= {"pixels": True, "images_per_shard": max(1, 5000 * pictures // pairs)}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     folder = root / "data" / "raw" / "many"
     folder.mkdir(parents=True)
-    every = max(10, pairs // 5000)
-    tasks = [(str(folder), first, min(first + 1000, pairs), every) for first in range(0, pairs, 1000)]
+    every = max(10, pictures // 5000)
+    tasks = [(str(folder), first, min(first + 1000, pictures), every) for first in range(0, pictures, 1000)]
+    sound: list[str] = []
     with ProcessPoolExecutor(2) as pool, (folder / "pairs.jsonl").open("w") as listing:
         for lines in pool.map(write_some, tasks):
             listing.writelines(lines)
+            if pairs > pictures:
+                found = map(json.loads, lines)
+                sound += [pair["image"] for pair in found if pair["split"] == "train" and _number(pair) % 100 != 7]
+        for number in range(pictures, pairs):
+            pair = {"image": sound[number % len(sound)], "caption": another_caption(number), "split": "train"}
+            listing.write(json.dumps(pair) + "\n")
+
+
+def _number(pair: dict[str, str]) -> int:
+    return int(Path(pair["image"]).stem)
 
 
 def measure(root: Path, stage: str, batches: int) -> dict[str, float]:
@@ -166,7 +188,7 @@ def measure(root: Path, stage: str, batches: int) -> dict[str, float]:
 
 
 def check(root: Path, pairs: int) -> None:
-    """Check that each kind of bad pair was found as often as it was made."""
+    """Check that each kind of bad pair was found as often as it was made; pairs: with an image of their own."""
     report = json.loads((root / "reports" / "validation.json").read_text())
     failed = {(rule["table"], rule["rule"]): rule["failed"] for rule in report["rules"]}
     for where, table, rule in (
@@ -206,6 +228,7 @@ def write(out: Path, runs: dict[str, list[dict[str, float]]], *, near_duplicates
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--pictures", type=int, default=None, help="number of images; default: one per pair")
     parser.add_argument("--batches", type=int, default=200, help="batches of 256 to load")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--no-near-duplicates", action="store_true", help="skip the search for near-duplicates")
@@ -217,15 +240,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.local) as name:
             root = Path(name)
             start = time.perf_counter()
-            make_project(root, pairs, not options.no_near_duplicates)
+            make_project(root, pairs, not options.no_near_duplicates, options.pictures)
             print(f"{pairs:,} pairs, made in {time.perf_counter() - start:.0f} s", flush=True)
             for stage in options.stages:
-                found = {"pairs": pairs, **measure(root, stage, options.batches)}
+                found = {"pairs": pairs, "pictures": min(pairs, options.pictures or pairs)}
+                found |= measure(root, stage, options.batches)
                 found["load_average"] = round(os.getloadavg()[0], 2)
                 runs[stage].append(found)
                 print(stage, json.dumps(found), flush=True)
                 if stage == "validate":
-                    check(root, pairs)
+                    check(root, int(found["pictures"]))
                 write(options.out, runs, near_duplicates=not options.no_near_duplicates)  # the next may take hours
 
 

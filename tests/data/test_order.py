@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from toy_dataset import Toy, write_shards, write_tokenizer
 from toy_tasks import any_generator, double, make
 
+from vlp_models.data.shards import index
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.data.shards.order import (
@@ -49,6 +51,42 @@ def test_every_text_occurs_once_in_the_fewest_runs(names: list[str], together: i
     assert len(runs) <= wanted
     if len(runs) == wanted:
         assert max(runs) <= together
+
+
+def original_permutation(images: list[int], together: int, seed: int, epoch: int) -> list[int]:
+    """The grouped order as it was first written, with int64: a run is resumed in the order in which it started."""
+    rng = np.random.default_rng([seed, epoch])
+    mixed = rng.permutation(len(images))
+    by_image = mixed[np.argsort(np.array(images)[mixed], kind="stable")]
+    sorted_images = np.array(images)[by_image]
+    places = np.arange(len(images)) - np.searchsorted(sorted_images, sorted_images)
+    runs = np.cumsum(places % together == 0) - 1
+    found: list[int] = by_image[np.argsort(rng.permutation(len(images))[runs], kind="stable")].tolist()
+    return found
+
+
+@given(names, st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
+def test_orders_do_not_change_between_versions(names: list[str], together: int, seed: int, epoch: int) -> None:
+    images = first_positions(names)
+    grouped = GroupedOrder(length=len(names), batch_size=4, seed=seed, images=images, texts_per_image=together)
+    assert grouped.permutation(epoch).tolist() == original_permutation(images.tolist(), together, seed, epoch)
+    order = EpochOrder(length=len(names), batch_size=4, seed=seed)
+    assert order.permutation(epoch).tolist() == np.random.default_rng([seed, epoch]).permutation(len(names)).tolist()
+
+
+@given(names, st.booleans())
+def test_first_rows_of_images_in_any_order(names: list[str], ordered: bool) -> None:
+    names = sorted(names) if ordered else names
+    pieces = [pa.record_batch({"image_id": names[start : start + 4]}) for start in range(0, len(names), 4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "PIECE", 4)
+        rows = index.Index(pa.Table.from_batches(pieces)).first_rows()
+    assert rows.tolist() == first_positions(names).tolist()
+
+
+def test_samples_of_an_image_share_the_number_of_the_first(toy: Toy) -> None:
+    for samples in (ShardDataset(toy.shards, "train", "questions"), doubled(toy)):
+        assert samples.first_positions().tolist() == first_positions(samples.image_ids()).tolist()
 
 
 def test_orders_differ_by_seed_and_epoch_and_texts_share_their_images_seed() -> None:

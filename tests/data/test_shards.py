@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import read_shard
 
+from vlp_models.data import mapped
 from vlp_models.data.shards import index
 from vlp_models.data.shards.archive import check_tar, read_member
 from vlp_models.data.shards.dataset import ShardDataset
@@ -234,21 +235,21 @@ def test_a_mapped_index_gives_the_same_rows(shards: Path, monkeypatch: pytest.Mo
     held = everything(shards)
     monkeypatch.setattr(index, "PIECE", 4)
     assert everything(shards) == held
-    monkeypatch.setattr(index, "MAPPED", 1)
+    monkeypatch.setattr(mapped, "MAPPED", 1)
     assert everything(shards) == held
-    mapped = shards.with_name(".shards-mapped")
-    files = sorted(mapped.iterdir())
+    folder = shards.with_name(".shards-mapped")
+    files = sorted(folder.iterdir())
     assert [file.name.split("-")[2] for file in files] == ["captions", "images"]
     times = [file.stat().st_mtime_ns for file in files]
     assert everything(shards) == held
-    assert [file.stat().st_mtime_ns for file in sorted(mapped.iterdir())] == times, "written once"
+    assert [file.stat().st_mtime_ns for file in sorted(folder.iterdir())] == times, "written once"
     os.utime(shards / "index-train.parquet", ns=(1, 1))
     assert everything(shards) == held
-    assert len(list(mapped.iterdir())) == 2 and sorted(mapped.iterdir()) != files, "another index, another file"
+    assert len(list(folder.iterdir())) == 2 and sorted(folder.iterdir()) != files, "another index, another file"
 
 
 def test_index_stays_in_memory_if_the_folder_is_not_writable(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = everything(shards)
-    monkeypatch.setattr(index, "MAPPED", 1)
+    monkeypatch.setattr(mapped, "MAPPED", 1)
     shards.with_name(".shards-mapped").write_text("a file in the folder's place")
     assert everything(shards) == held

@@ -104,7 +104,7 @@ def test_every_tables_schema_begins_with_its_id_and_ends_with_provenance() -> No
 def test_the_vocabulary_reads_every_text_of_a_view() -> None:
     row = {"choice_id": "a", "text": "q", "answers": ["w", "x"], "rationales": ["y"], "image_id": "i"}
     table = pa.Table.from_pylist([row], schema=VIEWS["choices"].schema)
-    assert VIEWS["choices"].texts(table) == ["q", "w", "x", "y"]
+    assert [text for column in VIEWS["choices"].text_columns for text in column.texts(table)] == ["q", "w", "x", "y"]
 
 
 def test_texts_without_an_image_are_only_in_the_index(build_shards: Any, record: Record) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,16 +18,18 @@ import pytest
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.validation import cross_row_facts
-from vlp_models.data import tables
+from vlp_models.data import mapped, tables
 from vlp_models.data.formats import base, pairs
 from vlp_models.data.joins import Database
+from vlp_models.data.shards import index
 from vlp_models.params import load_params
-from vlp_models.pipeline.stages import prepare, shards, training_stats, validate
+from vlp_models.pipeline.stages import prepare, shards, tokenizer, training_stats, validate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import scale
+import scale_structures as structures
 
-STAGES = ("prepare", "validate", "shards")
+STAGES = ("prepare", "validate", "tokenizer", "shards")
 HOLDERS = (
     tables,
     base,
@@ -49,14 +53,7 @@ SMALL = "from vlp_models.data import joins\njoins.MEMORY = '128MB'\n"  # DuckDB'
 def make(root: Path, rows: int, pictures: int = PICTURES) -> None:
     """The benchmark's project, with so many captions: those behind the first are of sound pictures of train."""
     root.mkdir()
-    scale.make_project(root, pictures, near_duplicates=False)
-    listing = root / "data" / "raw" / "many" / "pairs.jsonl"
-    listed = map(json.loads, listing.read_text().splitlines())
-    sound = [pair["image"] for number, pair in enumerate(listed) if pair["split"] == "train" and number % 100 != 7]
-    with listing.open("a") as file:
-        for number in range(pictures, rows):
-            pair = {"image": sound[number % len(sound)], "caption": scale.caption(number), "split": "train"}
-            file.write(json.dumps(pair) + "\n")
+    scale.make_project(root, rows, near_duplicates=False, pictures=pictures)
 
 
 def run(stage: str, root: Path) -> None:
@@ -65,18 +62,20 @@ def run(stage: str, root: Path) -> None:
         prepare.run(params, workspace, "many")
     elif stage == "validate":
         validate.run(params, workspace)
+    elif stage == "tokenizer":
+        tokenizer.run(params, workspace)
     else:
         shards.run(params, workspace, inputs=[])
 
 
-def held(stage: str, root: Path) -> float:
-    """Return the peak of the stage's Python objects and Arrow's buffers, in MB. DuckDB has its own limit."""
+def held(work: Callable[[], None]) -> float:
+    """Return the peak of Python objects and Arrow's buffers, in MB. DuckDB has its own limit."""
     before, arrow = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     POOLS.append(arrow)
     pa.set_memory_pool(arrow)
     tracemalloc.start()
     try:
-        run(stage, root)
+        work()
         return (tracemalloc.get_traced_memory()[1] + arrow.max_memory()) / 2**20
     finally:
         tracemalloc.stop()
@@ -101,9 +100,34 @@ def test_memory_is_constant_in_rows_and_images(tmp_path: Path, monkeypatch: pyte
             for stage in STAGES:
                 run(stage, root)
         else:
-            most[rows] = {stage: held(stage, root) for stage in STAGES}
+            most[rows] = {stage: held(partial(run, stage, root)) for stage in STAGES}
     for stage in STAGES:  # a row that is held takes some 600 bytes: 12 MB for 20,000
         assert most[3 * FEW_ROWS][stage] < most[FEW_ROWS][stage] + 4, most
+
+
+INDEXES = {
+    "features": (structures.make_features, structures.look_up_features),
+    "hashes": (structures.make_hashes, structures.open_hashes),
+    "shards": (partial(structures.make_shards, per_shard=1000), structures.load_all),
+}
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_indexes_are_not_held(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index that is held takes 30 bytes per row and more: 4 MB for 120,000."""
+    monkeypatch.setattr(mapped, "MAPPED", 1)
+    monkeypatch.setattr(mapped, "PIECE", FEWER)
+    monkeypatch.setattr(index, "PIECE", FEWER)
+    for constant in ("LOOKUPS", "BATCH", "BATCHES"):
+        monkeypatch.setattr(structures, constant, 20)
+    make, use = INDEXES[name]
+    most = {}
+    for rows in (2000, 30_000, 150_000):
+        root = tmp_path / str(rows)
+        root.mkdir()
+        make(root, rows)
+        most[rows] = held(partial(use, root, rows))
+    assert most[150_000] < most[30_000] + 1, most
 
 
 @pytest.mark.long

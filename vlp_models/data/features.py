@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vlp_models.common.io import link_or_copy, output_directory
 from vlp_models.common.limits import check_numbers
+from vlp_models.data.mapped import SortedRows
 from vlp_models.data.sample import REGION_DTYPES, RegionArrays
+from vlp_models.data.tables import RowGroups, TableWriter
 from vlp_models.errors import DataError
 
 CHUNK_IMAGES = 512
@@ -67,7 +67,7 @@ def write_index(directory: Path) -> dict[str, int]:
     """Write index.parquet from the chunks in `directory`; return the number of images, regions and chunks."""
     images = regions = 0
     paths = sorted(directory.glob("features-*.safetensors"))
-    with pq.ParquetWriter(directory / "index.parquet", INDEX_SCHEMA, compression="zstd") as index:
+    with RowGroups(directory / "index.parquet", INDEX_SCHEMA, len(paths)) as index:
         for number, path in enumerate(paths):
             if path.name != chunk_name(number):
                 raise DataError(f"{directory}: {chunk_name(number)} is missing; run `dvc repro features`")
@@ -75,7 +75,7 @@ def write_index(directory: Path) -> dict[str, int]:
             for image_id, count in read_listing(path):
                 rows.append({"image_id": image_id, "chunk": number, "start": start, "count": count})
                 start += count
-            index.write_table(pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
+            index.write(pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
             images, regions = images + len(rows), regions + start
     return {"images": images, "regions": regions, "chunks": len(paths)}
 
@@ -100,7 +100,7 @@ def read_listing(path: Path) -> list[tuple[str, int]]:
 class FeatureStore:
     """Reads data/features. Chunks are memory-mapped; `get` copies one image's rows.
 
-    Per image it holds the id and 20 bytes, found by bisection: a dictionary takes several times as much.
+    A large index is memory-mapped, next to `directory` (mapped.py).
 
     Args:
         directory: a finished data/features.
@@ -122,30 +122,16 @@ class FeatureStore:
                 "regions of different detectors cannot be mixed: run `dvc repro features`"
             )
         try:
-            index = pq.read_table(directory / "index.parquet", schema=INDEX_SCHEMA)
-            index.validate(full=True)
+            self._rows = SortedRows.open(directory / "index.parquet", "image_id", INDEX_SCHEMA, _check_index)
         except (OSError, pa.ArrowException, ValueError) as error:
             raise DataError(f"{directory / 'index.parquet'}: {error}; run `dvc repro features`") from None
-        for name in INDEX_SCHEMA.names:
-            if index[name].null_count or (name != "image_id" and pc.any(pc.less(index[name], 0)).as_py()):
-                raise DataError(
-                    f"{directory / 'index.parquet'}: column `{name}` has null or negative values; "
-                    "run `dvc repro features`"
-                )
-        index = index.sort_by("image_id")  # by UTF-8 bytes, which is also Python's string order
-        self._ids = index["image_id"].cast(pa.large_string()).combine_chunks()
-        self._places_N3 = np.stack([index[name].to_numpy() for name in ("chunk", "start", "count")], axis=1)
         self._chunks: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._rows)
 
     def __contains__(self, image_id: str) -> bool:
-        return self._row(image_id) is not None
-
-    def _row(self, image_id: str) -> int | None:
-        row = bisect_left(range(len(self._ids)), image_id, key=lambda i: self._ids[i].as_py())
-        return row if row < len(self._ids) and self._ids[row].as_py() == image_id else None
+        return self._rows.find(image_id) is not None
 
     def get(self, image_id: str) -> RegionArrays:
         """Return the regions of one image, most confident first; possibly none.
@@ -153,10 +139,10 @@ class FeatureStore:
         Raises:
             DataError: the image has no entry, or its chunk is missing or damaged.
         """
-        row = self._row(image_id)
+        row = self._rows.find(image_id)
         if row is None:
             raise DataError(f"{self._directory}: no features for image {image_id}; run `dvc repro features`")
-        number, start, count = self._places_N3[row].tolist()
+        number, start, count = row["chunk"], row["start"], row["count"]
         if number not in self._chunks:
             self._chunks[number] = _open(self._directory / chunk_name(number)).__enter__()
         chunk = self._chunks[number]
@@ -193,6 +179,18 @@ def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
         raise DataError(f"image {image_id}: boxes must be fractions of width and height, 0 to 1")
 
 
+def _check_index(rows: pa.Table) -> None:
+    """Check that rows of the index have no null or negative value.
+
+    Raises:
+        ValueError: names the column.
+    """
+    rows.validate(full=True)
+    for name in INDEX_SCHEMA.names:
+        if rows[name].null_count or (name != "image_id" and pc.any(pc.less(rows[name], 0)).as_py()):
+            raise ValueError(f"column `{name}` has null or negative values")
+
+
 def _read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / "manifest.json"
     try:
@@ -216,29 +214,35 @@ def _open(path: Path) -> Any:
 
 
 HASHES = "hashes.parquet"  # image_id, sha256 of the image file
+_HASHES_SCHEMA = pa.schema([("image_id", pa.string()), ("sha256", pa.string())])
 
 
 class FeatureCache:
     """The features that `cache_features` put into `directory`, by image content; empty if it is missing or damaged."""
 
     def __init__(self, directory: Path) -> None:
-        self._ids: dict[str, str] = {}
-        self._store: FeatureStore | None = None
+        self._ids: SortedRows | None = None
         try:
-            table = pq.read_table(directory / HASHES)
             self._store = FeatureStore(directory)
-            self._ids = dict(zip(table["sha256"].to_pylist(), table["image_id"].to_pylist(), strict=True))
-        except (OSError, pa.ArrowException, DataError, KeyError):
+            self._ids = SortedRows.open(directory / HASHES, "sha256", _HASHES_SCHEMA, _check_hashes)
+        except (OSError, pa.ArrowException, ValueError, DataError):
             return
 
     def get(self, sha256: str) -> RegionArrays | None:
         """Return the regions of the image with this hash; None if they are unknown or cannot be read."""
-        if self._store is None or sha256 not in self._ids:
+        row = self._ids.find(sha256) if self._ids is not None else None
+        if row is None:
             return None
         try:
-            return self._store.get(self._ids[sha256])
+            return self._store.get(row["image_id"])
         except DataError:
             return None
+
+
+def _check_hashes(rows: pa.Table) -> None:
+    rows.validate(full=True)
+    if rows["image_id"].null_count or rows["sha256"].null_count:
+        raise ValueError("null values")
 
 
 def cache_features(features: Path, images: Iterable[Mapping[str, Any]], directory: Path) -> None:
@@ -250,9 +254,8 @@ def cache_features(features: Path, images: Iterable[Mapping[str, Any]], director
     with output_directory(directory) as new:
         for path in features.iterdir():
             link_or_copy(path, new / path.name)
-        rows = [{"image_id": row["image_id"], "sha256": row["sha256"]} for row in images if row["sha256"]]
-        schema = pa.schema([("image_id", pa.string()), ("sha256", pa.string())])
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), new / HASHES)
+        with TableWriter(HASHES.removesuffix(".parquet"), new, _HASHES_SCHEMA) as hashes:
+            hashes.extend({"image_id": row["image_id"], "sha256": row["sha256"]} for row in images if row["sha256"])
     for other in directory.parent.iterdir():
         if other != directory:
             shutil.rmtree(other, ignore_errors=True)

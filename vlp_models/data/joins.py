@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, TableWriter, read_batches
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, TableWriter, stream_table
 from vlp_models.errors import DataError
 
 if TYPE_CHECKING:
@@ -142,16 +142,17 @@ def _objects(directory: Path) -> Iterator[dict[str, Any]]:
     with Database.within(directory) as database:
         for table, columns in (("images", IMAGE), ("objects", ("image_id", *OBJECT))):
             schema = pa.schema([*(SCHEMAS[table].field(name) for name in columns), pa.field("row", pa.int64())])
-            database.load(table, _numbered(directory / f"{table}.parquet", list(columns)), schema)
+            database.load(table, number_rows(stream_table(table, directory, columns)), schema)
         chosen = [*(f"i.{name}" for name in IMAGE), *(f"o.{name} AS of_{name}" for name in OBJECT)]
         joined = "FROM objects o JOIN images i ON o.image_id = i.image_id ORDER BY i.image_id, o.row"
         for piece in database.stream(f"SELECT {', '.join(chosen)} {joined}"):
             yield from piece.to_pylist()
 
 
-def _numbered(path: Path, columns: list[str]) -> Iterator[pa.Table]:
+def number_rows(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the pieces of a table with the column `row`, from 0."""
     start = 0
-    for rows in read_batches([path], BATCH_ROWS, columns):
+    for rows in pieces:
         yield rows.append_column("row", pa.array(range(start, start + len(rows)), pa.int64()))
         start += len(rows)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlp_models.data.views import TABLES, Computed
@@ -203,6 +205,36 @@ class TableWriter:
         return self._writer
 
 
+ROW_GROUPS = 1024  # up to twice as many in a file; a reader holds statistics of every column of each
+
+
+class RowGroups:
+    """Write a Parquet file from tables, one row group each; several each if there are too many. A context manager."""
+
+    def __init__(self, path: Path, schema: pa.Schema, tables: int) -> None:
+        """tables: number of tables that will be written."""
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self._per_group = max(1, tables // ROW_GROUPS)
+        self._held: list[pa.Table] = []
+
+    def write(self, rows: pa.Table) -> None:
+        self._held.append(rows)
+        if len(self._held) == self._per_group:
+            self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._held:
+            self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.concat_tables(self._held).combine_chunks())
+        self._held = []
+
+
 def write_table(rows: Iterable[dict[str, Any]], name: str, directory: Path) -> Path:
     """Write rows as `<name>.parquet`; the same rows give the same bytes."""
     with TableWriter(name, directory) as writer:
@@ -216,12 +248,42 @@ def read_table(name: str, directory: Path, columns: Sequence[str] | None = None)
     if not path.exists():
         empty = SCHEMAS[name].empty_table()
         return empty if columns is None else empty.select(list(columns))
-    with _damage_errors(path):
+    with damage_errors(path):
         return pq.read_table(path, schema=SCHEMAS[name], columns=columns)
 
 
+def stream_table(name: str, directory: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Yield the rows of `<name>.parquet`, or some of its columns, piece by piece; a missing table has none."""
+    path = directory / f"{name}.parquet"
+    if path.exists():
+        yield from read_batches([path], BATCH_ROWS, SCHEMAS[name].names if columns is None else columns)
+
+
+def read_rows(
+    name: str, directory: Path, keep: Callable[[pa.Table], Any], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Read the rows of `<name>.parquet` that `keep` selects from a piece of it by a mask; memory holds only these."""
+    schema = SCHEMAS[name] if columns is None else pa.schema([SCHEMAS[name].field(column) for column in columns])
+    kept = [rows.filter(keep(rows)) for rows in stream_table(name, directory, columns)]
+    return pa.concat_tables([schema.empty_table(), *kept])
+
+
+def read_rows_of(image_ids: pa.Array, name: str, directory: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read the rows of `<name>.parquet` with one of these images."""
+    return read_rows(name, directory, lambda rows: pc.is_in(rows["image_id"], value_set=image_ids), columns)
+
+
+def count_values(name: str, directory: Path, *columns: str) -> Counter[Any]:
+    """Count the values of a column of `<name>.parquet`, or the tuples of several, in the order of first occurrence."""
+    found: Counter[Any] = Counter()
+    for rows in stream_table(name, directory, columns):
+        values = [rows[column].to_pylist() for column in columns]
+        found.update(values[0] if len(columns) == 1 else zip(*values, strict=True))
+    return found
+
+
 @contextmanager
-def _damage_errors(path: Path) -> Iterator[None]:
+def damage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as error:
@@ -239,7 +301,7 @@ def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None
     held: list[pa.Table] = []
     count = 0
     for path in paths:
-        with _damage_errors(path), open_parquet(path) as file:
+        with damage_errors(path), open_parquet(path) as file:
             for batch in file.iter_batches(batch_size=size, columns=None if columns is None else list(columns)):
                 held.append(pa.Table.from_batches([batch]))
                 count += len(batch)

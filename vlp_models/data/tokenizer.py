@@ -26,7 +26,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -93,7 +93,7 @@ class Tokenizer:
     @classmethod
     def train(
         cls,
-        texts: Iterable[str],
+        texts: Collection[str],
         size: int,
         min_frequency: int,
         lowercase: bool,
@@ -101,9 +101,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train at most `size` pieces on `texts`; the same texts in any order give the same vocabulary.
 
-        A character or a merge needs at least `min_frequency` occurrences.
+        A character or a merge needs at least `min_frequency` occurrences. Memory grows with the distinct words; `texts`
+        is iterated twice.
         """
-        texts = list(texts)
         characters = _characters(texts, _normalizer(lowercase, strip_accents), min_frequency)
         # A word's first letter and its other letters ("##a") are different pieces: at most two per character.
         characters = characters[: max(0, (size - len(SPECIAL_TOKENS)) // 2)]
@@ -119,7 +119,7 @@ class Tokenizer:
             show_progress=False,
         )
         engine = _engine(WordPiece(unk_token=UNK), lowercase, strip_accents)
-        engine.train_from_iterator(texts, trainer)
+        engine.train_from_iterator(iter(texts), trainer)
         vocabulary = engine.get_vocab(with_added_tokens=True)
         ordered = sorted(vocabulary, key=vocabulary.__getitem__)
         return cls(ordered, lowercase=lowercase, strip_accents=strip_accents)
@@ -391,7 +391,7 @@ def _engine(model: WordPiece, lowercase: bool, strip_accents: bool | None) -> En
     return engine
 
 
-def _characters(texts: list[str], normalizer: BertNormalizer, min_frequency: int) -> list[str]:
+def _characters(texts: Iterable[str], normalizer: BertNormalizer, min_frequency: int) -> list[str]:
     """Return the characters of the normalized texts, most frequent first, ties by code point."""
     counts: Counter[str] = Counter()
     for text in texts:

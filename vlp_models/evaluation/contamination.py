@@ -7,28 +7,32 @@ and of the runs it starts from. Weights imported from elsewhere may have been tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.leakage import LEAKS, compare_sentences
+from vlp_models.data.joins import Database
+from vlp_models.data.mapped import MappedValues
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.contents import find_changed_data, trained_on_inputs
-from vlp_models.data.tables import SPLITS, read_table
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, read_batches, stream_table
 from vlp_models.data.views import TABLES
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import Evidence, Score
 from vlp_models.params import Params, split_start
 
 MIN_ITEMS = 20  # items that must remain to report a score
-TEXTS_AT_ONCE = 65_536
+_OF_IMAGES = "SEMI JOIN images i ON {}.image_id = i.image_id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,40 +48,31 @@ class TrainingData:
 
     Args:
         sources: datasets; empty: all.
+        scratch: folder for the texts, which are removed with this object; default: the system's.
     """
 
-    def __init__(self, validated: Path, sources: Sequence[str]) -> None:
-        images = read_table("images", validated, columns=["image_id", "source", "split"])
-        images = images.filter(_is_training_row(images, sources))
-        trained = images["image_id"]
-        self._copied: set[str] = set()
-        if (validated / LEAKS).exists():
-            copies = pq.read_table(validated / LEAKS)
-            kept = pc.is_in(copies["image_id"], value_set=trained.combine_chunks())
-            self._copied = set(copies.filter(kept)["copy_of"].to_pylist())
-        self._texts: list[pa.Array] = []
-        for name, view in TABLES.items():
-            if not view.has_text:
-                continue
-            columns = ["image_id", "text"] if view.has_image else ["source", "split", "text"]
-            rows = read_table(name, validated, columns=columns)
-            chosen = pc.is_in(rows["image_id"], value_set=trained.combine_chunks()) if view.has_image else None
-            self._texts.append(
-                rows.filter(_is_training_row(rows, sources) if chosen is None else chosen)["text"].unique()
-            )
+    def __init__(self, validated: Path, sources: Sequence[str], scratch: Path | None = None) -> None:
+        with Database.within(scratch) as database:
+            images = stream_table("images", validated, ["image_id", "source", "split"])
+            chosen = (rows.filter(_is_training_row(rows, sources)) for rows in images)
+            database.load("images", chosen, pa.schema([SCHEMAS["images"].field("image_id")]))
+            self._copied: set[str] = set()
+            if (validated / LEAKS).exists():
+                leaks = read_batches([validated / LEAKS], BATCH_ROWS, ["image_id", "copy_of"])
+                database.load("leaks", leaks, pa.schema([("image_id", pa.string()), ("copy_of", pa.string())]))
+                copies = database.stream(f"SELECT DISTINCT copy_of FROM leaks l {_OF_IMAGES.format('l')}")
+                self._copied = {name for rows in copies for name in rows["copy_of"].to_pylist()}
+            folder = Path(tempfile.mkdtemp(prefix="texts-", dir=scratch))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            texts = (rows["text"].to_pylist() for rows in _training_texts(database, validated, sources))
+            self._texts = MappedValues(folder / "texts.arrow", texts, pa.string())
 
     def find_leaked(self, samples: Sequence[Sample]) -> LeakedItems:
         """Find the samples with a near-duplicate; a sample's sentences are its text, or the captions of its image."""
         images = {s.sample_id for s in samples if not self._copied.isdisjoint(s.image_ids)}
         sentences = {s.sample_id: s.values.get("captions") or [s.text] for s in samples}
         unique = list(dict.fromkeys(text for own in sentences.values() for text in own))
-        training_texts = (  # some at a time: there may be millions
-            text
-            for texts in self._texts
-            for start in range(0, len(texts), TEXTS_AT_ONCE)
-            for text in texts.slice(start, TEXTS_AT_ONCE).to_pylist()
-        )
-        leaked = dict(zip(unique, compare_sentences(unique, training_texts), strict=True))
+        leaked = dict(zip(unique, compare_sentences(unique, self._texts), strict=True))
         texts = {sample_id for sample_id, own in sentences.items() if any(leaked[text] for text in own)}
         return LeakedItems(images=frozenset(images), texts=frozenset(texts))
 
@@ -90,7 +85,7 @@ def read_training_data(params: Params, workspace: Workspace, run: str) -> Traini
     inputs = (read_json(config).get("provenance") or {}).get("inputs", {})
     if not trained_on_inputs(inputs) or find_changed_data(workspace, inputs):
         return None
-    return TrainingData(workspace.validated, training_sources(params, run))
+    return TrainingData(workspace.validated, training_sources(params, run), workspace.root / ".work")
 
 
 def training_sources(params: Params, run: str) -> list[str]:
@@ -152,6 +147,22 @@ def score_without_leaked(
         "without_images": without_images,
         "without_both": without_images if texts <= images else score_rest(images | texts),
     }
+
+
+def _training_texts(database: Database, validated: Path, sources: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the different texts of the training rows, table by table; `database` has the training images."""
+    for name, view in TABLES.items():
+        if not view.has_text:
+            continue
+        if view.has_image:
+            columns, condition = ["image_id", "text"], _OF_IMAGES.format("t")
+            rows = stream_table(name, validated, columns)
+        else:
+            columns, condition = ["text"], ""
+            every = stream_table(name, validated, ["source", "split", "text"])
+            rows = (some.filter(_is_training_row(some, sources)) for some in every)
+        database.load("texts", rows, pa.schema([SCHEMAS[name].field(column) for column in columns]))
+        yield from database.stream(f"SELECT DISTINCT text FROM texts t {condition}")
 
 
 def _is_training_row(rows: pa.Table, sources: Sequence[str]) -> Any:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vlp_models.common.io import hash_file
 from vlp_models.curation.validation.text import count_words
 from vlp_models.data.sample import Sample
-from vlp_models.data.tables import read_languages, read_table
+from vlp_models.data.tables import read_languages, read_rows_of
 from vlp_models.data.views import View
 
 
@@ -34,9 +33,8 @@ def hash_test_set(samples: Iterable[Sample], view: View, validated: Path) -> str
     columns of other views, so adding one keeps every fingerprint.
     """
     ordered = sorted(samples, key=lambda sample: sample.sample_id)
-    images = read_table("images", validated, columns=["image_id", "sha256"])
     wanted = pa.array({image_id for sample in ordered for image_id in sample.image_ids}, pa.string())
-    images = images.filter(pc.is_in(images["image_id"], value_set=wanted))
+    images = read_rows_of(wanted, "images", validated, ["image_id", "sha256"])
     pixels = dict(zip(images["image_id"].to_pylist(), images["sha256"].to_pylist(), strict=True))
     digest = hashlib.sha256()
     for sample in ordered:
@@ -60,9 +58,8 @@ def slices_of(
     its images, if the dataset has object annotations); `caption_length` (median number of words of the references) or
     `text_length`; and the task's own slices, from `own`.
     """
-    table = read_table("objects", validated, columns=["image_id"])
     wanted = pa.array({image_id for sample in samples for image_id in sample.image_ids}, pa.string())
-    objects = Counter(table.filter(pc.is_in(table["image_id"], value_set=wanted))["image_id"].to_pylist())
+    objects = Counter(read_rows_of(wanted, "objects", validated, ["image_id"])["image_id"].to_pylist())
     with_objects = {image_id.partition("/")[0] for image_id in objects}
     languages: dict[str, str] = {}
     for language, captions in read_languages(validated, set(wanted.to_pylist())).items():

@@ -8,20 +8,26 @@ earlier commits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import read_withdrawn
+from vlp_models.data.joins import Database
 from vlp_models.data.shards.contents import CONTENTS, find_changed_data, trained_on_inputs
 from vlp_models.data.tables import BATCH_ROWS, read_batches
 from vlp_models.errors import DataError
 from vlp_models.forgetting.catalog import DatasetImage, FoundImage, Query, find_copies, read_prepared
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, parse_stages, read_stages
 
+IDENTITY = ("image_id", "sha256")
 COMMITS = 100  # searched for a dvc.lock
 FILES = ("manifest.json", "index-train.parquet", "index-val.parquet", "index-test.parquet")
 
@@ -59,10 +65,10 @@ class DataVersions:
         if key not in self._held:
             version = None
             if (self.workspace.shards / "manifest.json").exists():
-                rows = _images(self.workspace.validated / "images.parquet")
-                known = {(image.image_id, image.sha256) for image in self.catalog}
-                complete = bool(rows) and rows <= known and _in_step(self.workspace)
-                images = self._equal(rows) | self._ids()
+                table = self.workspace.validated / "images.parquet"
+                count, equal = self._find_equal(table)
+                complete = count > 0 and self._in_catalog(table) and _in_step(self.workspace)
+                images = equal | self._ids()
                 version = DataVersion(shards=self.workspace.shards, images=images, complete=complete)
             self._held[key] = version
         return self._held[key]
@@ -103,8 +109,8 @@ class DataVersions:
 
     def _look(self, place: Path, outs: Mapping[str, str], md5: str) -> DataVersion:
         tables = _cached(self.workspace.root, outs.get("data/validated", ""))
-        rows = _images(tables["images.parquet"]) if "images.parquet" in tables else set()
-        images, complete = self._equal(rows), bool(rows)
+        count, images = self._find_equal(tables["images.parquet"]) if "images.parquet" in tables else (0, frozenset())
+        complete = count > 0
         for out in (name for name in outs if name.startswith("data/interim/")):
             files = _cached(self.workspace.root, outs[out])
             if not {"images.parquet", "fingerprints.parquet"} <= files.keys():
@@ -121,10 +127,28 @@ class DataVersions:
                 images |= {one.image.image_id for one in then}
         return DataVersion(shards=place, images=images, complete=complete)
 
-    def _equal(self, rows: Set[tuple[str, str]]) -> frozenset[str]:
-        """Return the ids with the bytes of a queried image or of a known copy."""
+    def _find_equal(self, table: Path) -> tuple[int, frozenset[str]]:
+        """Return the number of rows, and the ids with the bytes of a queried image or of a known copy."""
         contents = {one.sha256 for one in self.queries} | {one.image.sha256 for one in self.found}
-        return frozenset(image for image, sha256 in rows if sha256 in contents)
+        wanted, count, found = pa.array(sorted(contents), pa.string()), 0, set()
+        for rows in read_batches([table], BATCH_ROWS, IDENTITY) if table.exists() else ():
+            count += len(rows)
+            found.update(rows.filter(pc.is_in(rows["sha256"], value_set=wanted))["image_id"].to_pylist())
+        return count, frozenset(found)
+
+    def _in_catalog(self, table: Path) -> bool:
+        """Return whether every image of a table is in the catalog, with the same bytes."""
+        schema = pa.schema([(name, pa.string()) for name in IDENTITY])
+        catalog = iter(self.catalog)
+        pieces = iter(lambda: [(one.image_id, one.sha256) for one in islice(catalog, BATCH_ROWS)], [])
+        known = (
+            pa.table(dict(zip(IDENTITY, zip(*piece, strict=True), strict=True)), schema=schema) for piece in pieces
+        )
+        with Database.within(self.workspace.root / ".work") as database:
+            database.load("images", read_batches([table], BATCH_ROWS, IDENTITY), schema)
+            database.load("known", known, schema)
+            same = "i.image_id = k.image_id AND i.sha256 IS NOT DISTINCT FROM k.sha256"
+            return database.value(f"SELECT count(*) FROM images i ANTI JOIN known k ON {same}") == 0
 
     def _ids(self) -> frozenset[str]:
         """Return the ids found here, and those withdrawn earlier that may still be in shards or models."""
@@ -132,15 +156,6 @@ class DataVersions:
         queries = {one.sha256 for one in self.queries} | {one.pixels for one in self.queries}
         earlier = {name for entry in withdrawn if {entry.sha256, entry.pixels} & queries for name in entry.images}
         return frozenset(earlier | {one.image.image_id for one in self.found})
-
-
-def _images(table: Path) -> set[tuple[str, str]]:
-    if not table.exists():
-        return set()
-    found: set[tuple[str, str]] = set()
-    for rows in read_batches([table], BATCH_ROWS, ["image_id", "sha256"]):
-        found.update(zip(rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), strict=True))
-    return found
 
 
 def _in_step(workspace: Workspace) -> bool:

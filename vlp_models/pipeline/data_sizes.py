@@ -11,7 +11,7 @@ from typing import cast
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.formats import pairs, source_params
-from vlp_models.data.tables import SPLITS, read_table
+from vlp_models.data.tables import SPLITS, count_values
 from vlp_models.errors import DataError
 from vlp_models.evaluation.ranking import competing_runs, ranked_on_the_test
 from vlp_models.metrics.bootstrap import MIN_GROUPS
@@ -69,7 +69,7 @@ def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Coun
         first = replace(typed, limit=min(typed.limit or FIRST_ROWS, FIRST_ROWS))
         return Counter(), pairs.check_pairs(name, first, workspace.root).problems
     try:
-        return Counter(read_table("images", workspace.interim(name), columns=["split"])["split"].to_pylist()), []
+        return count_values("images", workspace.interim(name), "split"), []
     except (OSError, DataError):
         return Counter(), []  # before the first run
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.shards.contents import find_changed_data
-from vlp_models.data.tables import open_parquet, read_table
+from vlp_models.data.tables import count_values, open_parquet
 from vlp_models.models import FAMILIES
 from vlp_models.params import Params, StreamParams, split_start, to_plain
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, read_stages
@@ -203,8 +203,7 @@ def validation_record(workspace: Workspace, config: dict[str, Any]) -> dict[str,
 
 def _describe_data(workspace: Workspace) -> dict[str, Any]:
     """Return counts and splits of validated tables and shards, and the number of quarantined rows by rule."""
-    quarantine = read_table("quarantine", workspace.validated)
-    rules = Counter(zip(quarantine["table"].to_pylist(), quarantine["rule"].to_pylist(), strict=True))
+    rules = count_values("quarantine", workspace.validated, "table", "rule")
     data: dict[str, Any] = {
         "quarantined": {f"{table}: {rule}": count for (table, rule), count in sorted(rules.items())}
     }

@@ -26,7 +26,7 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import SEARCH, Workspace, require_output
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.data.pixels import PixelInput
-from vlp_models.data.tables import ID_COLUMN, read_table
+from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_rows, read_rows_of
 from vlp_models.errors import DataError
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
@@ -177,8 +177,8 @@ def _link(path: Path, target: Path) -> None:
 
 def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None:
     """Copy the validated tables with the images of these splits only; make image paths absolute."""
-    images = read_table("images", workspace.validated)
-    images = images.filter(pc.is_in(images["split"], value_set=pa.array(sorted(splits))))
+    chosen = pa.array(sorted(splits))
+    images = read_rows("images", workspace.validated, lambda rows: pc.is_in(rows["split"], value_set=chosen))
     if not len(images):
         raise DataError(f"{workspace.validated}: no image of {', '.join(sorted(splits))}")
     root = workspace.root.absolute()
@@ -189,11 +189,9 @@ def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None
     )
     ids = images["image_id"].combine_chunks()
     for name in ID_COLUMN:
-        if name not in ("images", "objects"):
-            rows = read_table(name, workspace.validated)
-            if "image_id" in rows.column_names:  # texts without an image are for training only
-                rows = rows.filter(pc.is_in(rows["image_id"], value_set=ids))
-                pq.write_table(rows, own.validated / f"{name}.parquet")
+        if name not in ("images", "objects") and "image_id" in SCHEMAS[name].names:
+            # texts without an image are for training only
+            pq.write_table(read_rows_of(ids, name, workspace.validated), own.validated / f"{name}.parquet")
     # All objects: `features.source: boxes` takes its vocabulary from them.
     for name in ("objects.parquet", "truth.jsonl"):
         if (workspace.validated / name).exists():

@@ -141,13 +141,13 @@ class NLVR(StatementTask):
         self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
     ) -> Path | None:
         """Write NLVR's CSV of image names and predictions."""
-        import pyarrow.compute as pc
+        import pyarrow as pa
 
-        from vlp_models.data.tables import read_table
+        from vlp_models.data.tables import read_rows_of
 
         path = directory / f"nlvr_{context.source}_{split}_predictions.csv"
-        images = read_table("images", context.validated, columns=["image_id", "source", "path"])
-        images = images.filter(pc.equal(images["source"], context.source))
+        shown = pa.array([p["image_id"] for p in predictions], pa.string())
+        images = read_rows_of(shown, "images", context.validated, ["image_id", "path"])
         names = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
         write_text(path, format_nlvr_csv((Path(names[p["image_id"]]).name, p["prediction"]) for p in predictions))
         return path

@@ -89,13 +89,13 @@ def read_train_rows(table: str, context: EvalContext, columns: Sequence[str]) ->
     """Read these columns of a table for the training images of the context's dataset."""
     import pyarrow.compute as pc
 
-    from vlp_models.data.tables import read_table
+    from vlp_models.data.tables import read_rows, read_rows_of
 
-    images = read_table("images", context.validated, columns=["image_id", "source", "split"])
-    chosen = pc.and_(pc.equal(images["source"], context.source), pc.equal(images["split"], "train"))
-    ids = images.filter(chosen)["image_id"].combine_chunks()
-    rows = read_table(table, context.validated, columns=["image_id", *columns])
-    return rows.filter(pc.is_in(rows["image_id"], value_set=ids))
+    def is_chosen(images: pa.Table) -> Any:
+        return pc.and_(pc.equal(images["source"], context.source), pc.equal(images["split"], "train"))
+
+    images = read_rows("images", context.validated, is_chosen, ["image_id", "source", "split"])
+    return read_rows_of(images["image_id"].combine_chunks(), table, context.validated, ["image_id", *columns])
 
 
 def read_scenes(path: Path, image_ids: Collection[str]) -> dict[str, dict[str, Any]]:

@@ -27,7 +27,8 @@ from torch.utils.data import Dataset
 from vlp_models.common.limits import check_numbers
 from vlp_models.data.sample import Sample, SampleImage
 from vlp_models.data.shards.archive import BLOCK, REGIONS, decode, read_member
-from vlp_models.data.shards.index import Index, read_index
+from vlp_models.data.shards.index import PIECE, Index, read_index
+from vlp_models.data.shards.order import sample_numbers
 from vlp_models.data.shards.stream import BlockReader, Layout, Store, padded
 from vlp_models.data.shards.write import PLACE_COLUMNS, index_name, shard_name
 from vlp_models.data.tables import read_table
@@ -156,8 +157,26 @@ class ShardDataset(Dataset[Sample]):
 
     def image_ids(self) -> list[str]:
         """Return the image id of each sample, from the index alone."""
-        found: list[str] = self._index.column("image_id").take(pa.array(np.asarray(self._rows))).to_pylist()
-        return found
+        return list(self.iterate_image_ids())
+
+    def iterate_image_ids(self) -> Iterator[str]:
+        """Yield the image id of each sample, from the index alone."""
+        if isinstance(self._rows, range):
+            for piece in self._index.pieces:
+                yield from piece["image_id"].to_pylist()
+            return
+        for start in range(0, len(self._rows), PIECE):
+            yield from self._index.strings("image_id", self._rows[start : start + PIECE])
+
+    def first_positions(self) -> NDArray[np.uint32]:
+        """Return uint32 [N]: for each sample the number of the first sample with its image."""
+        images = self._index.first_rows()
+        if isinstance(self._rows, range):
+            return images
+        images = images[self._rows]
+        first = np.zeros(len(self._index), np.uint32)
+        first[images[::-1]] = sample_numbers(len(images))[::-1]  # the last assignment to an image is its first sample
+        return first[images]
 
     def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]:
         """Return the numbers of samples with one of these images, in any position; from the index alone."""
@@ -168,7 +187,7 @@ class ShardDataset(Dataset[Sample]):
             parents = pc.list_parent_indices(others).to_numpy()
             shows = shows.copy()
             shows[parents[pc.is_in(pc.list_flatten(others), value_set=wanted).to_numpy()]] = True
-        return np.flatnonzero(shows[np.asarray(self._rows)])
+        return np.flatnonzero(shows if isinstance(self._rows, range) else shows[self._rows])
 
     def references(self) -> dict[str, tuple[str, ...]]:
         """Return all reference captions of each image, from the index alone; for the view `images`."""
@@ -194,12 +213,9 @@ class ShardDataset(Dataset[Sample]):
         """Yield int64 [n, 3], piece by piece: per sample the shard, and the byte range of its image's members in it."""
         kinds = [kind for kind, requested in (("pixels", self._pixels), ("regions", self._regions)) if requested]
         columns = ["shard", *(f"{kind}_{what}" for kind in (kinds[0], kinds[-1]) for what in ("offset", "size"))]
-        for piece in self._index.pieces if isinstance(self._rows, range) else [self._rows]:
-            if isinstance(piece, np.ndarray):
-                found = [self._index.column(name).take(pa.array(piece)).to_numpy() for name in columns]
-            else:
-                found = [piece[name].to_numpy() for name in columns]
-            shard, begin, _, last, size = (column.astype(np.int64) for column in found)
+        for start in range(0, len(self._rows), PIECE):
+            rows = np.asarray(self._rows[start : start + PIECE])
+            shard, begin, _, last, size = (self._index.integers(name, rows) for name in columns)
             yield np.stack([shard, begin - BLOCK, padded(last + size)], axis=1)
 
     def _stream(self, stream: StreamParams, by_block: bool) -> None:
@@ -305,8 +321,8 @@ def check_sources(sources: Iterable[str], known: Sequence[str]) -> None:
 
 
 def _select(
-    index: Index, rows: NDArray[np.int64] | None, sources: Mapping[str, int], known: tuple[str, ...]
-) -> NDArray[np.int64] | range:
+    index: Index, rows: NDArray[np.uint32] | None, sources: Mapping[str, int], known: tuple[str, ...]
+) -> NDArray[np.uint32] | range:
     """Return the rows of an epoch; those of a dataset with k repeats k times.
 
     Args:
@@ -315,13 +331,15 @@ def _select(
     if not sources:
         return range(len(index)) if rows is None else rows
     check_sources(sources, known)
-    chosen: list[NDArray[np.int64]] = []
+    chosen: list[NDArray[np.uint32]] = []
     for name, repeats in sources.items():
         if repeats < 1:
             raise ParamsError(f"sources: `{name}: {repeats}`; remove a dataset from the list to skip it")
         of_name = index.where(pc.field("source") == name)
-        chosen.append(np.tile(of_name if rows is None else np.intersect1d(of_name, rows), repeats))
-    return np.concatenate(chosen)
+        chosen += [of_name if rows is None else np.intersect1d(of_name, rows)] * repeats
+    if len(chosen) > 1:
+        return np.concatenate(chosen)
+    return range(len(index)) if len(chosen[0]) == len(index) else chosen[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -375,12 +393,13 @@ class AugmentedDataset(Dataset[Sample]):
         Raises:
             DataError: no image of `base` has a generated caption.
         """
-        places: dict[str, list[int]] = {}
-        for place, image_id in enumerate(base.image_ids()):
-            places.setdefault(image_id, []).append(place)
+        places: dict[str, list[int]] = {caption.image_id: [] for caption in written}
+        for place, image_id in enumerate(base.iterate_image_ids()):
+            if image_id in places:
+                places[image_id].append(place)
         self._base = base
         self._control = control
-        self._more = [caption for caption in written if caption.image_id in places]
+        self._more = [caption for caption in written if places[caption.image_id]]
         if not self._more:
             raise DataError("no image of this run's `sources` has a generated caption; check `augment` in params.yaml")
         turns: Counter[str] = Counter()
@@ -404,6 +423,11 @@ class AugmentedDataset(Dataset[Sample]):
     def image_ids(self) -> list[str]:
         """Return the image id of each sample."""
         return [*self._base.image_ids(), *(caption.image_id for caption in self._more)]
+
+    def first_positions(self) -> NDArray[np.uint32]:
+        """Return uint32 [N]: for each sample the number of the first sample with its image."""
+        of_base = self._base.first_positions()
+        return np.concatenate([of_base, of_base[self._own]])
 
     def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]:
         """Return the numbers of samples with one of these images."""

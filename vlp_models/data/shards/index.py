@@ -1,14 +1,12 @@
 """The rows of one view in the shards' index. Memory holds only what is read.
 
-A large index is written once as uncompressed Arrow next to the shards' folder, and memory-mapped: processes and workers
-share its pages, and the system drops them when it needs the memory. Every index is checked before a sample is read; the
-location of images is checked again in the tar itself (archive.py).
+A large index is memory-mapped (mapped.py). Every index is checked before a sample is read; the location of images
+is checked again in the tar itself (archive.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vlp_models.common.io import stat_file
+from vlp_models.data.mapped import PIECE, is_mapped, map_rows
 from vlp_models.data.shards.archive import BLOCK, KEY
 from vlp_models.data.shards.write import PLACE_COLUMNS, view_schema
 from vlp_models.data.tables import open_parquet
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
-
-PIECE = 65_536  # rows
-MAPPED = 200_000  # an index with at least this many rows is mapped
 
 
 class Index:
@@ -45,8 +40,7 @@ class Index:
         """Return these rows in this order."""
         wanted = np.asarray(numbers, np.int64)
         found: list[dict[str, Any]] = [{}] * len(wanted)
-        for piece in np.unique(wanted // PIECE):
-            places = np.flatnonzero(wanted // PIECE == piece)
+        for piece, places in self._places(wanted):
             rows = self.pieces[piece].take(pa.array(wanted[places] % PIECE)).to_pylist()
             for place, row in zip(places, rows, strict=True):
                 found[place] = row
@@ -55,13 +49,58 @@ class Index:
     def column(self, name: str) -> pa.ChunkedArray:
         return pa.chunked_array([piece[name] for piece in self.pieces], self.schema.field(name).type)
 
-    def where(self, condition: pc.Expression) -> NDArray[np.int64]:
+    def integers(self, name: str, rows: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the values of an integer column in these rows."""
+        found = np.empty(len(rows), np.int64)
+        for piece, places in self._places(rows):
+            found[places] = self.pieces[piece][name].to_numpy()[rows[places] % PIECE]
+        return found
+
+    def strings(self, name: str, rows: NDArray[np.integer]) -> list[str]:
+        """Return the values of a column of strings in these rows."""
+        found = np.empty(len(rows), object)
+        for piece, places in self._places(rows):
+            found[places] = self.pieces[piece][name].take(pa.array(rows[places] % PIECE)).to_pylist()
+        return list(found)
+
+    @staticmethod
+    def _places(rows: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each piece that has some of these rows, and their places in `rows`."""
+        pieces = rows // PIECE
+        for piece in np.unique(pieces):
+            yield int(piece), np.flatnonzero(pieces == piece)
+
+    def where(self, condition: pc.Expression) -> NDArray[np.uint32]:
         """Return the numbers of the rows for which the condition is true."""
-        found = [np.zeros(0, np.int64)]
+        found = [np.zeros(0, np.uint32)]
         for number, piece in enumerate(self.pieces):
             rows = pa.table({"row": np.arange(len(piece)), **dict(zip(piece.schema.names, piece.columns, strict=True))})
-            found.append(rows.filter(condition)["row"].to_numpy() + number * PIECE)
+            found.append((rows.filter(condition)["row"].to_numpy() + number * PIECE).astype(np.uint32))
         return np.concatenate(found)
+
+    def first_rows(self) -> NDArray[np.uint32]:
+        """Return the first row of each row's image."""
+        first = np.empty(len(self), np.uint32)
+        last, begin = None, 0
+        for number, piece in enumerate(self.pieces):
+            ids, start = piece["image_id"], number * PIECE
+            if last is not None and ids[0].as_py() < last:
+                return self._first_rows_of_any_order()
+            if pc.any(pc.less(ids[1:], ids[:-1])).as_py():
+                return self._first_rows_of_any_order()
+            begins = np.empty(len(ids), bool)
+            begins[0] = ids[0].as_py() != last
+            begins[1:] = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+            rows = np.where(begins, np.arange(start, start + len(ids)), begin)
+            first[start : start + len(ids)] = np.maximum.accumulate(rows)
+            last, begin = ids[-1].as_py(), int(first[start + len(ids) - 1])
+        return first
+
+    def _first_rows_of_any_order(self) -> NDArray[np.uint32]:
+        """As `first_rows`, where the rows are not in the order of their images; holds every image's id."""
+        first: dict[str, int] = {}
+        ids = (name.as_py() for piece in self.pieces for name in piece["image_id"])
+        return np.fromiter((first.setdefault(name, row) for row, name in enumerate(ids)), np.uint32, len(self))
 
 
 def read_index(file: Path, view: View) -> Index:
@@ -72,7 +111,7 @@ def read_index(file: Path, view: View) -> Index:
     """
     columns = [*PLACE_COLUMNS, *(column.name for column in view.indexed)]
     try:
-        if pq.read_metadata(file).num_rows >= MAPPED:
+        if is_mapped(file, f"{file.stem}-{view.name}"):
             with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
                 return Index(_map_rows(file, view, columns))
         rows = pq.read_table(file, schema=view_schema(view), columns=columns, filters=[("view", "=", view.name)])
@@ -91,27 +130,15 @@ def _split_into_pieces(rows: pa.Table) -> pa.Table:
 
 def _map_rows(file: Path, view: View, columns: list[str]) -> pa.Table:
     """Map a file with the view's rows, which is valid as long as the index does not change."""
-    stamp = "-".join(f"{number:x}" for number in stat_file(file.stat()))
-    folder = file.parent.with_name(f".{file.parent.name}-mapped")
-    path = folder / f"{file.stem}-{view.name}-{stamp}.arrow"
-    if not path.exists():
-        folder.mkdir(exist_ok=True)
-        schema = pa.schema([view_schema(view).field(name) for name in columns])
-        temporary = path.with_suffix(f".{os.getpid()}")
-        try:
-            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                for piece in _read_pieces(file, view, columns):
-                    rows = piece.cast(schema)
-                    check_index(pa.Table.from_batches([rows]))
-                    writer.write_batch(rows)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        for other in folder.glob(f"{file.stem}-{view.name}-*.arrow"):  # of an older index
-            if other != path:
-                with contextlib.suppress(FileNotFoundError):
-                    other.unlink()
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    schema = pa.schema([view_schema(view).field(name) for name in columns])
+
+    def write(writer: pa.ipc.RecordBatchWriter, _folder: Path) -> None:
+        for piece in _read_pieces(file, view, columns):
+            rows = piece.cast(schema)
+            check_index(pa.Table.from_batches([rows]))
+            writer.write_batch(rows)
+
+    return map_rows(file, f"{file.stem}-{view.name}", schema, write)
 
 
 def _read_pieces(file: Path, view: View, columns: list[str]) -> Iterator[pa.RecordBatch]:

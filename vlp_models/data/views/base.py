@@ -51,6 +51,11 @@ class Column:
             return pa.list_(pa.list_(pa.float32()))
         return pa.type_for_alias(self.type)
 
+    def texts(self, rows: pa.Table) -> list[str]:
+        """Return the texts of this column in these rows."""
+        values: list[Any] = rows[self.name].to_pylist()
+        return [text for several in values for text in several] if self.is_list else values
+
 
 # ids of the images after the first, in order, for views with several images per row
 OTHER_IMAGES = Column(name="other_image_ids", type="strings")
@@ -112,14 +117,10 @@ class View:
         kept = {column.name: row[column.name] for column in self.indexed}
         return {"sample_id": row[self.id_column], **kept, **changed}
 
-    def texts(self, rows: pa.Table) -> list[str]:
-        """Return all texts of these rows, for the vocabulary."""
-        found: list[str] = []
-        for column in self.columns:
-            if column.name == "text" or column.words:
-                values = rows[column.name].to_pylist()
-                found += [text for several in values for text in several] if column.is_list else values
-        return found
+    @property
+    def text_columns(self) -> tuple[Column, ...]:
+        """Return the columns with texts for the vocabulary."""
+        return tuple(column for column in self.columns if column.name == "text" or column.words)
 
 
 TEXT = Column(name="text", type="string", required=True)

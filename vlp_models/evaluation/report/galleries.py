@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.answers import most_frequent
-from vlp_models.data.tables import read_table
+from vlp_models.data.tables import read_rows_of
 from vlp_models.evaluation.report.pictures import Picture, Pictures
 from vlp_models.metrics.caption import score_faithfulness
 from vlp_models.metrics.vqa import question_accuracy
@@ -334,10 +333,9 @@ def _vcr_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
 
 def _rows_by_image(table: str, workspace: Workspace, predictions: Sequence[Prediction]) -> dict[str, list[Row]]:
     """Read the table's rows of the predictions' images, by image id."""
-    rows = read_table(table, workspace.validated)
     wanted = pa.array(sorted({row["image_id"] for row in predictions}), pa.string())
     result: dict[str, list[Row]] = {}
-    for row in rows.filter(pc.is_in(rows["image_id"], value_set=wanted)).to_pylist():
+    for row in read_rows_of(wanted, table, workspace.validated).to_pylist():
         result.setdefault(row["image_id"], []).append(row)
     return result
 

@@ -8,7 +8,6 @@ before val. Long tables, hashes and further examples are folded.
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -489,10 +488,9 @@ def _choose_colors(objectives: Sequence[str], palette: dict[str, int]) -> list[i
 
 def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
     """Return (table, rule, number of rows) of the quarantine, most frequent first."""
-    from vlp_models.data.tables import read_table
+    from vlp_models.data.tables import count_values
 
-    table = read_table("quarantine", workspace.validated)
-    counts = Counter(zip(table["table"].to_pylist(), table["rule"].to_pylist(), strict=True))
+    counts = count_values("quarantine", workspace.validated, "table", "rule")
     return [(name, rule, count) for (name, rule), count in counts.most_common()]
 
 

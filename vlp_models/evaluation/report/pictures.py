@@ -13,7 +13,7 @@ from markupsafe import Markup
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.features import FeatureStore
-from vlp_models.data.tables import read_table
+from vlp_models.data.mapped import ImagePaths
 from vlp_models.evaluation.report.charts import boxes_overlay
 from vlp_models.models.protocols import Figure
 from vlp_models.params import Params
@@ -40,8 +40,7 @@ class Pictures:
     def __init__(self, workspace: Workspace, max_pixels: int, *, regions: bool = False) -> None:
         self._root = workspace.root
         self._max_pixels = max_pixels
-        images = read_table("images", workspace.validated)
-        self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
+        self._paths = ImagePaths(workspace.validated)
         has_regions = regions and (workspace.features / "index.parquet").exists()
         self._store = FeatureStore(workspace.features) if has_regions else None
 
@@ -74,7 +73,7 @@ class Pictures:
         """Return the image as RGB, or a `Picture` with the problem. draft: the size that a JPEG may be decoded at."""
         from PIL import Image
 
-        path = self._paths.get(image_id)
+        path = self._paths.find(image_id)
         if path is None:
             return Picture(image_id=image_id, problem="not in the validated tables")
         try:

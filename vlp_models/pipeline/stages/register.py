@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.io import write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output
-from vlp_models.data.tables import read_table
+from vlp_models.data.tables import stream_table
 from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, describe_ranking, rank_runs
 from vlp_models.models.checkpoint import CheckpointInfo
@@ -206,11 +206,11 @@ def _find_inputs(params: Params, workspace: Workspace, one: RunBundle) -> list[D
 
 def _find_test_images(workspace: Workspace) -> list[Path]:
     """Return images for the smoke test: those of the test split, then those of val."""
-    images = read_table("images", require_output(workspace.validated, "validate"))
     by_split: dict[str, list[Path]] = {"test": [], "val": []}
-    for split, path in zip(images["split"].to_pylist(), images["path"].to_pylist(), strict=True):
-        if split in by_split and len(by_split[split]) < MAX_TEST_IMAGES:
-            by_split[split].append(workspace.root / path)
+    for images in stream_table("images", require_output(workspace.validated, "validate"), ["split", "path"]):
+        for split, path in zip(images["split"].to_pylist(), images["path"].to_pylist(), strict=True):
+            if split in by_split and len(by_split[split]) < MAX_TEST_IMAGES:
+                by_split[split].append(workspace.root / path)
     return [*by_split["test"], *by_split["val"]]
 
 

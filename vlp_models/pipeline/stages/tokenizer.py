@@ -5,8 +5,11 @@ The vocabulary comes from the train split only; the answers come from train and 
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +21,9 @@ from vlp_models.common.packages import PREFIX
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
-from vlp_models.data.tables import read_table
+from vlp_models.data.joins import Database, number_rows
+from vlp_models.data.mapped import MappedValues
+from vlp_models.data.tables import SCHEMAS, SPLITS, stream_table
 from vlp_models.data.tokenizer import Coverage, Tokenizer, measure_coverage
 from vlp_models.data.views import TABLES
 from vlp_models.errors import DataError, ParamsError
@@ -41,10 +46,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     p = params.tokenizer
     with record_timing(workspace, "tokenizer"):
         validated = require_output(workspace.validated, "validate")
-        texts, questions = _read(validated, p.sources)
-        tokenizer = _make(p, texts, workspace)
-        coverage = measure_coverage(tokenizer, texts[:: -(-len(texts) // COVERAGE_TEXTS) or 1])
-        answers = build_answer_vocabulary(questions, p.min_answer_count)
+        with _read(validated, p.sources, workspace) as (texts, questions):
+            tokenizer = _make(p, texts, workspace)
+            spread = islice(texts, 0, None, -(-len(texts) // COVERAGE_TEXTS) or 1)
+            coverage = measure_coverage(tokenizer, spread)
+            answers = build_answer_vocabulary(questions, p.min_answer_count)
         with output_directory(workspace.tokenizer) as directory:
             tokenizer.save(directory)
             write_json(directory / "answers.json", answers)
@@ -68,20 +74,62 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         logger.warning("tokenizer: %s", line)
 
 
+@contextmanager
 def _read(
-    validated: Path, sources: list[str], without: Set[str] = frozenset()
-) -> tuple[list[str], list[Sequence[str]]]:
-    """Return the texts of the vocabulary and the answers of each question, except those of the images `without`."""
-    images = read_table("images", validated)
-    if without:
-        images = images.filter(pc.invert(pc.is_in(images["image_id"], value_set=pa.array(sorted(without)))))
-    texts = [
-        text
-        for name, view in TABLES.items()
-        for text in view.texts(_of_splits(read_table(name, validated), images, ["train"], sources))
-    ]
-    questions = _of_splits(read_table("questions", validated), images, ["train", "val"], sources)
-    return texts, questions["answers"].to_pylist()
+    validated: Path, sources: list[str], workspace: Workspace, without: Set[str] = frozenset()
+) -> Iterator[tuple[MappedValues, MappedValues]]:
+    """Yield the texts of the vocabulary and the answers of each question, except those of the images `without`."""
+    scratch = workspace.root / ".work"
+    scratch.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="texts-", dir=scratch) as name, Database.within(Path(name)) as database:
+        folder = Path(name)
+        corpus = _Corpus(database, validated, sources, without)
+        texts = (
+            column.texts(rows)
+            for name, view in TABLES.items()
+            for column in view.text_columns
+            for rows in corpus.rows(name, column.name, SPLITS[:1])
+        )
+        answers = (rows["answers"].to_pylist() for rows in corpus.rows("questions", "answers", SPLITS[:2]))
+        strings = pa.list_(pa.string())
+        yield (
+            MappedValues(folder / "texts.arrow", texts, pa.string()),
+            MappedValues(folder / "answers.arrow", answers, strings),
+        )
+
+
+class _Corpus:
+    """The validated tables, joined with their images on disk."""
+
+    def __init__(self, database: Database, validated: Path, sources: list[str], without: Set[str]) -> None:
+        """sources: empty: all datasets. without: images to leave out."""
+        self._database, self._validated, self._sources = database, validated, sources
+        columns = ["image_id", "split", "source"]
+        schema = pa.schema([SCHEMAS["images"].field(name) for name in columns])
+        images = stream_table("images", validated, columns)
+        if without:
+            lost = pa.array(sorted(without))
+            images = (rows.filter(pc.invert(pc.is_in(rows["image_id"], value_set=lost))) for rows in images)
+        database.load("images", (self._choose(rows, SPLITS) for rows in images), schema)
+
+    def rows(self, table: str, column: str, splits: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield a column of a table in the order of its rows, for the images or texts of these splits."""
+        if "split" in SCHEMAS[table].names:  # texts without an image
+            for rows in stream_table(table, self._validated, ["split", "source", column]):
+                yield self._choose(rows, splits)
+            return
+        schema = pa.schema([*(SCHEMAS[table].field(name) for name in ("image_id", column)), ("row", pa.int64())])
+        self._database.load("rows", number_rows(stream_table(table, self._validated, ["image_id", column])), schema)
+        if self._database.value("SELECT count(*) FROM rows"):
+            names = ", ".join(f"'{split}'" for split in splits)
+            yield from self._database.stream(
+                f'SELECT r."{column}" FROM rows r SEMI JOIN (SELECT * FROM images WHERE split IN ({names})) i '
+                "ON r.image_id = i.image_id ORDER BY r.row"
+            )
+
+    def _choose(self, rows: pa.Table, splits: Sequence[str]) -> pa.Table:
+        rows = rows.filter(pc.is_in(rows["split"], value_set=pa.array(splits)))
+        return rows.filter(pc.is_in(rows["source"], value_set=pa.array(self._sources))) if self._sources else rows
 
 
 def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> bool:
@@ -97,9 +145,12 @@ def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> 
     from_texts = p.source == "train" or p.trim
 
     def build(without: Set[str]) -> tuple[Sequence[str], list[str]]:
-        texts, questions = _read(require_output(workspace.validated, "validate"), p.sources, without)
-        vocabulary = current.vocabulary if not from_texts else _make(p, texts, workspace).vocabulary if texts else ()
-        return vocabulary, build_answer_vocabulary(questions, p.min_answer_count)
+        validated = require_output(workspace.validated, "validate")
+        with _read(validated, p.sources, workspace, without) as (texts, questions):
+            vocabulary: Sequence[str] = current.vocabulary
+            if from_texts:
+                vocabulary = _make(p, texts, workspace).vocabulary if len(texts) else ()
+            return vocabulary, build_answer_vocabulary(questions, p.min_answer_count)
 
     whole = build(frozenset())
     if whole != (current.vocabulary, read_json(workspace.tokenizer / "answers.json")):
@@ -109,12 +160,12 @@ def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> 
     return build(image_ids) != whole
 
 
-def _make(p: TokenizerParams, texts: list[str], workspace: Workspace) -> Tokenizer:
+def _make(p: TokenizerParams, texts: MappedValues, workspace: Workspace) -> Tokenizer:
     accents = None if p.strip_accents == "auto" else p.strip_accents
     if p.source == "vocab":
         tokenizer = _given(p, accents, workspace)
         return tokenizer.trimmed(texts) if p.trim else tokenizer
-    if not texts:
+    if not len(texts):
         raise DataError(
             f"{workspace.validated}: the train split has no text to build a vocabulary from; "
             "check the `splits` and file lists under `data` in params.yaml, or use `tokenizer.source: vocab`"
@@ -166,15 +217,3 @@ def _coverage_warnings(found: Coverage, p: TokenizerParams) -> list[str]:
 
 def _some(words: Counter[str]) -> str:
     return ", ".join(repr(word) for word, _ in words.most_common(5))
-
-
-def _of_splits(table: pa.Table, images: pa.Table, splits: list[str], sources: list[str]) -> pa.Table:
-    """Select rows by the split and dataset of their image; `sources` empty: all datasets."""
-
-    def chosen(rows: pa.Table) -> pa.Table:
-        rows = rows.filter(pc.is_in(rows["split"], value_set=pa.array(splits)))
-        return rows.filter(pc.is_in(rows["source"], value_set=pa.array(sources))) if sources else rows
-
-    if "split" in table.column_names:  # texts without an image
-        return chosen(table)
-    return table.filter(pc.is_in(table["image_id"], value_set=chosen(images)["image_id"].combine_chunks()))

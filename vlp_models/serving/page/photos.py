@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import Image, ImageDraw, ImageFont
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.images import FORMATS, ImageError
+from vlp_models.data.mapped import ImagePaths
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.data.tables import read_table
+from vlp_models.data.tables import read_rows
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.serving.images import MAX_BYTES, decode_checked
 from vlp_models.serving.search import ImageSearch
@@ -80,8 +83,11 @@ def _clip(box: Sequence[int], size: tuple[int, int]) -> tuple[int, int, int, int
 
 def find_examples(workspace: Workspace, split: str, count: int = EXAMPLES) -> list[Path]:
     """Return files of evenly spaced photos of a split, as examples to click; unreadable ones are left out."""
-    images = read_table("images", workspace.validated, columns=["path", "split"]).to_pylist()
-    paths = [workspace.root / row["path"] for row in images if row["split"] == split]
+    chosen = pa.array([split])
+    images = read_rows(
+        "images", workspace.validated, lambda rows: pc.is_in(rows["split"], value_set=chosen), ["path", "split"]
+    )
+    paths = [workspace.root / path for path in images["path"].to_pylist()]
     number, found = min(count, len(paths)), []
     for path in (paths[i * len(paths) // number] for i in range(number)):
         try:
@@ -117,8 +123,7 @@ class PhotoSearch:
                 f"{workspace.shards}: its regions are of {shards_detector or 'no detector'}, but the retrieval model "
                 f"was trained on those of {model_detector}; `dvc repro` makes both again"
             )
-        images = read_table("images", workspace.validated)
-        self._paths = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
+        self._paths = ImagePaths(workspace.validated)
         self._root = workspace.root
         self.photo_count = len(self.photos) if task_model.by_embeddings else min(len(self.photos), MAX_PAIRS)
         self._search = ImageSearch(task_model, self.photo_count, self.photos.__getitems__, device)
@@ -133,5 +138,5 @@ class PhotoSearch:
 
     def path(self, image_id: str) -> Path | None:
         """Return the photo's file, if the validated tables have it."""
-        path = self._paths.get(image_id)
+        path = self._paths.find(image_id)
         return None if path is None else self._root / path

@@ -1,0 +1,208 @@
+"""Memory-mapped files: copies of large Parquet files, to read rows by number or by the value of a column, and values.
+
+A copy is uncompressed Arrow in a hidden folder next to the file's folder. It is written once; processes share its
+pages, and the system drops them when it needs the memory. Memory holds what is read, and one value per `PIECE` rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vlp_models.common.io import stat_file
+from vlp_models.data.joins import Database
+from vlp_models.data.tables import SCHEMAS, damage_errors, read_batches
+
+PIECE = 65_536  # rows
+MAPPED = 200_000  # a file with at least this many rows is mapped
+
+Check = Callable[[pa.Table], None]
+
+
+def copy_path(file: Path, name: str) -> Path:
+    """Return where the copy of a file is, or will be.
+
+    Raises:
+        OSError: no such file.
+    """
+    stamp = "-".join(f"{number:x}" for number in stat_file(file.stat()))
+    return file.parent.with_name(f".{file.parent.name}-mapped") / f"{name}-{stamp}.arrow"
+
+
+def is_mapped(file: Path, name: str) -> bool:
+    """Return whether a Parquet file is large, or has a copy; a copy saves reading the file's metadata.
+
+    Raises:
+        OSError, pyarrow.ArrowException: no such file, or a damaged one.
+    """
+    return copy_path(file, name).exists() or pq.read_metadata(file).num_rows >= MAPPED
+
+
+def map_rows(
+    file: Path, name: str, schema: pa.Schema, write: Callable[[pa.ipc.RecordBatchWriter, Path], None]
+) -> pa.Table:
+    """Map the copy of `file`, which is valid as long as the file does not change.
+
+    Args:
+        name: of the copy; copies with this name of an older file are removed.
+        write: writes the rows of a new copy; may use the given folder.
+
+    Raises:
+        OSError: the folder is not writable, or the disk is full.
+    """
+    path = copy_path(file, name)
+    folder = path.parent
+    if not path.exists():
+        folder.mkdir(exist_ok=True)
+        temporary = path.with_suffix(f".{uuid.uuid4().hex}")  # several machines may write it
+        try:
+            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                write(writer, folder)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        for other in folder.glob(f"{name}-*.arrow"):
+            if other != path:
+                with contextlib.suppress(FileNotFoundError):
+                    other.unlink()
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+class SortedRows:
+    """Rows by the value of the column `key`, found by bisection; of several rows with one value, any."""
+
+    def __init__(self, table: pa.Table, key: str) -> None:
+        """table: sorted by `key`."""
+        self._pieces = [piece for piece in table.to_batches(max_chunksize=PIECE) if len(piece)]
+        self._key = key
+        self._names = table.schema.names
+        self._first: list[Any] = [piece[key][0].as_py() for piece in self._pieces]
+        self._length = len(table)
+
+    @classmethod
+    def open(cls, file: Path, key: str, schema: pa.Schema, check: Check) -> SortedRows:
+        """Read or map a Parquet file, whose rows may have any order.
+
+        Args:
+            check: raises a ValueError if rows are invalid; a key must not be null.
+
+        Raises:
+            OSError, pyarrow.ArrowException, ValueError: no such file, or a damaged one.
+        """
+        if is_mapped(file, file.stem):
+            with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
+                return cls(map_rows(file, file.stem, schema, _Copy(file, key, schema, check).write), key)
+        rows = pq.read_table(file, schema=schema)
+        check(rows)
+        # Arrow sorts by UTF-8 bytes, which is also Python's order of strings
+        wide = rows.set_column(rows.schema.names.index(key), key, rows[key].cast(pa.large_string()))
+        return cls(wide.sort_by(key).combine_chunks(), key)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def find(self, value: str) -> dict[str, Any] | None:
+        """Return the row with this value; None if it is not found."""
+        number = bisect_right(self._first, value) - 1
+        if number < 0:
+            return None
+        piece = self._pieces[number]
+        values = piece[self._key]
+        row = bisect_left(range(len(values)), value, key=lambda place: values[place].as_py())
+        if row == len(values) or values[row].as_py() != value:
+            return None
+        return {name: piece[name][row].as_py() for name in self._names}
+
+
+class ImagePaths:
+    """The paths of the images in a directory of canonical tables.
+
+    Raises:
+        DataError: the table is damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        file, self._rows = directory / "images.parquet", None
+        schema = pa.schema([SCHEMAS["images"].field(name) for name in ("image_id", "path")])
+        if file.exists():
+            with damage_errors(file):
+                self._rows = SortedRows.open(file, "image_id", schema, _check_paths)
+
+    def find(self, image_id: str) -> str | None:
+        """Return the path of an image as the table has it; None if it has no such image."""
+        row = self._rows.find(image_id) if self._rows is not None else None
+        return None if row is None else str(row["path"])
+
+
+def _check_paths(rows: pa.Table) -> None:
+    rows.validate(full=True)
+    if rows["image_id"].null_count:
+        raise pa.ArrowInvalid("an image without an id")
+
+
+class MappedValues:
+    """Values in a new file, such as texts; iterating, also more than once, holds some of them at a time."""
+
+    def __init__(self, path: Path, pieces: Iterable[list[Any]], kind: pa.DataType) -> None:
+        """pieces: the values, some at a time."""
+        self._path, self._length = path, 0
+        schema = pa.schema([("value", kind)])
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for piece in pieces:
+                writer.write_batch(pa.record_batch([pa.array(piece, kind)], schema))
+                self._length += len(piece)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        with pa.memory_map(str(self._path)) as source:
+            pieces = pa.ipc.open_file(source)
+            for number in range(pieces.num_record_batches):
+                yield from pieces.get_batch(number)["value"].to_pylist()
+
+    def __contains__(self, value: object) -> bool:
+        return any(value == one for one in self)
+
+
+class _Copy:
+    """Writes a sorted copy of a file, which is sorted on disk unless it has that order already."""
+
+    def __init__(self, file: Path, key: str, schema: pa.Schema, check: Check) -> None:
+        self._file, self._key, self._schema, self._check = file, key, schema, check
+
+    def write(self, writer: pa.ipc.RecordBatchWriter, folder: Path) -> None:
+        if self._check_rows():
+            _write(writer, self._rows(), self._schema)
+            return
+        with Database.within(folder) as database:
+            database.load("rows", self._rows(), self._schema)
+            _write(writer, database.stream(f'SELECT * FROM rows ORDER BY "{self._key}"', PIECE), self._schema)
+
+    def _rows(self) -> Iterator[pa.Table]:
+        return read_batches([self._file], PIECE, self._schema.names)
+
+    def _check_rows(self) -> bool:
+        """Check all rows; return whether they are sorted."""
+        last, in_order = "", True
+        for rows in self._rows():
+            self._check(rows)
+            values = rows[self._key].combine_chunks()
+            in_order = (
+                in_order and last <= values[0].as_py() and not pc.any(pc.greater(values[:-1], values[1:])).as_py()
+            )
+            last = values[-1].as_py()
+        return in_order
+
+
+def _write(writer: pa.ipc.RecordBatchWriter, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    for table in tables:
+        writer.write_table(table.cast(schema).combine_chunks(), PIECE)
