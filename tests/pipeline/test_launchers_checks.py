@@ -133,12 +133,12 @@ def test_a_stop_before_the_start_is_no_error_of_the_engine(wanted: Launch) -> No
     [
         (0, False, None, 0, 0),
         (2, False, None, 0, 2),
-        (75, False, None, 0, 75),
         (75, True, 3, 0, 3),
         (75, True, None, 1, None),
-        (worker.KILLED, False, None, 1, None),
+        (75, False, None, 1, None),
+        (143, False, None, 1, None),
     ],
-    ids=["done", "refused", "stopped", "lost after an error", "lost", "killed by torchrun"],
+    ids=["done", "refused", "lost after an error", "lost", "stopped by torchrun", "stopped by torchrun before updates"],
 )
 def test_torchrun_starts_again_only_what_that_helps(
     wanted: Launch,
@@ -155,3 +155,10 @@ def test_torchrun_starts_again_only_what_that_helps(
     assert worker.finish(wanted.folder, code, lost=lost) == exit_code
     file = wanted.folder / OUTCOME
     assert (json.loads(file.read_text())["code"] if file.exists() else None) == outcome
+
+
+@pytest.mark.parametrize("code", [75, 143])
+def test_a_requested_stop_is_the_outcome(wanted: Launch, code: int) -> None:
+    (wanted.folder / STOP).touch()
+    assert worker.finish(wanted.folder, code, lost=False) == 0
+    assert json.loads((wanted.folder / OUTCOME).read_text())["code"] == code

@@ -20,18 +20,17 @@ from vlp_models.cli.main import main as run_command
 from vlp_models.cli.pipeline import LAUNCHED
 from vlp_models.common.device import is_main_process
 from vlp_models.errors import LaunchError, ProcessLostError
-from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, Launch, write_outcome
+from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, STOPPED, Launch, write_outcome
 
 CHECK_EVERY = 1.0  # seconds
 WAIT = 10.0  # seconds for the outcome of the process that failed first
-KILLED = 128 + signal.SIGTERM
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     launch = Launch.read(folder)
     if (folder / STOP).exists():
-        sys.exit(finish(folder, KILLED, lost=False))
+        sys.exit(finish(folder, STOPPED[-1], lost=False))
     threading.Thread(target=_stop_on_request, args=(folder, launch.id), daemon=True).start()
     os.environ[LAUNCHED] = launch.id
     sys.argv = ["vlp", "stage", launch.stage, launch.key, "--params", launch.params_file]
@@ -47,8 +46,9 @@ def main() -> None:
 
 def finish(folder: Path, code: int, *, lost: bool) -> int:
     """Record the outcome, and return the exit code for torchrun."""
-    killed = code == KILLED and not (folder / STOP).exists()  # by torchrun, because of another process
-    if lost or killed:
+    # Nobody asked for a stop: torchrun or the engine did, because another process or node was lost.
+    replaced = code in STOPPED and not (folder / STOP).exists()
+    if lost or replaced:
         deadline = time.monotonic() + WAIT
         while not (folder / OUTCOME).exists() and time.monotonic() < deadline:
             time.sleep(CHECK_EVERY)

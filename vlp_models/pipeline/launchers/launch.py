@@ -21,6 +21,7 @@ import contextlib
 import importlib
 import json
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -41,6 +42,7 @@ logger = get_logger(__name__)
 ENGINES = {"torchrun": "torchrun", "slurm": "slurm", "ray": "ray_train", "kubeflow": "kubeflow"}  # -> module
 PACKAGES = {"slurm": "submitit", "ray": "ray", "kubeflow": "kubeflow"}  # the extra of the same name installs it
 LAUNCH, STOP, OUTCOME = "launch.json", "stop", "outcome.json"
+STOPPED = (75, 128 + signal.SIGTERM)  # exit codes of a training that was stopped during, or before, its updates
 POLL = 0.5  # seconds
 SILENT = 30.0  # seconds without a sign of life after which a node counts as gone
 QUOTED_LINES = 15

@@ -27,13 +27,12 @@ from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import describe_own
 from vlp_models.common.supervise import die_with_parent
 from vlp_models.errors import LaunchError, VLPError
-from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, Launch, read_outcome, write_outcome
+from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, STOPPED, Launch, read_outcome, write_outcome
 
 RESTARTS = 3  # of a node's processes, after one of them was lost
 JOIN_SECONDS = 1800  # that nodes wait for each other
 LINGER = 30.0  # seconds after the training's end that torchrun may wait for nodes that have not reported theirs
 BEAT = 5.0  # seconds between signs of life
-STOPPED = (75, 128 + signal.SIGTERM)  # exit codes of a training that was stopped during, or before, its updates
 WORKER = "vlp_models.cli.worker"
 # Variables of the engine or of DVC that would mislead Lightning, or the stage.
 MISLEADING = ("SLURM", "SUBMITIT", "SRUN", "SBATCH", "PMI", "PET_", "DVC_")
