@@ -14,10 +14,10 @@ import json
 import shutil
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -172,7 +172,14 @@ class ShardWriter:
         return offset, len(data)
 
 
-def join_parts(directory: Path, split: str, parts: Sequence[Path]) -> None:
+class Parts(Protocol):
+    """Folders of shards, whose number is known."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Path]: ...
+
+
+def join_parts(directory: Path, split: str, parts: Parts) -> None:
     """Move the shards of all parts, folders filled by a `ShardWriter`, into `directory`, and join the indexes.
 
     Each part is one shard. Up to some 2,000 shards, the result is byte-equal to that of one writer.
