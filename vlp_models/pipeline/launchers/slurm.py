@@ -22,7 +22,8 @@ from vlp_models.pipeline.launchers.node import run_node
 logger = get_logger(__name__)
 
 # A state in which a job stays. PREEMPTED is not one of them: it is requeued.
-ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY TIMEOUT".split()  # plain-ok
+ENDED: tuple[str, ...] = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE")  # plain-ok
+ENDED += ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 ASK_EVERY = 5.0  # seconds: slurmctld serves many users
 
 
