@@ -19,7 +19,7 @@ from pathlib import Path
 from vlp_models.cli.main import main as run_command
 from vlp_models.cli.pipeline import LAUNCHED
 from vlp_models.common.device import is_main_process
-from vlp_models.errors import LaunchError, ProcessLostError
+from vlp_models.errors import LaunchError, Preempted, ProcessLostError
 from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, STOPPED, Launch, write_outcome
 
 CHECK_EVERY = 1.0  # seconds
@@ -43,6 +43,8 @@ def main() -> None:
         code = ended.code if isinstance(ended.code, int) else 1
         # `main` of the command line exits while it handles the error.
         lost = isinstance(ended.__context__, ProcessLostError)
+        if isinstance(ended.__context__, Preempted):  # on ranks other than 0, `training.run.fit` exits with 0
+            code = STOPPED[0]
     # The folder of a replaced launch is that of the newer one, whose outcome this is not.
     sys.exit(finish(folder, code, lost=lost) if _is_current(folder, launch_id) else 0)
 
@@ -56,7 +58,8 @@ def finish(folder: Path, code: int, *, lost: bool) -> int:
         while not (folder / OUTCOME).exists() and time.monotonic() < deadline:
             time.sleep(CHECK_EVERY)
         return 0 if (folder / OUTCOME).exists() else 1
-    if code or is_main_process():
+    # All ranks raise `Preempted` together. Rank 0 writes it last: its node ends other processes soon after the outcome.
+    if is_main_process() or code not in (0, STOPPED[0]):
         write_outcome(folder, socket.gethostname(), code)
     return 0
 
