@@ -1,9 +1,9 @@
 """One process of a launched training (pipeline/launchers): `vlp stage`, which stops on request of the launch's folder.
 
-    python -m vlp_models.cli.worker FOLDER      started by torchrun, once per device
+    python -m vlp_models.cli.worker FOLDER ID      started by torchrun, once per device
 
 The exit code is for torchrun: 0 if the training has an outcome, whatever it is, since to start it again would not
-help; 1 if another process was lost.
+help, or if a newer launch has replaced this one; 1 if another process was lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from vlp_models.cli.main import main as run_command
 from vlp_models.cli.pipeline import LAUNCHED
 from vlp_models.common.device import is_main_process
-from vlp_models.errors import LaunchError, ProcessLostError
+from vlp_models.errors import LaunchError, Preempted, ProcessLostError
 from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, STOPPED, Launch, write_outcome
 
 CHECK_EVERY = 1.0  # seconds
@@ -27,12 +27,14 @@ WAIT = 10.0  # seconds for the outcome of the process that failed first
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, launch_id = Path(sys.argv[1]), sys.argv[2]
     launch = Launch.read(folder)
+    if launch.id != launch_id:
+        sys.exit(0)
     if (folder / STOP).exists():
         sys.exit(finish(folder, STOPPED[-1], lost=False))
-    threading.Thread(target=_stop_on_request, args=(folder, launch.id), daemon=True).start()
-    os.environ[LAUNCHED] = launch.id
+    threading.Thread(target=_stop_on_request, args=(folder, launch_id), daemon=True).start()
+    os.environ[LAUNCHED] = launch_id
     sys.argv = ["vlp", "stage", launch.stage, launch.key, "--params", launch.params_file]
     code, lost = 0, False
     try:
@@ -41,7 +43,10 @@ def main() -> None:
         code = ended.code if isinstance(ended.code, int) else 1
         # `main` of the command line exits while it handles the error.
         lost = isinstance(ended.__context__, ProcessLostError)
-    sys.exit(finish(folder, code, lost=lost))
+        if isinstance(ended.__context__, Preempted):  # on ranks other than 0, `training.run.fit` exits with 0
+            code = STOPPED[0]
+    # The folder of a replaced launch is that of the newer one, whose outcome this is not.
+    sys.exit(finish(folder, code, lost=lost) if _is_current(folder, launch_id) else 0)
 
 
 def finish(folder: Path, code: int, *, lost: bool) -> int:
@@ -53,7 +58,8 @@ def finish(folder: Path, code: int, *, lost: bool) -> int:
         while not (folder / OUTCOME).exists() and time.monotonic() < deadline:
             time.sleep(CHECK_EVERY)
         return 0 if (folder / OUTCOME).exists() else 1
-    if code or is_main_process():
+    # All ranks raise `Preempted` together. Rank 0 writes it last: its node ends other processes soon after the outcome.
+    if is_main_process() or code not in (0, STOPPED[0]):
         write_outcome(folder, socket.gethostname(), code)
     return 0
 
@@ -62,13 +68,16 @@ def _stop_on_request(folder: Path, launch_id: str) -> None:
     """Send this process SIGTERM once the folder has a file `stop`, or belongs to another launch."""
     while True:
         time.sleep(CHECK_EVERY)
-        try:
-            asked = (folder / STOP).exists() or Launch.read(folder).id != launch_id
-        except LaunchError:
-            asked = True
-        if asked:
+        if (folder / STOP).exists() or not _is_current(folder, launch_id):
             os.kill(os.getpid(), signal.SIGTERM)
             return
+
+
+def _is_current(folder: Path, launch_id: str) -> bool:
+    try:
+        return Launch.read(folder).id == launch_id
+    except LaunchError:
+        return False
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from kubeflow.trainer.options import (
 )
 
 from vlp_models.common.log import get_logger
-from vlp_models.errors import LaunchError
+from vlp_models.errors import LaunchError, first_line
 from vlp_models.params import Params
 from vlp_models.pipeline.launchers.launch import Launch
 
@@ -67,13 +67,21 @@ class TrainJob:
             return False
 
     def cancel(self) -> None:
-        self._client.delete_job(self.name)
+        try:
+            self._client.delete_job(self.name)
+        except (RuntimeError, TimeoutError) as error:
+            logger.warning(
+                "TrainJob %s was not deleted (%s); run `kubectl delete trainjob %s`",
+                self.name,
+                first_line(error.__cause__ or error),
+                self.name,
+            )
 
 
 def start(launch: Launch, params: Params) -> TrainJob:
     """
     Raises:
-        LaunchError: no image or volume in params.yaml, no Kubernetes API that answers, or it refuses the job.
+        LaunchError: no image or volume in params.yaml, the Kubernetes API does not respond, or it refuses the job.
     """
     p = params.launchers.kubeflow
     for key in ("image", "volume"):
@@ -106,9 +114,10 @@ def start(launch: Launch, params: Params) -> TrainJob:
         )
     except Exception as error:  # the SDK, urllib3 and the Kubernetes client each have their own
         cause = error.__cause__ or error
+        refusal = str(getattr(cause, "body", None) or "").strip()
         raise LaunchError(
             f"{launch.name}: Kubernetes did not accept the TrainJob: "
-            f"{str(getattr(cause, 'body', None) or cause).strip().splitlines()[0]}; check `kubectl get "
+            f"{refusal.splitlines()[0] if refusal else first_line(cause)}; check `kubectl get "
             "clustertrainingruntimes`, the context of your kubeconfig, and `launchers.kubeflow` in params.yaml"
         ) from None
     logger.info("%s: TrainJob %s", launch.name, name)

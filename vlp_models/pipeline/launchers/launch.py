@@ -126,10 +126,15 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
     )
     folder = wanted.folder
     shutil.rmtree(folder, ignore_errors=True)  # processes of an earlier launch find another id, and stop
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # an earlier process may have written to it again
     write_json(folder / LAUNCH, asdict(wanted))
     logger.info("%s: starting on %s by %s", wanted.name, _count(wanted), kind)
-    return _exit_code(wanted, _follow(start(wanted, params), wanted))
+    try:
+        job = start(wanted, params)
+    except BaseException:
+        (folder / STOP).touch()  # a signal may come after the engine has accepted the job
+        raise
+    return _exit_code(wanted, _follow(job, wanted))
 
 
 def _engine(kind: str) -> Callable[[Launch, Params], Job]:
@@ -170,13 +175,13 @@ def _follow(job: Job, launch: Launch) -> str:
 
 
 def _stop(job: Job, launch: Launch, output: _Output) -> str:
-    (launch.folder / STOP).touch()
-    alive = [path.stat().st_mtime for path in launch.folder.glob("node-*.alive")]
-    if max(alive, default=0) < time.time() - SILENT:
-        job.cancel()  # it waits in a queue, and nothing reads the file
-        return "stopped while it waited"
     try:
         while (ended := job.end()) is None:
+            (launch.folder / STOP).touch()  # each time: a SLURM job that is requeued removes it
+            alive = [path.stat().st_mtime for path in launch.folder.glob("node-*.alive")]
+            if max(alive, default=0) < time.time() - SILENT:
+                job.cancel()  # it waits in a queue, and nothing reads the file
+                return "stopped while it waited"
             output.copy()
             time.sleep(POLL)
     except (KeyboardInterrupt, Terminated):  # asked twice
@@ -234,6 +239,11 @@ class _Output:
         whole = data.rfind(b"\n") + 1
         self._read[path] = start + whole
         yield from data[:whole].decode("utf-8", "replace").splitlines()
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an engine's error, or its type's name if the message is empty."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def read_outcome(folder: Path) -> dict[str, Any] | None:

@@ -66,8 +66,9 @@ def _run_agent(launch: Launch, index: int, endpoint: str, stopped: Callable[[], 
     log = folder / f"node-{index}-{socket.gethostname()}.log"
     with _signs_of_life(log.with_suffix(".alive")), log.open("ab") as output:
         own_pid = os.getpid()
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *_rendezvous(launch, index, endpoint)]
         agent = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *_rendezvous(launch, index, endpoint), str(folder)],
+            [*torchrun, "-m", WORKER, str(folder), launch.id],
             cwd=launch.root,
             env=_environment(launch),
             stdin=subprocess.DEVNULL,
@@ -138,7 +139,7 @@ def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
         conf = f"is_host={int(index == 0)},join_timeout={JOIN_SECONDS}"
         together = [f"--nnodes={launch.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
         together += [f"--rdzv-id={launch.id}", f"--rdzv-conf={conf}"]
-    return [*together, f"--nproc-per-node={launch.devices}", f"--max-restarts={RESTARTS}", "-m", WORKER]
+    return [*together, f"--nproc-per-node={launch.devices}", f"--max-restarts={RESTARTS}"]
 
 
 def _environment(launch: Launch) -> dict[str, str]:

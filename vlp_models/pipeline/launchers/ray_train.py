@@ -18,7 +18,7 @@ from ray.train.data_parallel_trainer import DataParallelTrainer
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
 from vlp_models.pipeline.cluster import connected
-from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, Launch
+from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, Launch, last_line
 from vlp_models.pipeline.launchers.node import RESTARTS, run_node
 
 
@@ -49,7 +49,7 @@ class RayRun:
             trainer.fit()
             self._ended = "Ray Train has ended"
         except Exception as error:
-            self._ended = f"Ray Train gave up after {RESTARTS} restarts: {str(error).strip().splitlines()[-1]}"
+            self._ended = f"Ray Train gave up after {RESTARTS} restarts: {last_line(error)}"
         finally:
             self._connection.close()
 

@@ -6,17 +6,20 @@ ends it. The job's own files are in .work/launches/STAGE-RUN/slurm.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import submitit
-from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment
+from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment, clean_env
 
 from vlp_models.common.log import get_logger
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
-from vlp_models.pipeline.launchers.launch import POLL, STOP, Launch, read_outcome
+from vlp_models.pipeline.launchers.launch import POLL, STOP, STOPPED, Launch, last_line, read_outcome
 from vlp_models.pipeline.launchers.node import run_node
 
 logger = get_logger(__name__)
@@ -30,10 +33,12 @@ ASK_EVERY = 5.0  # seconds: slurmctld serves many users
 class Node:
     """What submitit runs on every node. It is pickled into the job's folder."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, launch_id: str) -> None:
+        self.folder, self.launch_id = folder, launch_id
 
     def __call__(self) -> int:
+        if Launch.read(Path(self.folder)).id != self.launch_id:  # this job was requeued meanwhile
+            raise RuntimeError("a newer launch of this training has replaced this job")
         where, index = TorchDistributedEnvironment(), submitit.JobEnvironment().global_rank
         code = run_node(Path(self.folder), index, f"{where.master_addr}:{where.master_port}")
         if code:
@@ -41,13 +46,20 @@ class Node:
         return code
 
     def checkpoint(self) -> DelayedSubmission | None:
-        """Stop the training, which saves its state; called by submitit's signal handler on the first node."""
+        """Stop the training, which saves its state; called by submitit's signal handler on the first node.
+
+        Returns:
+            None if there is nothing to requeue: the training has ended, or the user stops it.
+        """
         folder = Path(self.folder)
+        stopped_by_user = (folder / STOP).exists()
         (folder / STOP).touch()
         while (outcome := read_outcome(folder)) is None:  # SLURM kills the job after `launchers.slurm.save_seconds`
             time.sleep(POLL)
+        if stopped_by_user or outcome["code"] not in STOPPED:
+            return None
         (folder / STOP).unlink()
-        return None if outcome["code"] == 0 else DelayedSubmission(self)
+        return DelayedSubmission(self)
 
 
 class SlurmJob:
@@ -81,7 +93,7 @@ class SlurmJob:
 def start(launch: Launch, params: Params) -> SlurmJob:
     """
     Raises:
-        LaunchError: SLURM is not there, or refuses the job.
+        LaunchError: SLURM is not installed, or refuses the job.
     """
     p, settings = params.launchers.slurm, dict(params.launchers.slurm.options)
     try:
@@ -100,11 +112,21 @@ def start(launch: Launch, params: Params) -> SlurmJob:
             srun_args=["--kill-on-bad-exit=1"],
             additional_parameters={"requeue": True, **settings},
         )
-        job = executor.submit(Node(str(launch.folder)))
+        with _outside_of_job() if "SLURM_JOB_ID" in os.environ else nullcontext():
+            job = executor.submit(Node(str(launch.folder), launch.id))
     except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as error:
         raise LaunchError(
-            f"{launch.name}: SLURM did not accept the job: {str(error).strip().splitlines()[-1]}; see "
+            f"{launch.name}: SLURM did not accept the job: {last_line(error)}; see "
             "`launchers.slurm` in params.yaml, and `sinfo`"
         ) from None
     logger.info("%s: SLURM job %s", launch.name, job.job_id)
     return SlurmJob(job.job_id)
+
+
+@contextmanager
+def _outside_of_job() -> Iterator[None]:
+    """Hide the variables of the job that `vlp run` runs in: sbatch would pass them to the new one."""
+    config = {name: value for name, value in os.environ.items() if name == "SLURM_CONF"}
+    with clean_env():
+        os.environ.update(config)
+        yield
