@@ -30,7 +30,15 @@ TWO = {"trainer.devices": 1, "trainer.num_nodes": 2}
 def project(built_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project whose pretraining takes half a minute, trained locally with two processes."""
     folder = copy_project(built_project, tmp_path_factory.mktemp("launch") / "project")
-    use(folder, {"trainer.devices": 2, "trainer.checkpoint_every_steps": 20, "pretrain.tden.max_epochs": STEPS // 4})
+    use(
+        folder,
+        {
+            "trainer.accelerator": "cpu",
+            "trainer.devices": 2,
+            "trainer.checkpoint_every_steps": 20,
+            "pretrain.tden.max_epochs": STEPS // 4,
+        },
+    )
     run(folder, "vlp", "stage", "pretrain", "tden")
     return folder
 
@@ -211,6 +219,7 @@ def test_kubeflow_runs_a_train_job_of_two_pods(
 ) -> None:
     """The API is a stand-in; the SDK, the TrainJob and the pods' command are real."""
     settings = {"launchers.kubeflow.image": "example.org/vlp:1", "launchers.kubeflow.volume": "project"}
+    settings["launchers.kubeflow.secrets"] = "{PASSWORD: vlp/mlflow}"
     use(project, {"trainer.launcher": "kubeflow", **TWO, **settings})
     with training(project, {"KUBECONFIG": str(tmp_path / "kubeconfig")}) as process:
         wait_until(lambda: step(project) >= MIDWAY, 300)
@@ -221,8 +230,10 @@ def test_kubeflow_runs_a_train_job_of_two_pods(
     (patch,) = job["spec"]["runtimePatches"]
     (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = replicated["template"]["spec"]["template"]["spec"]
-    assert pod["volumes"] == [{"name": "project", "persistentVolumeClaim": {"claimName": "project"}}]
-    assert pod["containers"][0]["volumeMounts"] == [{"name": "project", "mountPath": str(project)}]
+    assert pod["volumes"][0] == {"name": "project", "persistentVolumeClaim": {"claimName": "project"}}
+    assert pod["containers"][0]["volumeMounts"][0] == {"name": "project", "mountPath": str(project)}
+    secret = {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "vlp", "key": "mlflow"}}}
+    assert pod["containers"][0]["env"] == [secret]
 
 
 def test_a_refused_train_job_is_an_error(project: Path, kubernetes: Kubernetes, tmp_path: Path) -> None:

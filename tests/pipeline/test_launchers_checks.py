@@ -66,13 +66,15 @@ def test_an_engine_without_its_package_is_refused(tmp_path: Path, kind: str, mon
     monkeypatch.setitem(sys.modules, seam.PACKAGES[kind], None)
     monkeypatch.delitem(sys.modules, f"vlp_models.pipeline.launchers.{seam.ENGINES[kind]}", raising=False)
     with pytest.raises(MissingToolError, match=rf"vlp-flows\[{kind}\]"):
-        launch(params(tmp_path, launcher=kind), Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+        launch(
+            params(tmp_path, launcher=kind, accelerator="cpu"), Workspace(tmp_path), "pretrain", "tden", "params.yaml"
+        )
 
 
 @pytest.mark.parametrize("key", ["image", "volume"])
 def test_kubeflow_needs_an_image_and_a_volume(tmp_path: Path, key: str) -> None:
     pytest.importorskip("kubeflow")
-    made = params(tmp_path, launcher="kubeflow")
+    made = params(tmp_path, launcher="kubeflow", accelerator="cpu")
     given = {"image": "example.org/vlp:1", "volume": "project", key: ""}
     kubeflow = dataclasses.replace(made.launchers.kubeflow, **given)
     made = dataclasses.replace(made, launchers=dataclasses.replace(made.launchers, kubeflow=kubeflow))
@@ -84,7 +86,13 @@ def test_slurm_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="are you indeed on a slurm cluster"):
-        launch(params(tmp_path, launcher="slurm"), Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+        launch(
+            params(tmp_path, launcher="slurm", accelerator="cpu"),
+            Workspace(tmp_path),
+            "pretrain",
+            "tden",
+            "params.yaml",
+        )
 
 
 def test_a_node_that_does_not_see_the_folder_reports_it(tmp_path: Path) -> None:
@@ -162,3 +170,9 @@ def test_a_requested_stop_is_the_outcome(wanted: Launch, code: int) -> None:
     (wanted.folder / STOP).touch()
     assert worker.finish(wanted.folder, code, lost=False) == 0
     assert json.loads((wanted.folder / OUTCOME).read_text())["code"] == code
+
+
+@pytest.mark.parametrize("kind", ["slurm", "ray", "kubeflow"])
+def test_what_to_reserve_must_be_named(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(LaunchError, match=r"needs `trainer\.accelerator: gpu` or `cpu`"):
+        launch(params(tmp_path, launcher=kind), Workspace(tmp_path), "pretrain", "tden", "params.yaml")

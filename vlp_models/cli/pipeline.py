@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vlp_models.params import Params
 
 LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
-LAUNCHED = "VLP_LAUNCHED"  # environment variable of the processes that a launcher has started (cli/worker.py)
 
 
 def run(
@@ -219,7 +218,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     from vlp_models.params.schema import suggestion
     from vlp_models.pipeline.dvc.consistency import unchanged_inputs
     from vlp_models.pipeline.dvc.graph import STAGES
-    from vlp_models.pipeline.guard import guarded, run_by_dvc
+    from vlp_models.pipeline.guard import LAUNCHED, guarded, run_by_dvc
 
     if name not in STAGES:
         raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")

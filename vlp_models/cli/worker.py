@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 from vlp_models.cli.main import main as run_command
-from vlp_models.cli.pipeline import LAUNCHED
 from vlp_models.common.device import is_main_process
 from vlp_models.errors import LaunchError, Preempted, ProcessLostError
+from vlp_models.pipeline.guard import LAUNCHED
 from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, STOPPED, Launch, write_outcome
 
 CHECK_EVERY = 1.0  # seconds

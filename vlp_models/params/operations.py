@@ -280,6 +280,8 @@ class KubeflowParams:
     runtime        a ClusterTrainingRuntime or TrainingRuntime for torch
     context, namespace  empty: those of the kubeconfig
     memory         of a pod, such as 64Gi; empty: the runtime's
+    env            environment variables of the pods, as plain text
+    secrets        environment variable -> SECRET/KEY of Kubernetes, such as MLFLOW_TRACKING_PASSWORD: vlp-secrets/mlflow
     """
 
     image: str = ""
@@ -291,6 +293,8 @@ class KubeflowParams:
     cpus_per_node: NonNegativeInt = 0
     memory: str = ""
     node_selector: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,13 @@ class RayMapper:
             task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=MAX_RETRIES)(worker_task())
             shared = ray.put(pickle.dumps(with_plugins(function)))
             submitted = ((n, task.remote(setup, shared, n, pickle.dumps(item))) for n, item in enumerate(items))
-            yield from self._results(ray, submitted, nodes, Path(setup["folder"]))
+            try:
+                yield from self._results(ray, submitted, nodes, Path(setup["folder"]))
+            except ConnectionError as error:  # of the client behind ray://
+                raise ProcessLostError(
+                    f"cluster at {self._address}: the connection to its head was lost ({first_line(error)}). Finished "
+                    "chunks are kept: start the cluster again, then run the stage again"
+                ) from None
 
     def _results(self, ray: Any, submitted: Iterator[tuple[int, Any]], nodes: _Nodes, marks: Path) -> Iterator[Any]:
         """Yield the results in order. Chunks are submitted as others end, so that few are in memory."""
@@ -332,6 +338,7 @@ def worker_task() -> Callable[[dict[str, Any], bytes, int, bytes], tuple[str, An
     """Return the function that is a Ray task. It is nested, so that Ray sends its code: the worker may lack ours."""
 
     def run_chunk(setup: dict[str, Any], function: bytes, number: int, item: bytes) -> tuple[str, Any]:
+        import importlib
         import importlib.util
         import platform
 
@@ -348,10 +355,11 @@ def worker_task() -> Callable[[dict[str, Any], bytes, int, bytes], tuple[str, An
         if found is None:
             return "refused", f"node {node} has no package vlp_models; {install}"
         try:
-            from vlp_models.pipeline.cluster import run_in_worker
+            here = importlib.import_module("vlp_models.pipeline.cluster")
         except ImportError as error:
             return "refused", f"node {node} has another version of vlp_models in {found.origin} ({error}); {install}"
-        return run_in_worker(node, setup, function, number, item)
+        outcome: tuple[str, Any] = here.run_in_worker(node, setup, function, number, item)
+        return outcome
 
     return run_chunk
 

@@ -18,7 +18,9 @@ from vlp_models.pipeline.dvc.lock_file import back_up
 
 logger = get_logger(__name__)
 
+LAUNCHED = "VLP_LAUNCHED"  # environment variable of the processes that a launcher has started (cli/worker.py)
 LOCK_WAIT = 60.0  # seconds a stage waits for another process of the same stage, which may be saving its state
+LOCK_WAIT_LAUNCHED = 180.0  # a file server frees the locks of a lost machine after about 90 s
 CHECK_EVERY = 1.0
 REPEAT_EVERY = 10.0
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
@@ -49,7 +51,8 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
         return
     name = f"{'launch-' if launching else ''}{stage.replace('@', '-')}.lock"
     lock = workspace.root / ".work" / "locks" / name
-    with file_lock(lock, f"`vlp stage {stage.replace('@', ' ')}`", wait=LOCK_WAIT):
+    wait = LOCK_WAIT_LAUNCHED if LAUNCHED in os.environ else LOCK_WAIT
+    with file_lock(lock, f"`vlp stage {stage.replace('@', ' ')}`", wait=wait):
         if run_by_dvc():
             back_up(workspace.root)
             threading.Thread(target=_stop_with_dvc, args=(_ancestors(),), daemon=True).start()

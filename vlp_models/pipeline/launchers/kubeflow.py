@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from kubeflow.common.types import KubernetesBackendConfig
 from kubeflow.trainer import CustomTrainerContainer, TrainerClient
@@ -88,11 +89,19 @@ def start(launch: Launch, params: Params) -> TrainJob:
         if not getattr(p, key):
             raise LaunchError(f"params.yaml: `trainer.launcher: kubeflow` needs `launchers.kubeflow.{key}`")
     logging.getLogger("kubeflow").setLevel(logging.ERROR)
-    name = f"vlp-{launch.stage}-{launch.id}"
+    job = f"vlp-{launch.stage}-{launch.id}"
     mount = {"name": "project", "mountPath": launch.root, **({"subPath": p.sub_path} if p.sub_path else {})}
+    shared = {"name": "shared-memory", "mountPath": "/dev/shm"}  # of loaders and NCCL; the default is 64 MB
+    env: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in p.env.items()]
+    for name, secret in p.secrets.items():
+        of, _, key = secret.partition("/")
+        env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": of, "key": key or name}}})
     pod = PodSpecPatch(
-        volumes=[{"name": "project", "persistentVolumeClaim": {"claimName": p.volume}}],
-        containers=[ContainerPatch(name=CONTAINER, volume_mounts=[mount])],
+        volumes=[
+            {"name": "project", "persistentVolumeClaim": {"claimName": p.volume}},
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+        ],
+        containers=[ContainerPatch(name=CONTAINER, volume_mounts=[mount, shared], env=env or None)],
         node_selector=dict(p.node_selector) or None,
     )
     resources = {"cpu": p.cpus_per_node, "memory": p.memory, **({"gpu": launch.devices} if launch.gpu else {})}
@@ -106,7 +115,7 @@ def start(launch: Launch, params: Params) -> TrainJob:
                 resources_per_node={key: value for key, value in resources.items() if value},
             ),
             options=[
-                Name(name),
+                Name(job),
                 Labels({"vlp-run": f"{launch.stage}-{launch.key}"}),
                 TrainerCommand(["python", "-m", "vlp_models.pipeline.launchers.node", str(launch.folder)]),
                 RuntimePatch(_in_pods(pod)),
@@ -120,8 +129,8 @@ def start(launch: Launch, params: Params) -> TrainJob:
             f"{refusal.splitlines()[0] if refusal else first_line(cause)}; check `kubectl get "
             "clustertrainingruntimes`, the context of your kubeconfig, and `launchers.kubeflow` in params.yaml"
         ) from None
-    logger.info("%s: TrainJob %s", launch.name, name)
-    return TrainJob(client, name)
+    logger.info("%s: TrainJob %s", launch.name, job)
+    return TrainJob(client, job)
 
 
 def _in_pods(pod: PodSpecPatch) -> TrainingRuntimeSpecPatch:

@@ -111,6 +111,11 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
         MissingToolError: the engine's package is not installed.
     """
     kind, trainer = params.trainer.launcher, params.trainer
+    if trainer.accelerator == "auto" and kind != "torchrun":
+        raise LaunchError(
+            f"params.yaml: `trainer.launcher: {kind}` needs `trainer.accelerator: gpu` or `cpu`, because it reserves them "
+            "before it knows the machines"
+        )
     start = _engine(kind)
     root = workspace.root.resolve()
     wanted = Launch(
@@ -210,7 +215,8 @@ def _exit_code(launch: Launch, ended: str) -> int:
             "that all nodes see, under the same path"
         )
     silent = min(nodes, key=lambda path: path.stat().st_mtime)
-    lines = silent.with_suffix(".log").read_text(encoding="utf-8", errors="replace").splitlines()[-QUOTED_LINES:]
+    log = silent.with_suffix(".log")
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-QUOTED_LINES:] if log.exists() else []
     raise LaunchError(
         f"{launch.name}: {ended}; first silent node: {silent.stem.split('-', 2)[2]}, since "
         f"{time.strftime('%H:%M:%S', time.localtime(silent.stat().st_mtime))}. Checkpoints are kept: run again to "

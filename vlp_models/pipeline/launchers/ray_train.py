@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
 from ray.train.collective import broadcast_from_rank_zero
-from ray.train.data_parallel_trainer import DataParallelTrainer
+from ray.train.torch import TorchConfig, TorchTrainer
 
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
@@ -39,12 +39,12 @@ def _train_on_node(config: dict[str, str]) -> None:
 class RayRun:
     """A run of Ray Train in a thread; see `launch.Job`."""
 
-    def __init__(self, launch: Launch, trainer: DataParallelTrainer, connection: ExitStack) -> None:
+    def __init__(self, launch: Launch, trainer: TorchTrainer, connection: ExitStack) -> None:
         self._launch, self._connection, self._ended = launch, connection, ""
         self._thread = threading.Thread(target=self._fit, args=(trainer,), daemon=True)
         self._thread.start()
 
-    def _fit(self, trainer: DataParallelTrainer) -> None:
+    def _fit(self, trainer: TorchTrainer) -> None:
         try:
             trainer.fit()
             self._ended = "Ray Train has ended"
@@ -84,8 +84,9 @@ def start(launch: Launch, params: Params) -> RayRun:
                 f"{launch.name} needs {amount:g} {name} on each of {launch.nodes} nodes; the Ray cluster at {address} "
                 f"has {have.get(name, 0.0):g} in all"
             )
-    trainer = DataParallelTrainer(
+    trainer = TorchTrainer(
         _train_on_node,
+        torch_config=TorchConfig(backend="gloo"),  # of Ray's workers, which compute nothing themselves
         train_loop_config={"folder": str(launch.folder)},
         scaling_config=ScalingConfig(
             num_workers=launch.nodes, use_gpu=launch.gpu, resources_per_worker=need, placement_strategy="SPREAD"
