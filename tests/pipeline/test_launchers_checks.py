@@ -33,6 +33,10 @@ def params(tmp_path: Path, **trainer: Any) -> Params:
     return load_params(tmp_path / "params.yaml")
 
 
+def start(tmp_path: Path, **trainer: Any) -> int:
+    return launch(params(tmp_path, **trainer), Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+
+
 @pytest.fixture
 def wanted(tmp_path: Path) -> Launch:
     """Return a launch whose folder is written."""
@@ -54,9 +58,7 @@ def wanted(tmp_path: Path) -> Launch:
 
 def test_several_nodes_without_a_meeting_place_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"`launchers\.torchrun\.endpoint`: HOST:PORT"):
-        launch(
-            params(tmp_path, launcher="torchrun", num_nodes=2), Workspace(tmp_path), "pretrain", "tden", "params.yaml"
-        )
+        start(tmp_path, launcher="torchrun", num_nodes=2)
 
 
 @pytest.mark.parametrize("kind", ["slurm", "ray", "kubeflow"])
@@ -175,4 +177,4 @@ def test_a_requested_stop_is_the_outcome(wanted: Launch, code: int) -> None:
 @pytest.mark.parametrize("kind", ["slurm", "ray", "kubeflow"])
 def test_what_to_reserve_must_be_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(LaunchError, match=r"needs `trainer\.accelerator: gpu` or `cpu`"):
-        launch(params(tmp_path, launcher=kind), Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+        start(tmp_path, launcher=kind)

@@ -281,7 +281,7 @@ class KubeflowParams:
     context, namespace  empty: those of the kubeconfig
     memory         of a pod, such as 64Gi; empty: the runtime's
     env            environment variables of the pods, as plain text
-    secrets        environment variable -> SECRET/KEY of Kubernetes, such as MLFLOW_TRACKING_PASSWORD: vlp-secrets/mlflow
+    secrets        environment variable -> SECRET/KEY of Kubernetes, e.g. MLFLOW_TRACKING_PASSWORD: vlp-secrets/mlflow
     """
 
     image: str = ""

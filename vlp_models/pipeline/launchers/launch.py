@@ -113,8 +113,8 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
     kind, trainer = params.trainer.launcher, params.trainer
     if trainer.accelerator == "auto" and kind != "torchrun":
         raise LaunchError(
-            f"params.yaml: `trainer.launcher: {kind}` needs `trainer.accelerator: gpu` or `cpu`, because it reserves them "
-            "before it knows the machines"
+            f"params.yaml: `trainer.launcher: {kind}` needs `trainer.accelerator: gpu` or `cpu`: the engine reserves "
+            "GPUs before a process can look for them"
         )
     start = _engine(kind)
     root = workspace.root.resolve()
