@@ -15,7 +15,7 @@ import yaml
 
 from vlp_models.cli import worker
 from vlp_models.common.io import write_json
-from vlp_models.common.packages import describe_own
+from vlp_models.common.packages import describe_machine
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params, load_params
@@ -23,6 +23,7 @@ from vlp_models.pipeline.launchers import launch as seam
 from vlp_models.pipeline.launchers import node
 from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, launch, write_outcome
 
+OTHER = {"package": {"package": "vlp-flows", "version": "9.9", "code": "f" * 64}, "versions": {}}
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,7 +50,7 @@ def wanted(tmp_path: Path) -> Launch:
         nodes=1,
         devices=1,
         gpu=False,
-        package=describe_own(),
+        machine=describe_machine(),
     )
     made.folder.mkdir(parents=True)
     write_json(made.folder / LAUNCH, dataclasses.asdict(made))
@@ -105,7 +106,7 @@ def test_a_node_that_does_not_see_the_folder_reports_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"package": {"package": "vlp-flows", "version": "9.9", "code": "f" * 64}}, r"version .* instead of 9\.9"),
+        ({"machine": OTHER}, r"has another vlp_models \(version .*install the same one there: version 9\.9"),
         ({"gpu": True, "devices": 64}, r"has \d+ GPUs; `trainer\.devices: 64`"),
     ],
     ids=["another version", "too few GPUs"],

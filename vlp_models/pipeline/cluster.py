@@ -22,12 +22,11 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vlp_models.common.io import write_text
-from vlp_models.common.packages import describe_own
+from vlp_models.common.packages import describe_machine, explain_difference
 from vlp_models.common.plugins import with_plugins
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import MissingToolError, ParamsError, ProcessLostError, VLPError, first_line
@@ -43,7 +42,6 @@ NODES_SECONDS = 20.0  # for a cluster to have a node that fits a worker
 GONE_SECONDS = 60.0  # a cluster without such a node for so long has ended
 CHECK_SECONDS = 5.0  # between looks at the nodes
 # Another version of these may round, encode or decode in another way.
-SAME_VERSION = ("numpy", "pillow", "torch", "torchvision", "timm", "safetensors", "pyarrow", "opencv-python-headless")
 
 
 def cluster_mapper(
@@ -313,25 +311,16 @@ def shared_setup(root: Path, folders: Sequence[Path] = ()) -> Iterator[dict[str,
     """
     folder = root / ".work" / "cluster" / uuid.uuid4().hex
     write_text(folder / "token", folder.name)
-    found = {name: _version(name) for name in SAME_VERSION}
     try:
         yield {
             "root": str(root),
             "folder": str(folder),
             "token": folder.name,
             "folders": [str(path) for path in folders],
-            "package": describe_own(),
-            "versions": {name: version for name, version in found.items() if version},
+            **describe_machine(),
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def worker_task() -> Callable[[dict[str, Any], bytes, int, bytes], tuple[str, Any]]:
@@ -390,17 +379,8 @@ def _load(function: bytes) -> Callable[[Any], Any]:
 def _check_worker(setup: str) -> str:
     """Return why this process cannot run chunks; empty if it can. Checked once per process."""
     expected = json.loads(setup)
-    package, own = expected["package"], describe_own()
-    if own != package:
-        difference = f"version {own['version']}" if own["version"] != package["version"] else "other code"
-        return (
-            f"has another vlp_models ({difference}, in {Path(__file__).parents[1]}) than the stage; install the same "
-            f"one there: version {package['version']}, code {package['code'][:12]}"
-        )
-    for name, version in expected["versions"].items():
-        if _version(name) != version:
-            found = _version(name) or "no version"
-            return f"has {found} of {name}, the stage {version}; install requirements.lock there"
+    if difference := explain_difference(expected):
+        return difference
     token = Path(expected["folder"]) / "token"
     try:
         shared = token.read_text(encoding="utf-8") == expected["token"]

@@ -39,7 +39,7 @@ NO_EFFECT: dict[type, dict[str, str]] = {
         "log_every_steps": "curves only",
         "torch_threads": "speed only",
         "parallel_finetune": "how many fine-tunings `vlp run` trains at a time",
-        "launcher": "who starts the processes",
+        "launcher": "which engine starts the processes",
         "devices": "processes share the same batches: float rounding, and dropout's draws",
         "num_nodes": "as `devices`",
         "strategy": "where weights are kept: float rounding",

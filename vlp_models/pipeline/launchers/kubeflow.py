@@ -35,7 +35,7 @@ from vlp_models.pipeline.launchers.launch import Launch
 
 logger = get_logger(__name__)
 
-ASK_EVERY = 5.0  # seconds
+POLL_EVERY = 5.0  # seconds
 CONTAINER = REPLICATED = "node"  # names in the torch runtimes of Kubeflow Trainer
 
 
@@ -44,12 +44,12 @@ class TrainJob:
 
     def __init__(self, client: TrainerClient, name: str) -> None:
         self._client, self.name = client, name
-        self._asked, self._logged = 0.0, ""
+        self._polled, self._logged = 0.0, ""
 
     def end(self) -> str | None:
-        if time.monotonic() < self._asked + ASK_EVERY:
+        if time.monotonic() < self._polled + POLL_EVERY:
             return None
-        self._asked = time.monotonic()
+        self._polled = time.monotonic()
         try:
             status = self._client.get_job(self.name).status
         except (RuntimeError, TimeoutError):  # the API server does not respond, or the job was deleted

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from vlp_models.common.io import write_json
 from vlp_models.common.log import get_logger
-from vlp_models.common.packages import describe_own
+from vlp_models.common.packages import describe_machine
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params
@@ -53,7 +53,7 @@ class Launch:
     """A training that an engine is asked to start.
 
     id: of this attempt; a process of an earlier one stops when it finds another id.
-    package: version and hash of the code that every node must have.
+    machine: what every node must have (common/packages.py).
     """
 
     id: str
@@ -64,7 +64,7 @@ class Launch:
     nodes: int
     devices: int
     gpu: bool
-    package: dict[str, str]
+    machine: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -127,7 +127,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
         nodes=trainer.num_nodes,
         devices=trainer.devices,
         gpu=trainer.accelerator in ("gpu", "cuda"),
-        package=describe_own(),
+        machine=describe_machine(),
     )
     folder = wanted.folder
     shutil.rmtree(folder, ignore_errors=True)  # processes of an earlier launch find another id, and stop

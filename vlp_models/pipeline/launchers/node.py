@@ -24,7 +24,7 @@ from pathlib import Path
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.log import configure_logging
-from vlp_models.common.packages import describe_own
+from vlp_models.common.packages import explain_difference
 from vlp_models.common.supervise import die_with_parent
 from vlp_models.errors import LaunchError, VLPError
 from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, STOPPED, Launch, read_outcome, write_outcome
@@ -38,13 +38,13 @@ WORKER = "vlp_models.cli.worker"
 MISLEADING = ("SLURM", "SUBMITIT", "SRUN", "SBATCH", "PMI", "PET_", "DVC_")
 
 
-def run_node(folder: Path, index: int, endpoint: str = "", stopped: Callable[[], bool] = lambda: False) -> int:
+def run_node(folder: Path, index: int, endpoint: str = "", stop_requested: Callable[[], bool] = lambda: False) -> int:
     """Run this node's processes to their end; return 0 if they ended by themselves, whatever the training's outcome.
 
     Args:
         index: 0 for the node that holds the rendezvous.
         endpoint: HOST:PORT of the rendezvous, the same on all nodes; not needed by a single one.
-        stopped: asked often; once it returns True, the processes are terminated.
+        stop_requested: called often; once it returns True, the processes are terminated.
 
     Raises:
         LaunchError: this machine does not see the folder.
@@ -52,17 +52,17 @@ def run_node(folder: Path, index: int, endpoint: str = "", stopped: Callable[[],
     launch = Launch.read(folder)
     try:
         _check(launch)
-        return _run_agent(launch, index, endpoint, stopped)
+        return _run_agent(launch, index, endpoint, stop_requested)
     except VLPError as error:
         write_outcome(folder, socket.gethostname(), error.exit_code, str(error))
         return 0
 
 
-def _run_agent(launch: Launch, index: int, endpoint: str, stopped: Callable[[], bool]) -> int:
+def _run_agent(launch: Launch, index: int, endpoint: str, stop_requested: Callable[[], bool]) -> int:
     """Run torchrun to its end; return its exit code."""
     folder = launch.folder
     if index == 0:
-        _forget_stop(folder)
+        _remove_stopped_outcome(folder)
     log = folder / f"node-{index}-{socket.gethostname()}.log"
     with _signs_of_life(log.with_suffix(".alive")), log.open("ab") as output:
         own_pid = os.getpid()
@@ -80,7 +80,7 @@ def _run_agent(launch: Launch, index: int, endpoint: str, stopped: Callable[[], 
         over, asked = math.inf, False
         while agent.poll() is None:  # not wait(): a handler of signals may ask the process as well
             over = min(over, time.monotonic()) if (folder / OUTCOME).exists() else math.inf
-            if stopped() and not asked:
+            if stop_requested() and not asked:
                 agent.terminate()
                 asked = True
             if time.monotonic() > over + LINGER:
@@ -95,7 +95,7 @@ def _set_signals(parent: int) -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-def _forget_stop(folder: Path) -> None:
+def _remove_stopped_outcome(folder: Path) -> None:
     """Remove the outcome of an attempt that was stopped, and that the engine has started again."""
     outcome = read_outcome(folder)
     if outcome is not None and outcome["code"] in STOPPED:
@@ -115,13 +115,10 @@ def _kill(agent: subprocess.Popen[bytes]) -> None:
 def _check(launch: Launch) -> None:
     """
     Raises:
-        LaunchError: this node has other code, or too few GPUs.
+        LaunchError: this node has other code or packages, or too few GPUs.
     """
-    own = describe_own()
-    if own != launch.package:
-        reasons = " and ".join(f"{name} {own[name][:12]} instead of {launch.package[name][:12]}" for name in own
-                            if own[name] != launch.package[name])  # fmt: skip
-        raise LaunchError(f"runs another vlp-flows ({reasons}); install the same version on every node")
+    if difference := explain_difference(launch.machine):
+        raise LaunchError(difference)
     if launch.gpu:
         import torch
 

@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 # A state in which a job stays. PREEMPTED is not one of them: it is requeued.
 ENDED: tuple[str, ...] = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE")  # plain-ok
 ENDED += ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
-ASK_EVERY = 5.0  # seconds: slurmctld serves many users
+POLL_EVERY = 5.0  # seconds: slurmctld serves many users
 
 
 class Node:
@@ -67,12 +67,12 @@ class SlurmJob:
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self._asked, self._logged = 0.0, ""
+        self._polled, self._logged = 0.0, ""
 
     def end(self) -> str | None:
-        if time.monotonic() < self._asked + ASK_EVERY:
+        if time.monotonic() < self._polled + POLL_EVERY:
             return None
-        self._asked = time.monotonic()
+        self._polled = time.monotonic()
         done = subprocess.run(
             ["squeue", "--noheader", "--jobs", self.job_id, "--format", "%T %r"], capture_output=True, text=True
         )

@@ -22,7 +22,7 @@ from vlp_models.pipeline.launchers.node import RESTARTS, run_node
 
 logger = get_logger(__name__)
 
-LEFT = "left"  # file of a launch whose first node has ended
+ENDED = "ended"  # file of a launch whose first node has ended
 
 
 class LocalNode:
@@ -37,11 +37,11 @@ class LocalNode:
     def end(self) -> str | None:
         if self._process.poll() is None:
             return None
-        (self._launch.folder / LEFT).touch()
+        (self._launch.folder / ENDED).touch()
         return f"torchrun exited with {self._process.returncode}"
 
     def cancel(self) -> None:
-        (self._launch.folder / LEFT).touch()
+        (self._launch.folder / ENDED).touch()
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 
@@ -72,7 +72,7 @@ def join(root: Path, endpoint: str, index: int) -> None:
                 launch = Launch.read(path.parent)
             except LaunchError:  # being replaced
                 continue
-            over = any((path.parent / name).exists() for name in (OUTCOME, LEFT))
+            over = any((path.parent / name).exists() for name in (OUTCOME, ENDED))
             if launch.nodes < 2 or over or left[launch.id] > RESTARTS:
                 continue
             logger.info("%s: taking part", launch.name)
