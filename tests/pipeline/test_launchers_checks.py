@@ -179,3 +179,37 @@ def test_a_requested_stop_is_the_outcome(wanted: Launch, code: int) -> None:
 def test_what_to_reserve_must_be_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(LaunchError, match=r"needs `trainer\.accelerator: gpu` or `cpu`"):
         start(tmp_path, launcher=kind)
+
+
+class Silent:
+    """A job whose engine does not report its end."""
+
+    canceled = False
+
+    def end(self) -> str | None:
+        return None
+
+    def cancel(self) -> None:
+        self.canceled = True
+
+
+def test_an_outcome_ends_the_wait_for_an_engine_that_does_not_report(
+    wanted: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seam, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(seam, "POLL", 0.01)
+    write_outcome(wanted.folder, "host", 3)
+    ended = seam._follow(Silent(), wanted)
+    assert "does not report" in ended and seam._exit_code(wanted, ended) == 3
+
+
+def test_a_stop_cancels_a_job_that_waits_in_a_queue(wanted: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Silent()
+
+    def interrupted() -> str | None:
+        raise KeyboardInterrupt
+
+    ends = iter([interrupted, lambda: None])
+    monkeypatch.setattr(job, "end", lambda: next(ends)())
+    assert seam._follow(job, wanted) == "stopped while it waited"
+    assert job.canceled

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import shutil
 import signal
 import sys
@@ -45,6 +46,7 @@ LAUNCH, STOP, OUTCOME = "launch.json", "stop", "outcome.json"
 STOPPED = (75, 128 + signal.SIGTERM)  # exit codes of a training that was stopped during, or before, its updates
 POLL = 0.5  # seconds
 SILENT = 30.0  # seconds without a sign of life after which a node counts as gone
+REPORT_SECONDS = 180.0  # after the training's end, for the engine to report it
 QUOTED_LINES = 15
 
 
@@ -164,9 +166,16 @@ def _count(launch: Launch) -> str:
 def _follow(job: Job, launch: Launch) -> str:
     """Copy the nodes' output to stderr until the job has ended; return how it ended."""
     output = _Output(launch)
+    over = math.inf
     try:
         while (ended := job.end()) is None:
             output.copy()
+            outcome = read_outcome(launch.folder)
+            final = outcome is not None and outcome["code"] not in STOPPED
+            over = min(over, time.monotonic()) if final else math.inf
+            if time.monotonic() > over + REPORT_SECONDS:  # the engine does not respond, or has not noticed
+                ended = "the engine does not report its end"
+                break
             time.sleep(POLL)
     except (KeyboardInterrupt, Terminated):
         logger.info("%s: stopping; it saves its state after the current update", launch.name)
@@ -183,8 +192,9 @@ def _stop(job: Job, launch: Launch, output: _Output) -> str:
     try:
         while (ended := job.end()) is None:
             (launch.folder / STOP).touch()  # each time: a SLURM job that is requeued removes it
+            now = (launch.folder / STOP).stat().st_mtime  # by the clock that also stamps the signs of life
             alive = [path.stat().st_mtime for path in launch.folder.glob("node-*.alive")]
-            if max(alive, default=0) < time.time() - SILENT:
+            if max(alive, default=0) < now - SILENT:
                 job.cancel()  # it waits in a queue, and nothing reads the file
                 return "stopped while it waited"
             output.copy()
