@@ -14,11 +14,13 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from tiny_vlmo import build_tiny, losses, random_batch, trimmed
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from vlp_models.data.batch import Batch
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
+from vlp_models.training.sharding import Sharding, average_replicated, whole
 
 ALL = ("itc", "itm", "mlm", "mim")
 # name -> objectives, pairs, config
@@ -59,18 +61,24 @@ class Learner(nn.Module):
         return normalize(weighted, counts.counts) * times, mean_losses([counts])
 
 
-def learn(case: Case, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Tensor], dict[str, float]]:
+def learn(
+    case: Case, rank: int = 0, world_size: int = 1, *, sharded: bool = False
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return the gradients of the whole batch and the parts, as computed by this process."""
     learner: nn.Module = Learner(case)
-    if world_size > 1:
+    if sharded:
+        Sharding(learner, init_device_mesh("cpu", (world_size,)), ())
+    elif world_size > 1:
         learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
     size = len(case.batch)
     first, last = size * rank // world_size, size * (rank + 1) // world_size
     batch = trimmed(case.batch, torch.arange(first, last)) if first < last else case.batch.empty()
     total, parts = learner(batch)
     total.backward()
+    if sharded:
+        average_replicated(case.model.parameters())
     gradients = {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        name: whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         for name, parameter in case.model.named_parameters()
     }
     return gradients, {name: float(value) for name, value in parts.items()}
@@ -84,6 +92,9 @@ def main(rank: int, folder: Path) -> None:
         gradients, parts = learn(make_case(name), rank, 2)
         save_file(gradients, folder / f"{name}-{rank}.safetensors")
         (folder / f"{name}-{rank}.json").write_text(json.dumps(parts))
+    for name in CASES:
+        gradients, _ = learn(make_case(name), rank, 2, sharded=True)
+        save_file(gradients, folder / f"sharded-{name}-{rank}.safetensors")
     dist.destroy_process_group()
 
 

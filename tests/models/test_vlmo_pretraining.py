@@ -334,9 +334,10 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for name in CASES:
         gradients, parts = learn(make_case(name))
         for rank in range(2):
-            found = load_file(tmp_path / f"{name}-{rank}.safetensors")
-            for weight, gradient in gradients.items():
-                torch.testing.assert_close(found[weight], gradient, rtol=0, atol=1e-10, msg=f"{name} {weight}")
+            for way in ("", "sharded-"):  # DDP, FSDP
+                found = load_file(tmp_path / f"{way}{name}-{rank}.safetensors")
+                for weight, gradient in gradients.items():
+                    torch.testing.assert_close(found[weight], gradient, rtol=0, atol=1e-10, msg=f"{way}{name} {weight}")
             assert json.loads((tmp_path / f"{name}-{rank}.json").read_text()) == pytest.approx(parts, rel=1e-9)
 
 
