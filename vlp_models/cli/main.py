@@ -30,6 +30,7 @@ from vlp_models.cli import (
     status,
 )
 from vlp_models.common.account import set_user_name
+from vlp_models.common.device import container_cpus, cpu_count
 from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import PIPELINE, explain_missing_module
 from vlp_models.common.progress import announced
@@ -154,6 +155,8 @@ def main() -> None:
         os.environ.setdefault(tool, "true")
     # Threads that wait actively slow each other down tenfold once there are more of them than cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if container_cpus() < (os.cpu_count() or 1):  # torch sees the machine's processors, not the container's limit
+        os.environ.setdefault("OMP_NUM_THREADS", str(cpu_count()))
     configure_logging()
     set_user_name()
     for stream in (sys.stdout, sys.stderr):  # print what the terminal's encoding lacks as \uNNNN

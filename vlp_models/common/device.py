@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import resource
 import sys
@@ -52,9 +53,55 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def cpu_count(most: int = 0) -> int:
-    """Return how many processors this process may use, at most `most` (0: no limit)."""
+    """Return how many processors this process may use: by its affinity and its container's limit.
+
+    Args:
+        most: return at most so many; 0: no limit.
+    """
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = math.ceil(max(1, min(found, container_cpus())))
     return min(found, most) if most else found
+
+
+def container_cpus(root: Path = Path("/")) -> float:
+    """Return how many processors' time the container's cgroup allows, as `docker run --cpus` sets it; without a limit
+    infinity.
+
+    Args:
+        root: of the file system.
+    """
+    limits = [math.inf]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        place = root / "sys/fs/cgroup"
+        if controllers == "":  # version 2; in a container without a cgroup namespace, the path is the host's
+            limits += [_quota(*_read(folder / "cpu.max").split()) for folder in _from_root(place, path)]
+        elif "cpu" in controllers.split(","):
+            for folder in _from_root(place / "cpu", path):
+                limits.append(_quota(*(_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))))
+    return min(limits)
+
+
+def _from_root(place: Path, path: str) -> list[Path]:
+    """Return the folders of a cgroup and of those above it."""
+    parts = Path(path.lstrip("/")).parts
+    return [place.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
+
+
+def _quota(*texts: str) -> float:
+    """Return quota / period; without a limit infinity (`max`, -1, or files that do not exist)."""
+    try:
+        quota, period = (int(text) for text in texts)
+    except ValueError:
+        return math.inf
+    return quota / period if quota > 0 and period > 0 else math.inf
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def is_main_process() -> bool:

@@ -16,7 +16,6 @@ import csv
 import dataclasses
 import json
 import multiprocessing
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.common.device import cpu_count
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
@@ -164,7 +164,7 @@ def _check(params: GeneratorParams) -> None:
 
 def _render_all(jobs: list[_Job]) -> Iterator[Scene]:
     """Draw the images, several at a time; yield their scenes in order."""
-    workers = min(PROCESSES, os.cpu_count() or 1)
+    workers = cpu_count(PROCESSES)
     if workers == 1 or len(jobs) < _WORTH_A_POOL:
         yield from map(_render_one, jobs)
         return
