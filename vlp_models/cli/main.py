@@ -155,7 +155,7 @@ def main() -> None:
         os.environ.setdefault(tool, "true")
     # Threads that wait actively slow each other down tenfold once there are more of them than cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if container_cpus() < (os.cpu_count() or 1):  # torch sees the machine's processors, not the container's limit
+    if container_cpus() < (os.cpu_count() or 1):  # torch counts the machine's processors, not the container's limit
         os.environ.setdefault("OMP_NUM_THREADS", str(cpu_count()))
     configure_logging()
     set_user_name()
