@@ -12,6 +12,7 @@ import pytest
 
 from vlp_models.data import joins
 from vlp_models.data.tables import BATCH_ROWS, open_parquet, read_batches
+from vlp_models.errors import DataError
 
 GROUPS, ROWS, WIDTH = 60, 16, 1 << 16  # 1 MB of noise a group
 
@@ -66,3 +67,16 @@ def test_interleaved_sorts_need_no_more_memory_than_one(tmp_path: Path, monkeypa
         assert (found["falling"] == np.arange(MANY_ROWS)[::-1]).all()
         assert database.value("SELECT count(*) FROM duckdb_tables()") == 3, "`rows`, and two answers not yet read"
     assert not any(tmp_path.iterdir())
+
+
+def test_an_error_of_the_rows_is_not_one_of_the_database(tmp_path: Path) -> None:
+    def rows() -> Iterator[pa.Table]:
+        yield pa.table({"a": [1]})
+        raise DataError("captions.parquet: damaged")
+
+    schema = pa.schema({"a": pa.int64()})
+    with joins.Database.within(tmp_path) as database:
+        with pytest.raises(DataError, match=r"^captions\.parquet: damaged$"):
+            database.load("rows", rows(), schema)
+        database.load("rows", [pa.table({"a": [1, 2]})], schema)
+        assert database.value("SELECT count(*) FROM rows") == 2

@@ -60,11 +60,26 @@ class Database:
             shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, name: str, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
-        """Create the table `name` from rows that come piece by piece."""
-        pieces = (batch for table in tables for batch in table.select(schema.names).cast(schema).to_batches())
-        self._connection.register("_pieces", pa.RecordBatchReader.from_batches(schema, pieces))
-        self.run(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM _pieces")
-        self._connection.unregister("_pieces")
+        """Create the table `name` from rows that come piece by piece. An error of `tables` is raised as it is."""
+        failed: list[Exception] = []  # DuckDB reports it as an error of its own
+
+        def pieces() -> Iterator[pa.RecordBatch]:
+            try:
+                for table in tables:
+                    yield from table.select(schema.names).cast(schema).to_batches()
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        self._connection.register("_pieces", pa.RecordBatchReader.from_batches(schema, pieces()))
+        try:
+            self.run(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM _pieces")
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
+        finally:
+            self._connection.unregister("_pieces")
 
     def run(self, command: str) -> None:
         self._connection.execute(command).fetchall()
