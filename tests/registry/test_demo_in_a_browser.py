@@ -92,13 +92,17 @@ def _check_boxes(tab: Any, overlay: Overlay | None, photo: Path, screen: Path) -
     assert (sent == IMPORTANT_COLOR).all(2).sum() > 3 * side, "one box is thick"
 
     tab.wait_for_function("(e => e.complete && e.naturalWidth == 704)(document.querySelector('#picture img'))")
-    element.screenshot(path=str(screen))  # and the rendered picture, fitted into the element
-    with Image.open(screen) as opened:
-        edge = min(opened.size)
-        left, top = (opened.width - edge) // 2, (opened.height - edge) // 2
-        found = _pixels(opened.crop((left, top, left + edge, top + edge)))
-    small = [_pixels(Image.fromarray(x.astype(np.uint8)).resize((edge, edge))) for x in (sent, plain)]
-    with_boxes, without = (float(np.abs(found - one).mean()) for one in small)
+    while True:  # and the rendered picture, fitted into the element; it fades in
+        element.screenshot(path=str(screen))
+        with Image.open(screen) as opened:
+            edge = min(opened.size)
+            left, top = (opened.width - edge) // 2, (opened.height - edge) // 2
+            found = _pixels(opened.crop((left, top, left + edge, top + edge)))
+        small = [_pixels(Image.fromarray(x.astype(np.uint8)).resize((edge, edge))) for x in (sent, plain)]
+        with_boxes, without = (float(np.abs(found - one).mean()) for one in small)
+        if with_boxes < without / 2 or time.monotonic() > deadline:
+            break
+        tab.wait_for_timeout(200)
     assert with_boxes < without / 2, (with_boxes, without)
 
 
