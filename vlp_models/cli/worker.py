@@ -51,7 +51,7 @@ def main() -> None:
 
 def finish(folder: Path, code: int, *, lost: bool) -> int:
     """Record the outcome, and return the exit code for torchrun."""
-    # Nobody asked for a stop: torchrun or the engine did, because another process or node was lost.
+    # Without a file `stop`, torchrun or the engine sent the signal, because another process or node was lost.
     replaced = code in STOPPED and not (folder / STOP).exists()
     if lost or replaced:
         deadline = time.monotonic() + WAIT

@@ -354,7 +354,10 @@ def worker_task() -> Callable[[dict[str, Any], bytes, int, bytes], tuple[str, An
 
 
 def run_in_worker(node: str, setup: dict[str, Any], function: bytes, number: int, item: bytes) -> tuple[str, Any]:
-    """Run a chunk; return (`done`, result), (`failed`, exception) or (`refused`, why this worker can run none)."""
+    """Run a chunk; return (`done`, result), (`failed`, exception) or (`refused`, why this worker can run none).
+
+    `function` and `item` are pickled by the stage and sent by Ray, which itself runs any code that a client sends.
+    """
     problem = _check_worker(json.dumps(setup))
     if problem:
         return "refused", f"node {node} {problem}"
