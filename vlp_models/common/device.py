@@ -25,6 +25,9 @@ def pick_device(accelerator: str, torch_threads: int = 0) -> str:
     """Return `cuda` or `cpu` for prediction, and set torch's threads (0: leave them as they are)."""
     import torch
 
+    from vlp_models.common.portable import use_portable_kernels
+
+    use_portable_kernels()
     if torch_threads:
         torch.set_num_threads(torch_threads)
     return "cuda" if use_cuda(accelerator) else "cpu"
@@ -34,17 +37,20 @@ def has_native_bfloat16(device: torch.device) -> bool:
     """Return whether the hardware has native bfloat16 matmul: GPUs from Ampere on; CPUs with AVX512-BF16, AMX, or Arm's
     BF16.
 
-    (oneDNN also reports support for bfloat16 on CPUs where it only emulates it.)
+    (oneDNN also reports support on CPUs where it only emulates it.) False if ONEDNN_MAX_CPU_ISA is set, as in
+    common/portable.py.
     """
     import torch
 
     if device.type == "cuda":
         return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 8
-    return device.type == "cpu" and bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu_flags())
+    limited = "ONEDNN_MAX_CPU_ISA" in os.environ
+    return device.type == "cpu" and not limited and bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags())
 
 
 @functools.cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """Return the processor's features as Linux names them; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

@@ -12,6 +12,7 @@ import math
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,8 +69,11 @@ def score_caption_sets(
 
     for name, caption_set in sets.items():
         _check_ids(caption_set, name)
-    with _meteor_process() as meteor:
+    # At the end METEOR's process is ended first, so that the thread that waits for its answers ends as well.
+    with ThreadPoolExecutor(1) as pool, _meteor_process() as meteor:
         tokenized, notes, meteor_notes = _tokenize_sets(sets, progress)
+        filled = {name: both for name, both in tokenized.items() if both[0]}
+        meteor_scores = pool.submit(_meteor, filled, meteor, meteor_notes)
         result: dict[str, list[Score]] = {}
         for name, (candidates, references) in tokenized.items():
             progress("BLEU, ROUGE-L, CIDEr")
@@ -86,8 +90,7 @@ def score_caption_sets(
                 mean_score("CIDEr", cider, list(candidates), note),
             ]
         progress("METEOR")
-        filled = {name: both for name, both in tokenized.items() if both[0]}
-        for name, score in _meteor(filled, meteor, meteor_notes).items():
+        for name, score in meteor_scores.result().items():
             result[name].insert(4, score)  # after BLEU-4
     for name, (candidates, references) in filled.items():
         result[name].append(_spice(candidates, references))

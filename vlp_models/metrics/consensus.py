@@ -95,18 +95,21 @@ class ConsensusCaptions:
         """Return the clipped cosines of one order: an n-gram counts at most as often as the reference has it.
 
         min(c, r) is the sum over t = 1, 2, ... of [c >= t] [r >= t], so the clipped products become matrix products.
+        Most n-grams are in one caption only, and so count for its cosine with itself alone.
         """
         lengths = [len(ids) for ids, _ in rows]
         distinct, columns = np.unique(np.concatenate([ids for ids, _ in rows]), return_inverse=True)
         count_KD = np.zeros((len(rows), len(distinct)))
         count_KD[np.repeat(np.arange(len(rows)), lengths), columns] = np.concatenate([counts for _, counts in rows])
         squared_D = self._idf[distinct] ** 2
-        dots_KK = np.zeros((len(rows), len(rows)))
+        shared_D = np.count_nonzero(count_KD, axis=0) > 1
+        dots_KK = np.diag((count_KD[:, ~shared_D] ** 2) @ squared_D[~shared_D])
+        norm_K = np.sqrt((count_KD**2) @ squared_D)
+        count_KD, squared_D = count_KD[:, shared_D], squared_D[shared_D]
         for times in range(1, int(count_KD.max(initial=0)) + 1):
             used_D = (count_KD >= times).any(0)
             has_KD = (count_KD[:, used_D] >= times).astype(np.float64)
             dots_KK += has_KD @ (has_KD * count_KD[:, used_D] * squared_D[used_D]).T
-        norm_K = np.sqrt((count_KD**2 * squared_D).sum(1))
         scale_KK = norm_K[:, None] * norm_K
         return dots_KK / np.where(scale_KK > 0, scale_KK, 1)
 

@@ -111,7 +111,9 @@ class TrainerParams:
     devices            per node
     precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
                        CPU with bfloat16 instructions (AMX, AVX512-BF16). A resumed run keeps its precision
-    torch_threads      0: chosen by the size of the model (training/distributed.py)
+    reproducible       portable: equal digits on every x86-64 processor with AVX2, with one thread per process. machine:
+                       the instructions and threads that are fastest on this machine. Digits of a GPU are its own
+    torch_threads      0: chosen by the size of the model (training/distributed.py); not with `reproducible: portable`
     strategy           auto: ddp with two processes or more. fsdp: weights, gradients and optimizer state are sharded
     activation_checkpointing  recompute the activations of transformer blocks in the backward pass: less memory, equal
                        numbers
@@ -123,6 +125,7 @@ class TrainerParams:
     accelerator: str = "auto"
     devices: PositiveInt = 1
     precision: Literal["auto", "bf16-where-native", "32-true", "bf16-mixed"] = "auto"
+    reproducible: Literal["machine", "portable"] = "machine"
     num_workers: NonNegativeInt = 0
     checkpoint_every_steps: PositiveInt = 100
     log_every_steps: PositiveInt = 10

@@ -41,6 +41,11 @@ def check_runs(params: Params) -> None:
         source_params(name, source)
     index_columns()
     _check_evaluate(params)
+    if params.trainer.reproducible == "portable" and params.trainer.torch_threads > 1:
+        raise ParamsError(
+            f"params.yaml: `trainer.torch_threads: {params.trainer.torch_threads}`: with `reproducible: portable` each "
+            "process has one thread; set `reproducible: machine`, or `trainer.devices` for several processes"
+        )
     for name, model in params.models.items():
         _check_model(name, model)
         if model.text_init and params.tokenizer.special_tokens:

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from vlp_models.common.io import write_text
 from vlp_models.common.packages import describe_machine, explain_difference
 from vlp_models.common.plugins import with_plugins
+from vlp_models.common.portable import VARIABLES, is_portable
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import MissingToolError, ParamsError, ProcessLostError, VLPError, first_line
 from vlp_models.params import Params
@@ -99,7 +100,10 @@ class RayMapper:
         with connected(self._address) as ray, shared_setup(self._root, self._folders) as setup:
             nodes = _Nodes(ray, self._address, self._cpus, self._gpus)
             nodes.require()
-            task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=MAX_RETRIES)(worker_task())
+            options: dict[str, Any] = {"num_cpus": self._cpus, "num_gpus": self._gpus, "max_retries": MAX_RETRIES}
+            if is_portable():
+                options["runtime_env"] = {"env_vars": VARIABLES}
+            task = ray.remote(**options)(worker_task())
             shared = ray.put(pickle.dumps(with_plugins(function)))
             submitted = ((n, task.remote(setup, shared, n, pickle.dumps(item))) for n, item in enumerate(items))
             try:

@@ -120,7 +120,8 @@ class TrainingJob:
     def _work_directory(self, modules: Sequence[str]) -> Path:
         """Return the folder of the resume state: another one whenever something that the result depends on changes."""
         trainer = self.params.trainer
-        hardware: dict[str, Any] = {"accelerator": trainer.accelerator, "precision": trainer.precision}
+        names = ("accelerator", "precision", "reproducible")
+        hardware: dict[str, Any] = {name: getattr(trainer, name) for name in names}
         if trainer.stream.address:  # block size and window decide the order of samples
             hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}
         identity = {"trainer": hardware, **self.settings, "code": code_hash(modules)}

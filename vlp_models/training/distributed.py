@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from vlp_models.common.device import has_native_bfloat16, use_cuda
+from vlp_models.common.portable import use_portable_kernels
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import ParamsError
@@ -199,6 +200,7 @@ def set_threads(model: nn.Module, trainer: TrainerParams) -> None:
     0: one for a small model without pixel input (docs/project/history.md has timings), otherwise torch's default. With
     one thread a small model gets the same weights no matter how many trainings run in parallel.
     """
+    use_portable_kernels()
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)
         return

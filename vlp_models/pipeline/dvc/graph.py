@@ -30,6 +30,8 @@ READS = "data/plan/reads.json"  # which image inputs the models read
 BOXES = "data/validated/boxed.parquet"
 NOTHING = "data/plan/nothing.json"  # stands for an optional dependency that an entry does not have
 
+DIGITS = "trainer.reproducible"  # with which instructions a CPU computes
+
 # Options that do not change a stage's result, with the reason. Every other option of the section is a dependency, so
 # a new one is declared without a change here.
 NO_EFFECT: dict[type, dict[str, str]] = {
@@ -37,7 +39,7 @@ NO_EFFECT: dict[type, dict[str, str]] = {
         "num_workers": "loads the same batches in other processes",
         "checkpoint_every_steps": "resume is bitwise equal",
         "log_every_steps": "curves only",
-        "torch_threads": "speed only",
+        "torch_threads": "speed, and float rounding",
         "parallel_finetune": "how many fine-tunings `vlp run` trains at a time",
         "launcher": "which engine starts the processes",
         "devices": "processes share the same batches: float rounding, and dropout's draws",
@@ -248,7 +250,7 @@ def detector(c: Context) -> Stage | None:
     timm = c.params.features.source == "timm"
     return {
         "cmd": "vlp stage detector",
-        "params": c.keys("features.source", "features.timm") if timm else c.keys("detector"),
+        "params": c.keys("features.source", "features.timm") if timm else c.keys("detector", DIGITS),
         "deps": [*detector_inputs(c.params), code("stages", "detector")],
         "outs": ["data/detector"],
         "metrics": ["reports/detector.json"],
@@ -261,7 +263,7 @@ def features(c: Context) -> Stage | None:
     settings = c.params.features
     return {
         "cmd": "vlp stage features",
-        "params": c.options("features", FeaturesParams),
+        "params": [*c.options("features", FeaturesParams), *c.keys(DIGITS)],
         "deps": [
             "data/validated/images.parquet",
             *(["data/validated/objects.parquet"] if settings.source == "boxes" else []),
@@ -320,7 +322,7 @@ def initial(c: Context) -> Stage:
         entries,
         desc="a model before its first step: random or imported weights, or a vision encoder after its warm-up",
         cmd="vlp stage initial ${key}",
-        params=["models.${key}"],
+        params=["models.${key}", *c.keys(DIGITS)],
         deps=[
             "${item.init}",
             *(["${item.text_init}", "${item.text_converter}"] if any_text else []),

@@ -10,7 +10,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.device import use_cuda
+from vlp_models.common.device import pick_device
 from vlp_models.common.io import hash_file, output_directory, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing, write_manifest
@@ -97,9 +97,7 @@ def _make_detector(params: Params, workspace: Workspace, directory: Path) -> Rep
     from vlp_models.vision.detector_checkpoint import save_detector
     from vlp_models.vision.training import average_precision, labeled_images
 
-    if params.trainer.torch_threads:
-        torch.set_num_threads(params.trainer.torch_threads)
-    device = torch.device("cuda" if use_cuda(params.trainer.accelerator) else "cpu")
+    device = torch.device(pick_device(params.trainer.accelerator, params.trainer.torch_threads))
     p = params.detector
     rows = _rows(p, workspace)
     report: Report = {"source": p.source, "backbone": p.backbone, "counts": {}}

@@ -172,8 +172,10 @@ def _open(params: Params, workspace: Workspace, device: str, known: Origin | Non
         from vlp_models.vision.imported_features import open_npz
 
         return open_npz(workspace.root / p.path, p.max_regions, p.order, known)
+    from vlp_models.common.portable import use_portable_kernels
     from vlp_models.vision.extractors import open_source
 
+    use_portable_kernels()
     if p.source != "grid":
         require_output(workspace.detector, "detector")
     if device == "cuda":
@@ -199,6 +201,7 @@ def _identity(params: Params, source: RegionSource, device: str) -> dict[str, An
         "classes": list(source.classes),
         "code": code_hash([module, storage.__name__]),
         "versions": versions,
+        "reproducible": params.trainer.reproducible,
         "device": device,  # not the driver's own: a machine without a GPU may use a cluster of GPUs
     }
 

@@ -34,6 +34,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     import torch
     from torch import nn
 
+    from vlp_models.common.portable import use_portable_kernels
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import UNLIMITED, part_of, read_config, read_weights, write_checkpoint
     from vlp_models.pipeline.prepared_data import PreparedData, load_start
@@ -41,6 +42,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.models:
         raise ParamsError(f"params.yaml: no model `{key}`{suggestion(key, params.models)}")
     p, where = params.models[key], f"models.{key}"
+    use_portable_kernels()
     with record_timing(workspace, f"initial@{key}"):
         data = PreparedData.load(workspace)
         torch.manual_seed(p.seed)

@@ -1,0 +1,118 @@
+"""`trainer.reproducible: portable`: the same digits on every x86-64 processor with AVX2.
+
+PyTorch's libraries choose their code by the processor: its widest vectors, its maker, its number of cores. Each choice
+adds the same numbers in another order. In this mode
+
+- every process has one thread (more processes do more: `trainer.devices`);
+- PyTorch, oneDNN and NumPy use AVX2 and no wider vectors;
+- MKL uses the code that is the same for Intel and AMD, which is SSE2. Matrix products, for which that is slow, are done
+  by NumPy's OpenBLAS with the kernels for one processor, Haswell; they are as fast as MKL's;
+- square roots are NumPy's, which are correctly rounded. MKL's begin with an instruction that approximates differently
+  on each maker's processors.
+
+benchmarks/portable.py computes on emulated processors of both makers; docs/guides/reproducibility.md lists results.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.common.device import cpu_flags
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The libraries read these when they are imported.
+INSTRUCTIONS = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "MKL_CBWR": "COMPATIBLE",
+}
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+VARIABLES = INSTRUCTIONS | THREADS
+NEEDED = {"avx2", "fma", "bmi2"}  # Intel's processors since 2013, AMD's since 2015
+
+
+def use_portable_instructions() -> bool:
+    """Set the variables for this process and those that it starts. Call it before NumPy and PyTorch are imported.
+
+    Returns:
+        Whether this processor has the instructions; otherwise nothing is changed.
+    """
+    if NEEDED - cpu_flags():
+        return False
+    late = [name for name in ("numpy", "torch") if name in sys.modules]
+    if late and not is_portable():
+        raise RuntimeError(f"{late[0]} was imported before its instructions were chosen")
+    os.environ.update(VARIABLES)
+    return True
+
+
+def is_portable() -> bool:
+    """Return whether this process runs with the variables."""
+    return os.environ.items() >= VARIABLES.items()
+
+
+def use_portable_kernels() -> None:
+    """Replace PyTorch's matrix products and square roots on CPUs, for the rest of this process, if it is portable."""
+    if is_portable():
+        _replace_kernels()
+
+
+@cache
+def _replace_kernels() -> Any:
+    """Register the kernels; return their library, which unregisters them when it is deleted."""
+    import warnings
+
+    import numpy as np
+    import torch
+
+    def array(tensor: Tensor) -> np.ndarray:
+        return tensor.detach().numpy()
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        result = a.new_empty((*a.shape[:-1], b.shape[-1]))
+        np.matmul(array(a), array(b), out=array(result))
+        return result
+
+    def added_product(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        result = product(a, b)
+        if alpha != 1:
+            result.mul_(alpha)
+        return result.add_(c, alpha=beta) if beta else result
+
+    def square_root(a: Tensor) -> Tensor:
+        return torch.from_numpy(np.sqrt(array(a)))
+
+    def square_root_in_place(a: Tensor) -> Tensor:
+        np.sqrt(array(a), out=array(a))
+        return a
+
+    library = torch.library.Library("aten", "IMPL")
+    kernels = {"mm": product, "bmm": product, "addmm": added_product, "baddbmm": added_product}
+    kernels |= {"sqrt": square_root, "sqrt_": square_root_in_place}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the operators have a kernel already
+        for name, kernel in kernels.items():
+            original = torch.library.get_kernel(f"aten::{name}", "CPU")
+            library.impl(name, _for_floats(kernel, original), "CPU", with_keyset=True)
+    return library
+
+
+def _for_floats(kernel: Callable[..., Tensor], original: Any) -> Callable[..., Tensor]:
+    """Return a kernel for float32 that leaves other types to the original."""
+    import torch
+
+    def choose(keys: Any, *tensors: Tensor, **scale: float) -> Tensor:
+        if all(tensor.dtype is torch.float32 for tensor in tensors):
+            return kernel(*tensors, **scale)
+        result: Tensor = original.call_boxed(keys, *tensors, **scale)
+        return result
+
+    return choose
