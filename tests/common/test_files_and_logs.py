@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vlp_models.common import io, progress
-from vlp_models.common.io import atomic_write, output_directory, write_json
+from vlp_models.common.io import atomic_write, link_or_copy, output_directory, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.errors import BusyError, path_of
@@ -125,6 +125,15 @@ def test_an_error_of_a_partial_output_names_the_output(tmp_path: Path) -> None:
         file.mkdir()
         file.read_text()
     assert path_of(found.value) == str(tmp_path / "file")
+
+
+def test_a_file_is_copied_where_links_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").write_text("1")
+    link_or_copy(tmp_path / "one", tmp_path / "linked")
+    monkeypatch.setattr(io, "_file_system", lambda device: "fuse.seaweedfs")
+    link_or_copy(tmp_path / "one", tmp_path / "copied")
+    assert [(tmp_path / name).stat().st_nlink for name in ("linked", "copied")] == [2, 1]
+    assert (tmp_path / "copied").read_text() == "1"
 
 
 def test_file_lock_names_its_holder_and_outlives_it_in_a_child(tmp_path: Path) -> None:

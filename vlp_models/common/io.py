@@ -306,12 +306,29 @@ def hash_path(path: Path) -> str:
     return digest.hexdigest()
 
 
+# File systems where a hard link is lost for machines that have read its file by a name that is deleted later.
+_COPIED = {"fuse.seaweedfs"}
+
+
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Hard-link `source` to `target`; copy where links are not supported (another file system)."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    """Hard-link `source` to `target`; copy where links do not work (another file system, a mounted bucket)."""
+    if _file_system(Path(source).stat().st_dev) not in _COPIED:
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
+
+
+@functools.cache
+def _file_system(device: int) -> str:
+    """Return the type of the file system with this device number, such as ext4; empty if it cannot be determined."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+            mount, _, kind = line.partition(" - ")
+            if mount.split()[2] == number:
+                return kind.split()[0]
+    return ""
 
 
 def sync_to_disk(path: Path) -> None:
