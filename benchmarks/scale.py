@@ -15,12 +15,17 @@ the product of both numbers; `--no-near-duplicates` skips it, and the keypoints 
 `--pictures` is the number of images; the captions of all further pairs are of these images again. So 10^8 pairs need
 little disk, and show what rows alone take.
 
+`--resume` measures something else: how long `features` takes to resume. For each number, data/validated has that many
+rows, in a mixed order and all of one image; 99% of the chunks exist as empty files, whose names are all that is read of
+them. Recorded are the seconds from the start of the process to the end of the first new chunk, of 512 images.
+
 `--local` is the folder for the images; 10^6 of them are 4 GB of small files. Use an otherwise idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -37,6 +42,7 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "scale-cpu.json"
+RESUMED = ROOT / "benchmarks" / "results" / "scale-resume-cpu.json"
 STAGES = ("prepare", "validate", "tokenizer", "shards", "loader", "streamed")
 FAR = 10**8
 COLORS = ("red", "blue", "green", "gray")
@@ -88,6 +94,39 @@ seconds = time.perf_counter() - start
 print("RESULT", json.dumps({"seconds": round(seconds, 1), "before_mb": round(before),
       "peak_mb": round(status("VmHWM")), "own_mb": round(most["own"]),
       "worker_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024), **more}))
+"""
+
+RESUME = """
+import json, os, resource, sys, time
+from pathlib import Path
+from vlp_models.params import load_params
+from vlp_models.common.workspace import Workspace
+from vlp_models.data.features import CHUNK_IMAGES, chunk_name
+from vlp_models.pipeline.stages import features
+name, root, seconds = sys.argv[1], Path(sys.argv[2]), {}
+class Mapper:
+    def map(self, function, items):
+        work = function.keywords["job"].work
+        if name == "fill":
+            chunks = -(-int(sys.argv[4]) // CHUNK_IMAGES)
+            for number in range(chunks * 99 // 100):
+                (work / chunk_name(number)).touch()
+            raise KeyboardInterrupt
+        seconds["listed_s"] = round(time.time() - begin, 2)
+        item = next(items)
+        seconds["read_s"] = round(time.time() - begin, 2)
+        seconds["chunk"] = item[0]
+        function(item)
+        seconds["seconds"] = round(time.time() - begin, 2)
+        raise KeyboardInterrupt
+begin = float(sys.argv[3])
+seconds["imported_s"] = round(time.time() - begin, 2)
+try:
+    features.run(load_params(root / "params.yaml"), Workspace(root), mapper=Mapper())
+except KeyboardInterrupt:
+    pass
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print("RESULT", json.dumps({**seconds, "peak_mb": round(peak)}))
 """
 
 
@@ -187,6 +226,56 @@ def measure(root: Path, stage: str, batches: int) -> dict[str, float]:
     return found
 
 
+def make_resumed(root: Path, images: int) -> None:
+    """Make data/validated with so many rows, and params.yaml with features that need no detector."""
+    import pyarrow as pa
+    import yaml
+
+    from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, RowGroups
+
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["features"]["source"], params["detector"]["source"] = "grid", "none"
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    (root / "one.png").write_bytes(picture(0))
+    validated, schema = root / "data" / "validated", SCHEMAS["images"]
+    validated.mkdir(parents=True)
+    constant = {"source": "many", "split": "train", "path": "one.png", "width": 16, "height": 16, "provenance": ""}
+    constant["sha256"] = hashlib.sha256(picture(0)).hexdigest()
+    firsts = range(0, images, BATCH_ROWS)
+    with RowGroups(validated / "images.parquet", schema, len(firsts)) as table:
+        for first in firsts:
+            numbers = range(first, min(first + BATCH_ROWS, images))
+            rows = {name: [value] * len(numbers) for name, value in constant.items()}
+            # a prime that divides no size: each number once, in a mixed order
+            rows["image_id"] = [f"many/{number * 7919 % images:09d}" for number in numbers]
+            table.write(pa.table(rows).select(schema.names).cast(schema))
+
+
+def measure_resume(root: Path, images: int) -> dict[str, float]:
+    """Start `features` twice: to find out where its chunks are, and with 99% of them finished."""
+    make_resumed(root, images)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(root)}
+    for name in ("fill", "resume"):
+        command = [sys.executable, "-c", RESUME, name, str(root), str(time.time()), str(images)]
+        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"features:\n{done.stdout}{done.stderr}")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    found: dict[str, float] = json.loads(line.removeprefix("RESULT "))
+    assert found.pop("chunk") == -(-images // 512) * 99 // 100, "the first missing chunk"
+    return {"images": images, **found, "load_average": round(os.getloadavg()[0], 2)}
+
+
+def resume(sizes: list[int], local: Path | None, out: Path) -> None:
+    runs = []
+    for images in sizes:
+        with tempfile.TemporaryDirectory(dir=local) as name:
+            runs.append(measure_resume(Path(name), images))
+        print(json.dumps(runs[-1]), flush=True)
+        machine = {"cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+        out.write_text(json.dumps({"machine": machine, "resume_at_99_percent": runs}, indent=2) + "\n")
+
+
 def check(root: Path, pairs: int) -> None:
     """Check that each kind of bad pair was found as often as it was made; pairs: with an image of their own."""
     report = json.loads((root / "reports" / "validation.json").read_text())
@@ -232,9 +321,16 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=200, help="batches of 256 to load")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--no-near-duplicates", action="store_true", help="skip the search for near-duplicates")
+    parser.add_argument(
+        "--resume", type=int, nargs="+", default=[], help="numbers of images of which 99%% have features"
+    )
     parser.add_argument("--local", type=Path, default=None, help="folder for the images")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
+    if options.resume:
+        resume(options.resume, options.local, options.out or RESUMED)
+        return
+    out = options.out or RESULTS
     runs: dict[str, list[dict[str, float]]] = {stage: [] for stage in options.stages}
     for pairs in options.pairs:
         with tempfile.TemporaryDirectory(dir=options.local) as name:
@@ -250,7 +346,7 @@ def main() -> None:
                 print(stage, json.dumps(found), flush=True)
                 if stage == "validate":
                     check(root, int(found["pictures"]))
-                write(options.out, runs, near_duplicates=not options.no_near_duplicates)  # the next may take hours
+                write(out, runs, near_duplicates=not options.no_near_duplicates)  # the next may take hours
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ RETRIEVAL = (
     "vlp use --set 'finetune.tden-retrieval={task: retrieval, start: pretrain/tden, max_steps: 2, batch_size: 8}'"
     " && vlp run"
 )
+UNTIL_CTRL_C = "timeout --preserve-status -s INT 20 vlp join; test $? = 130"
 INGESTED = (
     "mkdir -p data/inbox && cp -r {made}/new-photos data/inbox/monday"
     " && vlp use --set ingest.settle_seconds=0 && vlp ingest"
@@ -146,7 +147,7 @@ PARTS: dict[str, list[Part]] = {
             },
         )
     ],
-    "scaling": [Part(long=True, replace={"vlp join ": "timeout --preserve-status -s INT 10 vlp join "})],
+    "scaling": [Part(long=True, replace={"vlp join ": f"bash -c '{UNTIL_CTRL_C}' "})],
     "plugins": [Part()],
     "install": [Part(fresh=True, long=True)],
     "several-models": [

@@ -185,17 +185,17 @@ _REASONS = {
 }
 
 
+_PARTIAL = re.compile(r"(?<![^/])\.([^/]+)\.partial(/[^/]+)?(?![^/])")  # .NAME.partial, .NAME.partial/WRITER
+
+
 def path_of(error: BaseException) -> str:
-    """Return the path of an OSError; that of the file for its unfinished copy (common/io.py)."""
+    """Return the path of an OSError; that of the output for a partial one (common/io.py)."""
     path = getattr(error, "filename", None)
     if path is None and (found := _ARROW_ERROR.search(str(error))):
         path = found[2]
     if not isinstance(path, (str, bytes)):
         return ""
-    folder, name = os.path.split(os.fsdecode(path))
-    if name.startswith(".") and name.endswith(".partial"):
-        name = name[1:].removesuffix(".partial")
-    return os.path.join(folder, name)  # noqa: PTH118 - keeps the spelling of the path
+    return _PARTIAL.sub(r"\1", os.fsdecode(path))
 
 
 def _explain_denied(path: str) -> str:

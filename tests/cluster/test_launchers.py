@@ -146,38 +146,44 @@ def test_a_second_machine_joins_and_loses_its_agent(project: Path, expected: dic
     assert "vlp join" in output(project) and "resuming from step" in output(project)
 
 
-@pytest.mark.skipif(not has_slurm(), reason="SLURM is not installed: apt-get install slurm-wlm munge")
+def slurm_call(env: dict[str, str], *command: str) -> str:
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+
+@contextlib.contextmanager
+def slurm_job(project: Path, folder: Path) -> Iterator[tuple[dict[str, str], str, subprocess.Popen[str]]]:
+    """Start a training on two nodes of SLURM. Midway, yield SLURM's environment, the job's id and the command."""
+    pytest.importorskip("submitit", reason="an extra: requirements-cluster.lock")
+    if not has_slurm():
+        pytest.skip("SLURM is not installed: apt-get install slurm-wlm munge")
+    use(project, {"trainer.launcher": "slurm", **TWO, "launchers.slurm.partition": "main"})
+    with slurm(folder) as env, training(project, env) as process:
+        wait_until(lambda: step(project) >= MIDWAY, 300)
+        (job,) = slurm_call(env, "squeue", "--noheader", "--format=%i").split()
+        yield env, job, process
+
+
+def start_now(env: dict[str, str], job: str) -> None:
+    """Start a requeued job, which else waits two minutes."""
+    slurm_call(env, "scontrol", "update", f"jobid={job}", "starttime=now")
+
+
 def test_slurm_requeues_a_job_that_saves_its_state(project: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("submitit", reason="an extra: requirements-cluster.lock")
-    use(project, {"trainer.launcher": "slurm", **TWO, "launchers.slurm.partition": "main"})
-    with slurm(tmp_path / "slurm") as env, training(project, env) as process:
-        wait_until(lambda: step(project) >= MIDWAY, 300)
-        (job,) = subprocess.run(
-            ["squeue", "--noheader", "--format=%i"], env=env, check=True, capture_output=True, text=True
-        ).stdout.split()
+    with slurm_job(project, tmp_path / "slurm") as (env, job, process):
         # What SLURM sends `launchers.slurm.save_seconds` before the time limit.
-        subprocess.run(["scancel", "--signal=USR2", job], env=env, check=True)
-        show = ["squeue", "--noheader", "--jobs", job, "--format=%T"]
-        wait_until(lambda: "PENDING" in subprocess.run(show, env=env, capture_output=True, text=True).stdout, 120)
+        slurm_call(env, "scancel", "--signal=USR2", job)
+        wait_until(lambda: "PENDING" in slurm_call(env, "squeue", "--noheader", "--jobs", job, "--format=%T"), 120)
         saved = step(project)
-        # A requeued job waits two minutes.
-        subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], env=env, check=True)
+        start_now(env, job)
         finish(project, process, expected)
-        assert f"resuming from step {saved}" in output(project)
+    assert f"resuming from step {saved}" in output(project)
 
 
-@pytest.mark.skipif(not has_slurm(), reason="SLURM is not installed: apt-get install slurm-wlm munge")
 def test_slurm_starts_a_job_again_whose_node_failed(project: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("submitit", reason="an extra: requirements-cluster.lock")
-    use(project, {"trainer.launcher": "slurm", **TWO, "launchers.slurm.partition": "main"})
-    with slurm(tmp_path / "slurm") as env, training(project, env) as process:
-        wait_until(lambda: step(project) >= MIDWAY, 300)
-        (job,) = subprocess.run(
-            ["squeue", "--noheader", "--format=%i"], env=env, check=True, capture_output=True, text=True
-        ).stdout.split()
-        subprocess.run(["scontrol", "requeue", job], env=env, check=True)  # as after a node's failure or a preemption
+    with slurm_job(project, tmp_path / "slurm") as (env, job, process):
+        slurm_call(env, "scontrol", "requeue", job)  # as after a node's failure or a preemption
         wait_until(lambda: not workers(project), 60)
-        subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], env=env, check=True)
+        start_now(env, job)
         finish(project, process, expected)
     assert "resuming from step" in output(project)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from vlp_models.common import progress
-from vlp_models.common.io import atomic_write, output_directory, write_json
+from vlp_models.common import io, progress
+from vlp_models.common.io import atomic_write, link_or_copy, output_directory, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
-from vlp_models.errors import BusyError
+from vlp_models.errors import BusyError, path_of
 
 
 def test_atomic_write_replaces_a_file_only_if_the_block_succeeds(tmp_path: Path) -> None:
@@ -38,6 +40,100 @@ def test_output_directory_replaces_a_folder_only_if_the_block_succeeds(tmp_path:
         raise ValueError("no")
     assert [path.name for path in folder.iterdir()] == ["one"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def write_half(path: Path, text: str) -> None:
+    (path / "one" if path.is_dir() else path).write_text(text)
+
+
+def read_whole(path: Path) -> str:
+    return (path / "one" if path.is_dir() else path).read_text()
+
+
+@pytest.mark.parametrize("begin", [atomic_write, output_directory])
+def test_two_writers_of_one_output_do_not_disturb_each_other(
+    tmp_path: Path, begin: Callable[[Path], AbstractContextManager[Path]]
+) -> None:
+    output = tmp_path / "out"
+    for round_ in range(2):  # the second replaces an output
+        slow, fast = begin(output), begin(output)
+        with slow as first:
+            write_half(first, "slow, ")
+            with fast as second:
+                write_half(second, f"fast {round_}")
+                assert read_whole(first) == "slow, "
+            assert read_whole(output) == f"fast {round_}"
+            write_half(first, f"slow {round_}")
+        assert read_whole(output) == f"slow {round_}"
+        assert list(tmp_path.iterdir()) == [output]
+
+
+def test_a_directory_that_is_kept_is_not_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with output_directory(output, keep=True) as first:
+        write_half(first, "slow")
+        with output_directory(output, keep=True) as second:
+            write_half(second, "fast")
+    assert read_whole(output) == "fast"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from vlp_models.common.io import atomic_write, output_directory
+with output_directory(Path(sys.argv[1])) as folder, atomic_write(Path(sys.argv[2])) as file:
+    (folder / "one").touch()
+    print("started", flush=True)
+    input()
+"""
+
+
+def test_only_partial_outputs_of_ended_writers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, file = tmp_path / "folder", tmp_path / "file"
+
+    def write() -> list[str]:
+        with output_directory(folder), atomic_write(file):
+            pass
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    command = [sys.executable, "-c", WRITE, str(folder), str(file)]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdout.readline() == "started\n"
+    both = [".file.partial", ".folder.partial", "file", "folder"]
+    assert write() == both
+    other.kill()
+    other.wait()
+    monkeypatch.setattr(io, "_machine", lambda: "0" * 8)  # as if the other one ran on a lost machine
+    assert write() == both
+    monkeypatch.setattr(io, "LOST_SECONDS", -1.0)
+    assert write() == ["file", "folder"]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdout.readline() == "started\n"
+    other.kill()
+    other.wait()
+    monkeypatch.undo()
+    assert write() == ["file", "folder"]
+
+
+def test_an_error_of_a_partial_output_names_the_output(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, output_directory(tmp_path / "out") as folder:
+        (folder / "absent" / "one").write_text("")
+    assert path_of(caught.value) == str(tmp_path / "out" / "absent" / "one")
+    with pytest.raises(IsADirectoryError) as found, atomic_write(tmp_path / "file") as file:
+        file.unlink()
+        file.mkdir()
+        file.read_text()
+    assert path_of(found.value) == str(tmp_path / "file")
+
+
+def test_a_file_is_copied_where_links_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").write_text("1")
+    link_or_copy(tmp_path / "one", tmp_path / "linked")
+    monkeypatch.setattr(io, "_file_system", lambda device: "fuse.seaweedfs")
+    link_or_copy(tmp_path / "one", tmp_path / "copied")
+    assert [(tmp_path / name).stat().st_nlink for name in ("linked", "copied")] == [2, 1]
+    assert (tmp_path / "copied").read_text() == "1"
 
 
 def test_file_lock_names_its_holder_and_outlives_it_in_a_child(tmp_path: Path) -> None:

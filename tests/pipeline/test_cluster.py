@@ -14,10 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import bucket_mount
 import pytest
 import torch
 import yaml
@@ -320,34 +321,77 @@ def test_features_and_shards_survive_a_killed_node(
         assert hash_path(getattr(workspace, name)) == alone[name]
 
 
-def test_prepare_and_validate_survive_a_killed_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Params]:
     """24 photos and a copy of each: images hashed two at a time, near-duplicates searched for eight at a time."""
     monkeypatch.setattr(hashes, "SERIAL_LIMIT", 1)
     monkeypatch.setattr(hashes, "CHUNK", 2)
     monkeypatch.setattr(leakage, "INDEXED", 8)
     monkeypatch.setitem(leakage.find_leaks.__kwdefaults__, "indexed", 4)
-    (tmp_path / "raw").mkdir()
+    raw = tmp_path / "photographs" / "raw"
+    raw.mkdir(parents=True)
     for number in range(24):
-        photo(number).save(tmp_path / "raw" / f"{number}.jpg", quality=95)
-        photo(number).crop((25, 10, 185, 130)).save(tmp_path / "raw" / f"{number}-cropped.jpg", quality=60)
-    names = sorted(path.name for path in (tmp_path / "raw").iterdir())
-    (tmp_path / "raw" / "pairs.csv").write_text("\n".join(["image,caption", *(f"{name},a photo" for name in names)]))
+        photo(number).save(raw / f"{number}.jpg", quality=95)
+        photo(number).crop((25, 10, 185, 130)).save(raw / f"{number}-cropped.jpg", quality=60)
+    names = sorted(path.name for path in raw.iterdir())
+    (raw / "pairs.csv").write_text("\n".join(["image,caption", *(f"{name},a photo" for name in names)]))
     source = DatasetParams.of(format="pairs", root="raw", pairs="pairs.csv", group_near_duplicates=True)
     params = dataclasses.replace(load_params(ROOT / "params.yaml"), data={"own": source})
-    workspace = Workspace(tmp_path)
-    outputs = (workspace.interim("own"), workspace.validated)
-    alone = []
-    for running in (nullcontext(), started()):
-        with running as cluster:
-            chosen = on(cluster, params) if cluster else params
-            kill = KillNode(cluster, tmp_path, after=4) if cluster else None
-            prepare.run(chosen, workspace, "own")
-            validate.run(chosen, workspace)
-            assert kill is None or not kill.is_alive()
-        found = [hash_path(output) for output in outputs]
-        alone = alone or found
-        assert found == alone
+    return Workspace(raw.parent), params
+
+
+def prepare_and_validate(params: Params, workspace: Workspace) -> list[str]:
+    prepare.run(params, workspace, "own")
+    validate.run(params, workspace)
+    return [hash_path(workspace.interim("own")), hash_path(workspace.validated)]
+
+
+def make_features_and_shards(params: Params, workspace: Workspace) -> list[str]:
+    features.run(params, workspace)
+    shards.run(params, workspace)
+    return [hash_path(workspace.features), hash_path(workspace.shards)]
+
+
+def test_prepare_and_validate_survive_a_killed_node(photographs: tuple[Workspace, Params]) -> None:
+    workspace, params = photographs
+    alone = prepare_and_validate(params, workspace)
+    with started() as cluster:
+        kill = KillNode(cluster, workspace.root, after=4)
+        assert prepare_and_validate(on(cluster, params), workspace) == alone
+        assert not kill.is_alive()
     assert read_table("images", workspace.interim("own")).num_rows == 48
+
+
+def test_a_mounted_bucket_is_a_shared_folder(
+    drawn: tuple[Workspace, Params, Path],
+    photographs: tuple[Workspace, Params],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two nodes and the stage's own process, each with its own mount of the bucket that has the project's folder."""
+    if reason := bucket_mount.missing():
+        pytest.skip(reason)
+    monkeypatch.setattr(storage, "CHUNK_IMAGES", 1)
+    runs = {
+        "photographs": (prepare_and_validate, photographs[1], photographs[0]),
+        "drawn": (make_features_and_shards, drawn[1], drawn[0]),
+    }
+    folder = tmp_path / "bucket"
+    with started(nodes=0) as running, bucket_mount.mounted_bucket(tmp_path / "store", folder) as bucket:
+        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={running.address}"]
+        for _ in range(2):
+            bucket.start_on_machine(folder, [*start, "--num-cpus=1", "--object-store-memory=80000000"])
+        for name, (run, params, local) in runs.items():
+            shutil.copytree(local.root, folder / name)
+            alone = run(params, local)
+            workspace = Workspace(folder / name)
+            assert run(on(running, params), workspace) == alone
+            assert not list(workspace.root.rglob("*.partial"))
+        file = workspace.shards / "manifest.json"
+        stored = bucket.client.get_object(Bucket=bucket_mount.BUCKET, Key=str(file.relative_to(folder)))
+        assert stored["Body"].read() == file.read_bytes()
+    for path in (drawn[0].features, drawn[0].shards):
+        shutil.rmtree(path)
 
 
 def test_the_command_line_uses_the_cluster(cluster: RayCluster, drawn: tuple[Workspace, Params, Path]) -> None:

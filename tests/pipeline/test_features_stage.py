@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,23 @@ def test_every_image_has_its_regions(workspace: Workspace) -> None:
     regions = [store.get(image_id) for image_id in IDS]
     assert all(0 < len(found) <= 4 and found.features.shape == (len(found), 16) for found in regions)
     assert manifest(workspace)["counts"]["regions"] == sum(map(len, regions))
+    assert [path.name for path in (workspace.root / ".work" / "features").iterdir()] == ["kept"]
+
+
+def test_partial_chunks_of_lost_workers_are_removed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Path] = []
+    write_chunk = storage.write_chunk
+
+    def leave_a_partial(directory: Path, number: int, images: Sequence[tuple[str, RegionArrays]]) -> Path:
+        entry = directory / f".{storage.chunk_name(number)}.partial" / f"{'0' * 8}-1-1-{'0' * 8}"  # of another machine
+        entry.parent.mkdir()
+        entry.write_bytes(b"half")
+        left.append(entry)
+        return write_chunk(directory, number, images)
+
+    monkeypatch.setattr(storage, "write_chunk", leave_a_partial)
+    run(params_with(features=LENIENT), workspace)
+    assert len(left) == 3 and not left[0].exists()
     assert [path.name for path in (workspace.root / ".work" / "features").iterdir()] == ["kept"]
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from drawn_workspace import params_with
+from peak_memory import peak_mb
 from PIL import Image
 
 from vlp_models.common.io import hash_path
@@ -95,23 +94,6 @@ def settings(per_shard: int) -> Params:
     )
 
 
-def peak(run: Callable[[], None]) -> float:
-    """Return the peak of Python objects and Arrow's buffers, in MB. DuckDB has its own limit."""
-    before, arrow = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
-    pa.set_memory_pool(arrow)
-    tracemalloc.start()
-    try:
-        run()
-        return (tracemalloc.get_traced_memory()[1] + arrow.max_memory()) / 2**20
-    finally:
-        tracemalloc.stop()
-        pa.set_memory_pool(before)
-        POOLS.append(arrow)
-
-
-POOLS: list[pa.MemoryPool] = []  # a pool must outlive what is in it
-
-
 @pytest.mark.slow
 def test_memory_of_features_and_shards_is_constant_in_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GridSource, "regions", constant_regions)
@@ -134,7 +116,7 @@ def test_memory_of_features_and_shards_is_constant_in_images(tmp_path: Path, mon
                 step()
             monkeypatch.setattr(sys, "intern", str)  # Python's table of all names grows by megabytes at a stroke
         else:
-            most[images] = {name: peak(step) for name, step in steps.items()}
+            most[images] = {name: peak_mb(step) for name, step in steps.items()}
     for name in most[2400]:  # the rows of 1,600 images take more than 1 MB as objects
         assert most[2400][name] < most[800][name] + 0.5, most
 

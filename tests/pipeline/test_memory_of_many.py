@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-import tracemalloc
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
+from peak_memory import peak_mb
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
@@ -42,7 +40,6 @@ HOLDERS = (
 )  # hold so many rows at a time
 FEW_ROWS = 10_000
 FEWER = 1024  # of them
-POOLS: list[pa.MemoryPool] = []  # a pool must outlive what lies in it
 
 PICTURES = 2000
 FEW, MANY = 200_000, 500_000  # `validate` holds two batches of 65,536 at a time
@@ -68,20 +65,6 @@ def run(stage: str, root: Path) -> None:
         shards.run(params, workspace, inputs=[])
 
 
-def held(work: Callable[[], None]) -> float:
-    """Return the peak of Python objects and Arrow's buffers, in MB. DuckDB has its own limit."""
-    before, arrow = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
-    POOLS.append(arrow)
-    pa.set_memory_pool(arrow)
-    tracemalloc.start()
-    try:
-        work()
-        return (tracemalloc.get_traced_memory()[1] + arrow.max_memory()) / 2**20
-    finally:
-        tracemalloc.stop()
-        pa.set_memory_pool(before)
-
-
 @pytest.mark.slow
 @pytest.mark.pipeline
 def test_memory_is_constant_in_rows_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +83,7 @@ def test_memory_is_constant_in_rows_and_images(tmp_path: Path, monkeypatch: pyte
             for stage in STAGES:
                 run(stage, root)
         else:
-            most[rows] = {stage: held(partial(run, stage, root)) for stage in STAGES}
+            most[rows] = {stage: peak_mb(partial(run, stage, root)) for stage in STAGES}
     for stage in STAGES:  # a row that is held takes some 600 bytes: 12 MB for 20,000
         assert most[3 * FEW_ROWS][stage] < most[FEW_ROWS][stage] + 4, most
 
@@ -126,7 +109,7 @@ def test_indexes_are_not_held(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         root = tmp_path / str(rows)
         root.mkdir()
         make(root, rows)
-        most[rows] = held(partial(use, root, rows))
+        most[rows] = peak_mb(partial(use, root, rows))
     assert most[150_000] < most[30_000] + 1, most
 
 

@@ -1,44 +1,49 @@
 """Files that are whole or absent: atomic writes, JSON, content hashes, hard links.
 
-A writer fills a temporary sibling and renames it at the end, so a reader never gets half a file, and a killed process
-leaves at most a `.NAME.partial` behind.
+A writer fills a temporary file or folder and renames it at the end, so a reader never gets half of it. Several writers
+of one output, on any machines, do not disturb each other: each has its own entry in `.NAME.partial`, next to the output
+NAME. A killed process leaves at most this folder behind; the next writer of the output empties it.
 """
 
 from __future__ import annotations
 
 import codecs
+import errno
+import functools
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import DataError, is_disk_full
 
+_WRITER = re.compile(r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}")
+LOST_SECONDS = 24 * 3600.0  # a partial output of another machine, unchanged for so long, is left over
+
 
 @contextmanager
 def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Yield a temporary sibling that replaces `path` if the block succeeds, and is removed if it raises.
+    """Yield an empty temporary file that replaces `path` if the block succeeds, and is removed if it raises.
 
     Args:
         sync: flush the new file and its folder to disk before and after the rename, to survive a power cut.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with _named_errors(path):
-            yield temporary
-            if sync:
-                sync_to_disk(temporary)
-            temporary.replace(path)
-            if sync:
-                sync_to_disk(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _partial(path, Path.touch) as temporary, _named_errors(path):
+        yield temporary
+        if sync:
+            sync_to_disk(temporary)
+        temporary.replace(path)
+        if sync:
+            sync_to_disk(path.parent)
 
 
 @contextmanager
@@ -53,19 +58,125 @@ def _named_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def output_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty temporary directory that replaces `path` if the block succeeds, and is removed if it raises."""
-    temporary = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+def output_directory(path: Path, *, keep: bool = False) -> Iterator[Path]:
+    """Yield an empty temporary directory that replaces `path` if the block succeeds, and is removed if it raises.
+
+    Args:
+        keep: all writers make the same content: keep that of the first to finish, which others may be reading.
+    """
+    with _partial(path, Path.mkdir) as temporary:
         yield temporary
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        while not _rename_to_absent(temporary, path):
+            if keep:
+                return
+            with _partial(path, Path.mkdir) as aside, suppress(FileNotFoundError):  # another writer was faster
+                path.rename(aside / path.name)
+
+
+def _rename_to_absent(directory: Path, path: Path) -> bool:
+    """Rename a directory, if `path` does not exist; return whether it was renamed."""
     if path.exists():
-        shutil.rmtree(path)
-    temporary.rename(path)
+        return False
+    try:
+        directory.rename(path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another writer was faster
+            return False
+        raise
+    return True
+
+
+# ---- Partial outputs ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _partial(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
+    """Create an entry for this writer in `.NAME.partial`; remove it and those of writers that have ended.
+
+    Args:
+        create: creates the entry, a file or a folder.
+    """
+    folder = path.with_name(f".{path.name}.partial")
+    while True:
+        if folder.is_file():
+            folder.unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        own = folder / _new_name()
+        try:
+            create(own)
+            break
+        except FileNotFoundError:  # another writer has removed the folder, which was empty
+            continue
+    try:
+        for other in folder.iterdir():
+            if not _is_written(other):
+                _remove(other)
+        yield own
+    finally:
+        _remove(own)
+        with suppress(OSError):  # another writer's entry is in it
+            folder.rmdir()
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove all partial outputs in a folder: their writers have ended, or are not needed any more."""
+    for path in folder.glob(".*.partial"):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _new_name() -> str:
+    """Return a name that no other writer has: machine, process, its start, and a random number."""
+    pid = os.getpid()
+    return f"{_machine()}-{pid}-{_start_of_own(pid)}-{uuid.uuid4().hex[:8]}"
+
+
+def _is_written(entry: Path) -> bool:
+    """Return whether the writer of a partial output may still be running."""
+    writer = _WRITER.fullmatch(entry.name)
+    if writer is None:
+        return False
+    if writer["machine"] == _machine():
+        start = _start_of(int(writer["pid"]))
+        return start is not None and abs(start - int(writer["start"])) <= 1
+    try:
+        newest = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
+    except OSError:  # it has just ended
+        return True
+    return time.time() - newest < LOST_SECONDS
+
+
+@functools.cache
+def _machine() -> str:
+    """Return a name for what has process ids of its own: a machine, or a container on it."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    with suppress(OSError):
+        parts.append(Path("/etc/machine-id").read_text(encoding="utf-8"))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+
+
+def _start_of(pid: int) -> int | None:
+    """Return when a process started, in seconds; None if it has ended."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time())
+    except psutil.Error:
+        return None
+
+
+@functools.cache
+def _start_of_own(pid: int) -> int:
+    return _start_of(pid) or 0
 
 
 def write_text(path: Path, text: str, *, sync: bool = False) -> None:
@@ -80,21 +191,18 @@ def write_together(texts: Mapping[Path, str]) -> None:
     before = {path: path.read_bytes() if path.exists() else None for path in targets}
     replaced: list[Path] = []
     with ExitStack() as stack:
+        # Private until it has the mode of the file: it may contain a secret.
+        private = functools.partial(Path.touch, mode=0o600)
+        partials = {p: stack.enter_context(_partial(p, private if p.exists() else Path.touch)) for p in targets}
         for path, text in targets.items():
-            temporary = path.with_name(f".{path.name}.partial")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.callback(temporary.unlink, missing_ok=True)
-            temporary.unlink(missing_ok=True)
-            if path.exists():
-                temporary.touch(mode=0o600)  # private until it has the mode of the file: it may contain a secret
             crlf = (before[path] or b"").partition(b"\n")[0].endswith(b"\r")
             with _named_errors(path):
-                temporary.write_text(text, encoding="utf-8", newline="\r\n" if crlf else "\n")
+                partials[path].write_text(text, encoding="utf-8", newline="\r\n" if crlf else "\n")
             if path.exists():
-                shutil.copymode(path, temporary)
+                shutil.copymode(path, partials[path])
         try:
-            for path in targets:
-                path.with_name(f".{path.name}.partial").replace(path)
+            for path, partial in partials.items():
+                partial.replace(path)
                 replaced.append(path)
         except OSError:
             for path in replaced:
@@ -198,12 +306,29 @@ def hash_path(path: Path) -> str:
     return digest.hexdigest()
 
 
+# File systems where a hard link is lost for machines that have read its file by a name that is deleted later.
+_COPIED = {"fuse.seaweedfs"}
+
+
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Hard-link `source` to `target`; copy where links are not supported (another file system)."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    """Hard-link `source` to `target`; copy where links do not work (another file system, a mounted bucket)."""
+    if _file_system(Path(source).stat().st_dev) not in _COPIED:
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
+
+
+@functools.cache
+def _file_system(device: int) -> str:
+    """Return the type of the file system with this device number, such as ext4; empty if it cannot be determined."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+            mount, _, kind = line.partition(" - ")
+            if mount.split()[2] == number:
+                return kind.split()[0]
+    return ""
 
 
 def sync_to_disk(path: Path) -> None:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from vlp_models.common.io import link_or_copy, output_directory
+from vlp_models.common.io import atomic_write, link_or_copy, output_directory
 from vlp_models.common.limits import check_numbers
 from vlp_models.data.mapped import SortedRows
 from vlp_models.data.sample import REGION_DTYPES, RegionArrays
@@ -54,12 +54,8 @@ def write_chunk(directory: Path, number: int, images: Sequence[tuple[str, Region
     }
     listing = [[image_id, len(regions)] for image_id, regions in images]
     path = directory / chunk_name(number)
-    temporary = path.with_suffix(".partial")
-    try:
+    with atomic_write(path) as temporary:
         save_file(arrays, temporary, metadata={_IMAGES: json.dumps(listing, ensure_ascii=False)})
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

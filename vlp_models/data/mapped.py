@@ -7,7 +7,6 @@ pages, and the system drops them when it needs the memory. Memory holds what is 
 from __future__ import annotations
 
 import contextlib
-import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlp_models.common.io import stat_file
+from vlp_models.common.io import atomic_write, stat_file
 from vlp_models.data.joins import Database
 from vlp_models.data.tables import SCHEMAS, damage_errors, read_batches
 
@@ -62,13 +61,12 @@ def map_rows(
     folder = path.parent
     if not path.exists():
         folder.mkdir(exist_ok=True)
-        temporary = path.with_suffix(f".{uuid.uuid4().hex}")  # several machines may write it
-        try:
-            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                write(writer, folder)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with (
+            atomic_write(path) as temporary,
+            pa.OSFile(str(temporary), "wb") as sink,
+            pa.ipc.new_file(sink, schema) as writer,
+        ):
+            write(writer, folder)
         for other in folder.glob(f"{name}-*.arrow"):
             if other != path:
                 with contextlib.suppress(FileNotFoundError):

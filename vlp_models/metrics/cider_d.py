@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from vlp_models.common.io import atomic_write
 from vlp_models.errors import DataError
 
 ORDERS = 4
@@ -69,9 +69,8 @@ class DocumentFrequencies:
         }
         # One metadata entry, because safetensors writes several in no fixed order.
         metadata = {"corpus": json.dumps([self.images, list(self.words)])}
-        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")  # every rank of a run writes this file
-        save_file(tensors, partial, metadata=metadata)
-        partial.replace(file)
+        with atomic_write(file) as partial:  # every rank of a run writes this file
+            save_file(tensors, partial, metadata=metadata)
 
     @classmethod
     def load(cls, file: Path) -> DocumentFrequencies:

@@ -42,7 +42,6 @@ CONNECT_SECONDS = 10.0  # for a port to answer, and again for a Ray server behin
 NODES_SECONDS = 20.0  # for a cluster to have a node that fits a worker
 GONE_SECONDS = 60.0  # a cluster without such a node for so long has ended
 CHECK_SECONDS = 5.0  # between looks at the nodes
-# Another version of these may round, encode or decode in another way.
 
 
 def cluster_mapper(

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from vlp_models.common.device import cpu_count, pick_device
 from vlp_models.common.executors import ChunkNumbers, LocalMapper, Mapper
-from vlp_models.common.io import link_or_copy, output_directory, write_text
+from vlp_models.common.io import link_or_copy, output_directory, remove_partials, write_text
 from vlp_models.common.log import get_logger
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
@@ -109,6 +109,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         for number in range(images.chunks):
             (work / storage.chunk_name(number)).unlink()
             (work / _notes_name(number)).unlink(missing_ok=True)
+        remove_partials(work)  # of lost workers
         with suppress(OSError):  # not empty while it keeps the result for DVC
             work.rmdir()
     logger.info(

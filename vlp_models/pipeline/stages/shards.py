@@ -187,7 +187,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
     if part.exists():  # a lost worker had finished it
         return part.name
     store = _store(features, stat_file((features / "manifest.json").stat())) if features else None
-    with output_directory(part) as directory:
+    with output_directory(part, keep=True) as directory:
         writer = ShardWriter(directory, split, len(records), first=number)
         for record in records:
             data, extension = _read_pixels(root / record["path"], record["sha256"]) if required.pixels else (None, "")
