@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vlp_models.common import portable
-from vlp_models.common.device import cpu_flags
+from vlp_models.common.portable import cpu_flags
 
 ROOT = Path(__file__).parents[2]
 needs_avx2 = pytest.mark.skipif(bool(portable.NEEDED - cpu_flags()), reason="needs a processor with AVX2")

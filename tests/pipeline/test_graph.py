@@ -215,7 +215,7 @@ def test_backbone_depends_only_on_its_own_settings_and_weights() -> None:
     assert "features.timm" not in params_of(found, "features", ""), "data/detector has it"
     package = stages(features={"source": "timm", "timm": {"weights": "package:some-weights"}})
     assert package["detector"]["deps"] == ["packages/some-weights.json", "data/plan/code/stages/detector.json"]
-    assert params_of(stages(), "detector", "") == ["detector"]
+    assert params_of(stages(), "detector", "") == ["detector", "trainer.reproducible"]
 
 
 def test_only_known_options_are_left_out() -> None:

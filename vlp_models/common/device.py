@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from vlp_models.common.portable import cpu_flags, use_portable_kernels
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +25,6 @@ def use_cuda(accelerator: str) -> bool:
 def pick_device(accelerator: str, torch_threads: int = 0) -> str:
     """Return `cuda` or `cpu` for prediction, and set torch's threads (0: leave them as they are)."""
     import torch
-
-    from vlp_models.common.portable import use_portable_kernels
 
     use_portable_kernels()
     if torch_threads:
@@ -46,16 +45,6 @@ def has_native_bfloat16(device: torch.device) -> bool:
         return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 8
     limited = "ONEDNN_MAX_CPU_ISA" in os.environ
     return device.type == "cpu" and not limited and bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags())
-
-
-@functools.cache
-def cpu_flags() -> frozenset[str]:
-    """Return the processor's features as Linux names them; empty on other systems."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
 
 
 def cpu_count(most: int = 0) -> int:

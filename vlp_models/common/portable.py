@@ -19,9 +19,8 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from vlp_models.common.device import cpu_flags
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +36,16 @@ INSTRUCTIONS = {
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 VARIABLES = INSTRUCTIONS | THREADS
 NEEDED = {"avx2", "fma", "bmi2"}  # Intel's processors since 2013, AMD's since 2015
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return the processor's features as Linux names them; empty on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
 
 
 def use_portable_instructions() -> bool:
