@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ def promote_task(
         DataError: nothing is registered. LedgerError: the ledger was changed, or it and MLflow disagree.
         TrackingError: MLflow cannot be reached.
     """
-    from vlp_models.pipeline.reevaluate import reevaluate_bundle
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
@@ -58,7 +58,7 @@ def promote_task(
         params=dataclasses.replace(params.promotion, tasks={**params.promotion.tasks, task: rule}),
         services=GateServices(
             hash_bundle=hash_bundle,
-            reevaluate=lambda bundle, lineage: reevaluate_bundle(params, workspace, bundle, lineage),
+            reevaluate=lambda bundle, lineage: _reevaluate(params, workspace, bundle, lineage),
         ),
         metric=rule.metric,
         dataset=params.tracking.dataset.get(task, ""),
@@ -70,6 +70,14 @@ def promote_task(
         decision = promote(_make_context(params, workspace, task, by), request)
     write_json(report_path(workspace, task), decision.to_plain())
     return decision
+
+
+def _reevaluate(
+    params: Params, workspace: Workspace, bundle: Path, lineage: dict[str, Any]
+) -> AbstractContextManager[Path]:
+    from vlp_models.pipeline.reevaluate import reevaluate_bundle  # imports torch, which most decisions do not need
+
+    return reevaluate_bundle(params, workspace, bundle, lineage)
 
 
 def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = "") -> Decision:

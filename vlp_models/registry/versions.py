@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.source_hash import plugin_packages
 from vlp_models.errors import DataError, first_line
-from vlp_models.registry.card import make_example, make_signature
 from vlp_models.registry.client import find_model, find_version_by_content
 from vlp_models.registry.evaluations import (
     CURRENT_EVALUATION,
@@ -124,6 +123,8 @@ def _update_version(client: MlflowClient, record: VersionRecord, version: ModelV
 def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion:
     import mlflow
     import mlflow.pyfunc
+
+    from vlp_models.registry.card import make_example, make_signature
 
     package = Path(__file__).parent.parent
     with tempfile.TemporaryDirectory() as temporary, _start_registration(client, record) as run:

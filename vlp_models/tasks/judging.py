@@ -1,0 +1,46 @@
+"""How the gate judges the versions of a task: a copy of what the class of a built-in task says, without its imports.
+
+Ranking and promotion need three attributes of a task; its class would import torch, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlp_models.tasks import TASKS, check_task, task_class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """The attributes of the same names of a `TaskModel` (base.py)."""
+
+    metric: str
+    direction: Literal["higher", "lower"] = "higher"
+    baselines_to_beat: tuple[str, ...] = ()
+
+
+BUILT_IN = {
+    "captioning": Judging(metric="CIDEr", baselines_to_beat=("constant caption", "nearest-neighbor caption")),
+    "vqa": Judging(
+        metric="accuracy", baselines_to_beat=("majority answer", "per question type", "per question text")
+    ),
+    "nlvr": Judging(metric="accuracy", baselines_to_beat=("majority label",)),
+    "nlvr2": Judging(metric="accuracy", baselines_to_beat=("majority label",)),
+    "entailment": Judging(metric="accuracy", baselines_to_beat=("majority label", "hypothesis only")),
+    "retrieval": Judging(metric="R@1", baselines_to_beat=("chance",)),
+    "vcr": Judging(metric="Q->AR", baselines_to_beat=("chance",)),
+}
+
+
+def judging_of(task: str) -> Judging:
+    """Return how versions of a task are judged; only the class of a plugin is imported for it.
+
+    Raises:
+        ParamsError: unknown task; names the nearest one.
+    """
+    check_task(task)
+    if task in BUILT_IN and TASKS[task] == TASKS.builtin[task]:
+        return BUILT_IN[task]
+    own = task_class(task)
+    return Judging(metric=own.metric, direction=own.direction, baselines_to_beat=tuple(own.baselines_to_beat))
