@@ -22,9 +22,7 @@ class Judging:
 
 BUILT_IN = {
     "captioning": Judging(metric="CIDEr", baselines_to_beat=("constant caption", "nearest-neighbor caption")),
-    "vqa": Judging(
-        metric="accuracy", baselines_to_beat=("majority answer", "per question type", "per question text")
-    ),
+    "vqa": Judging(metric="accuracy", baselines_to_beat=("majority answer", "per question type", "per question text")),
     "nlvr": Judging(metric="accuracy", baselines_to_beat=("majority label",)),
     "nlvr2": Judging(metric="accuracy", baselines_to_beat=("majority label",)),
     "entailment": Judging(metric="accuracy", baselines_to_beat=("majority label", "hypothesis only")),
