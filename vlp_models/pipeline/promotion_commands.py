@@ -46,6 +46,7 @@ def promote_task(
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
+    from vlp_models.registry.served import remember_served_version
     from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
@@ -67,7 +68,10 @@ def promote_task(
         force=(force or "").strip(),
     )
     with mlflow_errors(params):
-        decision = promote(_make_context(params, workspace, task, by), request)
+        context = _make_context(params, workspace, task, by)
+        decision = promote(context, request)
+        if decision.action == "promoted":
+            remember_served_version(context.client, params, workspace.root, task)
     write_json(report_path(workspace, task), decision.to_plain())
     return decision
 
@@ -88,11 +92,14 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     """
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.promote import rollback
+    from vlp_models.registry.served import remember_served_version
     from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
     with mlflow_errors(params):
-        decision = rollback(_make_context(params, workspace, task, by), hash_bundle)
+        context = _make_context(params, workspace, task, by)
+        decision = rollback(context, hash_bundle)
+        remember_served_version(context.client, params, workspace.root, task)
     write_json(report_path(workspace, task), decision.to_plain())
     return decision
 

@@ -33,6 +33,8 @@ from vlp_models.tasks.base import RequestFormat, TaskModel, TaskOptions, Trainin
 from vlp_models.tasks.caption_search import SEARCH_PARAMS, CaptionSearch, open_captioned_images
 from vlp_models.tasks.scoring import (
     BLIND,
+    CONSTANT,
+    NEAREST,
     EvalContext,
     Prediction,
     TaskScores,
@@ -46,8 +48,6 @@ from vlp_models.tasks.scoring import (
 from vlp_models.tasks.self_critical import SelfCriticalParams
 
 NEIGHBORS = 30  # training images whose captions the nearest-neighbor baseline chooses from
-NEAREST = "nearest-neighbor caption"
-CONSTANT = "constant caption"
 
 
 @dataclass(frozen=True, kw_only=True)

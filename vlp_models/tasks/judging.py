@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlp_models.tasks import TASKS, check_task, task_class
+from vlp_models.tasks.scoring import CHANCE, CONSTANT, MAJORITY, NEAREST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +22,13 @@ class Judging:
 
 
 BUILT_IN = {
-    "captioning": Judging(metric="CIDEr", baselines_to_beat=("constant caption", "nearest-neighbor caption")),
+    "captioning": Judging(metric="CIDEr", baselines_to_beat=(CONSTANT, NEAREST)),
     "vqa": Judging(metric="accuracy", baselines_to_beat=("majority answer", "per question type", "per question text")),
-    "nlvr": Judging(metric="accuracy", baselines_to_beat=("majority label",)),
-    "nlvr2": Judging(metric="accuracy", baselines_to_beat=("majority label",)),
-    "entailment": Judging(metric="accuracy", baselines_to_beat=("majority label", "hypothesis only")),
-    "retrieval": Judging(metric="R@1", baselines_to_beat=("chance",)),
-    "vcr": Judging(metric="Q->AR", baselines_to_beat=("chance",)),
+    "nlvr": Judging(metric="accuracy", baselines_to_beat=(MAJORITY,)),
+    "nlvr2": Judging(metric="accuracy", baselines_to_beat=(MAJORITY,)),
+    "entailment": Judging(metric="accuracy", baselines_to_beat=(MAJORITY, "hypothesis only")),
+    "retrieval": Judging(metric="R@1", baselines_to_beat=(CHANCE,)),
+    "vcr": Judging(metric="Q->AR", baselines_to_beat=(CHANCE,)),
 }
 
 
