@@ -87,7 +87,9 @@ def open_neighbors(params: Params, workspace: Workspace) -> NeighborCaptioner:
         DataError: the workspace has no shards for it; names the way out.
     """
     from vlp_models.params import to_plain
-    from vlp_models.serving.neighbors import NeighborCaptioner
+
+    with quick_imports():
+        from vlp_models.serving.neighbors import NeighborCaptioner
 
     runs = [run for run in params.finetune.values() if run.task == "captioning"]
     sources = {name for run in runs for name in run.sources or params.data} or set(params.data)
