@@ -15,6 +15,7 @@ from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
+from vlp_models.pipeline.checked_params import check_params
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, build_pipeline
@@ -72,15 +73,15 @@ def planned(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None 
 
     Args:
         raw: params.yaml as plain data; default: read it.
-    """
-    from vlp_models.models.meta_model import image_kinds
-    from vlp_models.pipeline.check_params import find_in_use
 
+    Raises:
+        ParamsError: a check of params.yaml fails.
+    """
     raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
     withdrawn = workspace.withdrawn.exists()
     package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
-    kinds, used = image_kinds(params), find_in_use(params)
-    return render(build_pipeline(params, raw, kinds=kinds, used=used, withdrawn=withdrawn, package=package))
+    facts = check_params(params, workspace.root)
+    return render(build_pipeline(params, raw, kinds=facts.kinds, used=facts.used, withdrawn=withdrawn, package=package))
 
 
 def changed_code(workspace: Workspace) -> list[str]:
