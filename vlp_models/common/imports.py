@@ -15,6 +15,5 @@ def quick_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
         if was_enabled:
             gc.enable()

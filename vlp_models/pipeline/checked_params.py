@@ -25,7 +25,7 @@ from vlp_models.pipeline.dvc.graph import InUse
 if TYPE_CHECKING:
     from vlp_models.data.shards.contents import Kind
 
-# section -> the keys that `check_runs`, `find_in_use` and the models read of it; (): all. Of the runs, for each of them.
+# section -> the keys that the check and the models read of it; (): all. Of `pretrain` and `finetune`, for each run.
 READ: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("generate", "data", "models", "augment", "evaluate", "plugins"), ()),
     "validate": ("min_image_side", "max_image_pixels"),
