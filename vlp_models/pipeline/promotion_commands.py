@@ -12,7 +12,6 @@ from vlp_models.common.account import current_user
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
-from vlp_models.evaluation.ranking import competing_runs, gate_rule
 from vlp_models.params import Params
 from vlp_models.registry.client import resolve_task
 
@@ -43,6 +42,7 @@ def promote_task(
         DataError: nothing is registered. LedgerError: the ledger was changed, or it and MLflow disagree.
         TrackingError: MLflow cannot be reached.
     """
+    from vlp_models.evaluation.ranking import competing_runs, gate_rule
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote

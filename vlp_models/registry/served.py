@@ -2,7 +2,8 @@
 
 MLflow's import takes longer than a prediction. A registry in a SQLite file changes only with that file, so what was
 looked up in it stays true until the file does change: .work/registry/served.json holds the answers, with the state of
-the file before they were read. A server, or files that are not on this machine, are read every time.
+the file before they were read. Files of a version may change alone: bundles are compared with their hash, scores with
+their state. A server, or files that are not on this machine, are read every time.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from vlp_models.common.io import stat_file, write_json
 from vlp_models.common.workspace import project_root
 from vlp_models.errors import VLPError
 from vlp_models.params import Params, TrackingParams, to_plain
 from vlp_models.registry.client import SQLITE, connect, mlflow_errors, model_name, tracking_uri
-from vlp_models.registry.evaluations import read_scores
+from vlp_models.registry.evaluations import CURRENT_EVALUATION, EVALUATIONS, SCORES, get_run_id, read_scores
 from vlp_models.registry.promotion.gate import Baseline, MetricSpec, check_baselines, find_baselines
 from vlp_models.registry.versions import (
     CHALLENGER,
@@ -126,24 +127,35 @@ def find_better_neighbors(params: Params, root: Path) -> Baseline | None:
     served = ServedVersions(params.tracking, root)
     settings = json.dumps([params.tracking.model_prefix, to_plain(params.promotion)], sort_keys=True)
     request = f"neighbors {hashlib.sha256(settings.encode()).hexdigest()[:16]}"
-    found = served.find(request)
-    if isinstance(found, dict):
-        return Baseline(**found) if found else None
-    baseline = _compare_neighbors(params, root)
-    served.keep(request, {} if baseline is None else vars(baseline))
+    known = served.find(request)
+    with suppress(KeyError, TypeError):
+        if not known["scores"] or _stat(Path(known["scores"])) == known["state"]:
+            return Baseline(**known["baseline"]) if known["baseline"] else None
+    baseline, scores, state = _compare_neighbors(params, root)
+    if scores is None or state:  # scores on another machine may change unnoticed
+        plain = None if baseline is None else vars(baseline)
+        served.keep(request, {"baseline": plain, "scores": str(scores or ""), "state": state})
     return baseline
 
 
-def _compare_neighbors(params: Params, root: Path) -> Baseline | None:
+def _compare_neighbors(params: Params, root: Path) -> tuple[Baseline | None, Path | None, list[int]]:
+    """Return the baseline, the file of scores that decided (None: only the registry did), and its state before."""
     rule = params.promotion.gate("captioning")
     if not rule.beat_baselines:
-        return None
+        return None, None, []
     client, name = connect(params.tracking, root), model_name(params.tracking, "captioning")
     with mlflow_errors(params):
         if find_version_by_alias(client, name, CHAMPION) is not None:
-            return None
+            return None, None, []
         version = find_version_by_alias(client, name, CHALLENGER)
-        records = [] if version is None else read_scores(client, version)
+        if version is None:
+            return None, None, []
+        folder = urlsplit(client.get_run(get_run_id(version)).info.artifact_uri)
+        file = Path(unquote(folder.path)) if folder.scheme in ("", "file") else Path()
+        scores = file / EVALUATIONS / version.tags.get(CURRENT_EVALUATION, "") / SCORES
+        state = _stat(scores)
+        records = read_scores(client, version)
     spec = MetricSpec(metric=rule.metric or judging_of("captioning").metric, split=params.promotion.split)
     baselines = find_baselines(records, spec, [NEAREST])
-    return next((baseline for baseline in baselines if check_baselines([baseline], rule, spec).reasons), None)
+    lost = (baseline for baseline in baselines if check_baselines([baseline], rule, spec).reasons)
+    return next(lost, None), scores, state
