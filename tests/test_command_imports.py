@@ -36,6 +36,8 @@ ALLOWED: dict[tuple[str, ...], tuple[set[str], float]] = {
     ("status",): (set(), 4.5),  # with the `dvc status` that it starts
     ("lineage", "vqa"): (MLFLOW, 12),
     ("rollback", "vqa"): (MLFLOW, 12),  # nothing to go back to
+    ("verify", "vqa"): (MLFLOW | FILES, 15),
+    ("drift",): (FILES, 4.5),
     ("use", "--list"): (set(), 4.5),
     ("use", "--set", "finetune.tden-vqa.max_epochs=2"): (FILES, 4.5),
     ("plan",): (FILES, 4.5),
@@ -48,10 +50,10 @@ ALLOWED: dict[tuple[str, ...], tuple[set[str], float]] = {
     ("caption", "IMAGE", "--model", "vlp-captioning@challenger"): (MODEL | MLFLOW, 15),
     ("caption", "IMAGE", "--model", "vlp-captioning@challenger", ""): (MODEL, 12),  # again: the version is remembered
 }
-# They train, evaluate, serve, start other programs, or compare features: their own work takes longer than any import.
+# They train, evaluate, serve or start other programs: their own work takes longer than any import.
 WORK = {
-    *("init", "run", "stage", "join", "import-checkpoint", "new", "try", "up", "drift", "forget", "demo", "judge"),
-    *("export", "verify", "evaluate-alias", "doctor", "verify-resume"),
+    *("init", "run", "stage", "join", "import-checkpoint", "new", "try", "up", "forget", "demo", "judge"),
+    *("export", "evaluate-alias", "doctor", "verify-resume"),
 }
 
 

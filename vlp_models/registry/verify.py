@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-    from vlp_models.models.checkpoint import CheckpointInfo
+    from vlp_models.models.checkpoint_info import CheckpointInfo
 
 ROUNDING = 5e-5  # scores.json has four decimals
 TAGS = ("run", "model", "family", "variant", "seed", "task")  # in the version's tags and in the lineage

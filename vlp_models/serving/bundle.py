@@ -10,7 +10,7 @@ The hash of all of it is the version's identity, so a change to the serving code
 An export (serving/export.py) is the same in Hugging Face's layout: the checkpoint's files are at the top, features.json
 is preprocessor_config.json, and content.json lists no code. All functions that read a bundle read both.
 
-Imports torch only to read the checkpoint's config: the gate hashes bundles without it.
+Imports no torch: the gate hashes bundles without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlp_models.common.io import hash_file, hash_path, link_or_copy, write_json
 from vlp_models.common.limits import check_numbers
@@ -28,10 +28,8 @@ from vlp_models.common.plugins import active_plugins, add_plugins, use_installed
 from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, first_line
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.vision.extractors import FROM_IMAGES
-
-if TYPE_CHECKING:
-    from vlp_models.models.checkpoint import CheckpointInfo
 
 BUNDLE = "bundle"  # the folder's name in MLflow
 CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
@@ -69,8 +67,6 @@ def read_checkpoint_info(directory: Path) -> CheckpointInfo:
     Raises:
         CheckpointError: config.json is missing, damaged or of another format.
     """
-    from vlp_models.models.checkpoint import CheckpointInfo
-
     file = directory / "config.json"
     try:
         return CheckpointInfo.from_json(json.loads(file.read_text(encoding="utf-8")))

@@ -24,7 +24,7 @@ from vlp_models.metrics.caption import (
     score_faithfulness,
 )
 from vlp_models.metrics.consensus import ConsensusCaptions
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Generates, GeneratesByMasks
 from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import Loss

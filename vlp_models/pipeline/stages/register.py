@@ -20,7 +20,7 @@ from vlp_models.common.workspace import SEARCH, Workspace, record_timing, requir
 from vlp_models.data.tables import stream_table
 from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, describe_ranking, rank_runs
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_files, lineage_record, lineage_tags, training_inputs, variant_hash
 from vlp_models.registry.evaluations import ITEMS
