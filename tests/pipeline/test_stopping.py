@@ -1,4 +1,4 @@
-"""A stage that is stopped says so at once and ends soon, whatever it is doing."""
+"""A stage that is stopped announces it at once and ends soon, whatever it is doing."""
 
 from __future__ import annotations
 

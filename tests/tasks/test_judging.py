@@ -1,4 +1,4 @@
-"""The gate's copy of a task's attributes, read without torch, is what the task's class says."""
+"""The gate's copy of a task's attributes, read without torch, equals that of the task's class."""
 
 from __future__ import annotations
 

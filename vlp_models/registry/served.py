@@ -52,7 +52,7 @@ class ServedVersions:
         self._state = _database_state(uri)
 
     def find(self, request: str) -> Any:
-        """Return the remembered answer; None if there is none, or the registry has changed."""
+        """Return the remembered answer; None if it is missing, or the registry has changed."""
         return self._answers().get(request)
 
     def keep(self, request: str, answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""How the gate judges the versions of a task: a copy of what the class of a built-in task says, without its imports.
+"""How the gate judges the versions of a task: a copy of attributes of the built-in classes, without their imports.
 
 Ranking and promotion need three attributes of a task; its class would import torch, which takes seconds.
 """
