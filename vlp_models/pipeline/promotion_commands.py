@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.account import current_user
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import ParamsError
+from vlp_models.errors import ParamsError, VLPError
 from vlp_models.params import Params
 from vlp_models.registry.client import resolve_task
 
@@ -46,7 +46,6 @@ def promote_task(
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
-    from vlp_models.registry.served import remember_served_version
     from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
@@ -71,7 +70,7 @@ def promote_task(
         context = _make_context(params, workspace, task, by)
         decision = promote(context, request)
         if decision.action == "promoted":
-            remember_served_version(context.client, params, workspace.root, task)
+            _remember(context, params, workspace)
     write_json(report_path(workspace, task), decision.to_plain())
     return decision
 
@@ -92,16 +91,25 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     """
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.promote import rollback
-    from vlp_models.registry.served import remember_served_version
     from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
     with mlflow_errors(params):
         context = _make_context(params, workspace, task, by)
         decision = rollback(context, hash_bundle)
-        remember_served_version(context.client, params, workspace.root, task)
+        _remember(context, params, workspace)
     write_json(report_path(workspace, task), decision.to_plain())
     return decision
+
+
+def _remember(ctx: PromotionContext, params: Params, workspace: Workspace) -> None:
+    """Remember for `vlp caption` and its companions what they apply from now on."""
+    from vlp_models.registry.served import find_better_neighbors, remember_served_version
+
+    remember_served_version(ctx.client, params, workspace.root, ctx.task)
+    if ctx.task == "captioning":
+        with suppress(VLPError):
+            find_better_neighbors(params, workspace.root)
 
 
 def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[str, Any]]:

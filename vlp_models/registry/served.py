@@ -96,8 +96,6 @@ def remember_served_version(client: MlflowClient, params: Params, root: Path, ta
     name, served = model_name(params.tracking, task), ServedVersions(params.tracking, root)
     with suppress(VLPError):
         served.open_bundle(client, name, find_served_version(client, name))
-        if task == "captioning":
-            find_better_neighbors(params, root)
 
 
 def _database_state(uri: str) -> list[Any]:
