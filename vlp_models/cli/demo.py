@@ -71,8 +71,9 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     Raises:
         DataError: no model can be loaded, or a run has no registered version.
     """
-    from vlp_models.cli.predict import describe_neighbors, find_better_neighbors, open_neighbors
+    from vlp_models.cli.predict import describe_neighbors, open_neighbors
     from vlp_models.registry.client import connect, mlflow_errors
+    from vlp_models.registry.served import find_better_neighbors
     from vlp_models.registry.versions import download_verified_bundle
     from vlp_models.serving.page.handlers import Page, PhotoModel
     from vlp_models.serving.page.photos import PhotoSearch, find_examples
@@ -86,7 +87,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
         for task in TASKS:
             if task not in versions:
                 missing[task] = _explain_missing(params, task)
-                if task == "captioning" and (baseline := find_better_neighbors(client, params)):
+                if task == "captioning" and (baseline := find_better_neighbors(params, workspace.root)):
                     try:
                         made["neighbors"] = open_neighbors(params, workspace)
                         missing[task] = describe_neighbors(baseline, params)

@@ -164,8 +164,8 @@ def _params(root: Path) -> Iterator[Finding]:
     from vlp_models.common.packages import check_installed
     from vlp_models.common.workspace import Workspace
     from vlp_models.errors import VLPError
-    from vlp_models.models.meta_model import image_kinds
     from vlp_models.params import load_params
+    from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.dvc.external import explain_roots, find_untracked, named_sources
 
     if not (root / "params.yaml").exists():
@@ -178,7 +178,7 @@ def _params(root: Path) -> Iterator[Finding]:
         return
     missing = [text.removeprefix("params.yaml: ") for text in explain_roots(params, root)]
     try:
-        check_installed(named_sources(params, regions="regions" in image_kinds(params).values()))
+        check_installed(named_sources(params, regions="regions" in check_params(params, root).kinds.values()))
     except VLPError as error:
         missing.append(str(error).removeprefix("params.yaml: "))
     for text in missing:

@@ -263,12 +263,12 @@ def write_plan() -> bool:
     from vlp_models.common.io import write_together
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.check_params import check_runs
+    from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.dvc.dvc_yaml import FILE
 
     params, workspace = load_params(), Workspace()
     _check_dvc_reads(Path("params.yaml"))
-    check_runs(params)
+    check_params(params, workspace.root)
     files = plan_files(params, workspace)
     write_together(files)
     return workspace.root / FILE in files
@@ -304,14 +304,14 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
         MissingToolError: a package that params.yaml names is not installed.
     """
     from vlp_models.common.packages import OWN_RECORD, outdated_records, own_record
-    from vlp_models.models.meta_model import image_kinds
+    from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
     from vlp_models.pipeline.dvc.external import named_sources
     from vlp_models.pipeline.stages.plan import planned
     from vlp_models.registry.sinks import check_sinks
 
     check_sinks(params.tracking)
-    sources = named_sources(params, regions="regions" in image_kinds(params).values())
+    sources = named_sources(params, regions="regions" in check_params(params, workspace.root).kinds.values())
     files = outdated_records(sources, workspace.root) | own_record(workspace.root)
     if OWN_RECORD in (path.relative_to(workspace.root).as_posix() for path in files):
         _print_upgrade(workspace)
@@ -369,6 +369,7 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.common.progress import clock
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
+    from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.data_sizes import explain_sizes
     from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
     from vlp_models.pipeline.dvc.external import check_files, check_roots
@@ -386,9 +387,8 @@ def run_pipeline(targets: list[str]) -> int:
         if write_plan():
             print("dvc.yaml updated from params.yaml", file=sys.stderr)
         if not targets:
-            from vlp_models.models.meta_model import image_kinds  # imports torch
-
-            check_files(params, workspace.root, regions="regions" in image_kinds(params).values())
+            kinds = check_params(params, workspace.root).kinds
+            check_files(params, workspace.root, regions="regions" in kinds.values())
         first = not (workspace.root / LOCK_FILE).exists()  # later, `vlp plan` prints it
         for line in (*(explain_sizes(params, workspace) if first else ()), *repair(workspace.root)):
             print(line, file=sys.stderr)

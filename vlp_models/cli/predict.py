@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlp_models.common.imports import quick_imports
 from vlp_models.errors import DataError, ParamsError, VLPError
 from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import Params
     from vlp_models.registry.promotion.gate import Baseline
@@ -48,7 +47,7 @@ def caption(
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.registry.client import connect
+    from vlp_models.registry.served import find_better_neighbors
 
     if nearest_neighbor and model:
         raise ParamsError("vlp caption: give --model or --nearest-neighbor, not both")
@@ -58,7 +57,7 @@ def caption(
         from vlp_models.serving.neighbors import METHOD
 
         note = f"Nearest-neighbor caption: {METHOD}; no model wrote it."
-    elif not model and (baseline := find_better_neighbors(connect(params.tracking, Path.cwd()), params)):
+    elif not model and (baseline := find_better_neighbors(params, Path.cwd())) is not None:
         note = describe_neighbors(baseline, params)
     if note:
         captions = open_neighbors(params, Workspace()).caption(images)
@@ -67,28 +66,6 @@ def caption(
         captions = [prediction["caption"] for prediction in predictions("captioning", images, None, model)]
     for path, text in zip(images, captions, strict=True):
         print(f"{path}\t{text}")
-
-
-def find_better_neighbors(client: MlflowClient, params: Params) -> Baseline | None:
-    """Return the nearest-neighbor baseline if captioning has no champion because its challenger is not better.
-
-    None if there is a champion, nothing is registered, or the gate does not compare with baselines.
-    """
-    from vlp_models.registry.client import mlflow_errors, model_name
-    from vlp_models.registry.evaluations import read_scores
-    from vlp_models.registry.promotion.gate import MetricSpec, check_baselines, find_baselines
-    from vlp_models.registry.versions import CHALLENGER, CHAMPION, find_version_by_alias
-    from vlp_models.tasks.captioning import NEAREST, Captioning
-
-    name, rule = model_name(params.tracking, "captioning"), params.promotion.gate("captioning")
-    with mlflow_errors(params):
-        if not rule.beat_baselines or find_version_by_alias(client, name, CHAMPION) is not None:
-            return None
-        version = find_version_by_alias(client, name, CHALLENGER)
-        records = [] if version is None else read_scores(client, version)
-    spec = MetricSpec(metric=rule.metric or Captioning.metric, split=params.promotion.split)
-    baselines = find_baselines(records, spec, [NEAREST])
-    return next((baseline for baseline in baselines if check_baselines([baseline], rule, spec).reasons), None)
 
 
 def describe_neighbors(baseline: Baseline, params: Params) -> str:
@@ -110,7 +87,9 @@ def open_neighbors(params: Params, workspace: Workspace) -> NeighborCaptioner:
         DataError: the workspace has no shards for it; names the way out.
     """
     from vlp_models.params import to_plain
-    from vlp_models.serving.neighbors import NeighborCaptioner
+
+    with quick_imports():
+        from vlp_models.serving.neighbors import NeighborCaptioner
 
     runs = [run for run in params.finetune.values() if run.task == "captioning"]
     sources = {name for run in runs for name in run.sources or params.data} or set(params.data)
@@ -208,15 +187,22 @@ def predictions(
     from vlp_models.cli.versions import resolve_version
     from vlp_models.params import load_params
     from vlp_models.registry.client import connect, model_name
-    from vlp_models.registry.versions import download_verified_bundle, load_predictor
-    from vlp_models.serving.predictor import Predictor
+    from vlp_models.registry.served import ServedVersions
+    from vlp_models.registry.versions import find_served_version
 
     params = load_params()
-    client = connect(params.tracking, Path.cwd())
-    if "/" in model or "@" in model:
-        predictor: Predictor = Predictor(download_verified_bundle(resolve_version(client, params, model)))
-    else:
-        predictor = load_predictor(client, model or model_name(params.tracking, task))
+    request = model or model_name(params.tracking, task)
+    served = ServedVersions(params.tracking, Path.cwd())
+    bundle = served.find_bundle(request)
+    if bundle is None:
+        client = connect(params.tracking, Path.cwd())
+        by_name = "/" not in request and "@" not in request
+        version = find_served_version(client, request) if by_name else resolve_version(client, params, request)
+        bundle = served.open_bundle(client, request, version)
+    with quick_imports():
+        from vlp_models.serving.predictor import Predictor
+
+        predictor = Predictor(bundle)
     return predictor.predict(images, texts)
 
 

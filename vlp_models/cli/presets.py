@@ -101,7 +101,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     from ruamel.yaml.error import YAMLError
     from yaml import YAMLError as SafeYAMLError
 
-    from vlp_models.pipeline.check_params import check_runs
+    from vlp_models.pipeline.checked_params import check_params
 
     yaml = YAML()
     yaml.width = 120
@@ -146,7 +146,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     _quote_colons(document)
     raw = _plain(document)
     params = parse_params(raw, str(preset or params_file))
-    check_runs(params)
+    check_params(params, params_file.parent)
     text = keep_layout(original, unchanged, _dump(yaml, document))
     if _plain(parsed(text, params_file)) != raw:  # a layout that lines cannot be carried over to
         text = _dump(yaml, document)

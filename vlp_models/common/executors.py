@@ -46,13 +46,18 @@ class LocalMapper:
         if self.workers == 1:
             yield from map(function, items)
             return
-        function = with_plugins(function)
+        function, others = with_plugins(function), set(multiprocessing.active_children())
         with ProcessPoolExecutor(
             self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker
         ) as pool:
             try:
                 yield from bounded_results(lambda item: pool.submit(function, item), items, 2 * self.workers)
-            except BaseException:
+            except Exception:
+                pool.shutdown(cancel_futures=True)
+                raise
+            except BaseException:  # stopped: nobody waits for chunks, which are complete or absent
+                for worker in set(multiprocessing.active_children()) - others:
+                    worker.terminate()
                 pool.shutdown(cancel_futures=True)
                 raise
 

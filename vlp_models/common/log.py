@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 
 from vlp_models.common.redaction import redact
 from vlp_models.errors import plain_text
@@ -28,6 +29,12 @@ def configure_logging() -> None:
     logger.setLevel(os.environ.get("VLP_LOG_LEVEL", "INFO").upper())
     logger.propagate = False
     logger.addHandler(_rich_handler() if sys.stderr.isatty() else _PlainHandler())
+
+
+def announce_stop(text: str) -> None:
+    """Write a line to stderr from a signal handler, which may have interrupted a print."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
 
 
 class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]

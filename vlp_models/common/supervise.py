@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from vlp_models.common.account import set_user_name
+from vlp_models.common.log import announce_stop
 
 GRACE = 20.0  # seconds; less than the 30 a Prefect worker waits. The environment variable VLP_GRACE overrides it
 PR_SET_PDEATHSIG = 1
@@ -96,8 +97,12 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
     Returns the first exit code that is not 0; no further command starts after it.
     """
     waiting, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
+    stopping: list[int] = []
 
     def stop(received: int, frame: object) -> None:
+        if not stopping:
+            announce_stop("stopping; a running stage ends first, and a training saves its state")
+        stopping.append(received)
         waiting.clear()
         for process in running:
             process.terminate()

@@ -19,7 +19,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params
 from vlp_models.params.operations import GateParams
-from vlp_models.tasks import task_class
+from vlp_models.tasks.judging import judging_of
 
 Scores = list[dict[str, Any]]
 
@@ -95,7 +95,7 @@ def competing_runs(params: Params, task: str) -> list[str]:
 
 def gate_rule(params: Params, task: str) -> GateParams:
     """Return `promotion.tasks.TASK` with metric and direction filled in: from params.yaml, else the task's own."""
-    rule, own = params.promotion.gate(task), task_class(task)
+    rule, own = params.promotion.gate(task), judging_of(task)
     metric = rule.metric or params.tracking.metric.get(task) or own.metric
     default = own.direction if metric == own.metric else "higher"
     return replace(rule, metric=metric, direction=default if rule.direction == "task" else rule.direction)

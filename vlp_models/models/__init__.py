@@ -1,4 +1,7 @@
-"""The model families by the name that params.yaml gives them (`models.<name>.family`)."""
+"""The model families by the name that params.yaml gives them (`models.<name>.family`).
+
+Imports neither torch nor a family: commands read the table.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.errors import ParamsError
 from vlp_models.params.schema import build
-from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from vlp_models.data.shards.dataset import ShardsManifest
     from vlp_models.data.tokenizer import Tokenizer
 
@@ -86,6 +88,8 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where:
     Raises:
         ParamsError: an unknown family or key, a value out of range, or a config for other data.
     """
+    from vlp_models.vision.batch_norm import fix_batch_norm_gradients
+
     model_class = family_class(family)
     known = facts.for_config(model_class.config_class)
     if "mask_id" in known and facts.mask_id is None:

@@ -7,13 +7,11 @@ architecture is an error that lists the differences, never a half-initialized mo
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,105 +21,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlp_models.common.io import hash_file
-from vlp_models.common.limits import check_numbers
 from vlp_models.common.state_dicts import shorten_list
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, ParamsError, explain_system_error
 from vlp_models.models import DataFacts, build_model
+from vlp_models.models.checkpoint_info import CheckpointInfo
 
-FORMAT = "vlp-checkpoint/2"
 WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
 ADAPTER_FOLDER = "adapter"  # of a run that trained adapters (training/lora.py): only those, next to the merged weights
 SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, in the format of `sha256sum --check`
 UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # for a checkpoint that no data limited
 SMALL = 1024  # a width up to this one is no danger to memory
-_TYPES: dict[str, tuple[type, ...]] = {
-    "family": (str,),
-    "name": (str,),
-    "model_config": (dict,),
-    "task": (str, type(None)),
-    "max_text_len": (int,),
-    "max_regions": (int,),
-    "detector_id": (str,),
-    "feature_dim": (int,),
-    "classes": (list, tuple),
-    "blank_images": (bool,),
-    "options": (dict,),
-    "provenance": (dict,),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointInfo:
-    """config.json.
-
-    family        one of `models.FAMILIES`
-    name          of the model in params.yaml (`models.<name>`)
-    model_config  the config that the model was built with, facts of the data included
-    task          None: no task's head
-    max_text_len, max_regions  what it was trained with; max_regions is 0 for a model that reads no regions
-    detector_id, feature_dim, classes  of the regions it reads; "", 0 and () for a model that reads none
-    blank_images  trained as a blind baseline, on blank images
-    options       of the task, as plain data
-    provenance    params, and hashes of the inputs it was trained from
-    """
-
-    family: str
-    name: str
-    model_config: Mapping[str, Any]
-    task: str | None = None
-    max_text_len: int
-    max_regions: int = 0
-    detector_id: str = ""
-    feature_dim: int = 0
-    classes: tuple[str, ...] = ()
-    blank_images: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> CheckpointInfo:
-        """Read config.json's content; unknown fields are ignored.
-
-        Raises:
-            KeyError: a field without a default is missing. ValueError: another format, or an invalid value.
-        """
-        if value.get("format") != FORMAT:
-            raise ValueError(
-                f"format {value.get('format')!r}; this version reads {FORMAT}; train the model again, or import its "
-                "weights with `vlp import-checkpoint`"
-            )
-        fields = {f.name for f in dataclasses.fields(cls)}
-        known = {name: item for name, item in value.items() if name in fields}
-        for name in ("family", "name", "model_config", "max_text_len"):
-            known[name] = value[name]
-        for name, item in known.items():
-            if not isinstance(item, _TYPES[name]) or (isinstance(item, bool) and bool not in _TYPES[name]):
-                raise ValueError(f"`{name}` is {item!r:.60}")
-            if isinstance(item, int) and item < 0:
-                raise ValueError(f"`{name}` is negative")
-        classes = tuple(known.get("classes", ()))
-        if not all(isinstance(word, str) for word in classes):
-            raise ValueError("`classes` are names")
-        check_numbers({**known, "provenance": None})
-        return cls(**{**known, "classes": classes})
-
-    def to_json(self) -> dict[str, Any]:
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {
-            "format": FORMAT,
-            **plain,
-            "model_config": dict(self.model_config),
-            "options": dict(self.options),
-            "provenance": dict(self.provenance),
-            "classes": list(self.classes),
-        }
-
-
-def describe_classes(classes: Sequence[str]) -> str:
-    """Return the number of a detector's classes and the first ones, for messages; class 0, the background, is not
-    counted."""
-    return f"{len(classes) - 1} classes ({', '.join(classes[1:3])}, ...)" if classes else "no classes"
 
 
 # ---- Writing ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from vlp_models.common.lock import file_lock
-from vlp_models.common.log import get_logger
+from vlp_models.common.log import announce_stop, get_logger
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import Terminated
 from vlp_models.pipeline.dvc.lock_file import back_up
@@ -24,6 +24,7 @@ LOCK_WAIT_LAUNCHED = 180.0  # a file server frees the locks of a lost machine af
 CHECK_EVERY = 1.0
 REPEAT_EVERY = 10.0
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SHELLS = ("sh", "bash", "dash", "zsh")
 
 
@@ -36,6 +37,8 @@ def run_by_dvc() -> bool:
 def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Iterator[None]:
     """Run the block as the only process of `stage`; SIGTERM, or the death of the DVC above it, raises `Terminated`.
 
+    A stop is announced at once, and ends the stage also if a library turns what the handler raises into its own error.
+
     In a distributed training only rank 0 holds the lock.
 
     Args:
@@ -44,23 +47,47 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
     Raises:
         BusyError: another process of this stage is running in this workspace and does not end.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
-        yield
+        with _stopped_by_signals(stage, announce=False):
+            yield
         return
     name = f"{'launch-' if launching else ''}{stage.replace('@', '-')}.lock"
     lock = workspace.root / ".work" / "locks" / name
     wait = LOCK_WAIT_LAUNCHED if LAUNCHED in os.environ else LOCK_WAIT
-    with file_lock(lock, f"`vlp stage {stage.replace('@', ' ')}`", wait=wait):
+    command = f"`vlp stage {stage.replace('@', ' ')}`"
+    with _stopped_by_signals(stage), file_lock(lock, command, wait=wait):
         if run_by_dvc():
             back_up(workspace.root)
             threading.Thread(target=_stop_with_dvc, args=(_ancestors(),), daemon=True).start()
         yield
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+@contextmanager
+def _stopped_by_signals(stage: str, *, announce: bool = True) -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM and KeyboardInterrupt on SIGINT, wherever the block is."""
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if announce and not received:
+            announce_stop(f"{stage}: stopping")
+        received.append(number)
+        raise _make_stop(number)
+
+    numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    except Exception:
+        if received:
+            raise _make_stop(received[0]) from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _make_stop(number: int) -> BaseException:
+    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
 
 
 def _ancestors() -> list[int]:

@@ -16,7 +16,8 @@ from vlp_models.data.shards.dataset import ShardsManifest, read_manifest
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts
-from vlp_models.models.checkpoint import CheckpointInfo, describe_classes, load_checkpoint_weights
+from vlp_models.models.checkpoint import load_checkpoint_weights
+from vlp_models.models.checkpoint_info import CheckpointInfo, describe_classes
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.protocols import LoadsPartially
 from vlp_models.params import to_plain

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.account import current_user
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import ParamsError
-from vlp_models.evaluation.ranking import competing_runs, gate_rule
+from vlp_models.errors import ParamsError, VLPError
 from vlp_models.params import Params
 from vlp_models.registry.client import resolve_task
 
@@ -42,7 +42,7 @@ def promote_task(
         DataError: nothing is registered. LedgerError: the ledger was changed, or it and MLflow disagree.
         TrackingError: MLflow cannot be reached.
     """
-    from vlp_models.pipeline.reevaluate import reevaluate_bundle
+    from vlp_models.evaluation.ranking import competing_runs, gate_rule
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
@@ -58,7 +58,7 @@ def promote_task(
         params=dataclasses.replace(params.promotion, tasks={**params.promotion.tasks, task: rule}),
         services=GateServices(
             hash_bundle=hash_bundle,
-            reevaluate=lambda bundle, lineage: reevaluate_bundle(params, workspace, bundle, lineage),
+            reevaluate=lambda bundle, lineage: _reevaluate(params, workspace, bundle, lineage),
         ),
         metric=rule.metric,
         dataset=params.tracking.dataset.get(task, ""),
@@ -67,9 +67,20 @@ def promote_task(
         force=(force or "").strip(),
     )
     with mlflow_errors(params):
-        decision = promote(_make_context(params, workspace, task, by), request)
+        context = _make_context(params, workspace, task, by)
+        decision = promote(context, request)
+        if decision.action == "promoted":
+            _remember(context, params, workspace)
     write_json(report_path(workspace, task), decision.to_plain())
     return decision
+
+
+def _reevaluate(
+    params: Params, workspace: Workspace, bundle: Path, lineage: dict[str, Any]
+) -> AbstractContextManager[Path]:
+    from vlp_models.pipeline.reevaluate import reevaluate_bundle  # imports torch, which most decisions do not need
+
+    return reevaluate_bundle(params, workspace, bundle, lineage)
 
 
 def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = "") -> Decision:
@@ -84,9 +95,21 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
 
     task = resolve_task(params.tracking, task)
     with mlflow_errors(params):
-        decision = rollback(_make_context(params, workspace, task, by), hash_bundle)
+        context = _make_context(params, workspace, task, by)
+        decision = rollback(context, hash_bundle)
+        _remember(context, params, workspace)
     write_json(report_path(workspace, task), decision.to_plain())
     return decision
+
+
+def _remember(ctx: PromotionContext, params: Params, workspace: Workspace) -> None:
+    """Remember for `vlp caption` and its companions what they apply from now on."""
+    from vlp_models.registry.served import find_better_neighbors, remember_served_version
+
+    remember_served_version(ctx.client, params, workspace.root, ctx.task)
+    if ctx.task == "captioning":
+        with suppress(VLPError):
+            find_better_neighbors(params, workspace.root)
 
 
 def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.data.pixels import PixelInput
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_rows, read_rows_of
 from vlp_models.errors import DataError
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.params import FeaturesParams, FinetuneParams, ModelParams, Params, build, to_plain
 from vlp_models.registry.client import resolve_task
 from vlp_models.serving.bundle import CHECKPOINT, DETECTOR, FEATURES, read_bundle_info

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageDraw
 
-from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.registry.licenses import BorrowedWeights
 from vlp_models.tasks import task_class
+
+if TYPE_CHECKING:
+    from vlp_models.models.checkpoint_info import CheckpointInfo
 
 PIPELINE_TAGS = {"captioning": "image-to-text", "vqa": "visual-question-answering"}  # the Hub's names of tasks
 USES = {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from vlp_models.common.account import require_home
+from vlp_models.common.imports import quick_imports
 from vlp_models.common.lock import file_lock
 from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import project_root
@@ -88,8 +89,12 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Advice on type hints and input examples: we pass a signature, and hints would reject image arrays.
     warnings.filterwarnings("ignore", module=r"mlflow\..*")
-    import mlflow
-    from mlflow import MlflowClient
+    with quick_imports():
+        import mlflow
+        from mlflow import MlflowClient
+
+        if tracking_uri(params, root).startswith(SQLITE):
+            import mlflow.store.tracking.sqlalchemy_store  # MLflow itself imports it later
 
     uri = tracking_uri(params, root)
     mlflow.set_tracking_uri(uri)

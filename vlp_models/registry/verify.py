@@ -20,7 +20,6 @@ from vlp_models.common.source_hash import ROOT, hash_source, hash_source_text
 from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.shards.contents import find_changed_data, trained_on_inputs
 from vlp_models.errors import VLPError, first_line
-from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.registry.evaluations import (
     LINEAGE_HASH,
     RECORD,
@@ -34,6 +33,8 @@ from vlp_models.serving.bundle import CONTENT, check_content, code_file, hash_bu
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+
+    from vlp_models.models.checkpoint_info import CheckpointInfo
 
 ROUNDING = 5e-5  # scores.json has four decimals
 TAGS = ("run", "model", "family", "variant", "seed", "task")  # in the version's tags and in the lineage

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.source_hash import plugin_packages
 from vlp_models.errors import DataError, first_line
-from vlp_models.registry.card import make_example, make_signature
 from vlp_models.registry.client import find_model, find_version_by_content
 from vlp_models.registry.evaluations import (
     CURRENT_EVALUATION,
@@ -125,6 +124,8 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
     import mlflow
     import mlflow.pyfunc
 
+    from vlp_models.registry.card import make_example, make_signature
+
     package = Path(__file__).parent.parent
     with tempfile.TemporaryDirectory() as temporary, _start_registration(client, record) as run:
         run_id = run.info.run_id
@@ -221,6 +222,18 @@ def find_version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelV
         return None
 
 
+def find_served_version(client: MlflowClient, name: str) -> ModelVersion:
+    """Return the champion; before the first promotion, the challenger.
+
+    Raises:
+        DataError: nothing is registered.
+    """
+    version = find_version_by_alias(client, name, CHAMPION) or find_version_by_alias(client, name, CHALLENGER)
+    if version is None:
+        raise DataError(f"{name}: nothing registered; run `dvc repro`, then `vlp promote`")
+    return version
+
+
 def load_predictor(client: MlflowClient, name: str) -> Any:
     """Return the champion (before the first promotion: the challenger) as a `Predictor`.
 
@@ -229,10 +242,7 @@ def load_predictor(client: MlflowClient, name: str) -> Any:
     """
     from vlp_models.serving.predictor import Predictor
 
-    version = find_version_by_alias(client, name, CHAMPION) or find_version_by_alias(client, name, CHALLENGER)
-    if version is None:
-        raise DataError(f"{name}: nothing registered; run `dvc repro`, then `vlp promote`")
-    return Predictor(download_verified_bundle(version))
+    return Predictor(download_verified_bundle(find_served_version(client, name)))
 
 
 def download_bundle(version: ModelVersion) -> Path:
@@ -251,14 +261,26 @@ def download_verified_bundle(version: ModelVersion) -> Path:
     """
     from mlflow.exceptions import MlflowException
 
-    from vlp_models.serving.bundle import check_content, hash_bundle
-
+    name = f"{version.name} version {version.version}"
     try:
         bundle = download_bundle(version)
     except (MlflowException, OSError) as error:
-        reason = first_line(error)
-        raise DataError(f"{version.name} version {version.version}: cannot read its files ({reason})") from None
-    check_content(bundle)  # names the file
-    if hash_bundle(bundle) != version.tags.get("content"):
-        raise DataError(f"{version.name} version {version.version}: its files are not those that were registered")
+        raise DataError(f"{name}: cannot read its files ({first_line(error)})") from None
+    check_bundle(bundle, name, version.tags.get("content"))
     return bundle
+
+
+def check_bundle(bundle: Path, name: str, content: str | None) -> None:
+    """Compare a bundle with its own list of files, and its hash with the registered one.
+
+    Args:
+        name: of the version, for messages.
+
+    Raises:
+        DataError: the files are missing, damaged or not those that were registered.
+    """
+    from vlp_models.serving.bundle import check_content, hash_bundle
+
+    check_content(bundle)  # names the file
+    if hash_bundle(bundle) != content:
+        raise DataError(f"{name}: its files are not those that were registered")

@@ -9,6 +9,8 @@ The hash of all of it is the version's identity, so a change to the serving code
 
 An export (serving/export.py) is the same in Hugging Face's layout: the checkpoint's files are at the top, features.json
 is preprocessor_config.json, and content.json lists no code. All functions that read a bundle read both.
+
+Imports no torch: the gate hashes bundles without it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from vlp_models.common.plugins import active_plugins, add_plugins, use_installed
 from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, first_line
-from vlp_models.models.checkpoint import ADAPTER_FOLDER, CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.vision.extractors import FROM_IMAGES
 
 BUNDLE = "bundle"  # the folder's name in MLflow
@@ -86,6 +88,7 @@ def write_bundle(
     """
     from vlp_models.data.views import VIEW_MODULES
     from vlp_models.models import FAMILIES
+    from vlp_models.models.checkpoint import ADAPTER_FOLDER
     from vlp_models.tasks import TASKS
 
     info = read_checkpoint_info(checkpoint)

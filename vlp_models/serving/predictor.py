@@ -52,7 +52,7 @@ class ImageModel:
 
     def _open_extractor(self, bundle: Path) -> Extractor:
         """Open the extractor of the bundle's regions, and check that the model was trained with it."""
-        from vlp_models.models.checkpoint import describe_classes
+        from vlp_models.models.checkpoint_info import describe_classes
         from vlp_models.serving.bundle import DETECTOR, read_features_config
         from vlp_models.vision.extractors import open_extractor
 

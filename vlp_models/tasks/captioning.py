@@ -24,7 +24,7 @@ from vlp_models.metrics.caption import (
     score_faithfulness,
 )
 from vlp_models.metrics.consensus import ConsensusCaptions
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Generates, GeneratesByMasks
 from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import Loss
@@ -33,6 +33,8 @@ from vlp_models.tasks.base import RequestFormat, TaskModel, TaskOptions, Trainin
 from vlp_models.tasks.caption_search import SEARCH_PARAMS, CaptionSearch, open_captioned_images
 from vlp_models.tasks.scoring import (
     BLIND,
+    CONSTANT,
+    NEAREST,
     EvalContext,
     Prediction,
     TaskScores,
@@ -46,8 +48,6 @@ from vlp_models.tasks.scoring import (
 from vlp_models.tasks.self_critical import SelfCriticalParams
 
 NEIGHBORS = 30  # training images whose captions the nearest-neighbor baseline chooses from
-NEAREST = "nearest-neighbor caption"
-CONSTANT = "constant caption"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.metrics.classification import HypothesisOnly, LabeledItem, most_common_label, score_labels
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.loss import Loss, cross_entropy
 from vlp_models.tasks.base import RequestFormat, TaskModel, init_head, require_targets

@@ -25,7 +25,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.classification import Judgment, format_nlvr_csv, majority_label, score_nlvr
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses, ReadsSeveralImages
 from vlp_models.objectives.loss import Loss, cross_entropy
 from vlp_models.tasks.base import RequestFormat, TaskModel, TaskOptions, init_head, require_targets

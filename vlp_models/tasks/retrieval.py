@@ -40,7 +40,7 @@ from vlp_models.metrics.retrieval import (
     top_columns,
 )
 from vlp_models.metrics.score import Score, not_computed
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Contrasts, Embeds, ScoresPairs
 from vlp_models.objectives.contrastive import image_text_contrast
 from vlp_models.objectives.distributed import number_over_ranks

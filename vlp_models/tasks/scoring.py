@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Prediction = Mapping[str, Any]
 BLIND = "blind baseline"  # the same model with every image blanked
 CHANCE, MAJORITY = "chance", "majority label"
+CONSTANT, NEAREST = "constant caption", "nearest-neighbor caption"
 
 
 @dataclass(frozen=True, kw_only=True)

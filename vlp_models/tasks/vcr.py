@@ -34,7 +34,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 from vlp_models.metrics.classification import VCR_CHANCE, VCRResult, format_vcr_csv, score_vcr
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.loss import Loss, cross_entropy
 from vlp_models.tasks.base import TaskModel, TaskOptions, init_head, require_targets, sum_losses

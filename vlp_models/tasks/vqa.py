@@ -18,7 +18,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
 from vlp_models.metrics.vqa import PRIORS, AnsweredQuestion, prior_predictions, score_vqa, score_wups
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses, FusesDecoder
 from vlp_models.objectives.loss import Loss, Part, soft_label_answers
 from vlp_models.tasks.base import RequestFormat, TaskModel, init_head, read_answers, require_targets, sum_losses

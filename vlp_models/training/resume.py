@@ -32,7 +32,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vlp_models.common.io import hash_file
-from vlp_models.common.log import get_logger
+from vlp_models.common.log import announce_stop, get_logger
 from vlp_models.errors import CheckpointError, Preempted, explain_system_error
 
 logger = get_logger(__name__)
@@ -160,10 +160,10 @@ class CooperativeStop(Callback):
         self._resume_points = resume_points
         self._handlers: dict[int, Any] = {}  # the handlers before training
         self._stop_requested = False
-        self._step = -1
+        self._step, self._is_first_rank = -1, True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._step = trainer.global_step
+        self._step, self._is_first_rank = trainer.global_step, trainer.is_global_zero
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._request_stop) for number in STOP_SIGNALS}
 
@@ -185,4 +185,6 @@ class CooperativeStop(Callback):
         self._handlers = {}
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        if not self._stop_requested and self._is_first_rank:
+            announce_stop("stopping after the current update, which is saved")
         self._stop_requested = True

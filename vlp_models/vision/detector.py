@@ -9,16 +9,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models import get_model
-from torchvision.models.detection import FasterRCNN
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import MultiScaleRoIAlign
 
 from vlp_models.params import DetectorBackbone
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
+from vlp_models.vision.torchvision_parts import (
+    AnchorGenerator,
+    FasterRCNN,
+    FastRCNNPredictor,
+    GeneralizedRCNNTransform,
+    MultiScaleRoIAlign,
+    RoIHeads,
+    TwoMLPHead,
+    fastrcnn_loss,
+    get_model,
+)
 
 WORDS_WEIGHT = 5.0  # the loss is a mean over words, and few apply, so it is small
 

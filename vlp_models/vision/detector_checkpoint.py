@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN
 
 from vlp_models.common.limits import check_numbers
 from vlp_models.common.state_dicts import load_external_state_dict, read_state_dict
@@ -20,6 +19,7 @@ from vlp_models.params import DetectorBackbone, to_plain
 from vlp_models.vision.detector import PUBLISHED, DetectorConfig, build_detector
 from vlp_models.vision.pretrained_weights import fetch_torchvision
 from vlp_models.vision.region_source import BACKGROUND
+from vlp_models.vision.torchvision_parts import FasterRCNN, FasterRCNN_ResNet50_FPN_Weights
 
 FORMAT = "vlp-detector/1"
 WEIGHTS = "detector.safetensors"
@@ -186,8 +186,6 @@ def load_published(path: Path, backbone: DetectorBackbone, names: Sequence[str])
     classes = (BACKGROUND, *names)
     count = state[HEAD].shape[0] if HEAD in state else len(classes)
     if count == COCO_CLASSES:
-        from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
-
         classes = tuple(FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"])
     elif count != len(classes):
         raise CheckpointError(

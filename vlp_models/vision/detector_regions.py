@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.ops import nms
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.vision.detector_checkpoint import Detector, load_detector
 from vlp_models.vision.image_io import one_thread, to_tensor
 from vlp_models.vision.region_source import ImageRegionSource
+from vlp_models.vision.torchvision_parts import nms
 
 Content = Literal["roi", "probabilities"]
 SAME_OBJECT_IOU = 0.3  # on scenes, 0.5 leaves 1.8 stray regions per image and 0.3 leaves 0.2, losing 2% of the objects

@@ -100,7 +100,7 @@ def fetch_torchvision(builder: str, where: str) -> tuple[dict[str, Tensor], Mapp
     Raises:
         CheckpointError: the download failed.
     """
-    from torchvision.models import get_model_weights
+    from vlp_models.vision.torchvision_parts import get_model_weights
 
     entry = get_model_weights(builder)["DEFAULT"]
     try:

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN
 
 from vlp_models.common.progress import progress_bar
 from vlp_models.errors import NonFiniteLossError
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 from vlp_models.vision.image_io import read_image
 from vlp_models.vision.region_source import object_words
+from vlp_models.vision.torchvision_parts import FasterRCNN
 
 # ---- Labeled images ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
+from vlp_models.pipeline.checked_params import PlanFacts, check_params
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, build_pipeline
@@ -29,12 +30,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         MissingToolError: a package that params.yaml names is not installed.
     """
     from vlp_models.models.meta_model import image_kinds
-    from vlp_models.pipeline.check_params import check_runs
+    from vlp_models.pipeline.check_params import check_runs, find_in_use
     from vlp_models.registry.sinks import check_sinks
 
     check_runs(params)
-    check_current(params, workspace)
-    read = set(image_kinds(params).values())
+    facts = PlanFacts(kinds=image_kinds(params), used=find_in_use(params))
+    check_current(params, workspace, facts)
+    read = set(facts.kinds.values())
     check_installed(named_sources(params, regions="regions" in read))
     check_sinks(params.tracking)
     with output_directory(workspace.plan) as directory:
@@ -55,32 +57,37 @@ def planned_settings(params: Params, task: str) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in (*NO_EFFECT[EvaluateParams], "tasks")}
 
 
-def check_current(params: Params, workspace: Workspace) -> None:
+def check_current(params: Params, workspace: Workspace, facts: PlanFacts) -> None:
     """
     Raises:
         ParamsError: dvc.yaml is not what params.yaml gives.
     """
     file = workspace.root / FILE
-    if is_generated(workspace.root) and file.exists() and file.read_bytes() != planned(params, workspace).encode():
+    if not is_generated(workspace.root) or not file.exists():
+        return
+    if file.read_bytes() != planned(params, workspace, facts=facts).encode():
         raise ParamsError(
             f"{FILE} is out of date: models, runs or datasets in params.yaml have changed; run `vlp plan`"
         )
 
 
-def planned(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None = None) -> str:
+def planned(
+    params: Params, workspace: Workspace, raw: Mapping[str, Any] | None = None, facts: PlanFacts | None = None
+) -> str:
     """Return the content of dvc.yaml that params.yaml gives.
 
     Args:
         raw: params.yaml as plain data; default: read it.
-    """
-    from vlp_models.models.meta_model import image_kinds
-    from vlp_models.pipeline.check_params import find_in_use
+        facts: default: those of the last check of equal params.
 
+    Raises:
+        ParamsError: a check of params.yaml fails.
+    """
     raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
     withdrawn = workspace.withdrawn.exists()
     package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
-    kinds, used = image_kinds(params), find_in_use(params)
-    return render(build_pipeline(params, raw, kinds=kinds, used=used, withdrawn=withdrawn, package=package))
+    facts = facts or check_params(params, workspace.root)
+    return render(build_pipeline(params, raw, kinds=facts.kinds, used=facts.used, withdrawn=withdrawn, package=package))
 
 
 def changed_code(workspace: Workspace) -> list[str]:

@@ -20,7 +20,7 @@ from vlp_models.common.workspace import SEARCH, Workspace, record_timing, requir
 from vlp_models.data.tables import stream_table
 from vlp_models.errors import CheckpointError
 from vlp_models.evaluation.ranking import Candidate, describe_ranking, rank_runs
-from vlp_models.models.checkpoint import CheckpointInfo
+from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_files, lineage_record, lineage_tags, training_inputs, variant_hash
 from vlp_models.registry.evaluations import ITEMS
@@ -73,6 +73,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         TrackingError: MLflow does not answer.
     """
     from vlp_models.registry.client import connect, tracking_errors, tracking_uri
+    from vlp_models.registry.served import remember_served_version
     from vlp_models.registry.versions import CHAMPION, find_version_by_alias, register, set_challenger
 
     with record_timing(workspace, "register"), _make_bundles(params, workspace) as bundles:
@@ -95,6 +96,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             for receipt in (receipt for several in receipts.values() for receipt in several):
                 if receipt["challenger"]:
                     set_challenger(client, receipt["name"], receipt["version"])
+            for task in receipts:
+                remember_served_version(client, params, workspace.root, task)
         write_json(workspace.reports / "registered.json", receipts)
 
 

@@ -21,7 +21,6 @@ from vlp_models.data.joins import Database
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
-from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import Params, PretrainParams
 from vlp_models.params.schema import suggestion
 
@@ -35,6 +34,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     Raises:
         DataError: an input is missing.
     """
+    from vlp_models.models.meta_model import image_kinds  # imports torch; `vlp drift` reads these files without it
+
     with record_timing(workspace, "training_stats"):
         validated = require_output(workspace.validated, "validate")
         # Without models that read regions, data/features is left over from earlier params.

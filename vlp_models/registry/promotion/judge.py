@@ -42,7 +42,7 @@ from vlp_models.registry.promotion.gate import (
     measure,
 )
 from vlp_models.registry.versions import VARIANT_HASH, download_bundle, find_version_by_number
-from vlp_models.tasks import task_class
+from vlp_models.tasks.judging import judging_of
 from vlp_models.tasks.scoring import read_item_scores
 
 if TYPE_CHECKING:
@@ -113,9 +113,8 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
     verdict = check_floors(challenger, rule, lineage.get("validation"), params.allow_unvalidated)
     size = check_size(challenger, params.min_images)
     if case.champion is None and rule.beat_baselines:
-        lost = check_baselines(
-            find_baselines(records, case.spec, task_class(case.task).baselines_to_beat), rule, case.spec
-        )
+        beaten = find_baselines(records, case.spec, judging_of(case.task).baselines_to_beat)
+        lost = check_baselines(beaten, rule, case.spec)
         lost.conclusive = size.passed
         verdict.merge(lost)
     verdict.merge(size)

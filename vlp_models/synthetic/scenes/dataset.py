@@ -15,9 +15,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.device import cpu_count
+from vlp_models.common.executors import LocalMapper
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
@@ -40,6 +39,7 @@ from vlp_models.synthetic.scenes.vcr import write_vcr
 PROCESSES = 2
 MIN_SIDE, MAX_SIDE = 64, 1024
 _WORTH_A_POOL = 100  # images; with fewer, starting processes takes longer than drawing
+_PIECE = 16  # images that a process draws at a time
 _STREAMS = {
     "scene": 0,
     "pixels": 1,
@@ -168,9 +168,13 @@ def _render_all(jobs: list[_Job]) -> Iterator[Scene]:
     if workers == 1 or len(jobs) < _WORTH_A_POOL:
         yield from map(_render_one, jobs)
         return
-    # Not fork: the parent may have threads (torch, a progress bar).
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_render_one, jobs, chunksize=16)
+    pieces = [jobs[i : i + _PIECE] for i in range(0, len(jobs), _PIECE)]
+    for scenes in LocalMapper(workers).map(_render_piece, pieces):
+        yield from scenes
+
+
+def _render_piece(jobs: list[_Job]) -> list[Scene]:
+    return [_render_one(job) for job in jobs]
 
 
 def _render_one(job: _Job) -> Scene:

@@ -1,0 +1,88 @@
+"""`vlp caption` remembers the served version exactly while the registry does not change."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_project import ROOT
+
+from vlp_models.cli import predict
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import DataError, VLPError
+from vlp_models.params import Params
+from vlp_models.registry import client as registry
+from vlp_models.registry.client import connect
+from vlp_models.registry.served import ServedVersions
+from vlp_models.registry.versions import CHALLENGER, CHAMPION
+
+NAME = "vlp-captioning"
+
+
+@pytest.fixture(autouse=True)
+def params_file(here: Workspace) -> None:
+    shutil.copy(ROOT / "params.yaml", here.root)
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the calls of `connect`, by which MLflow is imported."""
+    calls: list[Any] = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return connect(*arguments)
+
+    monkeypatch.setattr(registry, "connect", counted)
+    return calls
+
+
+def caption(photo: Path, model: str = "") -> str:
+    (found,) = predict.predictions("captioning", [str(photo)], None, model)
+    return str(found["caption"])
+
+
+@pytest.mark.slow
+def test_mlflow_is_read_again_only_after_a_change(
+    here: Workspace, params: Params, photo: Path, connections: list[Any]
+) -> None:
+    first = caption(photo)
+    done = len(connections)
+    assert caption(photo) == first and len(connections) == done, "the version was looked up again"
+    assert caption(photo, f"{NAME}@{CHAMPION}") == first and len(connections) == done + 1
+    client = connect(params.tracking, here.root)
+    client.set_registered_model_alias(NAME, CHALLENGER, "1")
+    assert caption(photo) == first and len(connections) == done + 2, "an alias moved"
+    client.delete_registered_model_alias(NAME, CHAMPION)
+    client.delete_registered_model_alias(NAME, CHALLENGER)
+    try:
+        with pytest.raises(DataError, match="nothing registered"):
+            caption(photo)
+    finally:
+        client.set_registered_model_alias(NAME, CHAMPION, "1")
+    assert caption(photo) == first
+
+
+@pytest.mark.slow
+def test_damaged_files_are_refused_also_when_remembered(here: Workspace, params: Params, photo: Path) -> None:
+    caption(photo)
+    bundle = ServedVersions(params.tracking, here.root).find_bundle(NAME)
+    assert bundle is not None
+    file = bundle / "checkpoint" / "config.json"
+    text = file.read_text()
+    try:
+        file.write_text(text + " ")
+        assert ServedVersions(params.tracking, here.root).find_bundle(NAME) is None
+        with pytest.raises(VLPError, match=r"config\.json has changed"):
+            caption(photo)
+    finally:
+        file.write_text(text)
+
+
+def test_a_server_is_asked_every_time(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    served = ServedVersions(params.tracking, tmp_path)
+    served.keep(NAME, {"bundle": "x"})
+    assert served.find(NAME) is None and not (tmp_path / ".work").exists()

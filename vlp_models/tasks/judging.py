@@ -1,0 +1,45 @@
+"""How the gate judges the versions of a task: a copy of attributes of the built-in classes, without their imports.
+
+Ranking and promotion need three attributes of a task; its class would import torch, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlp_models.tasks import TASKS, check_task, task_class
+from vlp_models.tasks.scoring import CHANCE, CONSTANT, MAJORITY, NEAREST
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """The attributes of the same names of a `TaskModel` (base.py)."""
+
+    metric: str
+    direction: Literal["higher", "lower"] = "higher"
+    baselines_to_beat: tuple[str, ...] = ()
+
+
+BUILT_IN = {
+    "captioning": Judging(metric="CIDEr", baselines_to_beat=(CONSTANT, NEAREST)),
+    "vqa": Judging(metric="accuracy", baselines_to_beat=("majority answer", "per question type", "per question text")),
+    "nlvr": Judging(metric="accuracy", baselines_to_beat=(MAJORITY,)),
+    "nlvr2": Judging(metric="accuracy", baselines_to_beat=(MAJORITY,)),
+    "entailment": Judging(metric="accuracy", baselines_to_beat=(MAJORITY, "hypothesis only")),
+    "retrieval": Judging(metric="R@1", baselines_to_beat=(CHANCE,)),
+    "vcr": Judging(metric="Q->AR", baselines_to_beat=(CHANCE,)),
+}
+
+
+def judging_of(task: str) -> Judging:
+    """Return how versions of a task are judged; only the class of a plugin is imported for it.
+
+    Raises:
+        ParamsError: unknown task; names the nearest one.
+    """
+    check_task(task)
+    if task in BUILT_IN and TASKS[task] == TASKS.builtin[task]:
+        return BUILT_IN[task]
+    own = task_class(task)
+    return Judging(metric=own.metric, direction=own.direction, baselines_to_beat=tuple(own.baselines_to_beat))
