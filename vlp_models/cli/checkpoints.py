@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vlp_models.common.portable import choose_instructions
+
 
 def import_checkpoint(
     source: Annotated[
@@ -75,9 +77,12 @@ def verify_resume(
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
+
+    params = load_params()
+    choose_instructions(params.trainer.reproducible)
     from vlp_models.pipeline.verify_resume import verify_resume
 
-    found = verify_resume(load_params(), Workspace(), run, steps)
+    found = verify_resume(params, Workspace(), run, steps)
     print(f"{found.run}: {found.steps} updates, killed after update {found.killed_at} was saved, and resumed")
     print("\n".join(found.differ or [f"all {found.files} files of the checkpoint are bit-identical"]))
     raise typer.Exit(int(bool(found.differ)))

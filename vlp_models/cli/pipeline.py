@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlp_models.common.log import get_logger
+from vlp_models.common.portable import choose_instructions
 from vlp_models.common.supervise import command_environment, supervise_commands
 from vlp_models.errors import ParamsError, TrackingError, VLPError
 
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import Params
-
-logger = get_logger(__name__)
 
 LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
 
@@ -221,7 +219,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     from vlp_models.params.schema import suggestion
 
     params, workspace = load_params(params_file), Workspace()
-    _choose_instructions(params)
+    choose_instructions(params.trainer.reproducible)
     from vlp_models.pipeline.dvc.consistency import unchanged_inputs
     from vlp_models.pipeline.dvc.graph import STAGES
     from vlp_models.pipeline.guard import LAUNCHED, guarded, run_by_dvc
@@ -240,17 +238,6 @@ def run_stage(name: str, key: str, params_file: str) -> None:
                 raise SystemExit(code)
         else:
             importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
-
-
-def _choose_instructions(params: Params) -> None:
-    """Apply `trainer.reproducible: portable` to this process, before anything imports NumPy."""
-    from vlp_models.common.portable import use_portable_instructions
-
-    if params.trainer.reproducible == "portable" and not use_portable_instructions():
-        logger.warning(
-            "trainer.reproducible: portable: this processor lacks AVX2; its digits are those of its kind only. Set "
-            "`machine` to be rid of this line"
-        )
 
 
 def write_plan() -> bool:

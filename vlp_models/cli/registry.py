@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vlp_models.common.portable import choose_instructions
 from vlp_models.common.redaction import redact, redacted
 from vlp_models.tasks import TASKS
 
@@ -36,9 +37,12 @@ def promote(
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
+
+    params = load_params()
+    choose_instructions(params.trainer.reproducible)  # a champion may have to be scored again
     from vlp_models.pipeline.promotion_commands import REFUSED, explain, promote_task
 
-    decision = promote_task(load_params(), Workspace(), task, version=version or None, force=force, by=by)
+    decision = promote_task(params, Workspace(), task, version=version or None, force=force, by=by)
     print("\n".join(explain(decision)))
     raise typer.Exit(REFUSED if decision.action == "refused" else 0)
 
@@ -121,6 +125,9 @@ def evaluate_alias(
     """Evaluate a registered model on the current test split; writes to reports/aliases/."""
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
+
+    params = load_params()
+    choose_instructions(params.trainer.reproducible)
     from vlp_models.pipeline.reevaluate import evaluate_alias
 
-    evaluate_alias(load_params(), Workspace(), task, alias)
+    evaluate_alias(params, Workspace(), task, alias)

@@ -22,8 +22,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.log import get_logger
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = get_logger(__name__)
 
 # The libraries read these when they are imported.
 INSTRUCTIONS = {
@@ -46,6 +50,18 @@ def cpu_flags() -> frozenset[str]:
     except OSError:  # not Linux
         return frozenset()
     return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
+
+
+def choose_instructions(reproducible: str) -> None:
+    """Apply `trainer.reproducible` to this process and those that it starts.
+
+    A process that has imported NumPy before, such as a notebook, keeps its instructions.
+    """
+    if reproducible == "portable" and "numpy" not in sys.modules and not use_portable_instructions():
+        logger.warning(
+            "trainer.reproducible: portable: this processor lacks AVX2; its digits are those of its kind only. Set "
+            "`machine` to be rid of this line"
+        )
 
 
 def use_portable_instructions() -> bool:
