@@ -32,7 +32,7 @@ READ: dict[str, tuple[str, ...]] = {
     "features": ("source", "timm"),
     "tokenizer": ("special_tokens",),
     "shards": ("pixels",),
-    "trainer": ("strategy", "stream"),
+    "trainer": ("strategy", "stream", "reproducible", "torch_threads"),
     "promotion": ("tasks",),
     "pretrain": ("model", "start", "sources", "recipe", "max_text_len"),
     "finetune": (
