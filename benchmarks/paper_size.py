@@ -37,7 +37,7 @@ from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.models import DataFacts, build_model
-from vlp_models.params import ScheduledSamplingParams, TrainerParams, parse_params, read_yaml
+from vlp_models.params import Params, ScheduledSamplingParams, TrainerParams, parse_params, read_yaml
 from vlp_models.training.run import Plan, fit
 from vlp_models.training.scheduled_sampling import make_loss
 
@@ -78,13 +78,23 @@ def random_image(model: Any, images: int, run: Run) -> Image:
     return Pixels(pixels_B3HW=torch.randn(images, 3, *run.size, generator=generator))
 
 
-def random_text(texts: int, length: int, owner_N: torch.Tensor | None) -> Text:
-    """Return texts of half to all of `length` tokens."""
+def random_text(
+    texts: int,
+    length: int,
+    owner_N: torch.Tensor | None,
+    lengths_B: torch.Tensor | None = None,
+    facts: DataFacts = FACTS,
+) -> Text:
+    """Return texts of `lengths_B` tokens; by default of half to all of `length`."""
     generator = torch.Generator().manual_seed(2)
-    ids_BT = torch.randint(FIRST_WORD, FACTS.vocab_size, (texts, length), generator=generator)
-    lengths_B1 = torch.randint(length // 2, length + 1, (texts, 1), generator=generator)
-    ids_BT[:, 0] = FACTS.cls_id
-    ids_BT.scatter_(1, lengths_B1 - 1, FACTS.sep_id)
+    ids_BT = torch.randint(
+        min(FIRST_WORD, facts.vocab_size // 2), facts.vocab_size, (texts, length), generator=generator
+    )
+    if lengths_B is None:
+        lengths_B = torch.randint(length // 2, length + 1, (texts,), generator=generator)
+    lengths_B1 = lengths_B[:, None]
+    ids_BT[:, 0] = facts.cls_id
+    ids_BT.scatter_(1, lengths_B1 - 1, facts.sep_id)
     mask_BT = torch.arange(length) < lengths_B1
     return Text(
         ids_BT=ids_BT.where(mask_BT, 0),
@@ -113,13 +123,18 @@ class Repeated(Dataset[Any]):
         return index
 
 
-def train(run: Run, images: int, batches: int, trainer: TrainerParams) -> dict[str, Any]:
-    """Train on `images` random images `WARMUP + batches` times, and return what was measured."""
+def load_run(run: Run) -> Params:
+    """Return the params of a run's presets."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(shutil.copy(ROOT / "params.yaml", folder))
         for preset in run.presets:
             apply_overlay(file, ROOT / "vlp_models" / "presets" / f"{preset}.yaml", [])
-        params = parse_params(read_yaml(file))
+        return parse_params(read_yaml(file))
+
+
+def train(run: Run, images: int, batches: int, trainer: TrainerParams) -> dict[str, Any]:
+    """Train on `images` random images `WARMUP + batches` times, and return what was measured."""
+    params = load_run(run)
     section = params.pretrain[run.name]
     own = params.models[section.model]
     torch.manual_seed(0)
