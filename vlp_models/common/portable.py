@@ -120,7 +120,8 @@ def _replace_kernels() -> Any:
         return a
 
     library = torch.library.Library("aten", "IMPL")
-    kernels = {"mm": product, "bmm": product, "addmm": added_product, "baddbmm": added_product}
+    kernels: dict[str, Callable[..., Tensor]] = {"mm": product, "bmm": product}
+    kernels |= {"addmm": added_product, "baddbmm": added_product}
     kernels |= {"sqrt": square_root, "sqrt_": square_root_in_place}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the operators have a kernel already
