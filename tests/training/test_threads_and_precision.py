@@ -15,6 +15,7 @@ from vlp_models.common import device
 from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.data.pixels import PixelInput
 from vlp_models.params import TrainerParams
+from vlp_models.training import distributed
 from vlp_models.training.distributed import SMALL_MODEL, choose_precision, set_threads
 
 
@@ -96,3 +97,15 @@ def model(inputs: ModelInputs | None, parameters: int) -> nn.Module:
 def test_number_of_threads(inputs: ModelInputs | None, parameters: int, asked: int, expected: int) -> None:
     set_threads(model(inputs, parameters), TrainerParams(accelerator="cpu", torch_threads=asked))
     assert torch.get_num_threads() == expected
+
+
+def test_a_larger_model_says_that_it_has_one_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(distributed, "is_portable", lambda: True)
+    monkeypatch.setattr(distributed, "cpu_count", lambda: 8)
+    with caplog.at_level("INFO", logger=distributed.logger.name):
+        set_threads(model(REGIONS, 10), TrainerParams(accelerator="cpu"))
+        assert not caplog.messages
+        set_threads(model(PIXELS, 10), TrainerParams(accelerator="cpu", devices=2))
+    assert "2 of this machine's 8 processors train" in caplog.text

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from vlp_models.common.device import has_native_bfloat16, use_cuda
-from vlp_models.common.portable import use_portable_kernels
+from vlp_models.common.device import cpu_count, has_native_bfloat16, is_main_process, use_cuda
+from vlp_models.common.log import get_logger
+from vlp_models.common.portable import is_portable, use_portable_kernels
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import ParamsError
@@ -32,6 +33,8 @@ from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.params import TrainerParams
 from vlp_models.training.optim import CombinedOptimizer
 from vlp_models.training.sharding import sharded_like, whole
+
+logger = get_logger(__name__)
 
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -209,6 +212,12 @@ def set_threads(model: nn.Module, trainer: TrainerParams) -> None:
     without_pixels = bool(inputs) and not any(isinstance(one.image, PixelInput) for one in inputs)
     if without_pixels and sum(p.numel() for p in model.parameters()) < SMALL_MODEL:
         torch.set_num_threads(1)
+    elif is_portable() and is_main_process() and not use_cuda(trainer.accelerator):
+        logger.info(
+            "trainer.reproducible: portable: %d of this machine's %d processors train, one per process; "
+            "`trainer.devices` starts more processes, `reproducible: machine` uses all threads",
+            *(trainer.devices, cpu_count()),
+        )
 
 
 def choose_precision(params: TrainerParams) -> Precision:
