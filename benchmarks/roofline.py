@@ -18,7 +18,7 @@ import json
 import os
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -86,7 +86,8 @@ def measure(name: str, size: Size, repeats: int) -> dict[str, Any]:
     config = {**own.config, **size.config}
     torch.manual_seed(0)
     if size.depths:
-        known = build_model(own.family, own.config, FACTS).config.__dataclass_fields__
+        original: Any = build_model(own.family, own.config, FACTS)
+        known = {field.name for field in fields(original.config)}
         config |= {key: value for key, value in (size.depths | {"side": size.picture}).items() if key in known}
     model: Any = build_model(own.family, config, size.facts).train()
     loss = make_loss(model, section.recipe, ScheduledSamplingParams(), name=section.model)
