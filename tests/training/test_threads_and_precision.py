@@ -99,7 +99,7 @@ def test_number_of_threads(inputs: ModelInputs | None, parameters: int, asked: i
     assert torch.get_num_threads() == expected
 
 
-def test_a_larger_model_says_that_it_has_one_thread(
+def test_a_larger_model_explains_its_one_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(distributed, "is_portable", lambda: True)
