@@ -13,7 +13,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.ranking import describe_ranking, gate_rule, rank_runs
 from vlp_models.params import GateParams, Params, load_params
-from vlp_models.tasks import task_class
+from vlp_models.tasks.judging import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,7 +121,7 @@ def test_default_direction_is_that_of_the_tasks_own_metric(tmp_path: Path, monke
     runs: dict[str, dict[str, float | None]] = {"a": {"x": 70.0}, "b": {"x": 80.0}}
     params, workspace = make_project(tmp_path, runs, metric={})
     params = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, tasks={}))
-    monkeypatch.setattr(task_class("nlvr"), "direction", "lower")
+    monkeypatch.setitem(BUILT_IN, "nlvr", dataclasses.replace(BUILT_IN["nlvr"], direction="lower"))
     assert [candidate.run for candidate in rank_runs(params, workspace)["nlvr"]] == ["a", "b"]
     other = dataclasses.replace(params.promotion, tasks={"nlvr": GateParams(metric="consistency")})
     assert gate_rule(dataclasses.replace(params, promotion=other), "nlvr").direction == "higher"

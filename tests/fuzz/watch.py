@@ -109,6 +109,8 @@ class Watch:
         if self._inside(path) or os.fsdecode(path) == os.devnull:
             return
         place = _resolved(path)
+        if not writes and any(place == Path(folder).resolve() for folder in sys.path):  # where imports look
+            return
         if place.parent.name != "__pycache__" and (writes or not any(map(place.is_relative_to, _MAY_BE_READ))):
             self._escapes.append(f"{'write' if writes else 'read'} {place}")
 

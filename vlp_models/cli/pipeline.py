@@ -216,16 +216,17 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     from vlp_models.common.packages import check_own_record
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.params.schema import suggestion
 
-    params, workspace = load_params(params_file), Workspace()
+    try:
+        params, workspace = load_params(params_file), Workspace()
+    except ParamsError:
+        _check_stage(name)
+        raise
     choose_instructions(params.trainer.reproducible)
     from vlp_models.pipeline.dvc.consistency import unchanged_inputs
-    from vlp_models.pipeline.dvc.graph import STAGES
     from vlp_models.pipeline.guard import LAUNCHED, guarded, run_by_dvc
 
-    if name not in STAGES:
-        raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")
+    _check_stage(name)
     if run_by_dvc():
         check_own_record(workspace.root)
     unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
@@ -238,6 +239,18 @@ def run_stage(name: str, key: str, params_file: str) -> None:
                 raise SystemExit(code)
         else:
             importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
+
+
+def _check_stage(name: str) -> None:
+    """
+    Raises:
+        ParamsError: no such stage.
+    """
+    from vlp_models.params.schema import suggestion
+    from vlp_models.pipeline.dvc.graph import STAGES
+
+    if name not in STAGES:
+        raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")
 
 
 def write_plan() -> bool:

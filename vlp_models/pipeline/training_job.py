@@ -223,13 +223,14 @@ class TrainingJob:
         loaders, info, workspace = training.loaders, training.info, self.workspace
         counts = {"train_samples": len(loaders.train), "val_samples": len(loaders.val)}
         lora = self.section.lora if isinstance(self.section, FinetuneParams) else LoraParams()
-        with output_directory(workspace.checkpoint(self.name)) as directory:
+        final = workspace.checkpoint(self.name)
+        with output_directory(final) as directory:
             info = dataclasses.replace(info, provenance=self._provenance())
             if lora.rank:
                 adapter = directory / ADAPTER_FOLDER
                 adapter.mkdir()
                 own = (info, self.data.tokenizer, training.labels)
-                save_adapter(adapter, training.checkpoint, lora, self.start, *own)
+                save_adapter(adapter, training.checkpoint, lora, self.start, *own, place=final / ADAPTER_FOLDER)
                 remove_lora(training.checkpoint)
             counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
             write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)

@@ -124,11 +124,14 @@ def save_adapter(
     info: CheckpointInfo,
     tokenizer: Tokenizer,
     labels: Sequence[str] = (),
+    *,
+    place: Path | None = None,
 ) -> None:
     """Write an adapter folder into an existing directory.
 
     Args:
         module: with adapters, by `add_lora`.
+        place: where the folder will be, from which it names its base; None: where it is written.
         base: the checkpoint whose weights `module` had before.
     """
     found, known = plain_names(module.state_dict()), read_weights(base)
@@ -147,7 +150,7 @@ def save_adapter(
             "format": FORMAT,
             "rank": params.rank,
             "alpha": params.alpha,
-            "base": os.path.relpath(base.resolve(), directory.resolve()),
+            "base": os.path.relpath(base.resolve(), (place or directory).resolve()),
             "base_sha256": hash_file(base / WEIGHTS),
             # of another architecture that the run's config has changed
             "left_out": sorted(name for name in known if name.startswith("model.") and name not in found),

@@ -193,7 +193,7 @@ def plan(c: Context) -> Stage:
     return {
         "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
         "cmd": "vlp stage plan",
-        "params": c.keys(*sections, *runs, "plugins"),
+        "params": c.keys(*sections, *runs, DIGITS, "trainer.torch_threads", "plugins"),
         "deps": [c.package, *([PLUGINS] if has_own_plugins(c.params.plugins) else [])],
         "outs": ["data/plan"],
     }
