@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,26 @@ def write_result(name: str, record: Mapping[str, Any]) -> str:
     text = json.dumps(record, indent=2)
     (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     return text
+
+
+def vlp(
+    arguments: list[str], folder: Path, emulator: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> None:
+    """Run `vlp` in a folder; exit with its output if it fails.
+
+    Args:
+        emulator: a command that runs this Python for another processor.
+    """
+    python = [*emulator, "-0", sys.executable, os.path.realpath(sys.executable)] if emulator else [sys.executable]
+    done = subprocess.run(
+        [*python, "-m", "vlp_models.cli.main", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(RESULTS.parents[1]), **(environment or {})},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 
 
 def random_regions(images: int, regions: int, feature_dim: int, *, classes: int = 1) -> Regions:

@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common import write_result
+from common import vlp, write_result
 
-ROOT = Path(__file__).parent.parent
 NEIGHBORS = 2
 SETTINGS = (
     *("generate.scenes.train=600", "detector.steps=40", "pretrain.tden.max_steps=60", "tracking.uri="),
@@ -73,18 +72,6 @@ def neighbors() -> Iterator[None]:
         for process in started:
             process.kill()
             process.wait()
-
-
-def vlp(arguments: list[str], folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vlp_models.cli.main", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

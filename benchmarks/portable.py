@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+
+from common import vlp
 
 from vlp_models.common.io import hash_file
 
@@ -90,21 +90,6 @@ def train(project: Path, copy: Path, emulator: list[str], environment: dict[str,
         path = copy / output
         weights[stage] = hash_file(path if path.is_file() else next(path.glob("*.safetensors")))
     return weights
-
-
-def vlp(
-    arguments: list[str], folder: Path, emulator: list[str] | None = None, environment: dict[str, str] | None = None
-) -> None:
-    python = [*emulator, "-0", sys.executable, os.path.realpath(sys.executable)] if emulator else [sys.executable]
-    done = subprocess.run(
-        [*python, "-m", "vlp_models.cli.main", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

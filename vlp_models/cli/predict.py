@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlp_models.common.imports import quick_imports
+from vlp_models.common.packages import quick_imports
 from vlp_models.errors import DataError, ParamsError, VLPError
 from vlp_models.tasks import TASKS
 

@@ -55,7 +55,7 @@ class LocalMapper:
             except Exception:
                 pool.shutdown(cancel_futures=True)
                 raise
-            except BaseException:  # stopped: nobody waits for chunks, which are complete or absent
+            except BaseException:  # stopped: no one waits for chunks, which are complete or absent
                 for worker in set(multiprocessing.active_children()) - others:
                     worker.terminate()
                 pool.shutdown(cancel_futures=True)

@@ -13,9 +13,11 @@ init`, packages/vlp-flows.json likewise stands for this package's code; a clone 
 
 from __future__ import annotations
 
+import gc
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
@@ -309,3 +311,15 @@ def _read_record(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import in the block without garbage collection: MLflow and torch create objects by the million, and all stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.imports import quick_imports
 from vlp_models.common.io import stat_file, write_json
+from vlp_models.common.packages import quick_imports
 from vlp_models.common.source_hash import ROOT, plugin_packages
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.dvc.graph import InUse
