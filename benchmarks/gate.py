@@ -1,202 +1,286 @@
-"""Simulate weekly decisions of the gate on the same model trained again, and on a better one.
+"""How often the gate errs and what it finds, next to common tests, in simulated worlds.
 
-    python benchmarks/gate.py --weeks 100 --out benchmarks/results/gate.json
+    python benchmarks/gate.py --comparisons 20000 --out benchmarks/results/gate.json
 
-Every week two variants are trained from fresh seeds and answer the same test; registry/promotion/gate.py decides as
-`vlp promote` would, with the shipped params. Answers are drawn item by item. An answer is right if a sum is above zero:
-the ease of the image, the ease of the question, the quality of the variant, the effect of its seed, and this seed's own
-effect on this question. The last two are set so that
+A world draws comparisons of two variants on one test: right or wrong answers or graded scores, of independent or of
+clustered items, from one seed or from several. In half of the comparisons the variants are equally good: a promotion is
+false. In the other half one is better, by as much as the oracle finds in 80% of the cases. All methods decide on the
+same draws, one-sided at 5%:
 
-- two seeds of a variant disagree on `DISAGREEMENT` of the questions (an assumption; it moves noise between items and
-  seeds),
-- the accuracy of a variant deviates over seeds as that of TDEN does on VQA in benchmarks/results/study-tden.json: over
-  300 images with six questions each, pooled over its variants, twelve seeds each.
+- gate: registry/promotion/gate.py as `vlp promote` and `vlp compare` call it. `shown` is its statistical test alone;
+  `promote` also demands that this seed of the better variant is better.
+- t-test: paired, over items (lmms-eval's comparison of two runs; items of several seeds are averaged).
+- McNemar: exact, over items of the first seeds; for right and wrong answers only.
+- bootstrap: percentile, over items (of several seeds: averaged).
+- oracle: knows the world. It promotes if the gain exceeds the 95% quantile of gains between equals (drawn separately).
 
-The results include a check of the drawn answers on separate seeds.
+Scores are sums of effects, each normal: the ease of the item and of its cluster, the quality of the variant, its seed,
+and the run's own luck on an item and on a cluster. An answer is right if the sum is above zero; a graded score is a
+function of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import dataclasses
 import json
 import math
-import statistics
-from collections import Counter
+import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
+from numpy.typing import NDArray
+from scipy import stats
 
 from vlp_models.metrics.score import Evidence, FloatArray, mean_percent
-from vlp_models.params import GateParams, PromotionParams, load_params
+from vlp_models.params import GateParams, PromotionParams
 from vlp_models.registry.promotion.gate import Measurement, compare_to_champion, spend_budget
 
-ROOT = Path(__file__).parents[1]
-STUDY = ROOT / "benchmarks" / "results" / "study-tden.json"
-QUESTIONS, STUDY_IMAGES = 6, 300
-ACCURACY = 48.0  # percent; that of the study's variants
-IMAGE_SHARE = 0.3  # of the variance of a question's ease that comes from its image
-DISAGREEMENT = 0.25
-BETTER = 3.0  # points
+ALPHA, POWER = 0.05, 0.8
+BATCH = 200  # comparisons drawn at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
-    """The effect of a seed on one question (own) and on all questions (seed): stds, in stds of the questions' ease."""
+class World:
+    """Stds are in those of an item's ease.
 
-    own: float
-    seed: float
+    accuracy    percent of right answers; graded worlds start from the same sum
+    clusters    items per cluster: a number, or a range from which each cluster's is drawn
+    shared      share of the variance of ease that a cluster's items have in common
+    luck, cluster_luck, seed    std of a run's own effect on an item, on a cluster, on all items
+    seeds       of each variant
+    stated      deviation over seeds that is told to the gate: a factor of the true one; 0: it is to estimate it
+    wilder      factor of the luck of the variant in question; 1: both vary alike
+    looks       decisions on one test, each with fresh runs; promotion.error_budget holds for all of them together
+    candidates  of which the best on this test is compared
+    """
 
-    @property
-    def points(self) -> float:
-        """Accuracy gained per unit of quality."""
-        return 100 * float(norm.pdf(norm.ppf(ACCURACY / 100))) / math.sqrt(1 + self.own**2)
-
-    @property
-    def quality(self) -> float:
-        return float(norm.ppf(ACCURACY / 100)) * math.sqrt(1 + self.own**2)
-
-
-def fit_noise(std: float) -> Noise:
-    """Return the noise that gives a variant's accuracy on the study's test this std over seeds."""
-    low, high = 0.0, 5.0
-    for _ in range(60):  # two seeds disagree more, the larger a seed's own effect is
-        own = (low + high) / 2
-        low, high = (own, high) if _disagreement(own) < DISAGREEMENT else (low, own)
-    item_variance = 100**2 * DISAGREEMENT / 2 / (STUDY_IMAGES * QUESTIONS)
-    noise = Noise(own=own, seed=0.0)
-    return Noise(own=own, seed=math.sqrt(std**2 - item_variance) / noise.points)
-
-
-def _disagreement(own: float) -> float:
-    """Return how often two seeds disagree: twice the mean of p (1 - p) over questions, by Gauss-Hermite."""
-    points, weights = np.polynomial.hermite_e.hermegauss(101)
-    quality = norm.ppf(ACCURACY / 100) * math.sqrt(1 + own**2)
-    p = norm.cdf((points + quality) / max(own, 1e-9))
-    return float(2 * (weights * p * (1 - p)).sum() / weights.sum())
+    about: str
+    items: int = 300
+    kind: str = "binary"
+    accuracy: float = 60.0
+    clusters: int | tuple[int, int] = 1
+    shared: float = 0.0
+    luck: float = 0.8
+    cluster_luck: float = 0.0
+    seed: float = 0.0
+    seeds: int = 1
+    stated: float = 0.0
+    wilder: float = 1.0
+    looks: int = 1
+    candidates: int = 1
 
 
-class Test:
-    """Some images with questions that runs answer right or wrong."""
-
-    def __init__(self, noise: Noise, images: int, rng: np.random.Generator) -> None:
-        self.noise, self.images, self._rng = noise, images, rng
-        image_ease = np.repeat(rng.normal(0, math.sqrt(IMAGE_SHARE), images), QUESTIONS)
-        self._ease = image_ease + rng.normal(0, math.sqrt(1 - IMAGE_SHARE), images * QUESTIONS)
-        self._images = [f"{i:06d}" for i in range(images)]
-
-    def run(self, better: float = 0.0) -> Measurement:
-        """Draw one seed of a variant that is `better` by that many points."""
-        noise, rng = self.noise, self._rng
-        quality = noise.quality + better / noise.points + rng.normal(0, noise.seed)
-        self.right = self._ease + quality + rng.normal(0, noise.own, len(self._ease)) > 0
-        # An image's questions are resampled together, so the gate uses only their sum.
-        right: FloatArray = self.right.reshape(-1, QUESTIONS).sum(axis=1).astype(np.float64)
-        parts = np.column_stack([right, np.full(self.images, QUESTIONS, dtype=np.float64)])
-        evidence = Evidence(groups=self._images, parts_NK=parts, statistic=mean_percent, items=self._images)
-        return Measurement(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * self.images)
-
-
-def decide(
-    test: Test, better: float, seeds: int, rule: GateParams, params: PromotionParams, entries: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Decide one week: the champion's variant vs a better one, each from fresh seeds. Appends to the ledger entries."""
-    week = len(entries)
-    alpha = spend_budget(
-        entries, params, model="m", test="t", versions=(week + 1, week), confidence=rule.confidence, num_candidates=1
-    ).alpha
-    champions, challengers = ([test.run(by) for _ in range(seeds)] for by in (0.0, better))
-    others = challengers[1:], champions[1:]
-    found = compare_to_champion(challengers[0], champions[0], rule, params, alpha=alpha, other_seeds=others)
-    entry = {"action": "refused", "model": "m", "version": week + 1, "from": week}
-    entries.append({**entry, "decision": {"numbers": {"test": "t"}}})
-    return {"outcome": found.outcome, "error": alpha, **found.numbers}
+WORLDS = {
+    "binary": World(about="300 questions, right or wrong"),
+    "large": World(about="2,000 questions, right or wrong", items=2000),
+    "graded": World(about="300 scores between 0 and 1", kind="share"),
+    "skewed": World(about="300 scores as skewed as CIDEr per image", kind="skewed"),
+    "ceiling": World(about="300 questions, 98% right", accuracy=98.0),
+    "floor": World(about="300 questions, 3% right", accuracy=3.0),
+    "few items": World(about="25 questions, right or wrong", items=25),
+    "few skewed": World(about="25 scores as skewed as CIDEr per image", items=25, kind="skewed"),
+    "clustered": World(about="60 images, 10 questions each", items=600, clusters=10, shared=0.3, cluster_luck=0.5),
+    "uneven": World(about="60 images, 1 to 20 questions", items=600, clusters=(1, 20), shared=0.3, cluster_luck=0.5),
+    "wilder": World(about="300 graded scores, one variant varies twice as much", kind="share", wilder=2.0),
+    "two seeds": World(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, seeds=2),
+    "three seeds": World(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, seeds=3),
+    "ten seeds": World(about="300 questions, 10 seeds each, deviation estimated", seed=0.06, seeds=10),
+    "one seed, stated": World(about="300 questions, 1 seed each, deviation stated", seed=0.06, stated=1.0),
+    "three seeds, stated": World(about="300 questions, 3 seeds each, deviation stated", seed=0.06, seeds=3, stated=1.0),
+    "repeated looks": World(about="300 questions, 50 decisions on one test", looks=50),
+    "best of five": World(about="300 questions, the best of 5 on the test itself", candidates=5),
+}
 
 
-def simulate(noise: Noise, images: int, seeds: int, better: float, weeks: int, *, one_test: bool, rng: Any) -> Any:
-    """Count the outcomes. one_test: the same test decides every week; otherwise each week has a fresh one."""
-    params = load_params(ROOT / "params.yaml").promotion
-    rule, decisions, entries = params.gate("vqa"), [], list[dict[str, Any]]()
-    test = Test(noise, images, rng)
-    for _ in range(weeks):
-        if not one_test:
-            test, entries = Test(noise, images, rng), []
-        decisions.append(decide(test, better, seeds, rule, params, entries))
-    outcomes = Counter(each["outcome"] for each in decisions)
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Scores of a batch of comparisons.
+
+    ours, theirs  [B, R, N] between 0 and 1 (skewed: above 0)
+    cluster_N     number of each item's cluster
+    """
+
+    ours: FloatArray
+    theirs: FloatArray
+    cluster_N: NDArray[np.int64]
+
+    def gains(self) -> FloatArray:
+        gain_B: FloatArray = 100 * (self.ours.mean(axis=(1, 2)) - self.theirs.mean(axis=(1, 2)))
+        return gain_B
+
+
+def draw(world: World, rng: np.random.Generator, better: float, size: int, *, one_test: bool = False) -> Draws:
+    """Draw comparisons of a variant that is `better` (in units of quality) with another one."""
+    cluster_N = _clusters(world, rng)
+    count, items = int(cluster_N[-1]) + 1, len(cluster_N)
+    tests = 1 if one_test else size
+    ease_BC = rng.normal(0, math.sqrt(world.shared), (tests, count))
+    ease_BN = ease_BC[:, cluster_N] + rng.normal(0, math.sqrt(1 - world.shared), (tests, items))
+    spread = math.sqrt(1 + world.luck**2 + world.cluster_luck**2 + world.seed**2)
+    quality = float(stats.norm.ppf(world.accuracy / 100)) * spread
+
+    def side(by: float, runs: int, luck: float) -> FloatArray:
+        sums = ease_BN[:, None] + quality + by + rng.normal(0, world.seed, (size, runs, 1))
+        sums = sums + rng.normal(0, luck, (size, runs, items))
+        if world.cluster_luck:
+            sums += rng.normal(0, world.cluster_luck, (size, runs, count))[:, :, cluster_N]
+        if world.kind == "binary":
+            return (sums > 0).astype(np.float64)
+        if world.kind == "share":  # linear, so luck leaves the mean as it is
+            return 0.5 + 0.1 * sums
+        return np.exp(0.6 * sums)  # a skewness of about 4
+
+    ours = side(better, world.seeds * world.candidates, world.luck * world.wilder)
+    theirs = side(0.0, world.seeds, world.luck)
+    if world.candidates > 1:
+        best_B = ours.mean(axis=2).argmax(axis=1)
+        ours = ours[np.arange(size), best_B][:, None]
+    return Draws(ours=ours, theirs=theirs, cluster_N=cluster_N)
+
+
+def _clusters(world: World, rng: np.random.Generator) -> NDArray[np.int64]:
+    if isinstance(world.clusters, int):
+        return np.arange(world.items) // world.clusters
+    low, high = world.clusters
+    sizes = rng.integers(low, high + 1, size=world.items)
+    return np.repeat(np.arange(world.items), sizes)[: world.items]
+
+
+def oracle(world: World, rng: np.random.Generator, comparisons: int) -> tuple[float, float]:
+    """Return the gain that equals exceed in 5% of the comparisons, and the quality that exceeds it in 80%."""
+    single = dataclasses.replace(world, looks=1)
+
+    def sample(better: float, seed: int, size: int) -> FloatArray:
+        own = np.random.default_rng(seed)
+        return np.concatenate([draw(single, own, better, BATCH).gains() for _ in range(size // BATCH)])
+
+    critical = float(np.quantile(sample(0.0, int(rng.integers(2**31)), comparisons), 1 - ALPHA))
+    seed, low, high = int(rng.integers(2**31)), 0.0, 3.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        found = float((sample(middle, seed, min(comparisons, 4000)) > critical).mean())
+        low, high = (middle, high) if found < POWER else (low, middle)
+    return critical, (low + high) / 2
+
+
+class Judge:
+    """Decides comparisons of one world by all methods."""
+
+    def __init__(self, world: World, deviation: float) -> None:
+        self.world = world
+        self.rule = GateParams(metric="accuracy", direction="higher", seed_std=deviation)
+        self.params = PromotionParams()
+        counts = np.random.default_rng(0).multinomial(world.items, np.full(world.items, 1 / world.items), size=2000)
+        self.counts_SN = counts / world.items
+
+    def others(self, drawn: Draws) -> dict[str, NDArray[np.bool_]]:
+        """Return what the other methods promote [B]."""
+        difference_BN = drawn.ours.mean(axis=1) - drawn.theirs.mean(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t_B = difference_BN.mean(axis=1) / (difference_BN.std(axis=1, ddof=1) / math.sqrt(difference_BN.shape[1]))
+        found = {
+            "t-test": stats.t.sf(np.nan_to_num(t_B), difference_BN.shape[1] - 1) <= ALPHA,
+            "bootstrap": (self.counts_SN @ difference_BN.T <= 0).mean(axis=0) <= ALPHA,
+        }
+        if self.world.kind == "binary":
+            first_BN = drawn.ours[:, 0] - drawn.theirs[:, 0]
+            wins_B, losses_B = (first_BN > 0).sum(axis=1), (first_BN < 0).sum(axis=1)
+            found["McNemar"] = stats.binom.sf(wins_B - 1, wins_B + losses_B, 0.5) <= ALPHA
+        return found
+
+    def gate(self, drawn: Draws, alphas_B: list[float]) -> dict[str, NDArray[np.bool_]]:
+        """Return what the gate promotes, and what its test alone shows [B]."""
+        count = int(drawn.cluster_N[-1]) + 1
+        names = [f"{i:05d}" for i in range(count)]
+        size_C = np.bincount(drawn.cluster_N, minlength=count).astype(np.float64)
+
+        def measured(score_N: FloatArray) -> Measurement:
+            parts = np.column_stack([np.bincount(drawn.cluster_N, weights=score_N, minlength=count), size_C])
+            evidence = Evidence(groups=names, parts_NK=parts, statistic=mean_percent, items=names)
+            return Measurement(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * count)
+
+        promote, shown = [], []
+        for ours, theirs, alpha in zip(drawn.ours, drawn.theirs, alphas_B, strict=True):
+            sides = [measured(run) for run in ours], [measured(run) for run in theirs]
+            verdict = compare_to_champion(
+                sides[0][0],
+                sides[1][0],
+                self.rule,
+                self.params,
+                alpha=alpha,
+                other_seeds=(sides[0][1:], sides[1][1:]),
+            )
+            promote.append(verdict.passed)
+            shown.append(
+                1 - verdict.numbers["share_above_min_gain"] <= alpha + 5e-5 and verdict.numbers["variant_gain"] > 0
+            )
+        return {"gate": np.array(promote), "gate, shown": np.array(shown)}
+
+
+def errors_allowed(world: World, size: int) -> list[float]:
+    """Return the alpha of each of `size` decisions."""
+    params = PromotionParams()
+    if world.looks == 1:
+        return [ALPHA / world.candidates] * size
+    entries: list[dict[str, Any]] = []
+    alphas = []
+    for week in range(size):
+        versions = (week + 1, 0)
+        spent = spend_budget(entries, params, model="m", test="t", versions=versions, confidence=1 - ALPHA)
+        alphas.append(spent.alpha)
+        entry = {"action": "refused", "model": "m", "version": week + 1, "from": 0}
+        entries.append({**entry, "decision": {"numbers": {"test": "t"}}})
+    return alphas
+
+
+def simulate(name: str, comparisons: int) -> dict[str, Any]:
+    """Return the rates of one world in percent: false promotions, and power."""
+    world, rng = WORLDS[name], np.random.default_rng([7, *name.encode()])
+    critical, better = oracle(world, rng, comparisons)
+    luckless = dataclasses.replace(world, luck=0.0, cluster_luck=0.0, seeds=1)
+    run_B = [draw(luckless, rng, 0.0, BATCH, one_test=True).gains() for _ in range(10)]
+    deviation = float(np.concatenate(run_B).std()) / math.sqrt(2)
+    judge = Judge(world, world.stated * deviation)
+    batch = world.looks if world.looks > 1 else BATCH
+    alphas, counts = errors_allowed(world, batch), {}
+    repeated = world.looks > 1
+    for by, kind in ((0.0, "false"), (better, "power")):
+        found: dict[str, list[NDArray[np.bool_]]] = {}
+        for _ in range(comparisons // batch):
+            drawn = draw(world, rng, by, batch, one_test=repeated)
+            decided = judge.others(drawn) | judge.gate(drawn, alphas if kind == "false" else [alphas[0]] * batch)
+            decided["oracle"] = drawn.gains() > critical
+            for method, promoted_B in decided.items():
+                any_of_them = repeated and kind == "false"
+                found.setdefault(method, []).append(promoted_B.any(keepdims=True) if any_of_them else promoted_B)
+        for method, parts in found.items():
+            counts.setdefault(method, {})[kind] = round(100 * float(np.concatenate(parts).mean()), 2)
     return {
-        "images": images,
-        "questions": images * QUESTIONS,
-        "seeds": seeds,
-        "better": better,
-        "one_test": one_test,
-        "weeks": weeks,
-        "promote": outcomes["promote"],
-        "keep": outcomes["keep"],
-        "inconclusive": outcomes["inconclusive"],
-        "detectable": round(statistics.median(each["detectable"] for each in decisions), 2),
-        "error_first": decisions[0]["error"],
-        "error_last": decisions[-1]["error"],
-    }
-
-
-def study_std() -> float:
-    """Return the std of VQA accuracy over seeds, pooled over the study's variants."""
-    values: dict[str, list[float]] = {}
-    for result in json.loads(STUDY.read_text(encoding="utf-8"))["results"]:
-        values.setdefault(result["arm"], []).append(result["test"]["vqa"])
-    return math.sqrt(statistics.mean(statistics.variance(own) for own in values.values()))
-
-
-def check(noise: Noise, seeds: int, rng: np.random.Generator) -> dict[str, float]:
-    """Return accuracy, std and disagreement of the drawn answers on a test of the study's size."""
-    test = Test(noise, STUDY_IMAGES, rng)
-    runs, right = [], []
-    for _ in range(seeds):
-        runs.append(test.run())
-        right.append(test.right)
-    disagree = [float(np.mean(a != b)) for a, b in itertools.pairwise(right)]
-    return {
-        "seeds": seeds,
-        "accuracy": round(statistics.mean(run.value() for run in runs), 2),
-        "deviation": round(statistics.stdev(run.value() for run in runs), 3),
-        "disagree": round(statistics.mean(disagree), 3),
+        "world": name,
+        "about": world.about,
+        "budget": 100 * (PromotionParams().error_budget if repeated else ALPHA),
+        "comparisons": 2 * comparisons,
+        "gain_in_points": round(float(draw(world, rng, better, 2000).gains().mean()), 2),
+        "percent": counts,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weeks", type=int, default=100)
-    parser.add_argument("--images", type=int, nargs="+", default=[300, 1000])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 3, 5])
+    parser.add_argument("--comparisons", type=int, default=20_000, help="between equals, and as many with a better one")
+    parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=list(WORLDS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rng, std = np.random.default_rng(1), study_std()
-    noise = fit_noise(std)
-    results = {
-        "about": {
-            "study_deviation": round(std, 3),
-            "seed_std_without_items": round(noise.seed * noise.points, 3),
-            "assumed_disagreement": DISAGREEMENT,
-            "drawn": check(noise, 400, rng),
-        },
-        "fresh_tests": [],
-        "one_test": [],
-    }
-    print(json.dumps(results["about"]))
-    for images in options.images:
-        for seeds in options.seeds:
-            for better in (0.0, BETTER):
-                found = simulate(noise, images, seeds, better, options.weeks, one_test=False, rng=rng)
-                results["fresh_tests"].append(found)  # type: ignore[attr-defined]
-                print(json.dumps(found), flush=True)
-    for seeds in options.seeds[:2]:
-        images = options.images[1 % len(options.images)]
-        found = simulate(noise, images, seeds, 0.0, options.weeks, one_test=True, rng=rng)
-        results["one_test"].append(found)  # type: ignore[attr-defined]
-        print(json.dumps(found), flush=True)
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process per world
+    results = []
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for result in pool.map(simulate, options.worlds, [options.comparisons] * len(options.worlds)):
+            results.append(result)
+            print(json.dumps(result), flush=True)
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -234,6 +234,7 @@ _PURPOSE = {
     "pipeline": "DVC stages; dvc.yaml from params.yaml",
     "evaluation": "predictions to scores, the report",
     "registry": "MLflow runs and versions; the gate and the ledger",
+    "comparison": "models compared by anybody's result files",
     "serving": "bundle, predictor, web page",
     "training": "loop, scheduled sampling, optimizers, exact resume",
     "tasks": "one file per downstream task",

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_a_fault_of_the_server_is_500_without_its_stack_trace(
         raise RuntimeError("a secret of the server")
 
     (module,) = {sys.modules[name] for name in list(sys.modules) if name == "vlp_models.serving.predictor"}
-    monkeypatch.setattr(module.Predictor, "predict", fail)
+    monkeypatch.setattr(module.Predictor, "predict_opened", fail)
     body = {"dataframe_records": [{"image": image_text(page_project), "text": "what is it ?"}]}
     found = requests.post(server, json=body, timeout=60)
     assert found.status_code == 500 and "secret" not in found.text and "Traceback" not in found.text
@@ -124,3 +125,25 @@ def test_the_examples_of_the_guide_work(server: str, page_project: Workspace, tm
     )
     (prediction,) = json.loads(by_curl.stdout)["predictions"]
     assert prediction["answer"] == printed.stdout.strip() and prediction["top"]
+
+
+def test_concurrent_requests_get_their_own_answers(server: str, page_project: Workspace) -> None:
+    image = image_text(page_project)
+    questions = ["what is it ?", "how many are there ?", "is it red ?"] * 4
+
+    def ask(question: str) -> dict[str, Any]:
+        bad = question.startswith("how")
+        row = {"image": image[: len(image) // 2] if bad else image, "text": question}
+        return dict(requests.post(server, json={"dataframe_records": [row]}, timeout=60).json())
+
+    alone = {question: ask(question) for question in questions[:3]}
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(ask, questions))
+    for question, found in zip(questions, together, strict=True):
+        wanted = alone[question]
+        assert set(found) == set(wanted)
+        if "predictions" in wanted:
+            (one,), (other,) = found["predictions"], wanted["predictions"]
+            assert one["answer"] == other["answer"]
+            assert [p for _, p in one["top"]] == pytest.approx([p for _, p in other["top"]], abs=1e-5)
+    assert "message" in alone["how many are there ?"]

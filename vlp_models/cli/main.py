@@ -17,6 +17,7 @@ import typer
 
 from vlp_models.cli import (
     checkpoints,
+    compare,
     data,
     demo,
     doctor,
@@ -82,6 +83,9 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "predict": predict.predict,
         "export": export.export,
     },
+    "Compare models": {
+        "compare": compare.compare,
+    },
     "Registry and promotion": {
         "promote": registry.promote,
         "rollback": registry.rollback,
@@ -114,6 +118,7 @@ WORK = {
     "judge": "loading the model",
     "predict": "loading the model",
     "export": "reading the registry",
+    "compare": "resampling",
     "promote": "comparing registered versions",
     "rollback": "reading the registry",
     "history": "checking the ledger",

@@ -10,6 +10,12 @@ deviation counts like one measured with `PRIOR_DEGREES` degrees of freedom, so i
 fades with many. Values measured on one test also contain the noise of its items, which is thus counted twice: the
 interval is slightly wide, not slightly narrow.
 
+With few items, or few on which the sides differ (two models that are right on 98%), a bootstrap finds gains too easily.
+A gain must therefore pass a second test, too: each group's share of the gain gets a random sign (a paired permutation
+test; Noreen, 1989, "Computer-intensive methods for testing hypotheses"), which is exact for two sides that differ by
+chance only. p is the larger of the two, and the interval has the farther of the two ends. A group's share is its
+jackknife pseudo-value, so this holds for any statistic and any number of runs.
+
 `compare_variants` compares all pairs of variants with Holm's correction. Seeds are drawn with replacement, separately
 for each variant; groups of items are drawn once for all runs, because the test is the same (the crossed scheme of Owen,
 2007, "The pigeonhole bootstrap"). With few seeds, a resampled mean varies too little and its tails are too short, so
@@ -22,9 +28,10 @@ Shape suffixes: G groups, K additive statistics, S resamples, R runs.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +115,7 @@ class Gain:
     """ours - theirs, in the metric's unit.
 
     draws_S       bootstrap distribution of the gain
+    chance_S      distribution of the gain if the sides differ by chance only: signs of the groups' shares, and seeds
     items, seeds  standard deviation due to items and to seeds
     seed_std      standard deviation of one run over seeds; None if unknown, and the draws are then over items only
     runs          number of runs of each side
@@ -115,6 +123,7 @@ class Gain:
 
     value: float
     draws_S: FloatArray
+    chance_S: FloatArray
     items: float
     seeds: float
     seed_std: float | None
@@ -122,19 +131,22 @@ class Gain:
     groups: int
 
     def p_value(self, threshold: float) -> float:
-        """Return the one-sided bootstrap p-value of gain > threshold: the share of draws at or below it, never 0."""
-        return (int((self.draws_S <= threshold).sum()) + 1) / (len(self.draws_S) + 1)
+        """Return the one-sided p-value of gain > threshold, the larger one of the two tests; never 0."""
+        excess = self.value - threshold
+        by_chance = int((self.chance_S >= excess - 1e-9 * abs(excess)).sum())
+        return (max(int((self.draws_S <= threshold).sum()), by_chance) + 1) / (len(self.draws_S) + 1)
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """Return the ends of the interval; the gain is beyond each with probability `alpha`."""
+        """Return the ends of the interval; the gain is beyond each with probability `alpha` at most."""
         low, high = np.quantile(self.draws_S, [alpha, 1 - alpha])
-        return float(low), float(high)
+        by_chance = np.quantile(self.chance_S, 1 - alpha)
+        return float(min(low, self.value - by_chance)), float(max(high, self.value + by_chance))
 
     def detectable(self, threshold: float, alpha: float, power: float) -> float:
         """Return the smallest true gain that this test shows to be above `threshold` with probability `power`."""
         # Relative to the value, not to the mean of the draws: Student's t with one degree of freedom has no mean.
         below, missed = np.quantile(self.draws_S - self.value, [alpha, 1 - power])
-        return float(threshold - below - missed)
+        return float(threshold + max(-below, np.quantile(self.chance_S, 1 - alpha)) - missed)
 
 
 def gain_over_seeds(
@@ -162,24 +174,38 @@ def gain_over_seeds(
     count, statistics = len(sums[0][0]), [run.statistic for run in (*ours, *theirs)]
     if count < 2 or resamples < 1:
         return None
-    values_R = np.array([float(f(s.sum(axis=0, keepdims=True))[0]) for f, (_, s) in zip(statistics, sums, strict=True)])
-    rng, chunks = np.random.default_rng(seed), []
-    all_GRK = np.hstack([sums_GK for _, sums_GK in sums])  # all runs side by side: one matrix product
     ends = np.cumsum([sums_GK.shape[1] for _, sums_GK in sums])[:-1]
-    for counts_SG in draws(count, resamples, rng):
-        drawn = np.split(counts_SG @ all_GRK, ends, axis=1)
-        values_RS = [f(sums_SK) for f, sums_SK in zip(statistics, drawn, strict=True)]
-        chunks.append(_difference(np.stack(values_RS), len(ours)))
-    items_S = sign * np.concatenate(chunks)
-    deviation, degrees = _deviation(values_R, len(ours), seed_std)
+    all_GK = np.hstack([sums_GK for _, sums_GK in sums])  # all runs side by side: one matrix product
+
+    def values(summed_SK: FloatArray) -> FloatArray:
+        """Return the values of the runs [R, S]."""
+        return np.stack([f(own_SK) for f, own_SK in zip(statistics, np.split(summed_SK, ends, axis=1), strict=True)])
+
+    def gains(values_RS: FloatArray) -> FloatArray:
+        gain_S: FloatArray = sign * (values_RS[: len(ours)].mean(axis=0) - values_RS[len(ours) :].mean(axis=0))
+        return gain_S
+
+    total_1K = all_GK.sum(axis=0, keepdims=True)
+    values_R1 = values(total_1K)
+    value = float(gains(values_R1)[0])
+    items_S = np.concatenate(
+        [gains(values(counts_SG @ all_GK)) for counts_SG in _batches(_draw_counts, count, resamples, seed)]
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):  # a statistic may need the group that is left out
+        without_G = gains(values(total_1K - all_GK))
+    shares_G = (value + (count - 1) * (value - without_G)) / count  # the jackknife's pseudo-values
+    shares_G = np.where(np.isfinite(shares_G), shares_G, value / count)
+    chance_S = np.concatenate([signs_SG @ shares_G for signs_SG in _batches(_draw_signs, count, resamples, seed)])
     draws_S, scale = items_S, 0.0
+    deviation, degrees = _deviation(values_R1[:, 0], len(ours), seed_std)
     if deviation is not None:
         scale = deviation * float(np.sqrt(1 / len(ours) + 1 / len(theirs)))
-        repeated_S: FloatArray = np.repeat(items_S, SEED_DRAWS)
-        draws_S = repeated_S + scale * rng.standard_t(degrees, size=len(repeated_S))
+        noise_S = scale * _student(degrees, resamples * SEED_DRAWS, seed)
+        draws_S, chance_S = np.repeat(items_S, SEED_DRAWS) + noise_S, np.repeat(chance_S, SEED_DRAWS) + noise_S
     return Gain(
-        value=sign * float(_difference(values_R[:, None], len(ours))[0]),
+        value=value,
         draws_S=draws_S,
+        chance_S=chance_S,
         items=float(items_S.std()),
         seeds=scale,
         seed_std=deviation,
@@ -188,9 +214,34 @@ def gain_over_seeds(
     )
 
 
-def _difference(values_RS: FloatArray, ours: int) -> FloatArray:
-    difference: FloatArray = values_RS[:ours].mean(axis=0) - values_RS[ours:].mean(axis=0)
-    return difference
+# What is drawn depends only on its seed and on the numbers of groups and resamples: comparisons on one test share it.
+Draw = Callable[[int, int, int], Iterator[FloatArray]]
+
+
+def _batches(draw: Draw, groups: int, resamples: int, seed: int) -> Iterable[FloatArray]:
+    """Return what `draw` yields: rows [S, G], some of the resamples at a time."""
+    small = groups * resamples <= _COUNTS_AT_ONCE
+    return [_kept(draw, groups, resamples, seed)] if small else draw(groups, resamples, seed)
+
+
+@functools.lru_cache(maxsize=4)
+def _kept(draw: Draw, groups: int, resamples: int, seed: int) -> FloatArray:
+    return np.concatenate(list(draw(groups, resamples, seed)))
+
+
+def _draw_counts(groups: int, resamples: int, seed: int) -> Iterator[FloatArray]:
+    return draws(groups, resamples, np.random.default_rng(seed))
+
+
+def _draw_signs(groups: int, resamples: int, seed: int) -> Iterator[FloatArray]:
+    rng, step = np.random.default_rng([seed, 1]), max(1, _COUNTS_AT_ONCE // groups)
+    for start in range(0, resamples, step):
+        yield rng.integers(2, size=(min(step, resamples - start), groups)) * 2.0 - 1.0
+
+
+@functools.lru_cache(maxsize=2)
+def _student(degrees: int, size: int, seed: int) -> FloatArray:
+    return np.random.default_rng([seed, 2]).standard_t(degrees, size=size)
 
 
 def _deviation(values_R: FloatArray, ours: int, stated: float) -> tuple[float | None, int]:

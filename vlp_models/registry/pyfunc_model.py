@@ -46,9 +46,11 @@ class VisionLanguageModel(PythonModel):
     """A fine-tuned model, with its detector if it reads regions, behind one `predict`."""
 
     def load_context(self, context: PythonModelContext) -> None:
+        from vlp_models.serving.batching import BatchingPredictor
         from vlp_models.serving.predictor import Predictor
 
         self.predictor = Predictor(Path(context.artifacts["bundle"]))
+        self.batching = BatchingPredictor(self.predictor)  # MLflow's server calls `predict` from several threads
 
     # The only type hint from which MLflow derives no schema (one would reject arrays); without a hint it warns at
     # every load.
@@ -62,7 +64,7 @@ class VisionLanguageModel(PythonModel):
         """
         images, texts = self._read_columns(model_input)
         try:
-            return self.predictor.predict(images, texts, untrusted=True)
+            return self.batching.predict(images, texts, untrusted=True)
         except DataError as error:
             raise RequestError(f"`image`: {error}") from None
         except Exception:

@@ -130,9 +130,20 @@ class Predictor(ImageModel):
         Raises:
             DataError: an image cannot be opened, or the number of images is wrong.
         """
+        return self.predict_opened(self.open(images, texts, untrusted=untrusted), texts)
+
+    def open(
+        self, images: Sequence[Any], texts: Sequence[str] | None = None, *, untrusted: bool = False
+    ) -> list[list[Picture]]:
+        """Check and open the images of a request, as `predict` does first."""
         if self.request.text and (texts is None or len(texts) != len(images)):
             raise ValueError(f"the task {self.task} takes one {self.request.text} per image")
-        groups = [open_images(value, self.request.images, untrusted=untrusted) for value in images]
+        return [open_images(value, self.request.images, untrusted=untrusted) for value in images]
+
+    def predict_opened(
+        self, groups: Sequence[Sequence[Picture]], texts: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return one prediction per group of opened images."""
         samples = self.make_samples(groups, texts if self.request.text else None)
         batch = self.task_model.collate(samples).to(self.device)
         return self.task_model.predict(batch, samples)

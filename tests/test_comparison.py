@@ -1,0 +1,294 @@
+"""`vlp compare`: result files of several programs, the pairing of their items, and verdicts against a plain loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from vlp_models.cli.main import app
+from vlp_models.comparison import compare
+from vlp_models.comparison.read import Columns, read_runs
+from vlp_models.errors import DataError
+from vlp_models.metrics.score import item_scores, mean_score, write_items
+
+
+def scores(seed: int, count: int = 200, better: float = 0.0) -> list[float]:
+    """Return answers, right or wrong, of a model that is right more often by `better`."""
+    ease = np.random.default_rng(0).random(count)
+    luck = np.random.default_rng(seed).random(count) * 0.6
+    return ((ease + luck) / 1.6 < 0.5 + better).astype(float).tolist()
+
+
+def write_csv(path: Path, values: list[float], columns: dict[str, list[Any]] | None = None) -> Path:
+    columns = {"item": [f"q{i}" for i in range(len(values))], "score": values, **(columns or {})}
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_each_format_gives_the_same_scores(tmp_path: Path) -> None:
+    values, count = scores(1, 40), 40
+    images = [f"image{i // 2}" for i in range(count)]
+    write_csv(tmp_path / "plain.csv", values, {"cluster": images})
+    (tmp_path / "vlmevalkit.tsv").write_text(
+        "index\timage_path\tanswer\thit\n" + "".join(f"q{i}\t{images[i]}\tA\t{int(values[i])}\n" for i in range(count))
+    )
+    columns = {
+        "index": {str(i): f"q{i}" for i in range(count)},
+        "image_path": dict(enumerate(images)),
+        "hit": dict(enumerate(values)),
+    }
+    columns = {name: {str(k): v for k, v in column.items()} for name, column in columns.items()}
+    (tmp_path / "vlmevalkit.json").write_text(json.dumps(columns))
+    samples = [
+        {"doc_id": f"q{i}", "target": "A", "filtered_resps": ["A"], "exact_match": values[i], "image_id": images[i]}
+        for i in range(count)
+    ]
+    (tmp_path / "20261126_samples_task.jsonl").write_text("\n".join(map(json.dumps, samples)))
+    nested = [{**{k: v for k, v in s.items() if k != "image_id"}, "doc": {"image_id": s["image_id"]}} for s in samples]
+    nested = [{**s, "exact_match": {"question": "?", "score": s["exact_match"]}, "filter": "none"} for s in nested]
+    (tmp_path / "nested.jsonl").write_text("\n".join(map(json.dumps, nested)))
+    log: dict[str, Any] = {"eval": {"model": "open/model"}, "samples": []}
+    for i in range(count):
+        score = {"match": {"value": "C" if values[i] else "I"}}
+        log["samples"].append({"id": f"q{i}", "epoch": 1, "metadata": {"image_id": images[i]}, "scores": score})
+    (tmp_path / "inspect.json").write_text(json.dumps(log))
+    with zipfile.ZipFile(tmp_path / "inspect.eval", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", json.dumps({"eval": log["eval"]}))
+        for sample in log["samples"]:
+            archive.writestr(f"samples/{sample['id']}_epoch_1.json", json.dumps(sample))
+    files = sorted(path for path in tmp_path.iterdir())
+    assert len(files) == 7
+    for path in files:
+        (run,) = read_runs(path)
+        (scored,) = run.metrics.values()
+        found = dict(zip(scored.items, scored.parts_NK[:, 0], strict=True))
+        assert found == {f"q{i}": values[i] for i in range(count)}, path
+        assert dict(zip(scored.items, scored.clusters, strict=True)) == {f"q{i}": images[i] for i in range(count)}, path
+        assert any(note.startswith("clusters: ") and "none" not in note for note in run.notes)
+    assert read_runs(tmp_path / "inspect.eval")[0].model == "open/model"
+
+
+def test_spreadsheet(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    path = write_xlsx(tmp_path / "result.xlsx", [["index", "hit"], *[[i, i % 2] for i in range(30)]])
+    (run,) = read_runs(path)
+    assert run.metrics["hit"].items[:3] == ["0", "1", "2"] and run.metrics["hit"].parts_NK[:, 0].sum() == 15
+
+
+def write_xlsx(path: Path, rows: list[list[Any]]) -> Path:
+    """Write the smallest workbook that the standard allows."""
+    kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    package = "http://schemas.openxmlformats.org/package/2006"
+    cells = "".join(
+        "<row>"
+        + "".join(
+            f"<c><v>{v}</v></c>" if not isinstance(v, str) else f'<c t="inlineStr"><is><t>{v}</t></is></c>' for v in row
+        )
+        + "</row>"
+        for row in rows
+    )
+    office = "application/vnd.openxmlformats-officedocument.spreadsheetml"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "[Content_Types].xml",
+            f'<Types xmlns="{package}/content-types"><Default Extension="rels" '
+            f'ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+            f'<Override PartName="/xl/workbook.xml" '
+            f'ContentType="{office}.sheet.main+xml"/><Override PartName="/xl/s.xml" '
+            f'ContentType="{office}.worksheet+xml"/></Types>',
+        )
+        relation = (
+            '<Relationships xmlns="{}/relationships"><Relationship Id="r1" Type="{}/{}" Target="{}"/></Relationships>'
+        )
+        archive.writestr("_rels/.rels", relation.format(package, kind, "officeDocument", "xl/workbook.xml"))
+        archive.writestr("xl/_rels/workbook.xml.rels", relation.format(package, kind, "worksheet", "s.xml"))
+        archive.writestr(
+            "xl/workbook.xml",
+            f'<workbook xmlns="{main}" xmlns:r="{kind}"><sheets><sheet name="s" sheetId="1" r:id="r1"/></sheets>'
+            "</workbook>",
+        )
+        archive.writestr("xl/s.xml", f'<worksheet xmlns="{main}"><sheetData>{cells}</sheetData></worksheet>')
+    return path
+
+
+def test_own_results_group_their_seeds_and_say_their_test(tmp_path: Path) -> None:
+    for model, seed, better in (("tden", 1, 0.0), ("tden", 2, 0.0), ("vlmo", 1, 0.2), ("vlmo", 2, 0.2)):
+        values = scores(10 * seed + int(10 * better), better=better)
+        score = mean_score("accuracy", values, [f"im{i // 2}" for i in range(200)], items=[f"q{i}" for i in range(200)])
+        folder = tmp_path / f"{model}-{seed}"
+        folder.mkdir()
+        write_items(
+            folder / "items.parquet", [item_scores(score, dataset="scenes", split="test", test="abc", slices={})]
+        )
+        (folder / "scores.json").write_text(json.dumps([{"variant": model, "seed": seed}]))
+    found = compare(sorted(tmp_path.iterdir()))
+    (row,) = found.rows
+    assert (found.baseline, row.challenger, found.items, found.clusters) == ("tden", "vlmo", 200, 100)
+    assert len(found.runs["tden"]) == 2 and row.verdict == "promote" and row.value > row.baseline_value > 1  # percent
+    other = [item_scores(score, dataset="scenes", split="test", test="other", slices={})]
+    write_items(tmp_path / "vlmo-2" / "items.parquet", other)
+    with pytest.raises(DataError, match="another test set"):
+        compare(sorted(tmp_path.iterdir()))
+
+
+def test_verdicts_and_their_correction(tmp_path: Path) -> None:
+    files = {
+        "old": write_csv(tmp_path / "old.csv", scores(1)),
+        "same": write_csv(tmp_path / "same.csv", scores(6)),
+        "better": write_csv(tmp_path / "better.csv", scores(3, better=0.15)),
+        "worse": write_csv(tmp_path / "worse.csv", scores(4, better=-0.15)),
+        "equal": write_csv(tmp_path / "equal.csv", scores(1)),
+    }
+    found = compare(files, relevant=0.2)
+    rows = {row.challenger: row for row in found.rows}
+    verdicts = {name: row.verdict for name, row in rows.items()}
+    assert verdicts == {"same": "keep", "better": "promote", "worse": "keep", "equal": "keep"}
+    assert rows["equal"].p == 1.0 and rows["equal"].low == rows["equal"].high == 0.0
+    assert "ruled out" in rows["same"].reason and rows["worse"].reason == "worse"
+    assert compare({k: files[k] for k in ("old", "same")}).rows[0].verdict == "inconclusive"
+    by_size = sorted(rows.values(), key=lambda row: row.p or 0)
+    assert [row.p_holm for row in by_size] == pytest.approx(
+        np.minimum(1, np.maximum.accumulate([row.p * n for row, n in zip(by_size, (4, 3, 2, 1), strict=True)]))
+    )
+    # the permutation test, by a plain loop over signs
+    gains = np.array(scores(3, better=0.15)) - np.array(scores(1))
+    rng, beyond = np.random.default_rng(5), 0
+    for _ in range(2000):
+        beyond += (gains * rng.choice([-1, 1], size=200)).sum() >= gains.sum()
+    assert (rows["better"].p or 0) >= beyond / 2000
+
+
+def test_few_differing_items_are_no_evidence_for_a_plain_bootstrap_alone(tmp_path: Path) -> None:
+    """Four wins, no loss, 196 ties: chance gives that in 1 of 16 cases, and twice that in two directions."""
+    before = write_csv(tmp_path / "a.csv", [1.0] * 196 + [0.0] * 4)
+    after = write_csv(tmp_path / "b.csv", [1.0] * 200)
+    (row,) = compare([before, after]).rows
+    assert row.p == pytest.approx(2 / 16, abs=0.015) and row.verdict == "inconclusive"
+
+
+def test_clusters_are_resampled_together(tmp_path: Path) -> None:
+    images = {"cluster": [f"im{i // 10}" for i in range(200)]}
+    wins = [float(i // 10 % 4 != 0) for i in range(200)]
+    before = [float(i // 10 % 4 == 0) for i in range(200)]
+    alone = compare({"a": write_csv(tmp_path / "a.csv", before), "b": write_csv(tmp_path / "b.csv", wins)}).rows[0]
+    together = compare(
+        {
+            "a": write_csv(tmp_path / "a.csv", before, images),
+            "b": write_csv(tmp_path / "b.csv", wins, images),
+        }
+    )
+    assert together.clusters == 20 and (alone.p or 0) < 0.001 < (together.rows[0].p or 0)
+
+
+def test_seeds_are_a_level_of_the_bootstrap(tmp_path: Path) -> None:
+    """Runs of one model in one file, told apart by their column `seed`; seeds that disagree widen the interval."""
+    runs = [(model, seed) for model in ("a", "b") for seed in range(3)]
+    rows = ["item,score,model,seed"]
+    for model, seed in runs:
+        shift = (model == "b") * 0.1 + (seed - 1) * 0.1
+        rows += [f"q{i},{value},{model},{seed}" for i, value in enumerate(scores(50 + seed, better=shift))]
+    (tmp_path / "all.csv").write_text("\n".join(rows))
+    found = compare([tmp_path / "all.csv"])
+    one = compare({m: write_csv(tmp_path / f"{m}.csv", scores(51, better=(m == "b") * 0.1)) for m in ("a", "b")})
+    assert len(found.runs["a"]) == 3
+    width, narrow = ((row.high or 0) - (row.low or 0) for row in (found.rows[0], one.rows[0]))
+    assert width > 1.5 * narrow
+    assert any("one run per model" in note for note in one.notes)
+    assert not any("one run per model" in note for note in found.notes)
+
+
+def test_items_that_differ_are_listed_and_never_dropped_silently(tmp_path: Path) -> None:
+    a = write_csv(tmp_path / "a.csv", scores(1, 60))
+    b = write_csv(tmp_path / "b.csv", scores(2, 58))
+    with pytest.raises(DataError, match=r"2 only in .*a\.csv: q58, q59.*--common compares the 58"):
+        compare([a, b])
+    found = compare([a, b], common=True)
+    assert found.items == 58 and dict(found.left_out) == {str(a): ("q58", "q59")}
+    result = CliRunner().invoke(app, ["compare", str(a), str(b), "--common", "--html", str(tmp_path / "page.html")])
+    assert result.exit_code == 0 and "q58, q59" in result.output
+    assert "q58, q59" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "item,score\nq1,1\nq1,0\n", "q1 occurs more than once"),
+        ("a.csv", "item,score\nq1,1\nq2,good\n", "line 3: score is 'good'"),
+        ("a.csv", "item,score\nq1,nan\n", "line 2: score is 'nan'"),
+        ("a.csv", "item,score\n,1\n", "a row without item"),
+        ("a.csv", "item,points\nq1,1\n", "there are: item, points. Name one with --score"),
+        ("a.csv", "", "empty"),
+        ("a.jsonl", '{"doc_id": 1, "acc": 1}\n{"doc_id": 2, "acc"', "line 2"),
+        ("a.json", '{"samples": [{"id": 1, "scores": {"m": {"value": "great"}}}]}', "'great', not a number"),
+        ("a.json", "[[1]]", "neither a list of rows"),
+        ("a.eval", "no archive", "not readable"),
+        ("a.pkl", "", "unknown kind of file"),
+    ],
+)
+def test_bad_files_are_named_with_the_line_and_the_way_out(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError) as error:
+        read_runs(tmp_path / name)
+    assert message in str(error.value) and str(tmp_path / name) in str(error.value)
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlp_models.comparison.read.MAX_BYTES", 1000)
+    with zipfile.ZipFile(tmp_path / "a.eval", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("samples/1_epoch_1.json", "0" * 100_000)
+    with pytest.raises(DataError, match="unpacks to 100,000 bytes"):
+        read_runs(tmp_path / "a.eval")
+
+
+def test_other_contents_or_clusters_of_an_item_are_refused(tmp_path: Path) -> None:
+    for name, digest in (("a", "1"), ("b", "2")):
+        rows = [{"doc_id": i, "acc": i % 2, "doc_hash": f"{digest if i == 7 else 0}"} for i in range(30)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match="item 7 has other contents"):
+        compare([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    a = write_csv(tmp_path / "a.csv", scores(1, 30), {"cluster": [i // 2 for i in range(30)]})
+    b = write_csv(tmp_path / "b.csv", scores(2, 30), {"cluster": [i // 3 for i in range(30)]})
+    with pytest.raises(DataError, match="in other clusters"):
+        compare([a, b])
+    (run,) = read_runs(a, columns=Columns(cluster="item"))
+    assert run.metrics["score"].clusters == run.metrics["score"].items
+
+
+def test_several_metrics_must_be_chosen(tmp_path: Path) -> None:
+    for name in "ab":
+        rows = [{"doc_id": i, "acc": i % 2, "f1": i / 30, "details": {"text": "?"}} for i in range(30)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    with pytest.raises(DataError, match="choose with --metric: acc, f1"):
+        compare(files)
+    found = compare(files, metrics=("acc", "f1"))
+    assert [row.metric for row in found.rows] == ["acc", "f1"]
+    assert any("details" in note for note in found.notes)
+    with pytest.raises(DataError, match="no metric bleu"):
+        compare(files, metrics=("bleu",))
+
+
+def test_command_needs_neither_a_project_nor_torch(tmp_path: Path) -> None:
+    write_csv(tmp_path / "old.csv", scores(1))
+    write_csv(tmp_path / "new.csv", scores(3, better=0.15))
+    code = (
+        "import sys; sys.argv = ['vlp', 'compare', 'old.csv', 'mine=new.csv', '--json']\n"
+        "from vlp_models.cli.main import app\n"
+        "unwanted = ('torch', 'pandas', 'mlflow', 'pyarrow', 'scipy')\n"
+        "try: app()\n"
+        "finally: print([name for name in unwanted if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["rows"][0]["verdict"] == "promote" and found["rows"][0]["challenger"] == "mine"
+    assert done.stderr.strip() == "[]"

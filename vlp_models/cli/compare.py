@@ -1,0 +1,83 @@
+"""`vlp compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EVALUATED = Path("reports/eval")  # of a project
+
+
+def compare(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]FILE...",
+            help="Result files, the baseline's first. Files of one name are seeds of one model. In a project, names of "
+            "evaluated runs, too.",
+            show_default=False,
+        ),
+    ],
+    metric: Annotated[
+        list[str] | None, typer.Option(help="What to compare by, if the files have several; may be repeated.")
+    ] = None,
+    common: Annotated[
+        bool, typer.Option("--common", help="Compare on the items that all files have; the others are listed.")
+    ] = False,
+    lower: Annotated[bool, typer.Option("--lower-is-better", help="The metric is a loss or an error rate.")] = False,
+    relevant: Annotated[
+        float, typer.Option(help="The smallest gain that matters, in the metric's unit: below it, keep the baseline.")
+    ] = 0.0,
+    seed_std: Annotated[
+        float, typer.Option("--seed-std", help="Known standard deviation of the metric over seeds of one model.")
+    ] = 0.0,
+    item: Annotated[str, typer.Option(help="Column that identifies an item.")] = "",
+    score: Annotated[str, typer.Option(help="Column with the scores.")] = "",
+    cluster: Annotated[
+        str, typer.Option(help="Column of what items have in common, such as their image: they are resampled together.")
+    ] = "",
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals and the verdicts.")] = 0.95,
+    resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 10_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write the comparison as a page.")] = None,
+) -> None:
+    """Is a model better than another? Compare them by the scores of their test items: promote, keep or inconclusive.
+
+    Reads the results of this project (items.parquet, or a run's folder), lmms-eval and lm-evaluation-harness (samples),
+    VLMEvalKit, Inspect, and any table with the columns item, score and, if there are, cluster, seed and model.
+
+    Example: `vlp compare old=old.csv new=new-seed1.csv new=new-seed2.csv --html comparison.html`
+    """
+    from vlp_models.comparison.compare import compare as compare_files
+    from vlp_models.comparison.page import as_json as to_json
+    from vlp_models.comparison.page import print_comparison, write_page
+    from vlp_models.comparison.read import Columns
+
+    found = compare_files(
+        [_of_project(file) for file in files],
+        columns=Columns(item=item, score=score, cluster=cluster),
+        metrics=tuple(metric or ()),
+        common=common,
+        lower_is_better=lower,
+        relevant=relevant,
+        seed_std=seed_std,
+        confidence=confidence,
+        resamples=resamples,
+    )
+    if html is not None:
+        write_page(found, html)
+    if as_json:
+        print(to_json(found), end="")
+        return
+    print_comparison(found)
+    if html is not None:
+        print(f"page: {html}")
+
+
+def _of_project(file: str) -> str:
+    """Return the folder of an evaluated run of this project, if `file` names one; else `file`."""
+    name, equals, path = file.rpartition("=")
+    folder = EVALUATED / path
+    return f"{name}{equals}{folder}" if not Path(path).exists() and (folder / "items.parquet").exists() else file

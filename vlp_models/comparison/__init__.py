@@ -1,0 +1,8 @@
+"""Compare models by the scores of their test items, from any program's result files: `vlp compare`.
+
+Needs neither a project nor torch. `compare` is the function behind the command.
+"""
+
+from vlp_models.comparison.compare import compare
+
+__all__ = ["compare"]

@@ -1,0 +1,306 @@
+"""Paired comparison of models: a baseline and its challengers, over items, clusters and seeds.
+
+Each challenger is compared with the baseline on the same items. The test is the promotion gate's: a bootstrap over
+clusters, and over seeds where runs of several are given, that a paired permutation test must confirm
+(`metrics.bootstrap.gain_over_seeds`). p is two-sided and corrected by Holm's method over all comparisons made together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vlp_models.comparison.read import Columns, Run, Scored, read_runs
+from vlp_models.errors import DataError
+from vlp_models.metrics.bootstrap import MIN_GROUPS, Gain, gain_over_seeds, holm
+from vlp_models.metrics.score import Evidence
+
+Verdict = Literal["promote", "keep", "inconclusive"]
+POWER = 0.8
+SHOWN = 10  # items named in a message
+
+Files = Sequence[str | Path] | Mapping[str, str | Path | Sequence[str | Path]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """
+    metrics          names; empty: the only one that all files have
+    lower_is_better  a loss, an error rate, ...
+    relevant         the smallest gain that matters, in the metric's unit
+    seed_std         known standard deviation of a run over seeds; 0: estimated, where there are several runs
+    confidence       of the intervals, and 1 - the error allowed to all verdicts together
+    common           compare on the items that all files have, and list the others
+    """
+
+    metrics: tuple[str, ...] = ()
+    lower_is_better: bool = False
+    relevant: float = 0.0
+    seed_std: float = 0.0
+    confidence: float = 0.95
+    resamples: int = 10_000
+    seed: int = 0
+    common: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One challenger against the baseline, by one metric. Gains are positive if the challenger is better.
+
+    low, high    interval of the gain; None with fewer than 20 clusters
+    p, p_holm    two-sided, alone and corrected for all comparisons
+    detectable   the smallest gain that this test would find with 80% power
+    """
+
+    metric: str
+    challenger: str
+    baseline_value: float
+    value: float
+    gain: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None
+    detectable: float | None
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """left_out: file -> items that other files lack, and that were therefore not compared."""
+
+    baseline: str
+    rows: tuple[Row, ...]
+    runs: Mapping[str, tuple[str, ...]]
+    items: int
+    clusters: int
+    notes: tuple[str, ...]
+    left_out: Mapping[str, tuple[str, ...]]
+    settings: Settings
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return dataclasses.asdict(self)
+
+
+def compare(files: Files, *, columns: Columns = Columns(), **settings: Any) -> Comparison:
+    """Compare the models of result files; the first is the baseline.
+
+    Args:
+        files: paths (`NAME=PATH` names a model), or model -> path or paths. Files of one model are its seeds.
+        columns: of tables and samples, where they have names of their own.
+        settings: see `Settings`.
+
+    Raises:
+        DataError: a file is not readable, or the files cannot be compared; the message says what differs.
+    """
+    runs = list(itertools.chain.from_iterable(read_runs(path, name, columns) for name, path in _named(files)))
+    return compare_runs(runs, Settings(**settings))
+
+
+def _named(files: Files) -> Iterable[tuple[str, Path]]:
+    if isinstance(files, Mapping):
+        for name, paths in files.items():
+            for path in [paths] if isinstance(paths, str | Path) else paths:
+                yield name, Path(path)
+        return
+    for file in files:
+        name, equals, path = str(file).partition("=")
+        yield (name, Path(path)) if equals and not Path(str(file)).exists() else ("", Path(file))
+
+
+def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Comparison:
+    """Compare models by their runs; the model of the first run is the baseline.
+
+    Raises:
+        DataError: fewer than two models, no metric or no item in common, or the same item differs.
+    """
+    models: dict[str, list[Run]] = {}
+    for run in runs:
+        models.setdefault(run.model, []).append(run)
+    if len(models) < 2:
+        raise DataError(f"two models are needed; there is {', '.join(models) or 'none'}. Name them: NAME=PATH")
+    baseline, *challengers = models
+    rows, left_out, sizes = [], {}, (0, 0)
+    alpha = (1 - settings.confidence) / 2
+    for metric in _metrics(runs, settings.metrics):
+        evidence, lacking = _pair(runs, metric, settings)
+        left_out |= {str(run.source): items for run, items in zip(runs, lacking, strict=True) if items}
+        sizes = (len(evidence[0].items), len(set(evidence[0].groups)))
+        own = {model: [evidence[i] for i, run in enumerate(runs) if run.model == model] for model in models}
+        for challenger in challengers:
+            found = gain_over_seeds(
+                own[challenger],
+                own[baseline],
+                seed_std=settings.seed_std,
+                resamples=settings.resamples,
+                seed=settings.seed,
+                sign=-1.0 if settings.lower_is_better else 1.0,
+            )
+            rows.append((metric, challenger, _value(own[baseline]), _value(own[challenger]), found))
+    # one-sided in the direction found, doubled
+    ps = [_two_sided(found) for *_, found in rows]
+    corrected = iter(holm([p for p in ps if p is not None]))
+    made = []
+    for (metric, challenger, before, value, found), p in zip(rows, ps, strict=True):
+        p_holm = None if p is None else next(corrected)
+        made.append(_row(metric, challenger, before, value, found, p, p_holm, alpha, settings))
+    return Comparison(
+        baseline=baseline,
+        rows=tuple(made),
+        runs={model: tuple(_describe(run) for run in own) for model, own in models.items()},
+        items=sizes[0],
+        clusters=sizes[1],
+        notes=tuple(_notes(models, settings)),
+        left_out=left_out,
+        settings=settings,
+    )
+
+
+def _two_sided(found: Gain | None) -> float | None:
+    if found is None or found.groups < MIN_GROUPS or not np.isfinite(found.draws_S).all():
+        return None
+    flipped = dataclasses.replace(found, value=-found.value, draws_S=-found.draws_S)
+    return min(1.0, 2 * min(found.p_value(0.0), flipped.p_value(0.0)))
+
+
+def _row(
+    metric: str,
+    challenger: str,
+    before: float,
+    value: float,
+    found: Gain | None,
+    p: float | None,
+    p_holm: float | None,
+    alpha: float,
+    settings: Settings,
+) -> Row:
+    gain = (before - value) if settings.lower_is_better else value - before
+    verdict: Verdict = "inconclusive"
+    low = high = detectable = None
+    if found is None or p is None or p_holm is None:
+        reason = f"fewer than {MIN_GROUPS} clusters: no interval would hold"
+    else:
+        low, high = found.interval(alpha)
+        detectable = found.detectable(0.0, alpha, POWER)
+        certain = p_holm <= 1 - settings.confidence
+        if certain and gain > 0 and low > 0:
+            verdict, reason = "promote", "better"
+        elif certain and gain < 0 and high < 0:
+            verdict, reason = "keep", "worse"
+        elif high < settings.relevant:
+            verdict, reason = "keep", f"a gain of {settings.relevant:g} or more is ruled out"
+        else:
+            limit = "seeds" if found.seeds > found.items else "items"
+            reason = f"neither better nor worse is shown; more {limit} would help most"
+    return Row(
+        metric=metric,
+        challenger=challenger,
+        baseline_value=before,
+        value=value,
+        gain=gain,
+        low=low,
+        high=high,
+        p=p,
+        p_holm=p_holm,
+        detectable=detectable,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> Sequence[str]:
+    """Return the metrics to compare by: those asked for, or the only one that all runs have."""
+    common = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+    if asked:
+        for name in asked:
+            for run in runs:
+                if name not in run.metrics:
+                    raise DataError(f"{run.source}: no metric {name}; it has: {', '.join(run.metrics)}")
+        return list(dict.fromkeys(asked))
+    if not common:
+        has = "; ".join(f"{run.source}: {', '.join(run.metrics)}" for run in runs)
+        raise DataError(f"the files have no metric in common. {has}")
+    if len(common) > 1:
+        raise DataError(f"the files have several metrics; choose with --metric: {', '.join(common)}")
+    return common
+
+
+def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Evidence], list[tuple[str, ...]]]:
+    """Return the evidence of each run on the same items in the same order, and the items left out of each."""
+    scored = [run.metrics[metric] for run in runs]
+    shared = set(scored[0].items).intersection(*(one.items for one in scored[1:]))
+    lacking = [tuple(item for item in one.items if item not in shared) for one in scored]
+    if any(lacking) and not settings.common:
+        lists = "; ".join(f"{len(own):,} only in {run.source}: {_some(own)}" for run, own in zip(runs, lacking) if own)  # noqa: B905
+        raise DataError(f"the files have different items ({lists}). --common compares the {len(shared):,} common ones")
+    if not shared:
+        raise DataError("the files have no item in common; --item names the column that identifies one")
+    first, at = scored[0], {item: i for i, item in enumerate(scored[0].items)}
+    order = [item for item in first.items if item in shared]
+    evidence = []
+    for run, one in zip(runs, scored, strict=True):
+        place = {item: i for i, item in enumerate(one.items)}
+        rows = [place[item] for item in order]
+        _check_same(runs[0], run, first, one, order, at, place)
+        evidence.append(
+            Evidence(
+                groups=[one.clusters[i] for i in rows],
+                parts_NK=one.parts_NK[rows],
+                statistic=one.statistic,
+                items=order,
+            )
+        )
+    return evidence, lacking
+
+
+def _check_same(
+    a: Run, b: Run, first: Scored, other: Scored, order: Sequence[str], at: Mapping[str, int], place: Mapping[str, int]
+) -> None:
+    for name, document in first.documents.items():
+        if other.documents.get(name, document) != document:
+            what = f"item {name} has other contents" if name else "another test set or another scorer"
+            raise DataError(f"{b.source}: {what} than in {a.source}")
+    differ = [item for item in order if first.clusters[at[item]] != other.clusters[place[item]]]
+    if differ:
+        raise DataError(f"{b.source}: {len(differ):,} items are in other clusters than in {a.source}: {_some(differ)}")
+    if first.parts_NK.shape[1] != other.parts_NK.shape[1]:
+        raise DataError(f"{b.source}: scored by another statistic than {a.source}")
+
+
+def _notes(models: Mapping[str, Sequence[Run]], settings: Settings) -> Iterable[str]:
+    """Yield what a reader must know to believe the table."""
+    told: dict[str, list[str]] = {}
+    for run in itertools.chain.from_iterable(models.values()):
+        for note in run.notes:
+            told.setdefault(note, []).append(str(run.source))
+    every = sum(len(runs) for runs in models.values())
+    for note, sources in told.items():
+        yield note if len(sources) == every else f"{note} ({', '.join(sources)})"
+    if settings.seed_std == 0 and all(len(runs) == 1 for runs in models.values()):
+        yield (
+            "one run per model and no --seed-std: the verdicts are about these runs; another seed of either model may "
+            "score otherwise"
+        )
+    families = (len(models) - 1) * max(1, len(settings.metrics))
+    if families > 1:
+        yield f"p is corrected for {families} comparisons (Holm)"
+
+
+def _describe(run: Run) -> str:
+    return f"{run.source}, seed {run.seed}" if run.seed else str(run.source)
+
+
+def _value(runs: Sequence[Evidence]) -> float:
+    return float(np.mean([float(run.statistic(run.parts_NK.sum(axis=0, keepdims=True))[0]) for run in runs]))
+
+
+def _some(items: Sequence[str]) -> str:
+    return ", ".join(items[:SHOWN]) + (", ..." if len(items) > SHOWN else "")

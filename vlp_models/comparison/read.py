@@ -1,0 +1,381 @@
+"""Read scores per item from result files of several programs.
+
+| program | files |
+|---|---|
+| this project | items.parquet, or the folder of an evaluated run |
+| lmms-eval, lm-evaluation-harness | `*_samples_*.jsonl` (`--log_samples`) |
+| VLMEvalKit | xlsx, tsv, csv or json with `index` and `hit` or `score` |
+| Inspect | logs: `.eval` or `.json` |
+| any | csv, tsv, xlsx, json or jsonl with `item`, `score` and, if there are, `cluster`, `model`, `seed`, `metric` |
+
+Nothing is guessed silently: what names an item, what is a score and what forms the clusters is in each run's `notes`.
+Files are data from outside: no pickle, and archives that unpack to more than `MAX_BYTES` are refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlp_models.errors import DataError, MissingToolError
+from vlp_models.metrics.score import FloatArray, Statistic, read_items
+
+MAX_BYTES = 4 << 30
+SCORE_NAMES = ("score", "hit", "eval_score", "correct", "accuracy", "acc", "exact_match", "match")
+ITEM_NAMES = ("item", "index", "doc_id", "question_id", "id")
+CLUSTER_NAMES = ("cluster", "group", "image_id", "video_id", "image_path", "video")
+# Of the samples that lmms-eval and lm-evaluation-harness write; every other number is a metric.
+NOT_METRICS = {
+    *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "input", "filter", "metrics", "doc_hash"),
+    *("prompt_hash", "target_hash", "schema_version", "idx", "token_counts"),
+}
+INSPECT_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scored:
+    """The items of one metric of one run.
+
+    parts_NK    statistics that add up over items
+    documents   item -> hash of its content, if the file has one: equal ids with other contents are not the same item
+    """
+
+    items: Sequence[str]
+    clusters: Sequence[str]
+    parts_NK: FloatArray
+    statistic: Statistic
+    documents: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """One evaluated training of a model.
+
+    seed   "" if unknown
+    notes  what was taken for items, scores and clusters
+    """
+
+    model: str
+    seed: str
+    source: Path
+    metrics: Mapping[str, Scored]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Names of columns (or keys) that the user states; "": by the names above."""
+
+    item: str = ""
+    score: str = ""
+    cluster: str = ""
+
+
+def plain_mean(sums_SK: FloatArray) -> FloatArray:
+    """Return the mean. Columns: sum of values, number of items."""
+    return sums_SK[:, 0] / sums_SK[:, 1]
+
+
+def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list[Run]:
+    """Return the runs in a file: one, unless its columns `model` and `seed` name several.
+
+    Args:
+        path: a result file, or the folder of a run that this project evaluated.
+        model: its name; default: the file's own, or the file's name.
+
+    Raises:
+        DataError: it does not exist, is damaged, or has no scores; the message names what it has.
+        MissingToolError: reading it needs a package that is not installed.
+    """
+    if path.is_dir():
+        if not (path / "items.parquet").is_file():
+            raise DataError(f"{path}: a folder without items.parquet; name the result file itself")
+        path = path / "items.parquet"
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: unknown kind of file; known: {', '.join(READERS)}")
+    try:
+        runs = reader(path, columns)
+    except (OSError, UnicodeDecodeError, csv.Error, zipfile.BadZipFile, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not readable: {error}") from None
+    if model and len({run.model for run in runs}) > 1:
+        raise DataError(f"{path}: has {len(runs)} runs of several models, so it cannot be called {model}")
+    named = [Run(**{**vars(run), "model": model or run.model or path.stem}) for run in runs]
+    if not any(run.metrics for run in named):
+        raise DataError(f"{path}: no scores per item")
+    return named
+
+
+# ---- This project ---------------------------------------------------------------------------------------------------
+
+
+def _read_parquet(path: Path, columns: Columns) -> list[Run]:
+    try:
+        found = read_items(path)
+    except ModuleNotFoundError:
+        raise MissingToolError(f"{path}: reading it needs pyarrow: pip install pyarrow") from None
+    places = {(scores.dataset, scores.split) for scores in found}
+    metrics = {}
+    for scores in found:
+        name = scores.metric if len(places) == 1 else f"{scores.dataset} {scores.split} {scores.metric}"
+        metrics[name] = Scored(
+            items=scores.items,
+            clusters=scores.groups,
+            parts_NK=scores.parts_NK,
+            statistic=scores.evidence().statistic,
+            documents={"": f"{scores.test} {scores.note}"},
+        )
+    model, seed = path.parent.name, ""
+    record = path.with_name("scores.json")
+    if record.is_file():
+        first = next(iter(json.loads(record.read_text(encoding="utf-8"))), {})
+        model, seed = str(first.get("variant", model)), str(first.get("seed", ""))
+    return [Run(model=model, seed=seed, source=path, metrics=metrics, notes=["clusters: the file's groups"])]
+
+
+# ---- Samples of lmms-eval and lm-evaluation-harness ------------------------------------------------------------------
+
+
+def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"line {number}: {error}") from None
+                if not isinstance(row, dict):
+                    raise ValueError(f"line {number}: not an object")
+                rows.append(row)
+    if columns.score or not rows or "doc_id" not in rows[0]:
+        return _read_rows(path, rows, columns)
+    return _read_samples(path, rows, columns)
+
+
+def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> list[Run]:
+    filters = {str(row.get("filter", "")) for row in rows}
+    values: dict[str, list[tuple[Row, float]]] = {}
+    skipped: set[str] = set()
+    for row in rows:
+        listed = (
+            row.get("metrics") if isinstance(row.get("metrics"), list) else [k for k in row if k not in NOT_METRICS]
+        )
+        for name in listed or []:
+            value = _number_of(row.get(name))
+            if value is None:
+                skipped.add(str(name))
+            else:
+                suffix = f",{row.get('filter', '')}" if len(filters) > 1 else ""
+                values.setdefault(f"{name}{suffix}", []).append((row, value))
+    item = columns.item or "doc_id"
+    metrics, cluster = {}, ""
+    for name, own in values.items():
+        plain = [_flat(row) for row, _ in own]
+        cluster = columns.cluster or _first(CLUSTER_NAMES, plain[0])
+        metrics[name] = _scored(path, plain, [value for _, value in own], item, cluster)
+    notes = [f"items: {item}", _explain_clusters(cluster)]
+    if skipped := skipped - set(values):
+        notes.append(f"without one number per item, so not compared: {', '.join(sorted(skipped))}")
+    return [Run(model="", seed="", source=path, metrics=metrics, notes=notes)]
+
+
+def _number_of(value: Any) -> float | None:
+    """Return a metric's number: itself, or the only score in the dictionary that some tasks log instead."""
+    if isinstance(value, dict):
+        found = [number for name in SCORE_NAMES if (number := _number_of(value.get(name))) is not None]
+        return found[0] if len(found) == 1 else None
+    return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """Return the row with the document's own fields (lm-evaluation-harness logs it) next to its keys."""
+    document = row.get("doc")
+    return {**document, **row} if isinstance(document, dict) else dict(row)
+
+
+# ---- Inspect --------------------------------------------------------------------------------------------------------
+
+
+def _read_inspect_archive(path: Path, columns: Columns) -> list[Run]:
+    with zipfile.ZipFile(path) as archive:
+        _check_size(path, archive)
+        header = json.loads(archive.read("header.json")) if "header.json" in archive.namelist() else {}
+        names = [name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json")]
+        samples = [json.loads(archive.read(name)) for name in sorted(names)]
+    return _read_inspect(path, header, samples, columns)
+
+
+def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Columns) -> list[Run]:
+    """Return the log's run; the epochs of a sample are averaged."""
+    values: dict[str, dict[str, list[float]]] = {}
+    rows: dict[str, Row] = {}
+    for sample in samples:
+        item = str(sample["id"])
+        rows[item] = {**(sample.get("metadata") or {}), "id": item}
+        for scorer, score in (sample.get("scores") or {}).items():
+            found = score.get("value") if isinstance(score, dict) else None
+            for name, value in (found if isinstance(found, dict) else {"": found}).items():
+                number = INSPECT_VALUES.get(value) if isinstance(value, str) else _number_of(value)
+                if number is None:
+                    raise ValueError(f"sample {item}: {scorer} is {value!r}, not a number")
+                values.setdefault(f"{scorer}/{name}" if name else scorer, {}).setdefault(item, []).append(number)
+    metrics, cluster = {}, ""
+    for name, own in values.items():
+        chosen = [rows[item] for item in own]
+        cluster = columns.cluster or _first(CLUSTER_NAMES, chosen[0])
+        metrics[name] = _scored(path, chosen, [float(np.mean(epochs)) for epochs in own.values()], "id", cluster)
+    evaluated = header.get("eval") or {}
+    notes = ["items: id", _explain_clusters(cluster)]
+    if any(len(epochs) > 1 for own in values.values() for epochs in own.values()):
+        notes.append("epochs of a sample are averaged")
+    return [Run(model=str(evaluated.get("model", "")), seed="", source=path, metrics=metrics, notes=notes)]
+
+
+# ---- Tables ---------------------------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path, columns: Columns) -> list[Run]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(found, dict) and isinstance(found.get("samples"), list):
+        return _read_inspect(path, found, found["samples"], columns)
+    if isinstance(found, dict) and found and all(isinstance(column, dict) for column in found.values()):
+        keys = next(iter(found.values()))  # column -> row -> value, as pandas writes it
+        found = [{name: column.get(key) for name, column in found.items()} for key in keys]
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise ValueError("neither a list of rows nor an Inspect log with its samples")
+    return _read_rows(path, found, columns)
+
+
+def _read_csv(path: Path, columns: Columns) -> list[Run]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        csv.field_size_limit(64 << 20)  # an image may stand in a column
+        table = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        return _read_rows(path, list(table), columns)
+
+
+def _read_xlsx(path: Path, columns: Columns) -> list[Run]:
+    try:
+        from python_calamine import CalamineWorkbook
+    except ModuleNotFoundError:
+        raise MissingToolError(f"{path}: reading it needs python-calamine: pip install python-calamine") from None
+    with zipfile.ZipFile(path) as archive:
+        _check_size(path, archive)
+    try:
+        lines = CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0).to_python()
+    except Exception as error:  # the library has an error class for each kind of damage
+        raise ValueError(str(error)) from None
+    names, *rest = lines or [[]]
+    return _read_rows(path, [dict(zip(map(str, names), line, strict=False)) for line in rest], columns)
+
+
+def _read_rows(path: Path, rows: Sequence[Row], columns: Columns) -> list[Run]:
+    """Return the runs of a table's rows, by their `model` and `seed`."""
+    if not rows:
+        raise ValueError("empty")
+    known = list(rows[0])
+    item = _column(columns.item, ITEM_NAMES, known, "item")
+    score = _column(columns.score, SCORE_NAMES, known, "score")
+    cluster = columns.cluster or _first(CLUSTER_NAMES, rows[0])
+    if cluster and cluster not in known:
+        raise ValueError(f"no column {cluster}; there are: {', '.join(known)}")
+    runs: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in rows:
+        key = (_text(row.get("model")), _text(row.get("seed")))
+        runs.setdefault(key, {}).setdefault(_text(row.get("metric")) or score, []).append(row)
+    numbers = {id(row): number for number, row in enumerate(rows, 2)}  # the first line has the names
+    found = []
+    for (model, seed), metrics in runs.items():
+        scored = {
+            name: _scored(path, own, [_parse(row[score], score, numbers[id(row)]) for row in own], item, cluster)
+            for name, own in metrics.items()
+        }
+        notes = [f"items: {item}", f"scores: {score}", _explain_clusters(cluster)]
+        found.append(Run(model=model, seed=seed, source=path, metrics=scored, notes=notes))
+    return found
+
+
+def _column(stated: str, usual: Iterable[str], known: Sequence[str], option: str) -> str:
+    found = stated if stated in known else "" if stated else next((name for name in usual if name in known), "")
+    if not found:
+        missing = f"no column {stated}" if stated else f"no column {' or '.join(usual)}"
+        raise ValueError(f"{missing}; there are: {', '.join(map(str, known))}. Name one with --{option}")
+    return found
+
+
+def _parse(value: Any, name: str, line: int) -> float:
+    words = {"true": 1.0, "false": 0.0}
+    try:
+        number = (
+            words[value.strip().lower()] if isinstance(value, str) and value.strip().lower() in words else float(value)
+        )
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"line {line}: {name} is {value!r}, not a number")
+    return number
+
+
+def _text(value: Any) -> str:
+    """Return a cell's text; whole numbers look the same from a spreadsheet (7.0) and from text (7)."""
+    return "" if value is None else str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+# ---- All ------------------------------------------------------------------------------------------------------------
+
+
+def _scored(path: Path, rows: Sequence[Row], values: Sequence[float], item: str, cluster: str) -> Scored:
+    lacking = next((row for row in rows if not _text(row.get(item))), None)
+    if lacking is not None:
+        raise ValueError(f"a row without {item}: {json.dumps(lacking, default=str)[:200]}")
+    items = [_text(row[item]) for row in rows]
+    if len(set(items)) < len(items):
+        seen: set[str] = set()
+        repeated = next(name for name in items if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{item} {repeated} occurs more than once; name a column that tells rows apart with --item")
+    if cluster and any(cluster not in row for row in rows):
+        raise ValueError(f"{cluster} is missing in some rows, so it cannot form the clusters")
+    return Scored(
+        items=items,
+        clusters=[_text(row[cluster]) for row in rows] if cluster else items,
+        parts_NK=np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))]),
+        statistic=plain_mean,
+        documents={name: str(row["doc_hash"]) for name, row in zip(items, rows, strict=True) if row.get("doc_hash")},
+    )
+
+
+def _first(names: Iterable[str], row: Row) -> str:
+    return next((name for name in names if _text(row.get(name))), "")
+
+
+def _explain_clusters(cluster: str) -> str:
+    return f"clusters: {cluster}" if cluster else "clusters: none known, so every item counts by itself (--cluster)"
+
+
+def _check_size(path: Path, archive: zipfile.ZipFile) -> None:
+    size = sum(member.file_size for member in archive.infolist())
+    if size > MAX_BYTES:
+        raise ValueError(f"unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
+
+
+READERS: dict[str, Callable[[Path, Columns], list[Run]]] = {
+    ".parquet": _read_parquet,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".eval": _read_inspect_archive,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".xlsx": _read_xlsx,
+}
