@@ -1,6 +1,6 @@
 """How often the gate errs and what it finds, next to common tests, in simulated worlds.
 
-    python benchmarks/gate.py --comparisons 20000 --out benchmarks/results/gate.json
+    python benchmarks/gate.py --comparisons 10000 --out benchmarks/results/gate.json
 
 A world draws comparisons of two variants on one test: right or wrong answers or graded scores, of independent or of
 clustered items, from one seed or from several. In half of the comparisons the variants are equally good: a promotion is
@@ -14,9 +14,9 @@ same draws, one-sided at 5%:
 - bootstrap: percentile, over items (of several seeds: averaged).
 - oracle: knows the world. It promotes if the gain exceeds the 95% quantile of gains between equals (drawn separately).
 
-Scores are sums of effects, each normal: the ease of the item and of its cluster, the quality of the variant, its seed,
-and the run's own luck on an item and on a cluster. An answer is right if the sum is above zero; a graded score is a
-function of it.
+Scores are sums of effects, each normal: the ease of the item and of its cluster, the quality of the variant and its
+taste for an item, the seed, and the run's own luck on an item and on a cluster. An answer is right if the sum is above
+zero; a graded score is a function of it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class World:
     clusters    items per cluster: a number, or a range from which each cluster's is drawn
     shared      share of the variance of ease that a cluster's items have in common
     luck, cluster_luck, seed    std of a run's own effect on an item, on a cluster, on all items
+    taste       std of a variant's own effect on an item, the same for all its runs
     seeds       of each variant
     stated      deviation over seeds that is told to the gate: a factor of the true one; 0: it is to estimate it
     wilder      factor of the luck of the variant in question; 1: both vary alike
@@ -66,6 +67,7 @@ class World:
     shared: float = 0.0
     luck: float = 0.8
     cluster_luck: float = 0.0
+    taste: float = 0.0
     seed: float = 0.0
     seeds: int = 1
     stated: float = 0.0
@@ -86,11 +88,13 @@ WORLDS = {
     "clustered": World(about="60 images, 10 questions each", items=600, clusters=10, shared=0.3, cluster_luck=0.5),
     "uneven": World(about="60 images, 1 to 20 questions", items=600, clusters=(1, 20), shared=0.3, cluster_luck=0.5),
     "wilder": World(about="300 graded scores, one variant varies twice as much", kind="share", wilder=2.0),
-    "two seeds": World(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, seeds=2),
-    "three seeds": World(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, seeds=3),
-    "ten seeds": World(about="300 questions, 10 seeds each, deviation estimated", seed=0.06, seeds=10),
-    "one seed, stated": World(about="300 questions, 1 seed each, deviation stated", seed=0.06, stated=1.0),
-    "three seeds, stated": World(about="300 questions, 3 seeds each, deviation stated", seed=0.06, seeds=3, stated=1.0),
+    "two seeds": World(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=2),
+    "three seeds": World(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=3),
+    "ten seeds": World(about="300 questions, 10 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=10),
+    "one seed, stated": World(about="300 questions, 1 seed each, deviation stated", seed=0.06, taste=0.4, stated=1.0),
+    "three seeds, stated": World(
+        about="300 questions, 3 seeds each, deviation stated", seed=0.06, taste=0.4, seeds=3, stated=1.0
+    ),
     "repeated looks": World(about="300 questions, 50 decisions on one test", looks=50),
     "best of five": World(about="300 questions, the best of 5 on the test itself", candidates=5),
 }
@@ -120,12 +124,12 @@ def draw(world: World, rng: np.random.Generator, better: float, size: int, *, on
     tests = 1 if one_test else size
     ease_BC = rng.normal(0, math.sqrt(world.shared), (tests, count))
     ease_BN = ease_BC[:, cluster_N] + rng.normal(0, math.sqrt(1 - world.shared), (tests, items))
-    spread = math.sqrt(1 + world.luck**2 + world.cluster_luck**2 + world.seed**2)
+    spread = math.sqrt(1 + world.luck**2 + world.cluster_luck**2 + world.taste**2 + world.seed**2)
     quality = float(stats.norm.ppf(world.accuracy / 100)) * spread
 
     def side(by: float, runs: int, luck: float) -> FloatArray:
         sums = ease_BN[:, None] + quality + by + rng.normal(0, world.seed, (size, runs, 1))
-        sums = sums + rng.normal(0, luck, (size, runs, items))
+        sums = sums + rng.normal(0, world.taste, (size, 1, items)) + rng.normal(0, luck, (size, runs, items))
         if world.cluster_luck:
             sums += rng.normal(0, world.cluster_luck, (size, runs, count))[:, :, cluster_N]
         if world.kind == "binary":
@@ -241,9 +245,8 @@ def simulate(name: str, comparisons: int) -> dict[str, Any]:
     """Return the rates of one world in percent: false promotions, and power."""
     world, rng = WORLDS[name], np.random.default_rng([7, *name.encode()])
     critical, better = oracle(world, rng, comparisons)
-    luckless = dataclasses.replace(world, luck=0.0, cluster_luck=0.0, seeds=1)
-    run_B = [draw(luckless, rng, 0.0, BATCH, one_test=True).gains() for _ in range(10)]
-    deviation = float(np.concatenate(run_B).std()) / math.sqrt(2)
+    many = dataclasses.replace(world, items=20_000, clusters=1, cluster_luck=0.0, seeds=1)  # luck averages out
+    deviation = float(draw(many, rng, 0.0, BATCH, one_test=True).gains().std()) / math.sqrt(2)
     judge = Judge(world, world.stated * deviation)
     batch = world.looks if world.looks > 1 else BATCH
     alphas, counts = errors_allowed(world, batch), {}
@@ -271,18 +274,19 @@ def simulate(name: str, comparisons: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comparisons", type=int, default=20_000, help="between equals, and as many with a better one")
+    parser.add_argument("--comparisons", type=int, default=10_000, help="between equals, and as many with a better one")
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=list(WORLDS))
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process per world
     results = []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(options.processes) as pool:
         for result in pool.map(simulate, options.worlds, [options.comparisons] * len(options.worlds)):
             results.append(result)
             print(json.dumps(result), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            if options.out:
+                options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

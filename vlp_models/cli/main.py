@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from vlp_models.cli import (
+    bundles,
     checkpoints,
     compare,
     data,
@@ -83,8 +84,10 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "predict": predict.predict,
         "export": export.export,
     },
-    "Compare models": {
+    "Compare models, check figures": {
         "compare": compare.compare,
+        "pack": bundles.pack,
+        "replay": bundles.replay,
     },
     "Registry and promotion": {
         "promote": registry.promote,
@@ -119,6 +122,8 @@ WORK = {
     "predict": "loading the model",
     "export": "reading the registry",
     "compare": "resampling",
+    "pack": "hashing weights",
+    "replay": "computing the figures again",
     "promote": "comparing registered versions",
     "rollback": "reading the registry",
     "history": "checking the ledger",

@@ -7,8 +7,8 @@ drawn with replacement, once for all runs of both sides. Each draw then adds a d
 difference of two means of k_a and k_b runs whose values deviate by s, from Student's t. s is pooled from the runs of
 both sides and from a stated prior deviation, as in Smyth (2004), "Linear models and empirical Bayes": the stated
 deviation counts like one measured with `PRIOR_DEGREES` degrees of freedom, so it decides if a side has one run and
-fades with many. Values measured on one test also contain the noise of its items, which is thus counted twice: the
-interval is slightly wide, not slightly narrow.
+fades with many. What runs of one side do differently on an item is in s: the draws of the items are shrunk by that part
+of their variance, which with one run per side is unknown and stays (the interval is then slightly wide).
 
 With few items, or few on which the sides differ (two models that are right on 98%), a bootstrap finds gains too easily.
 A gain must therefore pass a second test, too: each group's share of the gain gets a random sign (a paired permutation
@@ -188,18 +188,22 @@ def gain_over_seeds(
     total_1K = all_GK.sum(axis=0, keepdims=True)
     values_R1 = values(total_1K)
     value = float(gains(values_R1)[0])
-    items_S = np.concatenate(
-        [gains(values(counts_SG @ all_GK)) for counts_SG in _batches(_draw_counts, count, resamples, seed)]
-    )
+    batches = _batches(_draw_counts, count, resamples, seed)
+    drawn_RS = np.hstack([values(counts_SG @ all_GK) for counts_SG in batches])
+    items_S = gains(drawn_RS)
     with np.errstate(divide="ignore", invalid="ignore"):  # a statistic may need the group that is left out
         without_G = gains(values(total_1K - all_GK))
     shares_G = (value + (count - 1) * (value - without_G)) / count  # the jackknife's pseudo-values
     shares_G = np.where(np.isfinite(shares_G), shares_G, value / count)
     chance_S = np.concatenate([signs_SG @ shares_G for signs_SG in _batches(_draw_signs, count, resamples, seed)])
-    draws_S, scale = items_S, 0.0
-    deviation, degrees = _deviation(values_R1[:, 0], len(ours), seed_std)
+    draws_S, scale, luck = items_S, 0.0, _luck(drawn_RS, len(ours))
+    deviation, degrees = _deviation(values_R1[:, 0], len(ours), seed_std, luck)
     if deviation is not None:
-        scale = deviation * float(np.sqrt(1 / len(ours) + 1 / len(theirs)))
+        both, variance = 1 / len(ours) + 1 / len(theirs), float(items_S.var())
+        scale = deviation * float(np.sqrt(both))
+        # The runs' own luck with the items is in their deviation: the items' draws keep the rest of their variance.
+        rest = float(np.sqrt(max(0.0, 1 - luck * both / variance))) if variance > 0 else 1.0
+        items_S, chance_S = items_S.mean() + rest * (items_S - items_S.mean()), rest * chance_S
         noise_S = scale * _student(degrees, resamples * SEED_DRAWS, seed)
         draws_S, chance_S = np.repeat(items_S, SEED_DRAWS) + noise_S, np.repeat(chance_S, SEED_DRAWS) + noise_S
     return Gain(
@@ -244,13 +248,24 @@ def _student(degrees: int, size: int, seed: int) -> FloatArray:
     return np.random.default_rng([seed, 2]).standard_t(degrees, size=size)
 
 
-def _deviation(values_R: FloatArray, ours: int, stated: float) -> tuple[float | None, int]:
-    """Return the pooled deviation of one run over seeds and its degrees of freedom; None if unknown."""
+def _luck(drawn_RS: FloatArray, ours: int) -> float:
+    """Return the variance over items of what is a run's own, from runs of one side that differ; 0 with one run each."""
+    own = [side - side.mean(axis=0) for side in (drawn_RS[:ours], drawn_RS[ours:])]
+    degrees = len(drawn_RS) - 2
+    return sum(float(side.var(axis=1).sum()) for side in own) / degrees if degrees else 0.0
+
+
+def _deviation(values_R: FloatArray, ours: int, stated: float, luck: float) -> tuple[float | None, int]:
+    """Return the pooled deviation of one run on this test and its degrees of freedom; None if unknown.
+
+    Args:
+        stated: deviation over seeds, to which the runs' luck with this test's items is added.
+    """
     sides = (values_R[:ours], values_R[ours:])
     squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
     degrees = len(values_R) - 2
     if stated > 0:
-        squares, degrees = squares + PRIOR_DEGREES * stated**2, degrees + PRIOR_DEGREES
+        squares, degrees = squares + PRIOR_DEGREES * (stated**2 + luck), degrees + PRIOR_DEGREES
     return (float(np.sqrt(squares / degrees)), degrees) if degrees else (None, 0)
 
 

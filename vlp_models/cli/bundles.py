@@ -1,0 +1,81 @@
+"""`vlp pack` and `vlp replay`: figures that anybody can check."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlp_models.common.portable import choose_instructions
+from vlp_models.errors import ParamsError
+
+
+class Level(StrEnum):
+    score = "score"
+    predict = "predict"
+    train = "train"
+
+
+def pack(
+    run: Annotated[str, typer.Argument(help="An evaluated fine-tuning run, such as tden-vqa.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; default: RUN.run.zip.", show_default=False)
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="A private key (PEM, elliptic curve) to sign with; needs model-signing.", show_default=False),
+    ] = None,
+) -> None:
+    """Pack what a run's figures come from into one file: scores per item, predictions, lineage, hashes, environment.
+
+    Anybody can check it with `vlp replay`. Example: `vlp pack tden-vqa`
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.run_bundle import SUFFIX, sign
+    from vlp_models.pipeline.run_bundle import pack as write
+
+    params = load_params()
+    if run not in params.finetune:
+        raise ParamsError(f"no run `{run}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
+    bundle = write(params, Workspace(), run, output or Path(f"{run}{SUFFIX}"))
+    print(f"{bundle.path}: {len(bundle.files)} files of {run}, id {bundle.id}")
+    if key is not None:
+        print(f"{sign(bundle.path, key)}: its signature")
+
+
+def replay(
+    bundle: Annotated[Path, typer.Argument(help="A file that `vlp pack` wrote.", show_default=False)],
+    level: Annotated[
+        Level,
+        typer.Option(
+            help="score: values and intervals from the scores per item, in seconds. predict: also predictions, with "
+            "this project's data and weights, in minutes. train: everything, in a copy of this project."
+        ),
+    ] = Level.score,
+    public_key: Annotated[
+        Path | None, typer.Option(help="Refuse the bundle unless this key (PEM) signed it.", show_default=False)
+    ] = None,
+) -> None:
+    """Compute a packed run's figures again, and say what is equal and what differs. Exit code 1: something differs.
+
+    A bundle of which any byte has changed is refused. With `trainer.reproducible: portable`, a training is
+    bit-identical on every x86-64 processor with AVX2. Example: `vlp replay tden-vqa.run.zip --level predict`
+    """
+    from vlp_models.pipeline.run_bundle import check_signature, open_bundle
+
+    opened = open_bundle(bundle)
+    if public_key is not None:
+        check_signature(bundle, public_key)
+    choose_instructions(opened.manifest["environment"]["mode"])
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.pipeline.replay import replay as compute
+
+    made = opened.manifest
+    print(f"{bundle}: {made['run']} ({made['task']}), id {opened.id}, commit {made['git_commit'][:12]}")
+    findings = compute(opened, level.value, Workspace())
+    for finding in findings:
+        print(f"{'equal' if finding.equal else 'differs':8} {finding.subject}: {finding.text}")
+    raise typer.Exit(int(not all(finding.equal for finding in findings)))

@@ -1,0 +1,194 @@
+"""`vlp replay`: compute a bundle's figures again: from its items, from the weights, or from the data by training.
+
+| level   | computes again                       | needs                                           |
+|---------|--------------------------------------|-------------------------------------------------|
+| score   | values and intervals, from the items | the bundle alone                                |
+| predict | predictions and scores               | the project with its data and the run's weights |
+| train   | everything, in a copy of the project | the project's raw data, if no stage generates it |
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vlp_models.common.io import hash_file
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import DataError
+from vlp_models.metrics.bootstrap import interval
+from vlp_models.params import Params, parse_params, read_yaml
+from vlp_models.pipeline.run_bundle import RunBundle, environment
+from vlp_models.tasks.scoring import read_item_scores
+
+Level = Literal["score", "predict", "train"]
+ROUNDING = 5e-5  # scores.json has four decimals
+SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was computed again. equal: to what the bundle says."""
+
+    subject: str
+    equal: bool
+    text: str
+
+
+def replay(bundle: RunBundle, level: Level, workspace: Workspace) -> list[Finding]:
+    """Compute a bundle's figures again and compare.
+
+    Raises:
+        DataError: what the level needs is not in the workspace; the message says what.
+    """
+    if level == "score":
+        return score(bundle)
+    params = _params_of(bundle)
+    if level == "predict":
+        return predict(bundle, params, workspace)
+    return train(bundle, params, workspace)
+
+
+def score(bundle: RunBundle) -> list[Finding]:
+    """Recompute every value and interval from the scores per item."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "items.parquet"
+        path.write_bytes(bundle.files["items.parquet"])
+        items = read_item_scores(path)
+    records = {(r["dataset"], r["split"], r["metric"]): r for r in bundle.json("scores.json")}
+    wrong, count = [], 0
+    for own in items:
+        record = records.get((own.dataset, own.split, own.metric))
+        if record is None or record["value"] is None:
+            continue
+        evidence = own.evidence()
+        value = float(evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0])
+        ends = interval(evidence, resamples=bundle.manifest["bootstrap"], seed=record["seed"]) or (None, None)
+        for name, found in zip(("value", "low", "high"), (value, *ends), strict=True):
+            count += found is not None
+            if not _close(record[name], found):
+                wrong.append(
+                    f"{own.metric} on {own.dataset} {own.split}: {name} {record[name]}, from its items {found}"
+                )
+    text = f"{count} values and ends of intervals follow from {len(items)} metrics' items"
+    return [Finding(subject="scores", equal=not wrong, text=_list(wrong) or text)]
+
+
+def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
+    """Predict and score again with the project's weights and data."""
+    from vlp_models.evaluation.test_set import hash_shards
+    from vlp_models.pipeline.stages import evaluate
+
+    run, record = bundle.run, bundle.json("scores.json")[0]
+    for name, digest in bundle.manifest["weights"].items():
+        if not (workspace.root / name).is_file():
+            raise DataError(f"{name}: not in this project; `dvc pull` with the bundle's dvc.lock, or use --level train")
+        if name.startswith(f"checkpoints/finetune/{run}/") and hash_file(workspace.root / name) != digest:
+            raise DataError(
+                f"{name}: not the bundle's weights; check out its commit and `dvc pull`, or use --level train"
+            )
+    if (found := hash_shards(workspace.shards)) != record["data"]:
+        raise DataError(f"data/shards is {found}, the bundle's {record['data']}; `dvc pull` with the bundle's dvc.lock")
+    with tempfile.TemporaryDirectory(dir=workspace.root, prefix=".replay-") as folder:
+        copy = Workspace(Path(folder))
+        for name in ("data", "checkpoints", "plugins", "packages"):
+            if (workspace.root / name).exists():
+                (copy.root / name).symlink_to(workspace.root / name)
+        evaluate.run(params, copy, run)
+        return _compare_evaluations(bundle, copy)
+
+
+def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
+    """Run the pipeline up to the run's evaluation in a new project with the bundle's params.yaml."""
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+        project = Path(folder) / "project"
+        _vlp(project.parent, "init", str(project))
+        (project / "params.yaml").write_bytes(bundle.files["params.yaml"])
+        for root in _raw_data(params):
+            source = workspace.root / root
+            if not source.exists():
+                raise DataError(f"{source}: the run's data is not here; run the command in a project that has it")
+            (project / root).parent.mkdir(parents=True, exist_ok=True)
+            (project / root).symlink_to(source.resolve())
+        _vlp(project, "use", "--set", "tracking.uri=")  # nothing is registered
+        _vlp(project, "run", f"evaluate@{bundle.run}")
+        copy, findings = Workspace(project), []
+        for name, digest in bundle.manifest["weights"].items():
+            path = project / name
+            equal = path.is_file() and hash_file(path) == digest
+            findings.append(Finding(subject=name, equal=equal, text="bit-identical" if equal else "other weights"))
+        return [*findings, *_compare_evaluations(bundle, copy), *_explain(bundle, params, findings)]
+
+
+def _params_of(bundle: RunBundle) -> Params:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "params.yaml"
+        path.write_bytes(bundle.files["params.yaml"])
+        return parse_params(read_yaml(path))
+
+
+def _raw_data(params: Params) -> Iterable[str]:
+    """Return the folders of raw data that no stage generates."""
+    for name, source in params.data.items():
+        root = getattr(source, "root", "")
+        if root and name not in params.generate and not Path(root).is_absolute():
+            yield root
+
+
+def _vlp(folder: Path, *words: str) -> None:
+    """Run a command with its output on this terminal.
+
+    Raises:
+        DataError: it failed.
+    """
+    done = subprocess.run([sys.executable, "-m", "vlp_models.cli.main", *words], cwd=folder)
+    if done.returncode:
+        raise DataError(f"`vlp {' '.join(words)}` failed in the copy of the project, with exit code {done.returncode}")
+
+
+def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Finding]:
+    folder, findings = workspace.evaluation(bundle.run), []
+    for name in sorted(bundle.files):
+        if name.startswith("predictions-"):
+            before = bundle.files[name].decode().splitlines()
+            after = (folder / name).read_text(encoding="utf-8").splitlines() if (folder / name).exists() else []
+            differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
+            text = f"{differ:,} of {len(before):,} differ" if differ else f"all {len(before):,} are equal"
+            findings.append(Finding(subject=name, equal=not differ, text=text))
+    scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    found = {(r["dataset"], r["split"], r["metric"]): r["value"] for r in scores}
+    wrong, count = [], 0
+    for record in bundle.json("scores.json"):
+        value = found.get((record["dataset"], record["split"], record["metric"]))
+        count += 1
+        if not _close(record["value"], value):
+            wrong.append(f"{record['metric']} on {record['dataset']} {record['split']}: {record['value']}, now {value}")
+    return [*findings, Finding(subject="scores", equal=not wrong, text=_list(wrong) or f"all {count} are equal")]
+
+
+def _explain(bundle: RunBundle, params: Params, weights: Iterable[Finding]) -> list[Finding]:
+    """Say why weights differ, if they do: what differs between the two environments."""
+    if all(finding.equal for finding in weights):
+        return []
+    before: Mapping[str, str] = bundle.manifest["environment"]
+    now = environment(params)
+    differ = [f"{name} {before[name]}, here {now[name]}" for name in before if before[name] != now.get(name)]
+    if before["mode"] != "portable":
+        differ.append("`trainer.reproducible` is not `portable`: digits depend on the processor")
+    text = "; ".join(differ) or "nothing known differs between the two environments: the code may (see git_commit)"
+    return [Finding(subject="why", equal=False, text=text)]
+
+
+def _close(before: Any, now: Any) -> bool:
+    if before is None or now is None:
+        return before is now
+    return bool(abs(before - now) <= ROUNDING + 1e-6 * abs(before))
+
+
+def _list(wrong: list[str]) -> str:
+    return "; ".join(wrong[:SHOWN]) + (f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else "")
