@@ -1,8 +1,8 @@
-"""How often the gate errs and what it finds, next to common tests, in simulated worlds.
+"""How often the gate errs and what it finds, next to common tests, in simulated scenarios.
 
     python benchmarks/gate.py --comparisons 10000 --out benchmarks/results/gate.json
 
-A world draws comparisons of two variants on one test: right or wrong answers or graded scores, of independent or of
+A scenario draws comparisons of two variants on one test: right or wrong answers or graded scores, of independent or of
 clustered items, from one seed or from several. In half of the comparisons the variants are equally good: a promotion is
 false. In the other half one is better, by as much as the oracle finds in 80% of the cases. All methods decide on the
 same draws, one-sided at 5%:
@@ -12,10 +12,11 @@ same draws, one-sided at 5%:
 - t-test: paired, over items (lmms-eval's comparison of two runs; items of several seeds are averaged).
 - McNemar: exact, over items of the first seeds; for right and wrong answers only.
 - bootstrap: percentile, over items (of several seeds: averaged).
-- oracle: knows the world. It promotes if the gain exceeds the 95% quantile of gains between equals (drawn separately).
+- oracle: has the scenario's own distribution. It promotes if the gain exceeds the 95% quantile of gains between equals,
+  which are drawn separately.
 
 Scores are sums of effects, each normal: the ease of the item and of its cluster, the quality of the variant and its
-taste for an item, the seed, and the run's own luck on an item and on a cluster. An answer is right if the sum is above
+taste for an item, the seed, and the run's own noise on an item and on a cluster. An answer is right if the sum is above
 zero; a graded score is a function of it.
 """
 
@@ -44,19 +45,19 @@ BATCH = 200  # comparisons drawn at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class Scenario:
     """Stds are in those of an item's ease.
 
-    accuracy    percent of right answers; graded worlds start from the same sum
+    accuracy    percent of right answers; graded scenarios start from the same sum
     clusters    items per cluster: a number, or a range from which each cluster's is drawn
     shared      share of the variance of ease that a cluster's items have in common
-    luck, cluster_luck, seed    std of a run's own effect on an item, on a cluster, on all items
+    noise, cluster_noise, seed    std of a run's own effect on an item, on a cluster, on all items
     taste       std of a variant's own effect on an item, the same for all its runs
     seeds       of each variant
-    stated      deviation over seeds that is told to the gate: a factor of the true one; 0: it is to estimate it
-    wilder      factor of the luck of the variant in question; 1: both vary alike
+    stated      deviation over seeds that the gate is given: a factor of the true one; 0: it is to estimate it
+    wilder      factor of the noise of the variant in question; 1: both vary alike
     looks       decisions on one test, each with fresh runs; promotion.error_budget holds for all of them together
-    candidates  of which the best on this test is compared
+    candidates  the best of so many on this test is compared
     """
 
     about: str
@@ -65,8 +66,8 @@ class World:
     accuracy: float = 60.0
     clusters: int | tuple[int, int] = 1
     shared: float = 0.0
-    luck: float = 0.8
-    cluster_luck: float = 0.0
+    noise: float = 0.8
+    cluster_noise: float = 0.0
     taste: float = 0.0
     seed: float = 0.0
     seeds: int = 1
@@ -76,27 +77,30 @@ class World:
     candidates: int = 1
 
 
-WORLDS = {
-    "binary": World(about="300 questions, right or wrong"),
-    "large": World(about="2,000 questions, right or wrong", items=2000),
-    "graded": World(about="300 scores between 0 and 1", kind="share"),
-    "skewed": World(about="300 scores as skewed as CIDEr per image", kind="skewed"),
-    "ceiling": World(about="300 questions, 98% right", accuracy=98.0),
-    "floor": World(about="300 questions, 3% right", accuracy=3.0),
-    "few items": World(about="25 questions, right or wrong", items=25),
-    "few skewed": World(about="25 scores as skewed as CIDEr per image", items=25, kind="skewed"),
-    "clustered": World(about="60 images, 10 questions each", items=600, clusters=10, shared=0.3, cluster_luck=0.5),
-    "uneven": World(about="60 images, 1 to 20 questions", items=600, clusters=(1, 20), shared=0.3, cluster_luck=0.5),
-    "wilder": World(about="300 graded scores, one variant varies twice as much", kind="share", wilder=2.0),
-    "two seeds": World(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=2),
-    "three seeds": World(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=3),
-    "ten seeds": World(about="300 questions, 10 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=10),
-    "one seed, stated": World(about="300 questions, 1 seed each, deviation stated", seed=0.06, taste=0.4, stated=1.0),
-    "three seeds, stated": World(
+SCENARIOS = {
+    "binary": Scenario(about="300 questions, right or wrong"),
+    "graded": Scenario(about="300 scores between 0 and 1", kind="share"),
+    "skewed": Scenario(about="300 scores as skewed as CIDEr per image", kind="skewed"),
+    "ceiling": Scenario(about="300 questions, 98% right", accuracy=98.0),
+    "floor": Scenario(about="300 questions, 3% right", accuracy=3.0),
+    "few items": Scenario(about="25 questions, right or wrong", items=25),
+    "few skewed": Scenario(about="25 scores as skewed as CIDEr per image", items=25, kind="skewed"),
+    "clustered": Scenario(about="60 images, 10 questions each", items=600, clusters=10, shared=0.3, cluster_noise=0.5),
+    "uneven": Scenario(
+        about="60 images, 1 to 20 questions", items=600, clusters=(1, 20), shared=0.3, cluster_noise=0.5
+    ),
+    "wilder": Scenario(about="300 graded scores, one variant varies twice as much", kind="share", wilder=2.0),
+    "two seeds": Scenario(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=2),
+    "three seeds": Scenario(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=3),
+    "ten seeds": Scenario(about="300 questions, 10 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=10),
+    "one seed, stated": Scenario(
+        about="300 questions, 1 seed each, deviation stated", seed=0.06, taste=0.4, stated=1.0
+    ),
+    "three seeds, stated": Scenario(
         about="300 questions, 3 seeds each, deviation stated", seed=0.06, taste=0.4, seeds=3, stated=1.0
     ),
-    "repeated looks": World(about="300 questions, 50 decisions on one test", looks=50),
-    "best of five": World(about="300 questions, the best of 5 on the test itself", candidates=5),
+    "repeated looks": Scenario(about="300 questions, 50 decisions on one test", looks=50),
+    "best of five": Scenario(about="300 questions, the best of 5 on the test itself", candidates=5),
 }
 
 
@@ -117,46 +121,46 @@ class Draws:
         return gain_B
 
 
-def draw(world: World, rng: np.random.Generator, better: float, size: int, *, one_test: bool = False) -> Draws:
+def draw(scenario: Scenario, rng: np.random.Generator, better: float, size: int, *, one_test: bool = False) -> Draws:
     """Draw comparisons of a variant that is `better` (in units of quality) with another one."""
-    cluster_N = _clusters(world, rng)
+    cluster_N = _clusters(scenario, rng)
     count, items = int(cluster_N[-1]) + 1, len(cluster_N)
     tests = 1 if one_test else size
-    ease_BC = rng.normal(0, math.sqrt(world.shared), (tests, count))
-    ease_BN = ease_BC[:, cluster_N] + rng.normal(0, math.sqrt(1 - world.shared), (tests, items))
-    spread = math.sqrt(1 + world.luck**2 + world.cluster_luck**2 + world.taste**2 + world.seed**2)
-    quality = float(stats.norm.ppf(world.accuracy / 100)) * spread
+    ease_BC = rng.normal(0, math.sqrt(scenario.shared), (tests, count))
+    ease_BN = ease_BC[:, cluster_N] + rng.normal(0, math.sqrt(1 - scenario.shared), (tests, items))
+    spread = math.sqrt(1 + scenario.noise**2 + scenario.cluster_noise**2 + scenario.taste**2 + scenario.seed**2)
+    quality = float(stats.norm.ppf(scenario.accuracy / 100)) * spread
 
-    def side(by: float, runs: int, luck: float) -> FloatArray:
-        sums = ease_BN[:, None] + quality + by + rng.normal(0, world.seed, (size, runs, 1))
-        sums = sums + rng.normal(0, world.taste, (size, 1, items)) + rng.normal(0, luck, (size, runs, items))
-        if world.cluster_luck:
-            sums += rng.normal(0, world.cluster_luck, (size, runs, count))[:, :, cluster_N]
-        if world.kind == "binary":
+    def side(by: float, runs: int, noise: float) -> FloatArray:
+        sums = ease_BN[:, None] + quality + by + rng.normal(0, scenario.seed, (size, runs, 1))
+        sums = sums + rng.normal(0, scenario.taste, (size, 1, items)) + rng.normal(0, noise, (size, runs, items))
+        if scenario.cluster_noise:
+            sums += rng.normal(0, scenario.cluster_noise, (size, runs, count))[:, :, cluster_N]
+        if scenario.kind == "binary":
             return (sums > 0).astype(np.float64)
-        if world.kind == "share":  # linear, so luck leaves the mean as it is
+        if scenario.kind == "share":  # linear, so noise leaves the mean as it is
             return 0.5 + 0.1 * sums
         return np.exp(0.6 * sums)  # a skewness of about 4
 
-    ours = side(better, world.seeds * world.candidates, world.luck * world.wilder)
-    theirs = side(0.0, world.seeds, world.luck)
-    if world.candidates > 1:
+    ours = side(better, scenario.seeds * scenario.candidates, scenario.noise * scenario.wilder)
+    theirs = side(0.0, scenario.seeds, scenario.noise)
+    if scenario.candidates > 1:
         best_B = ours.mean(axis=2).argmax(axis=1)
         ours = ours[np.arange(size), best_B][:, None]
     return Draws(ours=ours, theirs=theirs, cluster_N=cluster_N)
 
 
-def _clusters(world: World, rng: np.random.Generator) -> NDArray[np.int64]:
-    if isinstance(world.clusters, int):
-        return np.arange(world.items) // world.clusters
-    low, high = world.clusters
-    sizes = rng.integers(low, high + 1, size=world.items)
-    return np.repeat(np.arange(world.items), sizes)[: world.items]
+def _clusters(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.int64]:
+    if isinstance(scenario.clusters, int):
+        return np.arange(scenario.items) // scenario.clusters
+    low, high = scenario.clusters
+    sizes = rng.integers(low, high + 1, size=scenario.items)
+    return np.repeat(np.arange(scenario.items), sizes)[: scenario.items]
 
 
-def oracle(world: World, rng: np.random.Generator, comparisons: int) -> tuple[float, float]:
+def oracle(scenario: Scenario, rng: np.random.Generator, comparisons: int) -> tuple[float, float]:
     """Return the gain that equals exceed in 5% of the comparisons, and the quality that exceeds it in 80%."""
-    single = dataclasses.replace(world, looks=1)
+    single = dataclasses.replace(scenario, looks=1)
 
     def sample(better: float, seed: int, size: int) -> FloatArray:
         own = np.random.default_rng(seed)
@@ -172,14 +176,16 @@ def oracle(world: World, rng: np.random.Generator, comparisons: int) -> tuple[fl
 
 
 class Judge:
-    """Decides comparisons of one world by all methods."""
+    """Decides comparisons of one scenario by all methods."""
 
-    def __init__(self, world: World, deviation: float) -> None:
-        self.world = world
+    def __init__(self, scenario: Scenario, deviation: float) -> None:
+        self.scenario = scenario
         self.rule = GateParams(metric="accuracy", direction="higher", seed_std=deviation)
         self.params = PromotionParams()
-        counts = np.random.default_rng(0).multinomial(world.items, np.full(world.items, 1 / world.items), size=2000)
-        self.counts_SN = counts / world.items
+        counts = np.random.default_rng(0).multinomial(
+            scenario.items, np.full(scenario.items, 1 / scenario.items), size=2000
+        )
+        self.counts_SN = counts / scenario.items
 
     def others(self, drawn: Draws) -> dict[str, NDArray[np.bool_]]:
         """Return what the other methods promote [B]."""
@@ -190,7 +196,7 @@ class Judge:
             "t-test": stats.t.sf(np.nan_to_num(t_B), difference_BN.shape[1] - 1) <= ALPHA,
             "bootstrap": (self.counts_SN @ difference_BN.T <= 0).mean(axis=0) <= ALPHA,
         }
-        if self.world.kind == "binary":
+        if self.scenario.kind == "binary":
             first_BN = drawn.ours[:, 0] - drawn.theirs[:, 0]
             wins_B, losses_B = (first_BN > 0).sum(axis=1), (first_BN < 0).sum(axis=1)
             found["McNemar"] = stats.binom.sf(wins_B - 1, wins_B + losses_B, 0.5) <= ALPHA
@@ -225,11 +231,11 @@ class Judge:
         return {"gate": np.array(promote), "gate, shown": np.array(shown)}
 
 
-def errors_allowed(world: World, size: int) -> list[float]:
+def errors_allowed(scenario: Scenario, size: int) -> list[float]:
     """Return the alpha of each of `size` decisions."""
     params = PromotionParams()
-    if world.looks == 1:
-        return [ALPHA / world.candidates] * size
+    if scenario.looks == 1:
+        return [ALPHA / scenario.candidates] * size
     entries: list[dict[str, Any]] = []
     alphas = []
     for week in range(size):
@@ -242,32 +248,33 @@ def errors_allowed(world: World, size: int) -> list[float]:
 
 
 def simulate(name: str, comparisons: int) -> dict[str, Any]:
-    """Return the rates of one world in percent: false promotions, and power."""
-    world, rng = WORLDS[name], np.random.default_rng([7, *name.encode()])
-    critical, better = oracle(world, rng, comparisons)
-    many = dataclasses.replace(world, items=20_000, clusters=1, cluster_luck=0.0, seeds=1)  # luck averages out
+    """Return the rates of one scenario in percent: false promotions, and power."""
+    scenario, rng = SCENARIOS[name], np.random.default_rng([7, *name.encode()])
+    critical, better = oracle(scenario, rng, comparisons)
+    many = dataclasses.replace(scenario, items=20_000, clusters=1, cluster_noise=0.0, seeds=1)  # noise averages out
     deviation = float(draw(many, rng, 0.0, BATCH, one_test=True).gains().std()) / math.sqrt(2)
-    judge = Judge(world, world.stated * deviation)
-    batch = world.looks if world.looks > 1 else BATCH
-    alphas, counts = errors_allowed(world, batch), {}
-    repeated = world.looks > 1
+    judge = Judge(scenario, scenario.stated * deviation)
+    batch = scenario.looks if scenario.looks > 1 else BATCH
+    alphas = errors_allowed(scenario, batch)
+    counts: dict[str, dict[str, float]] = {}
+    repeated = scenario.looks > 1
     for by, kind in ((0.0, "false"), (better, "power")):
         found: dict[str, list[NDArray[np.bool_]]] = {}
         for _ in range(comparisons // batch):
-            drawn = draw(world, rng, by, batch, one_test=repeated)
+            drawn = draw(scenario, rng, by, batch, one_test=repeated)
             decided = judge.others(drawn) | judge.gate(drawn, alphas if kind == "false" else [alphas[0]] * batch)
             decided["oracle"] = drawn.gains() > critical
             for method, promoted_B in decided.items():
                 any_of_them = repeated and kind == "false"
-                found.setdefault(method, []).append(promoted_B.any(keepdims=True) if any_of_them else promoted_B)
+                found.setdefault(method, []).append(np.array([promoted_B.any()]) if any_of_them else promoted_B)
         for method, parts in found.items():
             counts.setdefault(method, {})[kind] = round(100 * float(np.concatenate(parts).mean()), 2)
     return {
-        "world": name,
-        "about": world.about,
+        "scenario": name,
+        "about": scenario.about,
         "budget": 100 * (PromotionParams().error_budget if repeated else ALPHA),
         "comparisons": 2 * comparisons,
-        "gain_in_points": round(float(draw(world, rng, better, 2000).gains().mean()), 2),
+        "gain_in_points": round(float(draw(scenario, rng, better, 2000).gains().mean()), 2),
         "percent": counts,
     }
 
@@ -275,14 +282,14 @@ def simulate(name: str, comparisons: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--comparisons", type=int, default=10_000, help="between equals, and as many with a better one")
-    parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=list(WORLDS))
+    parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS), choices=list(SCENARIOS))
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process per world
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process per scenario
     results = []
     with ProcessPoolExecutor(options.processes) as pool:
-        for result in pool.map(simulate, options.worlds, [options.comparisons] * len(options.worlds)):
+        for result in pool.map(simulate, options.scenarios, [options.comparisons] * len(options.scenarios)):
             results.append(result)
             print(json.dumps(result), flush=True)
             if options.out:

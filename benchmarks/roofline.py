@@ -168,7 +168,7 @@ def measure_decoding(name: str, size: Size, repeats: int) -> dict[str, Any]:
 
     def note(module: nn.Module, *_: Any) -> None:
         for weight in module.parameters(recurse=False):
-            if not isinstance(module, nn.Embedding):  # of which a step reads a row
+            if not isinstance(module, nn.Embedding):  # a step reads rows of it
                 used[weight.data_ptr()] = weight.nbytes
 
     hooks = [module.register_forward_hook(note) for module in model.modules()]

@@ -99,10 +99,10 @@ def measure(project: Path, task: str, rounds: int, requests: int) -> list[dict[s
     try:
         key = "caption" if task == "captioning" else "answer"
         with ThreadPoolExecutor(8) as pool:
-            said = {
+            answers = {
                 name: [one[key] for _, one in pool.map(server.ask, bodies[:64])] for name, server in servers.items()
             }
-        first, other = said.values()
+        first, other = answers.values()
         assert first == other, "batches change answers"
         for clients in CLIENTS:
             results: dict[str, list[dict[str, float]]] = {name: [] for name in servers}

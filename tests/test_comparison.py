@@ -23,8 +23,8 @@ from vlp_models.metrics.score import item_scores, mean_score, write_items
 def scores(seed: int, count: int = 200, better: float = 0.0) -> list[float]:
     """Return answers, right or wrong, of a model that is right more often by `better`."""
     ease = np.random.default_rng(0).random(count)
-    luck = np.random.default_rng(seed).random(count) * 0.6
-    return ((ease + luck) / 1.6 < 0.5 + better).astype(float).tolist()
+    noise = np.random.default_rng(seed).random(count) * 0.6
+    return ((ease + noise) / 1.6 < 0.5 + better).astype(float).tolist()
 
 
 def write_csv(path: Path, values: list[float], columns: dict[str, list[Any]] | None = None) -> Path:
@@ -191,7 +191,7 @@ def test_clusters_are_resampled_together(tmp_path: Path) -> None:
 
 
 def test_seeds_are_a_level_of_the_bootstrap(tmp_path: Path) -> None:
-    """Runs of one model in one file, told apart by their column `seed`; seeds that disagree widen the interval."""
+    """Runs of one model in one file, separated by their column `seed`; seeds that disagree widen the interval."""
     runs = [(model, seed) for model in ("a", "b") for seed in range(3)]
     rows = ["item,score,model,seed"]
     for model, seed in runs:

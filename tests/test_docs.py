@@ -108,3 +108,19 @@ def test_generated_pages_are_up_to_date(name: str, function: str) -> None:
         sys.path.pop(0)
     text = (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
     assert text == getattr(reference, function)(), "run `make docs`, and commit the page"
+
+
+@pytest.mark.parametrize("bundle", sorted((DOCS / "results" / "runs").glob("*.run.zip")), ids=lambda path: path.stem)
+def test_figures_of_the_demo_replay_from_their_bundles(bundle: Path) -> None:
+    from vlp_models.pipeline.replay import score
+    from vlp_models.pipeline.run_bundle import open_bundle
+
+    opened = open_bundle(bundle)
+    assert all(finding.equal for finding in score(opened))
+    name, row = {"vqa": ("accuracy", "VQA accuracy"), "captioning": ("CIDEr", "CIDEr")}[opened.manifest["task"]]
+    record = next(r for r in opened.json("scores.json") if r["metric"] == name and r["split"] == "test")
+    (line,) = re.findall(rf"^\| synthetic scenes \(demo, TDEN\) \| {row} \|.*$", (ROOT / "README.md").read_text(), re.M)
+    assert f"{record['value']:.1f} ({record['low']:.1f} to {record['high']:.1f})" in line
+    reproducibility = (DOCS / "guides" / "reproducibility.md").read_text(encoding="utf-8")
+    for weights, digest in opened.manifest["weights"].items():
+        assert digest[:12] in reproducibility or weights.startswith("checkpoints/initial")

@@ -110,7 +110,7 @@ def test_the_training_replays_bit_for_bit(packed: RunBundle, project: Workspace)
     assert len(found) == len(packed.manifest["weights"])
 
 
-def test_signature_says_who_packed_it(packed: RunBundle, tmp_path: Path) -> None:
+def test_signature_names_who_packed_it(packed: RunBundle, tmp_path: Path) -> None:
     pytest.importorskip("model_signing")
     from vlp_models.pipeline.run_bundle import check_signature, sign
 

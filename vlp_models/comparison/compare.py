@@ -99,7 +99,7 @@ def compare(files: Files, *, columns: Columns = Columns(), **settings: Any) -> C
         settings: see `Settings`.
 
     Raises:
-        DataError: a file is not readable, or the files cannot be compared; the message says what differs.
+        DataError: a file is not readable, or the files cannot be compared; the message names what differs.
     """
     runs = list(itertools.chain.from_iterable(read_runs(path, name, columns) for name, path in _named(files)))
     return compare_runs(runs, Settings(**settings))
@@ -128,7 +128,8 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
     if len(models) < 2:
         raise DataError(f"two models are needed; there is {', '.join(models) or 'none'}. Name them: NAME=PATH")
     baseline, *challengers = models
-    rows, left_out, sizes = [], {}, (0, 0)
+    rows, sizes = [], (0, 0)
+    left_out: dict[str, tuple[str, ...]] = {}
     alpha = (1 - settings.confidence) / 2
     for metric in _metrics(runs, settings.metrics):
         evidence, lacking = _pair(runs, metric, settings)
@@ -277,12 +278,12 @@ def _check_same(
 
 def _notes(models: Mapping[str, Sequence[Run]], settings: Settings) -> Iterable[str]:
     """Yield what a reader must know to believe the table."""
-    told: dict[str, list[str]] = {}
+    noted: dict[str, list[str]] = {}
     for run in itertools.chain.from_iterable(models.values()):
         for note in run.notes:
-            told.setdefault(note, []).append(str(run.source))
+            noted.setdefault(note, []).append(str(run.source))
     every = sum(len(runs) for runs in models.values())
-    for note, sources in told.items():
+    for note, sources in noted.items():
         yield note if len(sources) == every else f"{note} ({', '.join(sources)})"
     if settings.seed_std == 0 and all(len(runs) == 1 for runs in models.values()):
         yield (

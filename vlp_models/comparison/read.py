@@ -140,7 +140,7 @@ def _read_parquet(path: Path, columns: Columns) -> list[Run]:
     model, seed = path.parent.name, ""
     record = path.with_name("scores.json")
     if record.is_file():
-        first = next(iter(json.loads(record.read_text(encoding="utf-8"))), {})
+        first: dict[str, Any] = next(iter(json.loads(record.read_text(encoding="utf-8"))), {})
         model, seed = str(first.get("variant", model)), str(first.get("seed", ""))
     return [Run(model=model, seed=seed, source=path, metrics=metrics, notes=["clusters: the file's groups"])]
 
@@ -344,7 +344,7 @@ def _scored(path: Path, rows: Sequence[Row], values: Sequence[float], item: str,
     if len(set(items)) < len(items):
         seen: set[str] = set()
         repeated = next(name for name in items if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{item} {repeated} occurs more than once; name a column that tells rows apart with --item")
+        raise ValueError(f"{item} {repeated} occurs more than once; name a column that distinguishes rows with --item")
     if cluster and any(cluster not in row for row in rows):
         raise ValueError(f"{cluster} is missing in some rows, so it cannot form the clusters")
     return Scored(

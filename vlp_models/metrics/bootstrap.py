@@ -196,13 +196,13 @@ def gain_over_seeds(
     shares_G = (value + (count - 1) * (value - without_G)) / count  # the jackknife's pseudo-values
     shares_G = np.where(np.isfinite(shares_G), shares_G, value / count)
     chance_S = np.concatenate([signs_SG @ shares_G for signs_SG in _batches(_draw_signs, count, resamples, seed)])
-    draws_S, scale, luck = items_S, 0.0, _luck(drawn_RS, len(ours))
-    deviation, degrees = _deviation(values_R1[:, 0], len(ours), seed_std, luck)
+    draws_S, scale, run_noise = items_S, 0.0, _run_noise(drawn_RS, len(ours))
+    deviation, degrees = _deviation(values_R1[:, 0], len(ours), seed_std, run_noise)
     if deviation is not None:
         both, variance = 1 / len(ours) + 1 / len(theirs), float(items_S.var())
         scale = deviation * float(np.sqrt(both))
-        # The runs' own luck with the items is in their deviation: the items' draws keep the rest of their variance.
-        rest = float(np.sqrt(max(0.0, 1 - luck * both / variance))) if variance > 0 else 1.0
+        # The runs' own noise on the items is in their deviation: the items' draws keep the rest of their variance.
+        rest = float(np.sqrt(max(0.0, 1 - run_noise * both / variance))) if variance > 0 else 1.0
         items_S, chance_S = items_S.mean() + rest * (items_S - items_S.mean()), rest * chance_S
         noise_S = scale * _student(degrees, resamples * SEED_DRAWS, seed)
         draws_S, chance_S = np.repeat(items_S, SEED_DRAWS) + noise_S, np.repeat(chance_S, SEED_DRAWS) + noise_S
@@ -240,7 +240,7 @@ def _draw_counts(groups: int, resamples: int, seed: int) -> Iterator[FloatArray]
 def _draw_signs(groups: int, resamples: int, seed: int) -> Iterator[FloatArray]:
     rng, step = np.random.default_rng([seed, 1]), max(1, _COUNTS_AT_ONCE // groups)
     for start in range(0, resamples, step):
-        yield rng.integers(2, size=(min(step, resamples - start), groups)) * 2.0 - 1.0
+        yield rng.choice(np.array([-1.0, 1.0]), size=(min(step, resamples - start), groups))
 
 
 @functools.lru_cache(maxsize=2)
@@ -248,24 +248,24 @@ def _student(degrees: int, size: int, seed: int) -> FloatArray:
     return np.random.default_rng([seed, 2]).standard_t(degrees, size=size)
 
 
-def _luck(drawn_RS: FloatArray, ours: int) -> float:
+def _run_noise(drawn_RS: FloatArray, ours: int) -> float:
     """Return the variance over items of what is a run's own, from runs of one side that differ; 0 with one run each."""
     own = [side - side.mean(axis=0) for side in (drawn_RS[:ours], drawn_RS[ours:])]
     degrees = len(drawn_RS) - 2
     return sum(float(side.var(axis=1).sum()) for side in own) / degrees if degrees else 0.0
 
 
-def _deviation(values_R: FloatArray, ours: int, stated: float, luck: float) -> tuple[float | None, int]:
+def _deviation(values_R: FloatArray, ours: int, stated: float, run_noise: float) -> tuple[float | None, int]:
     """Return the pooled deviation of one run on this test and its degrees of freedom; None if unknown.
 
     Args:
-        stated: deviation over seeds, to which the runs' luck with this test's items is added.
+        stated: deviation over seeds, to which the runs' noise on this test's items is added.
     """
     sides = (values_R[:ours], values_R[ours:])
     squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
     degrees = len(values_R) - 2
     if stated > 0:
-        squares, degrees = squares + PRIOR_DEGREES * (stated**2 + luck), degrees + PRIOR_DEGREES
+        squares, degrees = squares + PRIOR_DEGREES * (stated**2 + run_noise), degrees + PRIOR_DEGREES
     return (float(np.sqrt(squares / degrees)), degrees) if degrees else (None, 0)
 
 

@@ -33,7 +33,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was computed again. equal: to what the bundle says."""
+    """One thing that was computed again. equal: to what the bundle has."""
 
     subject: str
     equal: bool
@@ -44,7 +44,7 @@ def replay(bundle: RunBundle, level: Level, workspace: Workspace) -> list[Findin
     """Compute a bundle's figures again and compare.
 
     Raises:
-        DataError: what the level needs is not in the workspace; the message says what.
+        DataError: what the level needs is not in the workspace; the message names it.
     """
     if level == "score":
         return score(bundle)

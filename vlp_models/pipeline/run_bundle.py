@@ -8,8 +8,8 @@ A bundle is a zip archive of
     scores.json, items.parquet, predictions-<split>.jsonl    of the evaluated run
 
 The archive ends with the SHA-256 of all bytes before (as the zip format's comment), so no bit of it changes unnoticed.
-Its id is a hash of bundle.json: quote it next to a figure, for whoever makes another bundle can make its hashes, too. A
-signature (`--key`) says who made it.
+Its id is a hash of bundle.json: quote it next to a figure, for another bundle has matching hashes, too. A signature
+(`--key`) names its maker.
 """
 
 from __future__ import annotations
@@ -161,8 +161,12 @@ def hash_weights(params: Params, workspace: Workspace, run: str) -> dict[str, st
     while start:
         folders.append(workspace.checkpoint(start))
         kind, _, name = start.partition("/")
-        section = {"finetune": params.finetune, "pretrain": params.pretrain}.get(kind, {}).get(name)
-        start = "" if section is None else section.start or (f"initial/{section.model}" if kind == "pretrain" else "")
+        if kind == "finetune":
+            start = params.finetune[name].start
+        elif kind == "pretrain":
+            start = params.pretrain[name].start or f"initial/{params.pretrain[name].model}"
+        else:
+            start = ""
     files = [file for folder in (workspace.detector, *folders) for file in sorted(folder.glob("*.safetensors"))]
     return {workspace.relative(file): hash_file(file) for file in files}
 
@@ -194,7 +198,7 @@ def check_signature(path: Path, public_key: Path) -> None:
 
     Raises:
         MissingToolError: model-signing is not installed.
-        DataError: there is none, or it is not of this bundle by this key.
+        DataError: it is missing, or not of this bundle by this key.
     """
     try:
         from model_signing import verifying
