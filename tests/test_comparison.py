@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
 from vlp_models.comparison import compare
-from vlp_models.comparison.read import Columns, read_runs
+from vlp_models.comparison.read import ZSTANDARD, Columns, read_runs
 from vlp_models.errors import DataError
 from vlp_models.metrics.score import item_scores, mean_score, write_items
 
@@ -276,6 +276,35 @@ def test_several_metrics_must_be_chosen(tmp_path: Path) -> None:
     assert any("details" in note for note in found.notes)
     with pytest.raises(DataError, match="no metric bleu"):
         compare(files, metrics=("bleu",))
+
+
+def test_items_without_a_score_are_named(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"doc_id": i, "acc": i % 2} for i in range(30)]
+    rows[7]["acc"] = None
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (run,) = read_runs(tmp_path / "a.jsonl")
+    assert len(run.metrics["acc"].items) == 29 and "1 items have no number for acc and are left out: 7" in run.notes
+    samples: list[dict[str, Any]] = [{"id": i, "scores": {"m": {"value": i % 2}}} for i in range(30)]
+    samples[3]["scores"] = None
+    (tmp_path / "a.json").write_text(json.dumps({"samples": samples}))
+    (run,) = read_runs(tmp_path / "a.json")
+    assert len(run.metrics["m"].items) == 29 and any("left out: 3" in note for note in run.notes)
+
+
+def test_zstandard_members_of_an_archive(tmp_path: Path) -> None:
+    """Inspect's own logs: Python's zipfile reads them from 3.14 on."""
+    import pyarrow as pa
+
+    path = tmp_path / "a.eval"
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(3):
+            text = json.dumps({"id": i, "scores": {"m": {"value": 1}}}).encode()
+            packed = pa.compress(text, codec="zstd", asbytes=True)
+            member = zipfile.ZipInfo(f"samples/{i}_epoch_1.json")
+            archive.writestr(member, packed)
+            member.compress_type, member.file_size = ZSTANDARD, len(text)
+    (run,) = read_runs(path)
+    assert run.metrics["m"].items == ["0", "1", "2"]
 
 
 def test_command_needs_neither_a_project_nor_torch(tmp_path: Path) -> None:

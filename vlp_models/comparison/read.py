@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import struct
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.errors import DataError, MissingToolError
+from vlp_models.errors import DataError, MissingToolError, VLPError
 from vlp_models.metrics.score import FloatArray, Statistic, read_items
 
 MAX_BYTES = 4 << 30
@@ -38,6 +39,8 @@ NOT_METRICS = {
     *("prompt_hash", "target_hash", "schema_version", "idx", "token_counts"),
 }
 INSPECT_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
+
+ZSTANDARD = 93  # a zip member's compression
 
 Row = Mapping[str, Any]
 
@@ -108,8 +111,11 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
         raise DataError(f"{path}: unknown kind of file; known: {', '.join(READERS)}")
     try:
         runs = reader(path, columns)
-    except (OSError, UnicodeDecodeError, csv.Error, zipfile.BadZipFile, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not readable: {error}") from None
+    except VLPError:
+        raise
+    except Exception as error:  # bytes from outside: what a damaged file raises depends on where it is damaged
+        what = f"no key {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path}: not readable: {what}") from None
     if model and len({run.model for run in runs}) > 1:
         raise DataError(f"{path}: has {len(runs)} runs of several models, so it cannot be called {model}")
     named = [Run(**{**vars(run), "model": model or run.model or path.stem}) for run in runs]
@@ -168,7 +174,7 @@ def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
 def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> list[Run]:
     filters = {str(row.get("filter", "")) for row in rows}
     values: dict[str, list[tuple[Row, float]]] = {}
-    skipped: set[str] = set()
+    skipped: dict[str, list[str]] = {}
     for row in rows:
         listed = (
             row.get("metrics") if isinstance(row.get("metrics"), list) else [k for k in row if k not in NOT_METRICS]
@@ -176,7 +182,7 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
         for name in listed or []:
             value = _number_of(row.get(name))
             if value is None:
-                skipped.add(str(name))
+                skipped.setdefault(str(name), []).append(_text(row.get(columns.item or "doc_id")))
             else:
                 suffix = f",{row.get('filter', '')}" if len(filters) > 1 else ""
                 values.setdefault(f"{name}{suffix}", []).append((row, value))
@@ -187,8 +193,10 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
         cluster = columns.cluster or _first(CLUSTER_NAMES, plain[0])
         metrics[name] = _scored(path, plain, [value for _, value in own], item, cluster)
     notes = [f"items: {item}", _explain_clusters(cluster)]
-    if skipped := skipped - set(values):
-        notes.append(f"without one number per item, so not compared: {', '.join(sorted(skipped))}")
+    scored = {name.partition(",")[0] for name in values}
+    if never := sorted(set(skipped) - scored):
+        notes.append(f"without one number per item, so not compared: {', '.join(never)}")
+    notes += [_explain_unscored(name, items) for name, items in skipped.items() if name in scored]
     return [Run(model="", seed="", source=path, metrics=metrics, notes=notes)]
 
 
@@ -212,16 +220,35 @@ def _flat(row: Row) -> dict[str, Any]:
 def _read_inspect_archive(path: Path, columns: Columns) -> list[Run]:
     with zipfile.ZipFile(path) as archive:
         _check_size(path, archive)
-        header = json.loads(archive.read("header.json")) if "header.json" in archive.namelist() else {}
-        names = [name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json")]
-        samples = [json.loads(archive.read(name)) for name in sorted(names)]
+        members = {member.filename: member for member in archive.infolist()}
+        header = json.loads(_read_member(path, archive, members["header.json"])) if "header.json" in members else {}
+        names = [name for name in members if name.startswith("samples/") and name.endswith(".json")]
+        samples = [json.loads(_read_member(path, archive, members[name])) for name in sorted(names)]
     return _read_inspect(path, header, samples, columns)
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Return a member's content; Inspect compresses with Zstandard, which Python's zipfile reads from 3.14 on."""
+    if member.compress_type != ZSTANDARD:
+        return archive.read(member)
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError:
+        raise MissingToolError(f"{path}: reading it needs pyarrow: pip install pyarrow") from None
+    with path.open("rb") as file:
+        file.seek(member.header_offset)
+        name, extra = struct.unpack("<26xHH", file.read(30))
+        file.seek(name + extra, 1)
+        content = file.read(member.compress_size)
+    with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
+        return bytes(stream.read(member.file_size))
 
 
 def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Columns) -> list[Run]:
     """Return the log's run; the epochs of a sample are averaged."""
     values: dict[str, dict[str, list[float]]] = {}
     rows: dict[str, Row] = {}
+    unscored = [str(sample["id"]) for sample in samples if not sample.get("scores")]
     for sample in samples:
         item = str(sample["id"])
         rows[item] = {**(sample.get("metadata") or {}), "id": item}
@@ -241,6 +268,8 @@ def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colu
     notes = ["items: id", _explain_clusters(cluster)]
     if any(len(epochs) > 1 for own in values.values() for epochs in own.values()):
         notes.append("epochs of a sample are averaged")
+    if unscored:
+        notes.append(_explain_unscored("scores", unscored))
     return [Run(model=str(evaluated.get("model", "")), seed="", source=path, metrics=metrics, notes=notes)]
 
 
@@ -358,6 +387,12 @@ def _scored(path: Path, rows: Sequence[Row], values: Sequence[float], item: str,
 
 def _first(names: Iterable[str], row: Row) -> str:
     return next((name for name in names if _text(row.get(name))), "")
+
+
+def _explain_unscored(name: str, items: Sequence[str]) -> str:
+    return f"{len(items):,} items have no number for {name} and are left out: {', '.join(items[:5])}" + (
+        ", ..." if len(items) > 5 else ""
+    )
 
 
 def _explain_clusters(cluster: str) -> str:
