@@ -27,6 +27,8 @@ FILES = {"pyarrow", "PIL", "numpy"}  # to read tables and images
 MLFLOW = {"mlflow", "pandas", "scipy", "pyarrow", "numpy"}  # MLflow's client imports all of them
 MODEL = {"torch", "torchvision", "PIL", "numpy"}  # to apply a model that reads regions
 
+EVALUATED = "reports/eval/tden-vqa"
+
 # arguments -> (packages that it may import, CPU seconds); IMAGE is an image file. In this order: promote comes first.
 ALLOWED: dict[tuple[str, ...], tuple[set[str], float]] = {
     ("--help",): (set(), 3),
@@ -42,6 +44,9 @@ ALLOWED: dict[tuple[str, ...], tuple[set[str], float]] = {
     ("use", "--set", "finetune.tden-vqa.max_epochs=2"): (FILES, 4.5),
     ("plan",): (FILES, 4.5),
     ("ingest",): (FILES, 4.5),
+    ("compare", f"a={EVALUATED}", f"b={EVALUATED}", "--metric", "scenes test accuracy"): (FILES, 6),
+    ("pack", "tden-vqa"): (FILES, 6),
+    ("replay", "tden-vqa.run.zip"): (FILES, 6),
     ("upgrade",): (set(), 4.5),
     ("down",): (set(), 4.5),
     ("croissant", "--license", "CC0-1.0"): (FILES, 4.5),

@@ -266,7 +266,7 @@ def read_items(path: Path, statistics: Mapping[str, Statistic] = STATISTICS) -> 
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        table = pq.ParquetFile(path).read()
         header = json.loads((table.schema.metadata or {})[HEADER])
         columns = {name: table[name].to_pylist() for name in COLUMNS}
         rows: dict[tuple[str, str, str], list[int]] = {}
