@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vlp_models.data.batch import Batch, Image, Pixels
 from vlp_models.data.inputs import RegionInput
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.protocols import Generates
+from vlp_models.models.protocols import Fuses, Generates
 from vlp_models.params import ScheduledSamplingParams
 from vlp_models.training.normalization import normalize, total_over_ranks
 from vlp_models.training.scheduled_sampling import make_loss
@@ -252,9 +252,10 @@ def main() -> None:
     }
     for name in parsed.models:
         size = SIZES[parsed.size]
+        needed = {"decoding": Generates, "vqa": Fuses}.get(parsed.work)
+        if needed is not None and not isinstance(build(name, size)[0], needed):
+            continue
         if parsed.work == "decoding":
-            if not isinstance(build(name, size)[0], Generates):
-                continue
             record["models"][name] = measure_decoding(name, size, parsed.repeats)
         else:
             record["models"][name] = measure_step(name, size, parsed.repeats, parsed.work)

@@ -2,9 +2,10 @@
 
     python benchmarks/serving.py PROJECT --out benchmarks/results/serving-cpu.json    # a project after `make demo`
 
-Serves each task's champion (else its newest version) on loopback with the application of `mlflow models serve`, in a
-process of its own. Clients wait for each answer before they ask again. Both ways answer the same requests first and
-must agree; then they take turns, round by round. Reports p50 and p99 in milliseconds, and answers per second.
+Serves each task's champion (else its newest version) with this code, on loopback, by the application of `mlflow models
+serve`, in a process of its own with one thread. Clients wait for each answer before they ask again. Both ways answer
+the same requests first and must agree; then they take turns, round by round. Reports p50 and p99 in milliseconds, and
+answers per second.
 """
 
 from __future__ import annotations
@@ -23,31 +24,41 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]  # the code that is served
 CLIENTS = (1, 4, 16)
 QUESTION = "what color is the circle ?"
 WAYS = {"one at a time": "1", "batches": "16"}
 
 SERVER = """
-import sys, mlflow, torch, uvicorn
+import sys, tempfile, mlflow, uvicorn
 from mlflow.pyfunc import scoring_server
-model = mlflow.pyfunc.load_model(sys.argv[1])
-inner = model.unwrap_python_model()
-inner.batching.max_rows = int(sys.argv[3])
-uvicorn.run(scoring_server.init(model), host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
+from vlp_models.registry import pyfunc_model
+from vlp_models.registry.versions import download_bundle
+name, version, port, max_rows = sys.argv[1:]
+bundle = download_bundle(mlflow.MlflowClient().get_model_version(name, version))
+folder = tempfile.mkdtemp()
+mlflow.pyfunc.save_model(folder + "/model", python_model=pyfunc_model.__file__, artifacts={"bundle": str(bundle)})
+model = mlflow.pyfunc.load_model(folder + "/model")
+model.unwrap_python_model().batching.max_rows = int(max_rows)
+uvicorn.run(scoring_server.init(model), host="127.0.0.1", port=int(port), log_level="warning")
 """
 
 
 class Server:
     """A served version in a process of its own, until `stop`."""
 
-    def __init__(self, project: Path, uri: str, max_rows: str) -> None:
+    def __init__(self, project: Path, name: str, version: str, max_rows: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
-        environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{project / 'mlflow.db'}"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MLFLOW_TRACKING_URI": f"sqlite:///{project / 'mlflow.db'}",
+        }
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, uri, str(port), max_rows], cwd=project, env=environment
+            [sys.executable, "-c", SERVER, name, version, str(port), max_rows], cwd=ROOT, env=environment
         )
         for _ in range(600):
             try:
@@ -55,9 +66,9 @@ class Server:
                     return
             except OSError:
                 if self.process.poll() is not None:
-                    raise RuntimeError(f"the server of {uri} did not start") from None
+                    raise RuntimeError(f"the server of {name} did not start") from None
                 time.sleep(0.2)
-        raise RuntimeError(f"the server of {uri} does not answer")
+        raise RuntimeError(f"the server of {name} does not answer")
 
     def ask(self, body: bytes) -> tuple[float, Any]:
         """Return the seconds of a request, and its answer."""
@@ -93,8 +104,8 @@ def measure(project: Path, task: str, rounds: int, requests: int) -> list[dict[s
     text = {} if task == "captioning" else {"text": QUESTION}
     records = [{"image": base64.b64encode(path.read_bytes()).decode(), **text} for path in images]
     bodies = [json.dumps({"dataframe_records": [record]}).encode() for record in records]
-    uri = f"models:/vlp-{task}/{newest(project, task)}"
-    servers = {name: Server(project, uri, max_rows) for name, max_rows in WAYS.items()}
+    version = newest(project, task)
+    servers = {name: Server(project, f"vlp-{task}", version, max_rows) for name, max_rows in WAYS.items()}
     found = []
     try:
         key = "caption" if task == "captioning" else "answer"
