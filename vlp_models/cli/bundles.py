@@ -77,5 +77,6 @@ def replay(
     print(f"{bundle}: {made['run']} ({made['task']}), id {opened.id}, commit {made['git_commit'][:12]}")
     findings = compute(opened, level.value, Workspace())
     for finding in findings:
-        print(f"{'equal' if finding.equal else 'differs':8} {finding.subject}: {finding.text}")
-    raise typer.Exit(int(not all(finding.equal for finding in findings)))
+        state = {True: "equal", False: "differs", None: "unchecked"}[finding.equal]
+        print(f"{state:10} {finding.subject}: {finding.text}")
+    raise typer.Exit(int(any(finding.equal is False for finding in findings)))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vlp_models.errors import ParamsError
+
 EVALUATED = Path("reports/eval")  # of a project
 
 
@@ -28,10 +30,11 @@ def compare(
     ] = False,
     lower: Annotated[bool, typer.Option("--lower-is-better", help="The metric is a loss or an error rate.")] = False,
     relevant: Annotated[
-        float, typer.Option(help="The smallest gain that matters, in the metric's unit: below it, keep the baseline.")
+        float,
+        typer.Option(min=0, help="The smallest gain that matters, in the metric's unit: below it, keep the baseline."),
     ] = 0.0,
     seed_std: Annotated[
-        float, typer.Option("--seed-std", help="Known standard deviation of the metric over seeds of one model.")
+        float, typer.Option("--seed-std", min=0, help="Known standard deviation of the metric over seeds of one model.")
     ] = 0.0,
     item: Annotated[str, typer.Option(help="Column that identifies an item.")] = "",
     score: Annotated[str, typer.Option(help="Column with the scores.")] = "",
@@ -55,6 +58,8 @@ def compare(
     from vlp_models.comparison.page import print_comparison, write_page
     from vlp_models.comparison.read import Columns
 
+    if html is not None and html.is_dir():
+        raise ParamsError(f"--html {html}: a folder; name the file to write")
     found = compare_files(
         [_of_project(file) for file in files],
         columns=Columns(item=item, score=score, cluster=cluster),

@@ -55,7 +55,7 @@ class Row:
 
     low, high    interval of the gain; None with fewer than 20 clusters
     p, p_holm    two-sided, alone and corrected for all comparisons
-    detectable   the smallest gain that this test would find with 80% power
+    detectable   the smallest gain that this test would find with 80% power, if it is the only one of all comparisons
     """
 
     metric: str
@@ -70,17 +70,18 @@ class Row:
     detectable: float | None
     verdict: Verdict
     reason: str
+    items: int
+    clusters: int
+    runs: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """left_out: file -> items that other files lack, and that were therefore not compared."""
+    """left_out: file, seed and metric -> items that other files lack, and that were therefore not compared."""
 
     baseline: str
     rows: tuple[Row, ...]
     runs: Mapping[str, tuple[str, ...]]
-    items: int
-    clusters: int
     notes: tuple[str, ...]
     left_out: Mapping[str, tuple[str, ...]]
     settings: Settings
@@ -101,7 +102,13 @@ def compare(files: Files, *, columns: Columns = Columns(), **settings: Any) -> C
     Raises:
         DataError: a file is not readable, or the files cannot be compared; the message names what differs.
     """
-    runs = list(itertools.chain.from_iterable(read_runs(path, name, columns) for name, path in _named(files)))
+    runs: list[Run] = []
+    for name, path in _named(files):
+        for run in read_runs(path, name, columns):
+            same = next((one for one in runs if not name and one.model == run.model and one.source != run.source), None)
+            if same is not None and not (run.seed and same.seed):
+                raise DataError(f"{same.source} and {run.source} are both called {run.model}; name them: NAME=PATH")
+            runs.append(run)
     return compare_runs(runs, Settings(**settings))
 
 
@@ -128,13 +135,22 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
     if len(models) < 2:
         raise DataError(f"two models are needed; there is {', '.join(models) or 'none'}. Name them: NAME=PATH")
     baseline, *challengers = models
-    rows, sizes = [], (0, 0)
+    if not (settings.seed_std >= 0 and settings.relevant >= 0):
+        raise DataError("--seed-std and --relevant must be numbers of zero or more")
+    metrics = _metrics(runs, settings.metrics)
+    comparisons = len(metrics) * len(challengers)
+    if settings.resamples < (needed := int(2 * comparisons / (1 - settings.confidence)) + 1):
+        raise DataError(
+            f"{settings.resamples:,} resamples cannot show anything at this confidence: {needed:,} are needed"
+        )
+    rows = []
     left_out: dict[str, tuple[str, ...]] = {}
-    alpha = (1 - settings.confidence) / 2
-    for metric in _metrics(runs, settings.metrics):
+    for metric in metrics:
         evidence, lacking = _pair(runs, metric, settings)
-        left_out |= {str(run.source): items for run, items in zip(runs, lacking, strict=True) if items}
-        sizes = (len(evidence[0].items), len(set(evidence[0].groups)))
+        _check_seeds(models, metric)
+        for run, items in zip(runs, lacking, strict=True):
+            if items:
+                left_out[_describe(run) + (f", {metric}" if len(metrics) > 1 else "")] = items
         own = {model: [evidence[i] for i, run in enumerate(runs) if run.model == model] for model in models}
         for challenger in challengers:
             found = gain_over_seeds(
@@ -145,67 +161,84 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
                 seed=settings.seed,
                 sign=-1.0 if settings.lower_is_better else 1.0,
             )
-            rows.append((metric, challenger, _value(own[baseline]), _value(own[challenger]), found))
-    # one-sided in the direction found, doubled
-    ps = [_two_sided(found) for *_, found in rows]
+            row = _Found(
+                metric=metric,
+                challenger=challenger,
+                before=_value(own[baseline]),
+                value=_value(own[challenger]),
+                gain=found,
+                items=len(evidence[0].items),
+                clusters=len(set(evidence[0].groups)),
+                runs=(len(own[baseline]), len(own[challenger])),
+            )
+            rows.append(row)
+    ps = [_two_sided(row.gain) for row in rows]
     corrected = iter(holm([p for p in ps if p is not None]))
-    made = []
-    for (metric, challenger, before, value, found), p in zip(rows, ps, strict=True):
-        p_holm = None if p is None else next(corrected)
-        made.append(_row(metric, challenger, before, value, found, p, p_holm, alpha, settings))
+    made = [
+        _judge(row, p, None if p is None else next(corrected), comparisons, settings)
+        for row, p in zip(rows, ps, strict=True)
+    ]
     return Comparison(
         baseline=baseline,
         rows=tuple(made),
         runs={model: tuple(_describe(run) for run in own) for model, own in models.items()},
-        items=sizes[0],
-        clusters=sizes[1],
-        notes=tuple(_notes(models, settings)),
+        notes=tuple(_notes(models, made, settings)),
         left_out=left_out,
         settings=settings,
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A comparison before its verdict. gain: None with fewer than two clusters."""
+
+    metric: str
+    challenger: str
+    before: float
+    value: float
+    gain: Gain | None
+    items: int
+    clusters: int
+    runs: tuple[int, int]
+
+
 def _two_sided(found: Gain | None) -> float | None:
+    """Return twice the smaller one-sided p; None if there is nothing to base one on."""
     if found is None or found.groups < MIN_GROUPS or not np.isfinite(found.draws_S).all():
         return None
     flipped = dataclasses.replace(found, value=-found.value, draws_S=-found.draws_S)
     return min(1.0, 2 * min(found.p_value(0.0), flipped.p_value(0.0)))
 
 
-def _row(
-    metric: str,
-    challenger: str,
-    before: float,
-    value: float,
-    found: Gain | None,
-    p: float | None,
-    p_holm: float | None,
-    alpha: float,
-    settings: Settings,
-) -> Row:
-    gain = (before - value) if settings.lower_is_better else value - before
+def _judge(row: _Found, p: float | None, p_holm: float | None, comparisons: int, settings: Settings) -> Row:
+    gain, found = (row.before - row.value) if settings.lower_is_better else row.value - row.before, row.gain
+    alpha = (1 - settings.confidence) / 2
     verdict: Verdict = "inconclusive"
     low = high = detectable = None
-    if found is None or p is None or p_holm is None:
+    if found is None or found.groups < MIN_GROUPS:
         reason = f"fewer than {MIN_GROUPS} clusters: no interval would hold"
+    elif p is None or p_holm is None:
+        reason = "not finite in some resamples"
+    elif not np.any(found.draws_S):
+        reason = "the same scores on all items: nothing to estimate a difference from"
     else:
         low, high = found.interval(alpha)
-        detectable = found.detectable(0.0, alpha, POWER)
+        detectable = found.detectable(0.0, alpha / comparisons, POWER)
         certain = p_holm <= 1 - settings.confidence
         if certain and gain > 0 and low > 0:
             verdict, reason = "promote", "better"
         elif certain and gain < 0 and high < 0:
             verdict, reason = "keep", "worse"
-        elif high < settings.relevant:
+        elif settings.relevant > 0 and found.interval(alpha / comparisons)[1] < settings.relevant:
             verdict, reason = "keep", f"a gain of {settings.relevant:g} or more is ruled out"
         else:
             limit = "seeds" if found.seeds > found.items else "items"
             reason = f"neither better nor worse is shown; more {limit} would help most"
     return Row(
-        metric=metric,
-        challenger=challenger,
-        baseline_value=before,
-        value=value,
+        metric=row.metric,
+        challenger=row.challenger,
+        baseline_value=row.before,
+        value=row.value,
         gain=gain,
         low=low,
         high=high,
@@ -214,7 +247,25 @@ def _row(
         detectable=detectable,
         verdict=verdict,
         reason=reason,
+        items=row.items,
+        clusters=row.clusters,
+        runs=row.runs,
     )
+
+
+def _check_seeds(models: Mapping[str, Sequence[Run]], metric: str) -> None:
+    """
+    Raises:
+        DataError: two runs of a model are the same run.
+    """
+    for model, runs in models.items():
+        for one, other in itertools.combinations(runs, 2):
+            same_seed = one.seed and one.seed == other.seed
+            if same_seed or np.array_equal(one.metrics[metric].parts_NK, other.metrics[metric].parts_NK):
+                what = f"the seed {one.seed}" if same_seed else "the same scores on every item"
+                raise DataError(
+                    f"{_describe(one)} and {_describe(other)}: two runs of {model} with {what}, not two seeds"
+                )
 
 
 def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> Sequence[str]:
@@ -240,7 +291,8 @@ def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Ev
     shared = set(scored[0].items).intersection(*(one.items for one in scored[1:]))
     lacking = [tuple(item for item in one.items if item not in shared) for one in scored]
     if any(lacking) and not settings.common:
-        lists = "; ".join(f"{len(own):,} only in {run.source}: {_some(own)}" for run, own in zip(runs, lacking) if own)  # noqa: B905
+        unpaired = [(run, items) for run, items in zip(runs, lacking, strict=True) if items]
+        lists = "; ".join(f"{len(items):,} scored only in {_describe(run)}: {_some(items)}" for run, items in unpaired)
         raise DataError(f"the files have different items ({lists}). --common compares the {len(shared):,} common ones")
     if not shared:
         raise DataError("the files have no item in common; --item names the column that identifies one")
@@ -276,7 +328,7 @@ def _check_same(
         raise DataError(f"{b.source}: scored by another statistic than {a.source}")
 
 
-def _notes(models: Mapping[str, Sequence[Run]], settings: Settings) -> Iterable[str]:
+def _notes(models: Mapping[str, Sequence[Run]], rows: Sequence[Row], settings: Settings) -> Iterable[str]:
     """Yield what a reader must know to believe the table."""
     noted: dict[str, list[str]] = {}
     for run in itertools.chain.from_iterable(models.values()):
@@ -285,14 +337,14 @@ def _notes(models: Mapping[str, Sequence[Run]], settings: Settings) -> Iterable[
     every = sum(len(runs) for runs in models.values())
     for note, sources in noted.items():
         yield note if len(sources) == every else f"{note} ({', '.join(sources)})"
-    if settings.seed_std == 0 and all(len(runs) == 1 for runs in models.values()):
+    single = list(dict.fromkeys(row.challenger for row in rows if row.runs == (1, 1)))
+    if settings.seed_std == 0 and single:
         yield (
-            "one run per model and no --seed-std: the verdicts are about these runs; another seed of either model may "
-            "score otherwise"
+            f"one run of {', '.join(single)} and of the baseline, and no --seed-std: the verdict is about these runs; "
+            "another seed of either model may score otherwise"
         )
-    families = (len(models) - 1) * max(1, len(settings.metrics))
-    if families > 1:
-        yield f"p is corrected for {families} comparisons (Holm)"
+    if len(rows) > 1:
+        yield f"p, verdicts and detectable gains are corrected for {len(rows)} comparisons (Holm, Bonferroni)"
 
 
 def _describe(run: Run) -> str:

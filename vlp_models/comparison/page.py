@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 from vlp_models.common.io import write_text
 from vlp_models.common.pages import page_environment
@@ -22,7 +24,7 @@ def print_comparison(found: Comparison) -> None:
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 140
-    confidence = f"{found.settings.confidence:.0%}"
+    confidence = f"{100 * found.settings.confidence:g}%"
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in (
         "metric",
@@ -42,10 +44,26 @@ def print_comparison(found: Comparison) -> None:
     console.print(table)
     for row in found.rows:
         console.print(Text(f"{row.challenger}, {row.metric}: {row.verdict}: {row.reason}"))
-    clusters = f" in {found.clusters:,} clusters" if found.clusters != found.items else ""
-    console.print(Text(f"{found.items:,} items{clusters}"), style="dim")
+    for line in (*sizes(found), *runs(found)):
+        console.print(Text(line), style="dim")
     for line in (*found.notes, *left_out(found)):
         console.print(Text(line), style="dim")
+
+
+def sizes(found: Comparison) -> list[str]:
+    """Return the numbers of items and clusters: one line, or one for each metric that has its own."""
+    own = {row.metric: (row.items, row.clusters) for row in found.rows}
+    one = len(set(own.values())) == 1
+    lines = [
+        f"{'' if one else f'{metric}: '}{items:,} items" + (f" in {clusters:,} clusters" if clusters != items else "")
+        for metric, (items, clusters) in own.items()
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def runs(found: Comparison) -> list[str]:
+    """Return the runs of each model that has several."""
+    return [f"{len(own)} runs of {model}: {'; '.join(own)}" for model, own in found.runs.items() if len(own) > 1]
 
 
 def cells(row: Row) -> list[str]:
@@ -76,7 +94,16 @@ def left_out(found: Comparison) -> list[str]:
 
 
 def as_json(found: Comparison) -> str:
-    return json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(_finite(found.as_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_page(found: Comparison, path: Path) -> None:
@@ -90,4 +117,4 @@ def write_page(found: Comparison, path: Path) -> None:
         return round(10 + 200 * (value - low) / span, 1)
 
     template = page_environment("vlp_models.comparison").get_template("page.html.j2")
-    write_text(path, template.render(found=found, cells=cells, place=place))
+    write_text(path, template.render(found=found, cells=cells, place=place, sizes=sizes(found)))

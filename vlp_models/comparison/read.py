@@ -8,7 +8,7 @@
 | Inspect | logs: `.eval` or `.json` |
 | any | csv, tsv, xlsx, json or jsonl with `item`, `score` and, if there are, `cluster`, `model`, `seed`, `metric` |
 
-Nothing is guessed silently: what names an item, what is a score and what forms the clusters is in each run's `notes`.
+What names an item, what is a score and what forms the clusters is in each run's `notes`.
 Files are data from outside: no pickle, and archives that unpack to more than `MAX_BYTES` are refused.
 """
 
@@ -19,7 +19,7 @@ import json
 import math
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def _read_parquet(path: Path, columns: Columns) -> list[Run]:
 
 def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
     rows = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
@@ -179,24 +179,23 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
         listed = (
             row.get("metrics") if isinstance(row.get("metrics"), list) else [k for k in row if k not in NOT_METRICS]
         )
+        suffix = f",{row.get('filter', '')}" if len(filters) > 1 else ""
         for name in listed or []:
             value = _number_of(row.get(name))
             if value is None:
-                skipped.setdefault(str(name), []).append(_text(row.get(columns.item or "doc_id")))
+                skipped.setdefault(f"{name}{suffix}", []).append(_text(row.get(columns.item or "doc_id")))
             else:
-                suffix = f",{row.get('filter', '')}" if len(filters) > 1 else ""
                 values.setdefault(f"{name}{suffix}", []).append((row, value))
     item = columns.item or "doc_id"
     metrics, cluster = {}, ""
     for name, own in values.items():
         plain = [_flat(row) for row, _ in own]
-        cluster = columns.cluster or _first(CLUSTER_NAMES, plain[0])
+        cluster = columns.cluster or _first(CLUSTER_NAMES, plain)
         metrics[name] = _scored(path, plain, [value for _, value in own], item, cluster)
     notes = [f"items: {item}", _explain_clusters(cluster)]
-    scored = {name.partition(",")[0] for name in values}
-    if never := sorted(set(skipped) - scored):
+    if never := sorted(set(skipped) - set(values)):
         notes.append(f"without one number per item, so not compared: {', '.join(never)}")
-    notes += [_explain_unscored(name, items) for name, items in skipped.items() if name in scored]
+    notes += [_explain_unscored(name, items) for name, items in skipped.items() if name in values]
     return [Run(model="", seed="", source=path, metrics=metrics, notes=notes)]
 
 
@@ -205,7 +204,10 @@ def _number_of(value: Any) -> float | None:
     if isinstance(value, dict):
         found = [number for name in SCORE_NAMES if (number := _number_of(value.get(name))) is not None]
         return found[0] if len(found) == 1 else None
-    return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+    try:
+        return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -248,7 +250,6 @@ def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colu
     """Return the log's run; the epochs of a sample are averaged."""
     values: dict[str, dict[str, list[float]]] = {}
     rows: dict[str, Row] = {}
-    unscored = [str(sample["id"]) for sample in samples if not sample.get("scores")]
     for sample in samples:
         item = str(sample["id"])
         rows[item] = {**(sample.get("metadata") or {}), "id": item}
@@ -262,13 +263,14 @@ def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colu
     metrics, cluster = {}, ""
     for name, own in values.items():
         chosen = [rows[item] for item in own]
-        cluster = columns.cluster or _first(CLUSTER_NAMES, chosen[0])
+        cluster = columns.cluster or _first(CLUSTER_NAMES, chosen)
         metrics[name] = _scored(path, chosen, [float(np.mean(epochs)) for epochs in own.values()], "id", cluster)
     evaluated = header.get("eval") or {}
     notes = ["items: id", _explain_clusters(cluster)]
     if any(len(epochs) > 1 for own in values.values() for epochs in own.values()):
         notes.append("epochs of a sample are averaged")
-    if unscored:
+    scored = set().union(*values.values())
+    if unscored := [item for item in rows if item not in scored]:
         notes.append(_explain_unscored("scores", unscored))
     return [Run(model=str(evaluated.get("model", "")), seed="", source=path, metrics=metrics, notes=notes)]
 
@@ -277,7 +279,7 @@ def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colu
 
 
 def _read_json(path: Path, columns: Columns) -> list[Run]:
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8-sig"))
     if isinstance(found, dict) and isinstance(found.get("samples"), list):
         return _read_inspect(path, found, found["samples"], columns)
     if isinstance(found, dict) and found and all(isinstance(column, dict) for column in found.values()):
@@ -291,8 +293,8 @@ def _read_json(path: Path, columns: Columns) -> list[Run]:
 def _read_csv(path: Path, columns: Columns) -> list[Run]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         csv.field_size_limit(64 << 20)  # an image may stand in a column
-        table = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
-        return _read_rows(path, list(table), columns)
+        lines = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        return _read_rows(path, _as_rows(lines), columns, first=2)
 
 
 def _read_xlsx(path: Path, columns: Columns) -> list[Run]:
@@ -306,29 +308,46 @@ def _read_xlsx(path: Path, columns: Columns) -> list[Run]:
         lines = CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0).to_python()
     except Exception as error:  # the library has an error class for each kind of damage
         raise ValueError(str(error)) from None
-    names, *rest = lines or [[]]
-    return _read_rows(path, [dict(zip(map(str, names), line, strict=False)) for line in rest], columns)
+    return _read_rows(path, _as_rows(iter(lines)), columns, first=2)
 
 
-def _read_rows(path: Path, rows: Sequence[Row], columns: Columns) -> list[Run]:
-    """Return the runs of a table's rows, by their `model` and `seed`."""
+def _as_rows(lines: Iterator[Sequence[Any]]) -> list[Row]:
+    """Return a table's rows by the names in its first line.
+
+    Raises:
+        ValueError: two columns have one name, or a row has more cells than there are names.
+    """
+    names = [str(name).strip() for name in next(lines, [])]
+    if repeated := {name for name in names if name and names.count(name) > 1}:
+        raise ValueError(f"several columns are called {', '.join(sorted(repeated))}")
+    rows: list[Row] = []
+    for number, line in enumerate(lines, 2):
+        if len(line) > len(names):
+            raise ValueError(f"line {number} has {len(line)} cells, but there are {len(names)} columns")
+        if any(cell not in ("", None) for cell in line):
+            rows.append(dict(zip(names, line, strict=False)))
+    return rows
+
+
+def _read_rows(path: Path, rows: Sequence[Row], columns: Columns, *, first: int = 1) -> list[Run]:
+    """Return the runs of a table's rows, by their `model` and `seed`. first: the line of the first row."""
     if not rows:
         raise ValueError("empty")
     known = list(rows[0])
     item = _column(columns.item, ITEM_NAMES, known, "item")
     score = _column(columns.score, SCORE_NAMES, known, "score")
-    cluster = columns.cluster or _first(CLUSTER_NAMES, rows[0])
+    cluster = columns.cluster or _first(CLUSTER_NAMES, rows)
     if cluster and cluster not in known:
         raise ValueError(f"no column {cluster}; there are: {', '.join(known)}")
     runs: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
         key = (_text(row.get("model")), _text(row.get("seed")))
         runs.setdefault(key, {}).setdefault(_text(row.get("metric")) or score, []).append(row)
-    numbers = {id(row): number for number, row in enumerate(rows, 2)}  # the first line has the names
+    numbers = {id(row): number for number, row in enumerate(rows, first)}
     found = []
     for (model, seed), metrics in runs.items():
         scored = {
-            name: _scored(path, own, [_parse(row[score], score, numbers[id(row)]) for row in own], item, cluster)
+            name: _scored(path, own, [_parse(row.get(score), score, numbers[id(row)]) for row in own], item, cluster)
             for name, own in metrics.items()
         }
         notes = [f"items: {item}", f"scores: {score}", _explain_clusters(cluster)]
@@ -350,7 +369,7 @@ def _parse(value: Any, name: str, line: int) -> float:
         number = (
             words[value.strip().lower()] if isinstance(value, str) and value.strip().lower() in words else float(value)
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"line {line}: {name} is {value!r}, not a number")
@@ -359,7 +378,9 @@ def _parse(value: Any, name: str, line: int) -> float:
 
 def _text(value: Any) -> str:
     """Return a cell's text; whole numbers look the same from a spreadsheet (7.0) and from text (7)."""
-    return "" if value is None else str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value).strip()
 
 
 # ---- All ------------------------------------------------------------------------------------------------------------
@@ -374,8 +395,12 @@ def _scored(path: Path, rows: Sequence[Row], values: Sequence[float], item: str,
         seen: set[str] = set()
         repeated = next(name for name in items if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"{item} {repeated} occurs more than once; name a column that distinguishes rows with --item")
-    if cluster and any(cluster not in row for row in rows):
-        raise ValueError(f"{cluster} is missing in some rows, so it cannot form the clusters")
+    blank = [name for name, row in zip(items, rows, strict=True) if cluster and not _text(row.get(cluster))]
+    if blank:
+        raise ValueError(
+            f"{cluster} is empty for {len(blank):,} items ({', '.join(blank[:5])}), so it cannot form the clusters; "
+            f"fill it, or name another column with --cluster ({item}: each item by itself)"
+        )
     return Scored(
         items=items,
         clusters=[_text(row[cluster]) for row in rows] if cluster else items,
@@ -385,8 +410,8 @@ def _scored(path: Path, rows: Sequence[Row], values: Sequence[float], item: str,
     )
 
 
-def _first(names: Iterable[str], row: Row) -> str:
-    return next((name for name in names if _text(row.get(name))), "")
+def _first(names: Iterable[str], rows: Sequence[Row]) -> str:
+    return next((name for name in names if any(_text(row.get(name)) for row in rows)), "")
 
 
 def _explain_unscored(name: str, items: Sequence[str]) -> str:

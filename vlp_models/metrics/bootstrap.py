@@ -140,7 +140,10 @@ class Gain:
         """Return the ends of the interval; the gain is beyond each with probability `alpha` at most."""
         low, high = np.quantile(self.draws_S, [alpha, 1 - alpha])
         by_chance = np.quantile(self.chance_S, 1 - alpha)
-        return float(min(low, self.value - by_chance)), float(max(high, self.value + by_chance))
+        ends = min(low, self.value - by_chance), max(high, self.value + by_chance)
+        rounding = 1e-9 * max(abs(self.value), abs(by_chance))  # of two equal numbers' difference
+        low, high = (0.0 if abs(end) <= rounding else float(end) for end in ends)
+        return low, high
 
     def detectable(self, threshold: float, alpha: float, power: float) -> float:
         """Return the smallest true gain that this test shows to be above `threshold` with probability `power`."""

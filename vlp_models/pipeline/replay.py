@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
@@ -33,10 +35,10 @@ SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was computed again. equal: to what the bundle has."""
+    """One thing that was computed again. equal: to what the bundle has; None: it cannot be computed at this level."""
 
     subject: str
-    equal: bool
+    equal: bool | None
     text: str
 
 
@@ -55,16 +57,17 @@ def replay(bundle: RunBundle, level: Level, workspace: Workspace) -> list[Findin
 
 
 def score(bundle: RunBundle) -> list[Finding]:
-    """Recompute every value and interval from the scores per item."""
+    """Recompute the values and intervals whose scores per item are in the bundle; list the other scores."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "items.parquet"
         path.write_bytes(bundle.files["items.parquet"])
         items = read_item_scores(path)
-    records = {(r["dataset"], r["split"], r["metric"]): r for r in bundle.json("scores.json")}
+    records = _records(bundle.json("scores.json"))
     wrong, count = [], 0
     for own in items:
-        record = records.get((own.dataset, own.split, own.metric))
-        if record is None or record["value"] is None:
+        record = records.pop((own.dataset, own.split, own.metric), None)
+        if record is None:
+            wrong.append(f"{own.metric} on {own.dataset} {own.split}: has items, but no score")
             continue
         evidence = own.evidence()
         value = float(evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0])
@@ -76,7 +79,16 @@ def score(bundle: RunBundle) -> list[Finding]:
                     f"{own.metric} on {own.dataset} {own.split}: {name} {record[name]}, from its items {found}"
                 )
     text = f"{count} values and ends of intervals follow from {len(items)} metrics' items"
-    return [Finding(subject="scores", equal=not wrong, text=_list(wrong) or text)]
+    findings = [Finding(subject="scores", equal=not wrong and count > 0, text=_list(wrong) or text)]
+    if records:
+        names = _list([f"{metric} ({split})" for _, split, metric in records])
+        text = f"{len(records)} scores have no items, such as {names}; --level predict computes them"
+        findings.append(Finding(subject="other scores", equal=None, text=text))
+    return findings
+
+
+def _records(scores: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    return {(record["dataset"], record["split"], record["metric"]): record for record in scores}
 
 
 def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
@@ -100,7 +112,7 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
             if (workspace.root / name).exists():
                 (copy.root / name).symlink_to(workspace.root / name)
         evaluate.run(params, copy, run)
-        return _compare_evaluations(bundle, copy)
+        return [score(bundle)[0], *_compare_evaluations(bundle, copy)]
 
 
 def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
@@ -111,6 +123,8 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
         (project / "params.yaml").write_bytes(bundle.files["params.yaml"])
         for root in _raw_data(params):
             source = workspace.root / root
+            if not (project / root).resolve().is_relative_to(project.resolve()):
+                raise DataError(f"data root {root}: outside of the project, so a copy of the project cannot have it")
             if not source.exists():
                 raise DataError(f"{source}: the run's data is not here; run the command in a project that has it")
             (project / root).parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +136,8 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
             path = project / name
             equal = path.is_file() and hash_file(path) == digest
             findings.append(Finding(subject=name, equal=equal, text="bit-identical" if equal else "other weights"))
-        return [*findings, *_compare_evaluations(bundle, copy), *_explain(bundle, params, findings)]
+        findings += [score(bundle)[0], *_compare_evaluations(bundle, copy)]
+        return [*findings, *_explain(bundle, params, findings)]
 
 
 def _params_of(bundle: RunBundle) -> Params:
@@ -152,23 +167,44 @@ def _vlp(folder: Path, *words: str) -> None:
 
 
 def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Finding]:
+    """Compare what an evaluation wrote with the bundle's: predictions, scores per item, values and intervals."""
     folder, findings = workspace.evaluation(bundle.run), []
-    for name in sorted(bundle.files):
-        if name.startswith("predictions-"):
-            before = bundle.files[name].decode().splitlines()
-            after = (folder / name).read_text(encoding="utf-8").splitlines() if (folder / name).exists() else []
-            differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
-            text = f"{differ:,} of {len(before):,} differ" if differ else f"all {len(before):,} are equal"
-            findings.append(Finding(subject=name, equal=not differ, text=text))
-    scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    found = {(r["dataset"], r["split"], r["metric"]): r["value"] for r in scores}
-    wrong, count = [], 0
-    for record in bundle.json("scores.json"):
-        value = found.get((record["dataset"], record["split"], record["metric"]))
-        count += 1
-        if not _close(record["value"], value):
-            wrong.append(f"{record['metric']} on {record['dataset']} {record['split']}: {record['value']}, now {value}")
-    return [*findings, Finding(subject="scores", equal=not wrong, text=_list(wrong) or f"all {count} are equal")]
+    written = {path.name for path in folder.glob("predictions-*.jsonl")}
+    for name in sorted(written | {name for name in bundle.files if name.startswith("predictions-")}):
+        before = bundle.files.get(name, b"").decode().splitlines()
+        after = (folder / name).read_text(encoding="utf-8").splitlines() if name in written else []
+        differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
+        text = f"{differ:,} of {len(before):,} differ" if differ else f"all {len(before):,} are equal"
+        findings.append(Finding(subject=name, equal=not differ, text=text))
+    wrong = [] if _items_equal(bundle, folder / "items.parquet") else ["items.parquet"]
+    packed = _records(bundle.json("scores.json"))
+    found = _records(json.loads((folder / "scores.json").read_text(encoding="utf-8")))
+    for key in {**packed, **found}:
+        place = f"{key[2]} on {key[0]} {key[1]}"
+        if key not in packed or key not in found:
+            wrong.append(f"{place}: only {'in the bundle' if key in packed else 'now'}")
+            continue
+        for end in ("value", "low", "high"):
+            if not _close(packed[key].get(end), found[key].get(end)):
+                wrong.append(f"{place}: {end} {packed[key].get(end)}, now {found[key].get(end)}")
+    text = f"all {len(packed)} scores with their intervals and items are equal"
+    return [*findings, Finding(subject="computed again", equal=not wrong and bool(packed), text=_list(wrong) or text)]
+
+
+def _items_equal(bundle: RunBundle, path: Path) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / "items.parquet"
+        own.write_bytes(bundle.files["items.parquet"])
+        sides = [read_item_scores(own), read_item_scores(path)]
+    described = [
+        {(s.dataset, s.split, s.metric): (list(s.items), list(s.groups), s.parts_NK) for s in side} for side in sides
+    ]
+    return described[0].keys() == described[1].keys() and all(
+        items == described[1][key][0]
+        and groups == described[1][key][1]
+        and np.allclose(parts, described[1][key][2], rtol=1e-6, atol=1e-9)
+        for key, (items, groups, parts) in described[0].items()
+    )
 
 
 def _explain(bundle: RunBundle, params: Params, weights: Iterable[Finding]) -> list[Finding]:

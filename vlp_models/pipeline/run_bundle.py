@@ -113,9 +113,12 @@ def open_bundle(path: Path) -> RunBundle:
                 raise DataError(f"{path}: unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
             files = {member.filename: archive.read(member) for member in archive.infolist()}
         manifest = json.loads(files[MANIFEST])
+        if manifest["format"] != FORMAT:
+            raise DataError(f"{path}: a bundle of format {manifest['format']!r}; this release reads {FORMAT}")
         hashes = {name: hashlib.sha256(own).hexdigest() for name, own in files.items() if name != MANIFEST}
         digest = hashlib.sha256(content[:-DIGEST]).hexdigest().encode()
-        same = manifest["format"] == FORMAT and manifest["files"] == hashes and digest == content[-DIGEST:]
+        same = manifest["files"] == hashes and digest == content[-DIGEST:]
+        _check_manifest(manifest, files)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except DataError:
@@ -125,6 +128,24 @@ def open_bundle(path: Path) -> RunBundle:
     if not same:
         raise DataError(f"{path}: changed since it was packed; nothing in it can be trusted")
     return RunBundle(path=path, manifest=manifest, files=files)
+
+
+def _check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    """
+    Raises:
+        ValueError: a key or a file is missing, or is of another type.
+    """
+    kinds = {"run": str, "task": str, "git_commit": str, "bootstrap": int, "environment": dict, "weights": dict}
+    for name, kind in kinds.items():
+        if not isinstance(manifest.get(name), kind):
+            raise ValueError(f"{MANIFEST} has no {name}")
+    if missing := {*EVALUATED, LINEAGE, "params.yaml"} - set(files):
+        raise ValueError(f"{', '.join(sorted(missing))} missing")
+    if not isinstance(manifest["environment"].get("mode"), str):
+        raise ValueError(f"{MANIFEST} has no environment.mode")
+    records = json.loads(files[EVALUATED[0]])
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError(f"{EVALUATED[0]} is no list of scores")
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:

@@ -1,8 +1,8 @@
 """Answer concurrent requests together: what arrives while the model is busy forms the next batch.
 
 A server calls `predict` from several threads. One at a time would leave requests waiting, all at once would make their
-threads compete for the same cores; a batch costs little more than one request. Nobody waits for a batch to fill, so a
-single client is answered as fast as without batches.
+threads compete for the same cores; a batch costs less than its requests one by one. No request waits for a batch to
+fill.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class BatchingPredictor:
         groups = [group for request in batch for group in request.groups]
         texts = [text for request in batch for text in request.texts or ()]
         try:
-            predictions = iter(self.predictor.predict_opened(groups, texts or None))
+            predictions = self.predictor.predict_opened(groups, texts or None)
+            if len(predictions) != len(groups):
+                raise RuntimeError(f"{len(predictions)} predictions for {len(groups)} images")
         except Exception as error:
             if len(batch) == 1:
                 batch[0].answer.set_exception(error)
@@ -84,5 +86,6 @@ class BatchingPredictor:
                 for request in batch:
                     self._answer([request])
             return
+        rest = iter(predictions)
         for request in batch:
-            request.answer.set_result([next(predictions) for _ in request.groups])
+            request.answer.set_result([next(rest) for _ in request.groups])
