@@ -106,6 +106,10 @@ PARTS: dict[str, list[Part]] = {
             after=awaited(5),
         )
     ],
+    "comparing": [
+        Part(replace={"vlp compare old=old.csv new=new.csv": "vlp compare old={made}/old.csv new={made}/new.csv"})
+    ],
+    "replay": [Part()],
     "datasets": [
         Part(),
         Part("vlp use daquar", fresh=True, long=True, photographs=True),
@@ -163,6 +167,8 @@ PARTS: dict[str, list[Part]] = {
 # Part of a command's output.
 EXPECTED = {
     "deployment": {"vlp status": "stale      nothing"},
+    "comparing": {"vlp compare": "detectable"},
+    "replay": {"vlp replay": "equal      scores"},
     "own-photos": {"curl -s -H": '"caption"', "vlp ingest": "8 new"},
 }
 
@@ -189,6 +195,9 @@ def blocks_of(page: Path, number: int) -> list[Block]:
 def make_files(made: Path) -> None:
     """Write the files that the pages leave to the reader: photos, and datasets in the layouts that users download."""
     write_pairs(made / "photos", range(40))
+    for name, step in (("old", 2), ("new", 3)):
+        answers = (f"q{i},{int(i % step > 0)}" for i in range(200))
+        (made / f"{name}.csv").write_text("item,score\n" + "\n".join(answers) + "\n")
     write_pairs(made / "new-photos", range(40, 48))
     photo(90).save(made / "some-photo.jpg")
     write_flickr8k(made / "flickr8k")
