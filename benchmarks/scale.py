@@ -321,9 +321,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=200, help="batches of 256 to load")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--no-near-duplicates", action="store_true", help="skip the search for near-duplicates")
-    parser.add_argument(
-        "--resume", type=int, nargs="+", default=[], help="numbers of images of which 99%% have features"
-    )
+    parser.add_argument("--resume", type=int, nargs="+", default=[], help="numbers of images; 99%% have features")
     parser.add_argument("--local", type=Path, default=None, help="folder for the images")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The peak memory of a call in this process, for tests of what must not grow with the data."""
+"""The peak memory of a call in this process, for tests of code whose memory must not grow with the data."""
 
 from __future__ import annotations
 

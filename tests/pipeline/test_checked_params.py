@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Only:
-    """A section of which only some keys may be read."""
+    """A section whose keys may be read in part only."""
 
     def __init__(self, section: Any, keys: tuple[str, ...], where: str) -> None:
         self._section, self._keys, self._where = section, keys, where

@@ -61,7 +61,7 @@ def replay(
 ) -> None:
     """Compute a packed run's figures again, and say what is equal and what differs. Exit code 1: something differs.
 
-    A bundle of which any byte has changed is refused. With `trainer.reproducible: portable`, a training is
+    A bundle is refused if any byte of it has changed. With `trainer.reproducible: portable`, a training is
     bit-identical on every x86-64 processor with AVX2. Example: `vlp replay tden-vqa.run.zip --level predict`
     """
     from vlp_models.pipeline.run_bundle import check_signature, open_bundle

@@ -39,7 +39,8 @@ def compare(
     item: Annotated[str, typer.Option(help="Column that identifies an item.")] = "",
     score: Annotated[str, typer.Option(help="Column with the scores.")] = "",
     cluster: Annotated[
-        str, typer.Option(help="Column of what items have in common, such as their image: they are resampled together.")
+        str,
+        typer.Option(help="Column that names an item's cluster, such as its image: a cluster is resampled as a whole."),
     ] = "",
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals and the verdicts.")] = 0.95,
     resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 10_000,

@@ -55,7 +55,7 @@ class Row:
 
     low, high    interval of the gain; None with fewer than 20 clusters
     p, p_holm    two-sided, alone and corrected for all comparisons
-    detectable   the smallest gain that this test would find with 80% power, if it is the only one of all comparisons
+    detectable   the smallest gain that this test finds with 80% power, corrected for all comparisons (Bonferroni)
     """
 
     metric: str

@@ -252,7 +252,7 @@ def _student(degrees: int, size: int, seed: int) -> FloatArray:
 
 
 def _run_noise(drawn_RS: FloatArray, ours: int) -> float:
-    """Return the variance over items of what is a run's own, from runs of one side that differ; 0 with one run each."""
+    """Return the variance over items of one run's deviation from its side's mean; 0 with one run each."""
     own = [side - side.mean(axis=0) for side in (drawn_RS[:ours], drawn_RS[ours:])]
     degrees = len(drawn_RS) - 2
     return sum(float(side.var(axis=1).sum()) for side in own) / degrees if degrees else 0.0

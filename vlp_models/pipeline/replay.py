@@ -136,8 +136,8 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
             path = project / name
             equal = path.is_file() and hash_file(path) == digest
             findings.append(Finding(subject=name, equal=equal, text="bit-identical" if equal else "other weights"))
-        findings += [score(bundle)[0], *_compare_evaluations(bundle, copy)]
-        return [*findings, *_explain(bundle, params, findings)]
+        again = [score(bundle)[0], *_compare_evaluations(bundle, copy)]
+        return [*findings, *again, *_explain(bundle, params, findings)]
 
 
 def _params_of(bundle: RunBundle) -> Params:

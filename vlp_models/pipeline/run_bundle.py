@@ -144,7 +144,12 @@ def _check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> 
     if not isinstance(manifest["environment"].get("mode"), str):
         raise ValueError(f"{MANIFEST} has no environment.mode")
     records = json.loads(files[EVALUATED[0]])
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+    needed = {"dataset", "split", "metric", "value", "low", "high", "seed", "data"}
+    if (
+        not isinstance(records, list)
+        or not records
+        or not all(isinstance(r, dict) and needed <= r.keys() for r in records)
+    ):
         raise ValueError(f"{EVALUATED[0]} is no list of scores")
 
 
