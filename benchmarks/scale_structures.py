@@ -1,4 +1,4 @@
-"""Time and memory of the readers of the data's indexes, with 10^8 rows: `python benchmarks/scale_structures.py [--rows N]`.
+"""Time and memory of reading the data's indexes, with 10^8 rows: `python benchmarks/scale_structures.py [--rows N]`.
 
 The stages that make these files take hours for 10^8 pairs. So the files are made directly, with the columns, the sizes
 of row groups and the order of the real ones:
