@@ -47,7 +47,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write the comparison as a page.")] = None,
 ) -> None:
-    """Is a model better than another? Compare them by the scores of their test items: promote, keep or inconclusive.
+    """Compare models by the scores of their test items: promote, keep or inconclusive.
 
     Reads the results of this project (items.parquet, or a run's folder), lmms-eval and lm-evaluation-harness (samples),
     VLMEvalKit, Inspect, and any table with the columns item, score and, if there are, cluster, seed and model.
