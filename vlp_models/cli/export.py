@@ -10,12 +10,28 @@ import typer
 from vlp_models.errors import DataError, ParamsError
 
 FORMATS = ("hf",)
+WEIGHTS = ("float32", "int8")
 
 
 def export(
     version: Annotated[str, typer.Argument(help="A task or version: vqa, vlp-vqa/3, vlp-vqa@champion.")],
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The new folder.")],
     to: Annotated[str, typer.Option(help="The layout: hf, that of the Hugging Face Hub.")] = "hf",
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="float32, or int8: linear layers with 8 bits a weight, if an equivalence test on this project's test "
+            "data shows no loss beyond --margin.",
+        ),
+    ] = "float32",
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="For int8: the largest difference, in the gate's metric; default: its deviation over seeds.",
+            show_default=False,
+        ),
+    ] = None,
     license: Annotated[
         str,
         typer.Option(
@@ -35,9 +51,14 @@ def export(
     """
     if to not in FORMATS:
         raise ParamsError(f"vlp export: --to {to}: unknown layout; known: {', '.join(FORMATS)}")
+    if weights not in WEIGHTS:
+        raise ParamsError(f"vlp export: --weights {weights}: unknown; known: {', '.join(WEIGHTS)}")
+    from contextlib import ExitStack
+
     from vlp_models.cli.versions import resolve_version
     from vlp_models.common.workspace import SEARCH, Workspace
     from vlp_models.params import load_params
+    from vlp_models.pipeline.equivalence import compare_bundles, int8_bundle
     from vlp_models.registry.card import make_hub_card
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.evaluations import read_lineage, read_scores
@@ -55,7 +76,7 @@ def export(
         lineage, scores = read_lineage(client, found), read_scores(client, found)
     name = f"{found.name} version {found.version}"
     borrowed = find_borrowed(lineage or {})
-    unknown = [f"{weights.role} `{weights.source}`" for weights in borrowed if not weights.license]
+    unknown = [f"{one.role} `{one.source}`" for one in borrowed if not one.license]
     if lineage is None:
         unknown = ["all weights, since the version has no lineage"]
     if unknown and not accept_unknown_license:
@@ -64,20 +85,31 @@ def export(
             "--accept-unknown-license"
         )
     holds_captions = (bundle / SEARCH / CAPTIONS).exists()
-    card = make_hub_card(
-        title=found.name,
-        info=read_bundle_info(bundle),
-        scores=scores,
-        lineage=lineage or {},
-        license=license or hub_identifier(borrowed),
-        borrowed=borrowed,
-        holds_captions=holds_captions,
-    )
-    write_export(bundle, Path(directory), card)
+    with ExitStack() as stack:
+        tested = ""
+        if weights == "int8":
+            original, bundle = bundle, stack.enter_context(int8_bundle(bundle, workspace.root / ".work"))
+            compared = compare_bundles(params, workspace, original, bundle, lineage or {}, margin)
+            tested = str(compared)
+            if not compared.shown:
+                raise DataError(f"{name}: not exported: {tested}; export it with float32, or pass a larger --margin")
+        card = make_hub_card(
+            title=found.name,
+            info=read_bundle_info(bundle),
+            scores=scores,
+            lineage=lineage or {},
+            license=license or hub_identifier(borrowed),
+            borrowed=borrowed,
+            holds_captions=holds_captions,
+            int8=tested,
+        )
+        write_export(bundle, Path(directory), card)
     size = sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
     print(f"{directory}: {name}, {size / 2**20:.1f} MB")
-    for weights in borrowed:
-        print(f"  {weights.role} {weights.source}: {weights.license or 'unknown license'}")
+    if tested:
+        print(f"  {tested}")
+    for one in borrowed:
+        print(f"  {one.role} {one.source}: {one.license or 'unknown license'}")
     if holds_captions:
         print("  search/ holds captions of training images, which the model looks up")
     if not license and not borrowed:

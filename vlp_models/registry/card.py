@@ -87,6 +87,7 @@ def make_hub_card(
     license: str,
     borrowed: Sequence[BorrowedWeights],
     holds_captions: bool = False,
+    int8: str = "",
 ) -> str:
     """Return the model card of an export: YAML that the Hugging Face Hub reads, then Markdown.
 
@@ -94,6 +95,7 @@ def make_hub_card(
         scores: records of scores.json. lineage: the record of `vlp lineage`.
         license: the Hub's identifier.
         borrowed: weights of others that the model started from.
+        int8: what the test of the weights of 8 bits found; empty: the weights are those of the scores.
     """
     import yaml
 
@@ -111,6 +113,7 @@ def make_hub_card(
         "model-index": [{"name": title, "results": _results(info.task, reported)}],
     }
     limit = HOLDS_CAPTIONS if holds_captions else ""
+    weights = f"\nThe linear layers have weights of 8 bits; the scores are those of float32. {int8}.\n" if int8 else ""
     text = yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False, allow_unicode=True)
     return f"""---
 {text}---
@@ -131,7 +134,7 @@ model = VLP.from_pretrained("PATH OR REPOSITORY")
 {_scores_with_baselines(reported)}
 
 In percent, except for ranks; intervals over the test images. A score without an interval has too few test images.
-
+{weights}
 ## Data
 
 {_describe_data(lineage, datasets)}

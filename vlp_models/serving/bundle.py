@@ -130,6 +130,12 @@ def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Ma
     write_json(bundle / CONTENT, content | ({"plugins": plugins} if plugins else {}))
 
 
+def update_content(bundle: Path) -> None:
+    """Hash the files again into content.json, after some were changed; the code stays the recorded one."""
+    content = json.loads((bundle / CONTENT).read_text(encoding="utf-8"))
+    write_json(bundle / CONTENT, content | {"files": _hash_files(bundle)})
+
+
 def use_bundled_plugins(bundle: Path) -> None:
     """Make known the plugins that the bundle's model and task are, unless the project names them itself.
 

@@ -36,6 +36,7 @@ from vlp_models.models.checkpoint import (
     read_labels,
     read_weights,
 )
+from vlp_models.models.layers.linear import use_int8_layers
 from vlp_models.models.protocols import Embeds, Fuses, Generates, LocatesStates, ScoresPairs
 from vlp_models.objectives.loss import Loss
 from vlp_models.params import SEARCH_OPTIONS, EvaluateParams, build
@@ -294,7 +295,9 @@ def load_task_model(directory: Path, device: torch.device | str = "cpu") -> Task
     labels = read_labels(directory) if task.has_labels else []
     model = build_from_config(info, tokenizer, directory)
     task_model = task(model, tokenizer, info, labels=labels)
-    load_checkpoint_weights(task_model, read_weights(directory), directory)
+    weights = read_weights(directory)
+    use_int8_layers(task_model, weights)
+    load_checkpoint_weights(task_model, weights, directory)
     return task_model.to(device).eval()
 
 

@@ -17,26 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.models.layers.cache import KeyValues
+from vlp_models.models.layers.linear import PackedLinear, project_part
 from vlp_models.models.layers.packing import Packing
-
-
-class PackedLinear(nn.Linear):
-    """A linear layer whose outputs are several projections side by side; a call may compute a part of them."""
-
-    def forward(self, x: Tensor, rows: slice | None = None) -> Tensor:
-        """[..., D] -> [..., the selected outputs]. rows None: all outputs."""
-        if rows is None:
-            return super().forward(x)
-        return F.linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
-
-
-def project_part(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
-    """Return some outputs of a `PackedLinear`, or of a module that replaced it and can only compute all of them.
-
-    peft's LoRA layer is such a module: it adds a product of full width to what the wrapped layer returns.
-    """
-    part: Tensor = layer(x, rows) if isinstance(layer, PackedLinear) else layer(x)[..., rows]
-    return part
 
 
 class MultiHeadAttention(nn.Module):

@@ -1,0 +1,113 @@
+"""Are weights of 8 bits as good? An equivalence test before they are exported.
+
+The version is evaluated on the project's test data with its own weights and with weights of 8 bits. Finding no
+difference is not enough, since a small test finds none: the whole 95% interval of the paired difference must lie within
+a margin (two one-sided tests at 2.5%; Schuirmann 1987). The margin is the metric's standard deviation over seeds:
+another seed would change as much.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from vlp_models.common.io import link_or_copy
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import DataError
+from vlp_models.evaluation.ranking import gate_rule
+from vlp_models.metrics.bootstrap import MIN_GROUPS, interval, paired
+from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_sums
+from vlp_models.models.layers.linear import quantize_linears
+from vlp_models.params import Params
+from vlp_models.pipeline.reevaluate import reevaluate_bundle
+from vlp_models.registry.promotion.gate import Measurement, MetricSpec, measure
+from vlp_models.serving.bundle import CHECKPOINT, CODE, read_bundle_info, update_content
+from vlp_models.tasks.base import load_task_model
+from vlp_models.tasks.scoring import read_item_scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equivalence:
+    """metric: with split. before, after: its values. low, high: 95% interval of after - before."""
+
+    metric: str
+    before: float
+    after: float
+    low: float
+    high: float
+    margin: float
+
+    @property
+    def shown(self) -> bool:
+        return -self.margin < self.low and self.high < self.margin
+
+    def __str__(self) -> str:
+        found = f"{self.metric}: {self.after:.2f} with weights of 8 bits, {self.before:.2f} with float32"
+        place = "within" if self.shown else "not within"
+        return f"{found}; 95% interval of the difference {self.low:.2f} to {self.high:.2f}, {place} {self.margin:g}"
+
+
+@contextmanager
+def int8_bundle(bundle: Path, work: Path) -> Iterator[Path]:
+    """Yield a copy of a bundle whose linear layers have weights of 8 bits. work: where a temporary folder is made."""
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=work, prefix="int8-") as folder:
+        copy = Path(folder) / "artifacts" / "bundle"
+        shutil.copytree(bundle, copy, copy_function=link_or_copy)
+        if (bundle.parents[1] / CODE).is_dir():
+            (Path(folder) / CODE).symlink_to((bundle.parents[1] / CODE).absolute())
+        checkpoint = copy / CHECKPOINT
+        weights = quantize_linears(load_task_model(checkpoint), read_weights(checkpoint))
+        for name in (WEIGHTS, SUMS):
+            (checkpoint / name).unlink(missing_ok=True)  # it may be the original's, hard-linked
+        save_file(weights, checkpoint / WEIGHTS, metadata={"format": "pt"})
+        write_sums(checkpoint)
+        update_content(copy)
+        yield copy
+
+
+def compare_bundles(
+    params: Params,
+    workspace: Workspace,
+    bundle: Path,
+    other: Path,
+    lineage: Mapping[str, Any],
+    margin: float | None = None,
+) -> Equivalence:
+    """Evaluate a bundle and its copy with other weights on the test data.
+
+    Args:
+        lineage: of the version. margin: None: the standard deviation over seeds, `promotion.tasks.TASK.seed_std`.
+
+    Raises:
+        DataError: the test cannot be made here: no test data, no interval, no margin.
+    """
+    rule = gate_rule(params, read_bundle_info(bundle).task or "")
+    spec = MetricSpec(metric=rule.metric, split=params.promotion.split)
+    found: list[Measurement] = []
+    for one in (bundle, other):
+        with reevaluate_bundle(params, workspace, one, lineage, as_served=True) as folder:
+            measured = measure(read_item_scores(folder / "items.parquet"), spec)
+        if isinstance(measured, str):
+            raise DataError(f"weights of 8 bits cannot be tested: {measured}")
+        found.append(measured)
+    before, after = found
+    ends = interval(paired(after.evidence, before.evidence), resamples=params.evaluate.bootstrap, seed=0)
+    if ends is None:
+        raise DataError(
+            f"weights of 8 bits cannot be tested: {spec} has no interval, which takes {MIN_GROUPS} images and "
+            "`evaluate.bootstrap` above 0"
+        )
+    chosen = rule.seed_std_of(rule.metric) if margin is None else margin
+    if chosen <= 0:
+        raise DataError("weights of 8 bits cannot be tested with a margin of 0; pass --margin")
+    return Equivalence(
+        metric=str(spec), before=before.value(), after=after.value(), low=ends[0], high=ends[1], margin=chosen
+    )
