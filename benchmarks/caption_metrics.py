@@ -45,6 +45,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -436,13 +437,9 @@ def correlate(judgments: Judgments, scores: Mapping[str, FloatArray], resamples:
         pairs[name] = PairCounts.count(own_N, judgments.ratings_N, image_N)
     found: dict[str, dict[str, Estimate]] = {}
     for variant in ("b", "c"):
-        statistics = {name: _tau_of(own, variant) for name, own in pairs.items()}
+        statistics = {name: partial(own.tau, variant=variant) for name, own in pairs.items()}
         found[variant] = bootstrap(statistics, len(names), resamples)
     return found
-
-
-def _tau_of(pairs: PairCounts, variant: Literal["b", "c"]) -> Callable[[FloatArray], FloatArray]:
-    return lambda counts_SG: pairs.tau(counts_SG, variant)
 
 
 def judge_metrics(

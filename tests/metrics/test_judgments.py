@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from vlp_models.errors import DataError
-from vlp_models.metrics.bootstrap import draws
 from vlp_models.metrics.caption import CaptionSet
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -178,10 +178,10 @@ def planted(noise: dict[str, float], images: int = 150) -> tuple[Judgments, dict
     """Return ratings of captions of a known quality, and scores that measure it with more or less noise."""
     rng = np.random.default_rng(3)
     image_N = np.repeat(np.arange(images), 9)
-    quality_N = rng.normal(0, 1, len(image_N)) + rng.normal(0, 0.5, images)[image_N]
+    quality_N = rng.normal(0, 1, len(image_N)) + rng.normal(0, 1, images)[image_N]
     ratings_N = np.digitize(quality_N + rng.normal(0, 0.5, len(image_N)), [0, 1, 2]) + 1.0
     judgments = Judgments(
-        images=[f"{i:03d}" for i in image_N], candidates=[""] * len(image_N), references={}, ratings_N=ratings_N
+        images=[f"{i:04d}" for i in image_N], candidates=[""] * len(image_N), references={}, ratings_N=ratings_N
     )
     return judgments, {name: quality_N + rng.normal(0, std, len(image_N)) for name, std in noise.items()}
 
@@ -209,15 +209,24 @@ def test_metric_that_is_higher_on_one_file_and_lower_on_the_other_is_not_chosen(
     assert choose_metric(rows[:1], estimates) == "m"
 
 
-def test_interval_covers_the_true_tau_with_clustered_ratings() -> None:
-    """Observations of an image share its noise: resampling single observations would give a far smaller interval."""
-    judgments, scores = planted({"CIDEr": 1.0})
-    low, high = correlate(judgments, scores, resamples=500)["b"]["CIDEr"].interval()
-    image_N = np.arange(len(judgments.ratings_N))
-    single = PairCounts.count(scores["CIDEr"], judgments.ratings_N, image_N)
-    taus = np.concatenate([single.tau(c, "b") for c in draws(len(image_N), 100, np.random.default_rng(0))])
-    assert low < kendalltau(scores["CIDEr"], judgments.ratings_N).statistic * 100 < high
-    assert high - low > 3.0 * taus.std()
+def test_intervals_are_over_images_and_cover_the_true_tau() -> None:
+    """Observations of an image share its error: resampling single observations would give a smaller interval."""
+    judgments, scores = planted({"m": 1.0}, images=4000)
+    _, image_N = np.unique(judgments.images, return_inverse=True)
+    scores_N = scores["m"] + np.random.default_rng(4).normal(0, 2, 4000)[image_N]
+    truth = PairCounts.count(scores_N[:9000], judgments.ratings_N[:9000], image_N[:9000])
+    tau = truth.tau(np.ones((1, 1000)), "c")[0]
+    covered = 0
+    for start in range(0, 36_000, 360):  # 100 draws of 40 images
+        part = slice(start, start + 360)
+        pairs = PairCounts.count(scores_N[part], judgments.ratings_N[part], np.repeat(np.arange(40), 9))
+        estimate = bootstrap({"m": partial(pairs.tau, variant="c")}, 40, 500)["m"]
+        low, high = estimate.interval()
+        covered += low <= tau <= high
+    assert 88 <= covered <= 99
+    single = PairCounts.count(scores_N[part], judgments.ratings_N[part], np.arange(360))
+    low_single, high_single = bootstrap({"m": partial(single.tau, variant="c")}, 360, 500)["m"].interval()
+    assert high - low > 1.3 * (high_single - low_single)
 
 
 def test_scores_of_single_captions_are_those_of_pycocoevalcap(monkeypatch: pytest.MonkeyPatch) -> None:
