@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -59,7 +60,10 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
     with torch.no_grad():
         ids = [decode(m, one, BEAM)[0].ids for m in (model, small)]
         found["equal_tokens"] = sum(a == b for a, b in zip(*ids, strict=True)) / len(ids[0])
-        works = {"decode": partial(decode, image=one, beam=BEAM), "encode": partial(TDEN.encode_image, image=eight)}
+        works: dict[str, Callable[[TDEN], object]] = {
+            "decode": partial(decode, image=one, beam=BEAM),
+            "encode": partial(TDEN.encode_image, image=eight),
+        }
         for name, work in works.items():
             pairs = [[seconds(partial(work, m), CPU) for m in (model, small)] for _ in range(repeats)]
             ratios = sorted(before / after for before, after in pairs)
