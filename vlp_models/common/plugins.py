@@ -218,7 +218,8 @@ def _check(kind: str, name: str, target: str, root: Path) -> None:
 @functools.cache
 def _entry_points() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
+    installed = metadata.entry_points()  # once: this reads a file of every installed package
     for kind in KINDS:
-        for point in metadata.entry_points(group=f"vlp_flows.{kind}"):
+        for point in installed.select(group=f"vlp_flows.{kind}"):
             found.setdefault(kind, {})[point.name] = point.value
     return found
