@@ -132,9 +132,12 @@ class SharedObjective(nn.Module, ABC):
     @classmethod
     def refusal(cls, model: nn.Module, facts: DataFacts) -> str:
         """Return why this model cannot train on it with this data; empty if it can."""
+        inputs: Any = model.inputs
+        if not inputs.text or inputs.image is None:
+            return "it reads no pairs of images and texts"
         if not isinstance(model, cls.protocols):
             return cls.missing
-        if cls.regions and not isinstance(getattr(model.inputs, "image", None), RegionInput):
+        if cls.regions and not isinstance(inputs.image, RegionInput):
             return "it reads pixels, and this objective hides regions"
         if cls.masks_words and facts.mask_id is None:
             return "the tokenizer has no mask token (`tokenizer.special_tokens`)"
