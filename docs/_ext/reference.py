@@ -256,70 +256,71 @@ def _command(name: str, command: Any) -> str:
     return "\n".join(lines)
 
 
+OBJECTIVES_PAGE = """# Objectives across models
+
+The names in `pretrain.RUN.recipe.objectives` decide what a model is pretrained on. A family's own objectives are those
+of its paper. A shared one needs a protocol of the model and no more
+({src}`vlp_models/models/shared_objectives.py`), so every family that implements the protocol has it,
+[plugins](../guides/plugins.md) as well. Generated from the families at their default configs, VLMo with `image_codes`.
+
+- **own**: the family computes it; `own` always comes before `shared`.
+- **shared**: a pass of its own, with a head that exists only if the recipe names the objective.
+- **–**: refused, with the reason, by `vlp plan` and before training; the reasons are below.
+
+```console
+$ vlp use --set pretrain.tden.recipe.objectives.itm=1
+```
+
+@cells
+
+With `region_classes: pretext`, Unified VLP has a `moc` of its own.
+
+## Shared objectives
+
+@losses
+
+Protocols: {src}`vlp_models/models/protocols.py`. Words are masked as in BERT; `recipe.mask_probability` is that of a
+word or a region.
+
+The heads are a part of their own in a [checkpoint](checkpoints.md), `objective_heads`, and a parameter group of that
+name (`optimizer.groups`). A further pretraining loads those that it also names; fine-tuning ignores them. Two-pass
+scheduled sampling and `contrast_over: update` are for own objectives.
+
+## Reasons
+
+@reasons
+"""
+
+
 def objectives_page() -> str:
     """Return reference/objectives.md: for each family and objective, whether it trains it, or why it cannot."""
-    models = {family: meta_model(ModelParams(family=family)) for family in FAMILIES.builtin}
-    lines = [
-        "# Objectives across models",
-        "",
-        "The names in `pretrain.RUN.recipe.objectives` decide what a model is pretrained on. A family's own objectives "
-        "are those of its paper.",
-        "A shared one needs a protocol of the model and no more ({src}`vlp_models/models/shared_objectives.py`), so every "
-        "family that implements",
-        "the protocol has it, [plugins](../guides/plugins.md) as well. Generated from the families at their default configs.",
-        "",
-        "- **own**: the family computes it; `own` always comes before `shared`.",
-        "- **shared**: a pass of its own, with a head that exists only if the recipe names the objective.",
-        "- **–**: refused, with the reason, by `vlp plan` and before training; the reasons are below.",
-        "",
-        "```console",
-        '$ vlp use --set "pretrain.tden.recipe.objectives={mlm: 1, msg: 1, itc: 1, itm: 1}"',
-        "```",
-        "",
-        "| objective | | " + " | ".join(models) + " |",
-        "|---|---|" + "---|" * len(models),
-    ]
-    reasons: dict[str, list[str]] = {}
+    configs = {"vlmo": {"image_codes": 8192}}  # its pretraining on images alone
+    models = {f: meta_model(ModelParams(family=f, config=configs.get(f, {}))) for f in FAMILIES.builtin}
+    cells, refused = [], dict[str, list[str]]()
     for name, (title, _) in OBJECTIVES.items():
-        cells = []
+        row = []
         for family, model in models.items():
-            if name in own_objectives(model):
-                cells.append("own")
-            elif reason := refusal(model, name, META_FACTS):
-                cells.append("–")
-                reasons.setdefault(f"`{name}`: {reason}", []).append(family)
-            else:
-                cells.append("shared")
-        lines.append(f"| `{name}` | {title} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "A config can add an own objective: `mim` in VLMo with `image_codes`, `moc` in Unified VLP with",
-        "`region_classes: pretext`.",
-        "",
-        "## Shared objectives",
-        "",
-        "| objective | the model needs | loss |",
-        "|---|---|---|",
+            reason = refusal(model, name, META_FACTS)
+            row.append("–" if reason else "own" if name in own_objectives(model) else "shared")
+            if reason:
+                refused.setdefault(f"`{name}`: {reason}", []).append(family)
+        cells.append([f"`{name}`", title, *row])
+    losses = [
+        [
+            f"`{name}`",
+            " or ".join(f"`{one.__name__}`" for one in cls.protocols) + (", reads regions" if cls.regions else ""),
+            OBJECTIVES[name][1],
+        ]
+        for name, cls in SHARED.items()
     ]
-    for name, cls in SHARED.items():
-        needs = " or ".join(f"`{protocol.__name__}`" for protocol in cls.protocols)
-        needs += ", and reads regions" if cls.regions else ""
-        lines.append(f"| `{name}` | {needs} | {OBJECTIVES[name][1]} |")
-    lines += [
-        "",
-        "Protocols: {src}`vlp_models/models/protocols.py`. Words are masked as in BERT; `recipe.mask_probability` is that of "
-        "a word or a region.",
-        "",
-        "The heads are a part of their own in a [checkpoint](checkpoints.md), `objective_heads`, and a parameter group of that "
-        "name",
-        "(`optimizer.groups`). A further pretraining loads those that it also names; fine-tuning ignores them. Two-pass "
-        "scheduled sampling",
-        "and `contrast_over: update` are for own objectives.",
-        "",
-        "## Reasons",
-        "",
-        "| refused | in |",
-        "|---|---|",
-    ]
-    lines += [f"| {reason} | {', '.join(families)} |" for reason, families in reasons.items()]
-    return "\n".join(lines) + "\n"
+    tables = {
+        "cells": _table(["objective", "", *models], cells),
+        "losses": _table(["objective", "the model", "loss"], losses),
+        "reasons": _table(["refused", "in"], [[reason, ", ".join(own)] for reason, own in refused.items()]),
+    }
+    return re.sub(r"^@(\w+)$", lambda found: tables[found[1]], OBJECTIVES_PAGE, flags=re.M)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
