@@ -22,8 +22,8 @@ OWN: dict[str, dict[str, Any]] = {
     "xgpt": {"objectives": ("ic", "imlm", "ida", "tifg"), "mix": "alternate"},
 }
 LABELS = {"tden": "TDEN", "unified_vlp": "Unified VLP", "xgpt": "XGPT"}
-# CPU time of an update over one of the same backbone's `ic`, by `--cost 60`: (own, common)
-COSTS = {"tden": (1.0, 1.0), "unified_vlp": (1.0, 1.0), "xgpt": (1.0, 1.0)}
+# CPU time of an update over one of the same backbone's `ic`, by `--cost 24`: (own, common)
+COSTS = {"tden": (1.86, 4.48), "unified_vlp": (0.61, 2.62), "xgpt": (1.08, 2.66)}
 
 
 def arm(family: str, name: str, label: str, cost: float, **recipe: Any) -> Arm:
