@@ -1,4 +1,5 @@
-"""The generated reference pages: every key of params.yaml from the schema, every command from the CLI."""
+"""The generated reference pages: every key of params.yaml from the schema, every command from the CLI, and which
+objectives go with which models from their protocols."""
 
 from __future__ import annotations
 
@@ -14,10 +15,34 @@ import typer
 
 from vlp_models.cli.main import app
 from vlp_models.data.formats import FORMATS, params_class
-from vlp_models.params import DatasetParams, Params, SourceParams
+from vlp_models.models import FAMILIES
+from vlp_models.models.meta_model import META_FACTS, meta_model
+from vlp_models.models.shared_objectives import FAMILY_ONLY, SHARED, own_objectives, refusal
+from vlp_models.params import DatasetParams, ModelParams, Params, SourceParams
 
 ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*) {2,}(\S.*)$")  # of a class docstring: `name  what it sets`
 MORE = re.compile(r"^ {6,}(\S.*)$")
+OBJECTIVES = {  # name -> what it predicts, and a shared one's loss with its source
+    "mlm": ("masked words", "cross-entropy over the vocabulary (BERT, section 3.1)"),
+    "itm": (
+        "image-text matching",
+        "cross-entropy: does the text describe the image, or another one? (UNITER, section 3.2)",
+    ),
+    "itc": ("image-text contrast", "InfoNCE in both directions, learned temperature from 0.07 (CLIP, figure 3)"),
+    "ism": ("image-sentence matching", "triplet ranking in both directions, margin 0.2 (TDEN)"),
+    "ic": ("captioning", "cross-entropy of each next word (XGPT, section 3.2)"),
+    "msg": ("masked sentence generation", "likewise; the decoder reads masked words (TDEN)"),
+    "moc": ("classes of masked regions", "KL divergence to the detector's probabilities (UNITER's MRC-KL, TDEN)"),
+    "mrfr": ("features of masked regions", "squared distance, mean over features (UNITER, section 3.2)"),
+    "mim": ("visual tokens of masked patches", ""),
+    "mvm": ("codes of masked cells", ""),
+    "bidirectional": ("masked words, both directions", ""),
+    "seq2seq": ("masked words, left to right", ""),
+    "imlm": ("a masked fragment", ""),
+    "ida": ("a caption from a damaged one", ""),
+    "tifg": ("regions from a caption", ""),
+}
+assert OBJECTIVES.keys() == {*SHARED, *FAMILY_ONLY}, "every objective has a row"
 
 
 def params_page() -> str:
@@ -229,3 +254,73 @@ def _command(name: str, command: Any) -> str:
     if rows:
         lines += ["| | |", "|---|---|", *rows, ""]
     return "\n".join(lines)
+
+
+OBJECTIVES_PAGE = """# Objectives across models
+
+The names in `pretrain.RUN.recipe.objectives` decide what a model is pretrained on. A family's own objectives are those
+of its paper. A shared one needs a protocol of the model and no more
+({src}`vlp_models/models/shared_objectives.py`), so every family that implements the protocol has it,
+[plugins](../guides/plugins.md) as well. Generated from the families at their default configs, VLMo with `image_codes`.
+
+- **own**: the family computes it; `own` always comes before `shared`.
+- **shared**: a pass of its own, with a head that exists only if the recipe names the objective.
+- **–**: refused, with the reason, by `vlp plan` and before training; the reasons are below.
+
+```console
+$ vlp use --set pretrain.tden.recipe.objectives.itm=1
+```
+
+@cells
+
+With `region_classes: pretext`, Unified VLP has a `moc` of its own.
+
+## Shared objectives
+
+@losses
+
+Protocols: {src}`vlp_models/models/protocols.py`. Words are masked as in BERT; `recipe.mask_probability` is that of a
+word or a region.
+
+The heads are a part of their own in a [checkpoint](checkpoints.md), `objective_heads`, and a parameter group of that
+name (`optimizer.groups`). A further pretraining loads those that it also names; fine-tuning ignores them. Two-pass
+scheduled sampling and `contrast_over: update` are for own objectives.
+
+## Reasons
+
+@reasons
+"""
+
+
+def objectives_page() -> str:
+    """Return reference/objectives.md: for each family and objective, whether it trains it, or why it cannot."""
+    configs = {"vlmo": {"image_codes": 8192}}  # its pretraining on images alone
+    models = {f: meta_model(ModelParams(family=f, config=configs.get(f, {}))) for f in FAMILIES.builtin}
+    cells, refused = [], dict[str, list[str]]()
+    for name, (title, _) in OBJECTIVES.items():
+        row = []
+        for family, model in models.items():
+            reason = refusal(model, name, META_FACTS)
+            row.append("–" if reason else "own" if name in own_objectives(model) else "shared")
+            if reason:
+                refused.setdefault(f"`{name}`: {reason}", []).append(family)
+        cells.append([f"`{name}`", title, *row])
+    losses = [
+        [
+            f"`{name}`",
+            " or ".join(f"`{one.__name__}`" for one in cls.protocols) + (", reads regions" if cls.regions else ""),
+            OBJECTIVES[name][1],
+        ]
+        for name, cls in SHARED.items()
+    ]
+    tables = {
+        "cells": _table(["objective", "", *models], cells),
+        "losses": _table(["objective", "the model", "loss"], losses),
+        "reasons": _table(["refused", "in"], [[reason, ", ".join(own)] for reason, own in refused.items()]),
+    }
+    return re.sub(r"^@(\w+)$", lambda found: tables[found[1]], OBJECTIVES_PAGE, flags=re.M)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])

@@ -3,7 +3,7 @@
 {src}`vlp_models/models/tden/model.py`   a file or folder of the repository; the build fails if it does not exist
 ```{drawing} pipeline```                 a diagram of drawings.py, inline, in the colors of the theme
 $...$ and $$...$$                        MathML, which browsers draw without a script
-reference/params.md, reference/cli.md    written from the schema of params.yaml and from the commands
+reference/params.md, cli.md, objectives.md  written from the schema of params.yaml, the commands and the models
 sidebar                                  lists design/index, not the decisions below it: those are on that page
 """
 
@@ -72,9 +72,9 @@ def write_math_block(translator: Any, node: nodes.math_block) -> None:
 
 def write_reference(app: Sphinx) -> None:
     """Write the generated pages of reference/ before Sphinx reads the sources."""
-    from reference import cli_page, params_page
+    from reference import cli_page, objectives_page, params_page
 
-    for name, make in (("params", params_page), ("cli", cli_page)):
+    for name, make in (("params", params_page), ("cli", cli_page), ("objectives", objectives_page)):
         path = Path(app.srcdir) / "reference" / f"{name}.md"
         text = make()
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -20,6 +20,7 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import greedy
 from vlp_models.models.protocols import Contrasts, Embeds, Fuses, Generates, ScoresPairs
+from vlp_models.models.shared_objectives import add_objectives
 from vlp_models.objectives.contrastive import image_text_contrast
 from vlp_models.objectives.loss import cross_entropy, soft_label_answers
 from vlp_models.objectives.matching import match_in_batch
@@ -73,13 +74,21 @@ def batch(images: Images | Pictures, texts: Texts, targets: Tensor | None = None
 
 def build(family: str, config: Mapping[str, Any], data: Data) -> nn.Module:
     """A fresh model; its weights depend on torch's global seed alone."""
-    facts = DataFacts(
+    return build_model(family, {**sizes(family, data.setting), **config}, facts(data))
+
+
+def facts(data: Data) -> DataFacts:
+    return DataFacts(
         vocab_size=data.tokenizer.vocab_size,
         mask_id=data.tokenizer.mask_id,
         feature_dim=data.setting.feature_dim,
         num_classes=data.classes,
     )
-    return build_model(family, {**sizes(family, data.setting), **config}, facts)
+
+
+def with_heads(model: nn.Module, wanted: Pretraining, data: Data, *, family: str) -> nn.Module:
+    """The model, with heads for the objectives that are not its own. Where all are, nothing is drawn."""
+    return add_objectives(model, wanted.objectives, facts(data), "objectives", family)
 
 
 def cells_seen(model: nn.Module, images: Image) -> Tensor:

@@ -83,7 +83,8 @@ def _pretraining(
 ) -> Iterator[int]:
     """Batches are the same for every arm of a seed that reads the same, up to the shorter one's end."""
     images, texts = data.web if wanted.where == "web" else (split.images, split.captions)
-    loss = adapter.StepLoss(model, wanted, family=family)
+    trained = adapter.with_heads(model, wanted, data, family=family)
+    loss = adapter.StepLoss(trained, wanted, family=family)
     streams = _STREAMS[wanted.where, wanted.reads]
     order, corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in streams)
 
@@ -94,7 +95,7 @@ def _pretraining(
     times = loss.updates_per_batch
     rows = orders(len(texts), data.setting.batch, -(-wanted.updates // times), order)
     repeated = islice((each for each in rows for _ in range(times)), wanted.updates)
-    yield from updates_of(model, step, repeated, lr=data.setting.lr, updates=wanted.updates, frozen=wanted.frozen)
+    yield from updates_of(trained, step, repeated, lr=data.setting.lr, updates=wanted.updates, frozen=wanted.frozen)
 
 
 class Learner:

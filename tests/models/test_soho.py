@@ -30,6 +30,7 @@ def test_soho_implements_its_protocols() -> None:
     assert protocols_of(build()) == {
         "EncodesCells",
         "Fuses",
+        "FusesWords",
         "LocatesStates",
         "ScoresPairs",
         "Pretrains",

@@ -17,6 +17,7 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.params import ModelParams, Params
 
 # In-place initializers of torch.nn.init and of tensors
+META_FACTS = DataFacts(vocab_size=1000, mask_id=4, feature_dim=8, num_classes=8)  # of arbitrary data
 INITIALIZERS = {"normal_", "uniform_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_", "xavier_uniform_"}
 
 
@@ -51,9 +52,8 @@ def image_kind_of(params: Params, checkpoint: str) -> Kind:
 
 @functools.lru_cache(maxsize=64)
 def _build(family: str, config: str, where: str) -> nn.Module:
-    facts = DataFacts(vocab_size=1000, mask_id=4, feature_dim=8, num_classes=8)
     with torch.device("meta"), _SkipInitialization():
-        return build_model(family, json.loads(config), facts, where=where)
+        return build_model(family, json.loads(config), META_FACTS, where=where)
 
 
 class _SkipInitialization(TorchFunctionMode):

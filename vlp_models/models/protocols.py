@@ -3,6 +3,7 @@
 | protocol            | serves                                                    |
 |---------------------|-----------------------------------------------------------|
 | Fuses               | VQA, VCR, NLVR, NLVR2, entailment                         |
+| FusesWords          | the shared objective `mlm` (shared_objectives.py)         |
 | LocatesStates       | choosing a region or patch by a text: referring expressions |
 | ReadsSeveralImages  | texts with several images in one sequence: NLVR2, frames  |
 | FusesDecoder        | VQA with a second classifier, on the decoder's feature    |
@@ -64,6 +65,11 @@ class Fuses(Protocol):
     def fuse(self, image: Image, text: Text) -> Fused:
         """Fuse images and texts: one row per text."""
         ...
+
+
+@runtime_checkable
+class FusesWords(Fuses, Protocol):
+    text_dim: int  # of `Fused.text_BTD`, whose places are those of the text's tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 from vlp_models.common.packages import is_installed, library_of
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.metrics import METRICS
-from vlp_models.models.meta_model import meta_model, model_inputs
+from vlp_models.models.meta_model import META_FACTS, meta_model, model_inputs
+from vlp_models.models.shared_objectives import check_objectives
 from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams
 from vlp_models.params.runs import split_start
 from vlp_models.params.schema import check_known, suggestion
@@ -119,13 +120,8 @@ def _check_model(name: str, model: ModelParams) -> None:
 
 def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
     model, where = params.models[run.model], f"models.{run.model}.config"
-    known = getattr(meta_model(model, where), "objectives", ())
-    for objective in run.recipe.objectives:
-        if objective not in known:
-            raise ParamsError(
-                f"params.yaml: `pretrain.{name}.recipe.objectives.{objective}`: {run.model} does not support it"
-                f"{suggestion(objective, known)}"
-            )
+    objectives = f"pretrain.{name}.recipe.objectives"
+    check_objectives(meta_model(model, where), run.recipe.objectives, META_FACTS, objectives, run.model)
     _check_datasets(f"pretrain.{name}", run.sources, params)
     _check_length(f"pretrain.{name}.max_text_len", run.max_text_len, model, where)
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import EmbedsPairs, PredictsMaskedWords
+from vlp_models.models.shared_objectives import PretrainingModel
 from vlp_models.objectives.distributed import draw_uniform
 from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.objectives.masked_modeling import ramp_share, replace_words, sample_words, select_replaced
@@ -129,13 +130,20 @@ def make_loss(
         section: the run's section of params.yaml.
 
     Raises:
-        ParamsError: a recipe that the model does not support. With scheduled sampling also: a model that does not
+        ParamsError: a recipe that the model does not support, or shared objectives (shared_objectives.py) together with
+            scheduled sampling or `contrast_over: update`. With scheduled sampling also: a model that does not
             predict masked words or lacks the paths of the scheme, a path without the objective that predicts its
             words, a fraction outside 0 to 1, or a `mix` other than `sum`.
     """
     made = make_recipe(recipe, known=model.objectives, section=section)  # type: ignore[arg-type]
+    ahead = recipe.contrast_over == "update"
+    if isinstance(model, PretrainingModel) and (ahead or sampling.scheme != "none"):
+        key = "recipe.contrast_over: update" if ahead else f"scheduled_sampling.scheme: {sampling.scheme}"
+        raise ParamsError(
+            f"params.yaml: `{section}.{key}` is for the own objectives of `{name}`; remove it, or "
+            f"{' and '.join(model.objective_heads)} from `{section}.recipe.objectives`"
+        )
     if sampling.scheme == "none":
-        ahead = recipe.contrast_over == "update"
         if ahead and (not isinstance(model, EmbedsPairs) or made.mix != "sum"):
             raise ParamsError(
                 f"params.yaml: `{section}.recipe.contrast_over: update` needs `mix: sum` and a model that embeds its "

@@ -74,6 +74,7 @@ CURVES = {  # column of a curve -> what it is
     "mlm": "masked words",
     "imlm": "masked words",
     "moc": "masked object classes",
+    "mrfr": "masked region features",
     "mvm": "masked visual codes",
     "mim": "masked patches",
     "ism": "image-sentence matching",

@@ -136,6 +136,7 @@ class SOHO(nn.Module):
     several_texts: ClassVar[bool] = True  # per image, in pretraining
     objectives: tuple[str, ...]
     fused_dim: int
+    text_dim: int
     located_dim: int
     images_per_text: int
 
@@ -147,7 +148,8 @@ class SOHO(nn.Module):
         super().__init__()
         self.config = config
         self.objectives = ("mlm", "mvm", "itm") if config.dictionary_size else ("mlm", "itm")
-        self.fused_dim, self.located_dim = config.fusion_hidden or config.hidden, config.hidden
+        self.fused_dim = config.fusion_hidden or config.hidden
+        self.text_dim = self.located_dim = config.hidden
         hidden = config.hidden
 
         self.backbone = Backbone(config.backbone, config.backbone_stage, config.backbone_options)

@@ -92,6 +92,7 @@ class TDEN(nn.Module):
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("mlm", "moc"), "decoder": ("msg",)}
     objectives: tuple[str, ...]
     fused_dim: int
+    text_dim: int
     located_dim: int
     images_per_text: int
     decoder_dim: int = 0  # of a second holistic feature, which only the authors' code has
@@ -100,7 +101,8 @@ class TDEN(nn.Module):
         super().__init__()
         self.config = config
         self.objectives = ("mlm", "moc", "ism", "msg") if config.num_classes else ("mlm", "ism", "msg")
-        self.fused_dim, self.located_dim = config.fusion_dim or config.hidden, config.hidden
+        self.fused_dim = config.fusion_dim or config.hidden
+        self.text_dim = self.located_dim = config.hidden
         hidden, dropout, eps = config.hidden, config.dropout, config.embedding_norm_eps
 
         self.region_embedding = RegionEmbedding(

@@ -103,6 +103,7 @@ class UnifiedVLP(nn.Module):
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {BIDIRECTIONAL: (BIDIRECTIONAL,), SEQ2SEQ: (SEQ2SEQ,)}
     objectives: tuple[str, ...]
     fused_dim: int
+    text_dim: int
     located_dim: int
     images_per_text: int
     stores_finished: bool
@@ -113,7 +114,8 @@ class UnifiedVLP(nn.Module):
         self.inputs = ModelInputs(image=RegionInput(scores=config.compat_reference))
         pretext = config.region_classes == "pretext" and config.num_classes > 0
         self.objectives = (BIDIRECTIONAL, SEQ2SEQ, "moc") if pretext else (BIDIRECTIONAL, SEQ2SEQ)
-        self.fused_dim, self.located_dim = 2 * config.hidden, config.hidden
+        self.fused_dim = 2 * config.hidden
+        self.text_dim = self.located_dim = config.hidden
         self.stores_finished = config.compat_reference
         hidden, eps, dropout = config.hidden, config.layer_norm_eps, config.dropout
 

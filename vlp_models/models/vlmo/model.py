@@ -104,6 +104,7 @@ class VLMo(nn.Module):
     )
     objectives: tuple[str, ...]
     fused_dim: int
+    text_dim: int
     located_dim: int
     images_per_text: int
 
@@ -128,7 +129,8 @@ class VLMo(nn.Module):
         self.match_head = nn.Linear(hidden, 2)  # no, yes
         self.word_head = TokenHead(hidden, config.vocab_size, eps=config.embedding_norm_eps)
         self.image_head = nn.Linear(hidden, config.image_codes) if config.image_codes else None
-        self.fused_dim, self.located_dim = 2 * hidden if config.classifier == "mlp" else hidden, hidden
+        self.fused_dim = 2 * hidden if config.classifier == "mlp" else hidden
+        self.text_dim = self.located_dim = hidden
         mlp = (nn.Linear(hidden, 2 * hidden), nn.LayerNorm(2 * hidden), nn.GELU())
         self.before_classifier = nn.Sequential(*(mlp if config.classifier == "mlp" else ()))
         init_weights(self, config.init_std, skip=(TIMM_STEM,))

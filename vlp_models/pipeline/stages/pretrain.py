@@ -44,6 +44,7 @@ def _build(job: TrainingJob) -> Training:
     from vlp_models.data.views import VIEWS
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_weights
+    from vlp_models.models.shared_objectives import PretrainingModel, add_objectives
     from vlp_models.pipeline.prepared_data import load_start
     from vlp_models.pipeline.training_job import Training
     from vlp_models.training.scheduled_sampling import make_loss
@@ -54,7 +55,13 @@ def _build(job: TrainingJob) -> Training:
         model = build_from_config(job.start_info, job.data.tokenizer, job.start)
     else:  # another config of the same family: load what fits
         model = build_model(own.family, own.config, job.data.facts, where=f"models.{p.model}.config")
-    load_start(model, job.start_info, part_of(read_weights(job.start), "model"), job.start)
+    weights = read_weights(job.start)
+    load_start(model, job.start_info, part_of(weights, "model"), job.start)
+    trained = add_objectives(model, p.recipe.objectives, job.data.facts, f"{where}.recipe.objectives", p.model)
+    checkpoint: nn.Module = nn.ModuleDict({"model": model})
+    if isinstance(trained, PretrainingModel):
+        trained.load_heads(part_of(weights, "objective_heads"))
+        checkpoint = trained
     if p.captions_per_image > 1 and not getattr(model, "several_texts", False):
         raise ParamsError(
             f"params.yaml: `{where}.captions_per_image: {p.captions_per_image}`: `{p.model}` trains on one text per "
@@ -69,11 +76,11 @@ def _build(job: TrainingJob) -> Training:
     captions = MultiCaptionCollator(reader=reader, count=p.captions_per_image) if p.captions_per_image else None
     lengths = {"max_text_len": p.max_text_len, "max_regions": p.max_regions}
     return Training(
-        model=model,
-        checkpoint=nn.ModuleDict({"model": model}),
+        model=trained,
+        checkpoint=checkpoint,
         info=job.data.describe(model, family=own.family, name=p.model, **lengths),
         labels=(),
-        loss=make_loss(model, p.recipe, p.scheduled_sampling, name=p.model, section=where),
+        loss=make_loss(trained, p.recipe, p.scheduled_sampling, name=p.model, section=where),
         loaders=job.loaders(collate=captions or reader.collate, captioned=captions is not None, **reader.flags),
         tags={
             "run": job.name.partition("/")[2],
@@ -87,7 +94,7 @@ def _write_figures(job: TrainingJob, training: Training) -> list[Path]:
     """Write the figures that a model draws of itself for some val images; an empty list for models without any."""
     from vlp_models.models.protocols import MAX_FIGURE_IMAGES, HasFigures
 
-    model: Any = training.model
+    model: Any = training.checkpoint.get_submodule("model")  # without the heads of shared objectives
     val, collate, batch_size = training.loaders.val, training.loaders.collate, job.section.batch_size
     figures: list[Any] = []
     if isinstance(model, HasFigures):

@@ -56,11 +56,12 @@ class Toy(nn.Module):
     config_class: ClassVar[type] = ToyConfig
     objectives: ClassVar[tuple[str, ...]] = ("contrast",)
     fused_dim: int
+    text_dim: int
 
     def __init__(self, config: ToyConfig) -> None:
         super().__init__()
         self.config = config
-        self.fused_dim = hidden = config.hidden
+        self.fused_dim = self.text_dim = hidden = config.hidden
         self.patches = nn.Conv2d(3, hidden, config.patch, stride=config.patch)
         self.places = nn.Embedding((config.side // config.patch) ** 2, hidden)
         self.words = TextEmbedding(

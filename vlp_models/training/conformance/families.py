@@ -37,6 +37,7 @@ from vlp_models.models.protocols import (
     Pretrains,
     ScoresPairs,
 )
+from vlp_models.models.shared_objectives import known_objectives, own_objectives
 from vlp_models.tasks.base import implements
 from vlp_models.training.conformance.scenes import SampleScenes
 from vlp_models.training.conformance.trial import (
@@ -94,14 +95,14 @@ def try_family(
     if implements(model, Generates):
         yield run_check("decoding", lambda: check_decoding(trial))
     yield run_check("save and load", lambda: check_saved(trial))
-    if ranks and isinstance(model, Pretrains):
+    if ranks and known_objectives(model, scenes.facts):
         from vlp_models.training.conformance.ranks import check_ranks
 
         yield run_check("two processes", lambda: check_ranks(trial))
 
 
 def _train_all(trial: Trial) -> Iterator[Result]:
-    for name in getattr(trial.model, "objectives", ()):
+    for name in known_objectives(trial.model, trial.scenes.facts):
         yield run_check(f"objective {name}", partial(check_objective, trial, name))
     if isinstance(trial.model, PredictsMaskedWords):
         yield run_check("scheduled sampling", lambda: check_scheduled_sampling(trial))
@@ -112,8 +113,10 @@ def _train_all(trial: Trial) -> Iterator[Result]:
 def describe(trial: Trial) -> str:
     """Return the model's size, what it reads, and what it supports."""
     weights = sum(p.numel() for p in trial.model.parameters())
+    own = own_objectives(trial.model)
     abilities = {
-        "objectives": list(getattr(trial.model, "objectives", ())),
+        "objectives": list(own),
+        "shared objectives": [n for n in known_objectives(trial.model, trial.scenes.facts) if n not in own],
         "tasks": supported_tasks(trial.model),
     }
     listed = [f"{name}: {', '.join(own)}" for name, own in abilities.items() if own]
@@ -121,19 +124,20 @@ def describe(trial: Trial) -> str:
 
 
 def check_objective(trial: Trial, name: str) -> str:
-    """Train on one objective.
+    """Train on one objective, of the model's own or shared.
 
     Raises:
         Problem: see `train`; or the model returns other losses than the requested one.
     """
     batch = pretraining_batch(trial)
-    if "pretraining_losses" not in dir(trial.model):
-        raise Problem(f"{type(trial.model).__name__} has `objectives`, but no `pretraining_losses`")
-    returned = cast(Pretrains, trial.model.eval()).pretraining_losses(
-        batch, objectives={name: None}, generator=generator(), mask_probability=MASK_PROBABILITY
-    )
-    if list(returned) != [name]:
-        raise Problem(f"pretraining_losses returns {list(returned)} for the objective {name}")
+    if name in own_objectives(trial.model):
+        if "pretraining_losses" not in dir(trial.model):
+            raise Problem(f"{type(trial.model).__name__} has `objectives`, but no `pretraining_losses`")
+        returned = cast(Pretrains, trial.model.eval()).pretraining_losses(
+            batch, objectives={name: None}, generator=generator(), mask_probability=MASK_PROBABILITY
+        )
+        if list(returned) != [name]:
+            raise Problem(f"pretraining_losses returns {list(returned)} for the objective {name}")
     loss = objective_loss(trial, [name])
     reached, values = train(trial.model, lambda update: loss(batch, update=update, generator=generator(update)))
     trial.reached |= reached
@@ -256,11 +260,10 @@ def check_empty_text(trial: Trial) -> None:
     for name, rows in outputs(trial.model, batch).items():
         if not all(bool(row.isfinite().all()) for row in rows):
             raise Problem(f"{name}: not finite if a text of the batch is empty")
-    if isinstance(trial.model, Pretrains):
-        for name in trial.model.objectives:
-            loss = objective_loss(trial, [name])(batch, update=0, generator=generator())
-            if not bool(loss.mean.isfinite()):
-                raise Problem(f"the loss {name} is not finite if a text of the batch is empty")
+    for name in known_objectives(trial.model, trial.scenes.facts):
+        loss = objective_loss(trial, [name])(batch, update=0, generator=generator())
+        if not bool(loss.mean.isfinite()):
+            raise Problem(f"the loss {name} is not finite if a text of the batch is empty")
 
 
 def check_shared_images(trial: Trial) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vlp_models.common.checks import Problem
 from vlp_models.common.plugins import active_plugins, add_plugins
-from vlp_models.models.protocols import Pretrains
+from vlp_models.models.shared_objectives import known_objectives
 from vlp_models.training.conformance.scenes import SampleScenes
 from vlp_models.training.conformance.trial import Trial, build_trial, compare, rank_gradients
 
@@ -38,8 +38,7 @@ def check_ranks(trial: Trial) -> None:
         Problem: a process fails, or names the objective and the weight.
     """
     fresh = build_trial(trial.family, trial.config, trial.scenes)
-    assert isinstance(fresh.model, Pretrains)
-    names = list(fresh.model.objectives)
+    names = known_objectives(fresh.model, fresh.scenes.facts)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         described = {

@@ -22,6 +22,7 @@ from vlp_models.models import build_model
 from vlp_models.models.checkpoint import (
     CheckpointInfo,
 )
+from vlp_models.models.shared_objectives import add_objectives
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams, to_plain
 from vlp_models.tasks import TASKS, task_class
@@ -167,10 +168,13 @@ def pretraining_batch(trial: Trial, *, seeded: bool = True, first: int = 0, last
 
 
 def objective_loss(trial: Trial, names: Sequence[str], scheme: str = "none") -> Callable[..., Any]:
-    """Return the loss of these objectives, as the pretraining stage makes it."""
+    """Return the loss of these objectives, as the pretraining stage makes it, with equal heads in every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = add_objectives(trial.model, names, trial.scenes.facts, "recipe.objectives", trial.family)
     recipe = RecipeParams(objectives={n: ObjectiveParams() for n in names}, mask_probability=MASK_PROBABILITY)
     sampling = ScheduledSamplingParams(scheme=scheme)  # type: ignore[arg-type]
-    return make_loss(trial.model, recipe, sampling, name=trial.family)
+    return make_loss(model, recipe, sampling, name=trial.family)
 
 
 def generator(seed: int = 0) -> torch.Generator:
