@@ -189,7 +189,7 @@ def predictions(
     from vlp_models.registry.served import open_served_bundle
 
     params = load_params()
-    bundle = open_served_bundle(params.tracking, Path.cwd(), model or model_name(params.tracking, task))
+    bundle, _ = open_served_bundle(params.tracking, Path.cwd(), model or model_name(params.tracking, task))
     with quick_imports():
         from vlp_models.serving.predictor import Predictor
 

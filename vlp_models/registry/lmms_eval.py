@@ -7,12 +7,11 @@ used. What a request asks and how it is answered is here, which imports neither 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.progress import progress_bar
 from vlp_models.errors import DataError, MissingToolError, ParamsError, VLPError
 from vlp_models.registry.versions import CHALLENGER, CHAMPION, PREVIOUS
 
@@ -74,8 +73,8 @@ class ModelArgs:
         args = cls(batch_size=int(size), **{name: str(value) for name, value in values.items()})
         if bool(args.pretrained) == bool(args.version or args.model):
             raise ParamsError(
-                "--model_args: name either a registered version (version=vlp-captioning@champion, or model=vlp-captioning) "
-                "or an export (pretrained=FOLDER)"
+                "--model_args: name either a registered version (version=vlp-captioning@champion) or an export "
+                "(pretrained=FOLDER)"
             )
         return args
 
@@ -97,28 +96,27 @@ class ModelArgs:
         return f"{self.model}{'/' if self.version.isdecimal() else '@'}{self.version}"
 
 
-def open_predictor(args: ModelArgs, device: str) -> Predictor:
-    """Load the version or export that the arguments name.
+def open_predictor(args: ModelArgs, device: str) -> tuple[Predictor, str]:
+    """Load the version or export that the arguments name; return it with the name of what was loaded.
 
     Raises:
         DataError: there is no such version or export.
         CheckpointError: its files are damaged, or its task is not served.
-        ParamsError: its task is not one that lmms-eval's tasks ask for.
+        ParamsError: its task is not supported.
         MissingToolError: a package that it needs is not in lmms-eval's environment.
     """
     from vlp_models.serving.bundle import read_bundle_info
 
     try:
-        bundle = _find_bundle(args)
+        bundle, name = _find_bundle(args)
         task = read_bundle_info(bundle).task or ""
         if task not in ANSWERS:
             raise ParamsError(
-                f"{args.pretrained or args.request}: a model of the task {task} is not scored by lmms-eval's tasks; "
-                f"supported: {', '.join(ANSWERS)}"
+                f"{name}: models of the task {task} are not supported in lmms-eval; supported: {', '.join(ANSWERS)}"
             )
         from vlp_models.serving.predictor import Predictor
 
-        return Predictor(bundle, device)
+        return Predictor(bundle, device), name
     except ModuleNotFoundError as error:
         raise MissingToolError(
             f"{error.name} is not installed in lmms-eval's environment: {INSTALL}; an export (pretrained=FOLDER) needs "
@@ -126,11 +124,11 @@ def open_predictor(args: ModelArgs, device: str) -> Predictor:
         ) from None
 
 
-def _find_bundle(args: ModelArgs) -> Path:
+def _find_bundle(args: ModelArgs) -> tuple[Path, str]:
     if args.pretrained:
         from vlp_models.serving.hub import find_export
 
-        return find_export(args.pretrained)
+        return find_export(args.pretrained), args.pretrained
     from vlp_models.params import TrackingParams, load_params
     from vlp_models.registry.client import model_name
     from vlp_models.registry.served import open_served_bundle
@@ -212,12 +210,7 @@ def answer(predictor: Predictor, questions: Sequence[Question]) -> list[str]:
 
 def answer_all(
     predictor: Predictor, requests: Sequence[Sequence[Any]], documents: Mapping[str, Any], batch_size: int
-) -> list[str]:
-    """Return one answer per request, in their order, with progress on stderr; see `read_question` and `answer`."""
-    answers: list[str] = []
-    with progress_bar(MODEL_ID, len(requests), "requests") as progress:
-        for start in range(0, len(requests), batch_size):
-            batch = [read_question(arguments, documents) for arguments in requests[start : start + batch_size]]
-            answers += answer(predictor, batch)
-            progress.advance(by=len(batch))
-    return answers
+) -> Iterator[list[str]]:
+    """Yield the answers of one batch after the other, in the order of the requests; see `read_question`, `answer`."""
+    for start in range(0, len(requests), batch_size):
+        yield answer(predictor, [read_question(one, documents) for one in requests[start : start + batch_size]])

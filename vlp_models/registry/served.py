@@ -92,8 +92,10 @@ class ServedVersions:
         return {}
 
 
-def open_served_bundle(params: TrackingParams, root: Path, request: str) -> Path:
-    """Return the verified bundle of a version, without MLflow if the registry has not changed since the last time.
+def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tuple[Path, str]:
+    """Return the verified bundle of a version and the version's name, such as `vlp-vqa version 3`.
+
+    Needs no MLflow if the registry has not changed since the last time.
 
     Args:
         request: a registered model, whose champion is used (before the first promotion: its challenger), or a version
@@ -106,11 +108,11 @@ def open_served_bundle(params: TrackingParams, root: Path, request: str) -> Path
     served = ServedVersions(params, root)
     bundle = served.find_bundle(request)
     if bundle is not None:
-        return bundle
+        return bundle, str(served.find(request)["version"])
     client = connect(params, root)
     by_name = "/" not in request and "@" not in request
     version = find_served_version(client, request) if by_name else resolve_version(client, params, request)
-    return served.open_bundle(client, request, version)
+    return served.open_bundle(client, request, version), f"{version.name} version {version.version}"
 
 
 def remember_served_version(client: MlflowClient, params: Params, root: Path, task: str) -> None:
