@@ -6,6 +6,7 @@ used. What a request asks and how it is answered is here, which imports neither 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 MODEL_ID = "vlp_flows"
 CLASS_PATH = "vlp_models.registry.lmms_eval_model.RegisteredModel"
 ANSWERS = {"captioning": "caption", "vqa": "answer"}  # task -> the key of the prediction that is scored
-INSTALL = 'pip install "vlp-flows[serve]" "mlflow>=3.17"'
+INSTALL = 'pip install "vlp-flows[lmms-eval]"'
 ALIASES = (CHAMPION, CHALLENGER, PREVIOUS)
 IMAGE_TAG = re.compile(r"<image(?:[ _]?\d+)?>")  # where the image belongs in a prompt of several modalities
 # The only one that reading a registry needs when there is no params.yaml: an MLflow server has it from the start.
@@ -136,7 +137,7 @@ def _find_bundle(args: ModelArgs) -> tuple[Path, str]:
 
     root = Path(args.project).expanduser()
     if "://" in args.project:
-        root = Path.cwd()
+        root, os.environ["MLFLOW_TRACKING_URI"] = Path.cwd(), args.project
         tracking = TrackingParams(
             uri=args.project, artifacts="", experiment=DEFAULT_EXPERIMENT, model_prefix="vlp", metric={}
         )
