@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-photographs test-sinks test-long test-cluster faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
+.PHONY: help install demo nlvr flickr8k check test test-photographs test-sinks test-lmms test-long test-cluster faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho pictures clean
 .DEFAULT_GOAL := help
 
@@ -29,6 +29,7 @@ help:
 	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   also these models, about as long each"
 	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-sinks  training curves in the real W&B (offline) and Trackio (local)"
+	@echo "make test-lmms  registered models in the real lmms-eval, installed into .venv-lmms"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make test-cluster  data stages on Ray; trainings by torchrun, SLURM, Ray and Kubeflow; on loopback (needs an idle machine)"
 	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md (one to two hours)"
@@ -84,6 +85,14 @@ test-photographs: install
 test-sinks: install
 	@uv pip install --quiet --python $(BIN)/python "wandb>=0.31" "trackio>=0.43"
 	@python -m pytest tests/registry/test_sinks.py
+
+# lmms-eval and requirements.lock need different versions of protobuf, so it has an environment of its own.
+LMMS := .venv-lmms/bin/python
+test-lmms: install
+	@test -x $(LMMS) || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-lmms
+	@uv pip install $(QUIET) --python $(LMMS) --require-hashes -r requirements-lmms-eval.lock
+	@uv pip install --quiet --python $(LMMS) --no-deps --no-build-isolation --editable .
+	@VLP_LMMS_PYTHON=$(CURDIR)/$(LMMS) python -m pytest tests/registry/test_lmms_eval.py
 
 test-long: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock

@@ -269,6 +269,34 @@ def test_other_contents_or_clusters_of_an_item_are_refused(tmp_path: Path) -> No
     assert run.metrics["score"].clusters == run.metrics["score"].items
 
 
+def test_samples_as_lmms_eval_writes_them(tmp_path: Path) -> None:
+    """Its documents have one hash, and the images of a question are known only by the files that it shows."""
+    rows: list[dict[str, Any]] = [
+        {
+            **{"doc_id": i, "target": f"['{i}']", "filtered_resps": "2", "token_counts": [None], "doc_hash": "74"},
+            **{"input_media": [f"images/{i // 3}.png"], "accuracy": float(i % 2), "input": "How many?"},
+        }
+        for i in range(60)
+    ]
+
+    def write_samples(name: str, rows: list[dict[str, Any]]) -> None:
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+
+    write_samples("a.jsonl", rows)
+    (run,) = read_runs(tmp_path / "a.jsonl")
+    assert set(run.metrics) == {"accuracy"} and len(set(run.metrics["accuracy"].clusters)) == 20
+    assert run.notes == ["items: doc_id", "clusters: input_media"]
+    write_samples("b.jsonl", [{**row, "input_media": [f"/other/{row['input_media'][0]}"]} for row in rows])
+    assert compare([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]).rows
+    write_samples("b.jsonl", [{**row, "target": "other" if row["doc_id"] == 7 else row["target"]} for row in rows])
+    with pytest.raises(DataError, match="item 7 has other contents"):
+        compare([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    del rows[5]["input_media"]  # larger than lmms-eval writes into the file
+    write_samples("c.jsonl", rows)
+    (run,) = read_runs(tmp_path / "c.jsonl")
+    assert run.metrics["accuracy"].clusters == run.metrics["accuracy"].items
+
+
 def test_several_metrics_must_be_chosen(tmp_path: Path) -> None:
     for name in "ab":
         rows = [{"doc_id": i, "acc": i % 2, "f1": i / 30, "details": {"text": "?"}} for i in range(30)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from small_project import SIZES, make_data, make_model
 
-from vlp_models.cli.versions import print_lineage, resolve_version
+from vlp_models.cli.versions import print_lineage
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
@@ -24,6 +24,7 @@ from vlp_models.pipeline.promotion_commands import promote_task
 from vlp_models.pipeline.reevaluate import evaluate_alias
 from vlp_models.pipeline.stages import evaluate, features, register, shards
 from vlp_models.registry.client import connect
+from vlp_models.registry.versions import resolve_version
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +169,7 @@ def test_registering_the_same_weights_again_adds_new_scores(workspace: Workspace
 
     for splits in (("test",), ("test", "val")):
         register.run(scored_on(*splits), workspace)
-        version = resolve_version(client, params, "vlp-vqa@challenger")
+        version = resolve_version(client, params.tracking, "vlp-vqa@challenger")
         found.append((version.version, version.tags["evaluation"]))
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
     with pytest.raises(ParamsError, match="no run of vqa has accuracy on test"):

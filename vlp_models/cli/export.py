@@ -55,7 +55,6 @@ def export(
         raise ParamsError(f"vlp export: --weights {weights}: unknown; known: {', '.join(WEIGHTS)}")
     from contextlib import ExitStack
 
-    from vlp_models.cli.versions import resolve_version
     from vlp_models.common.workspace import SEARCH, Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.equivalence import compare_bundles, int8_bundle
@@ -63,7 +62,7 @@ def export(
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.evaluations import read_lineage, read_scores
     from vlp_models.registry.licenses import find_borrowed, hub_identifier
-    from vlp_models.registry.versions import download_verified_bundle
+    from vlp_models.registry.versions import download_verified_bundle, resolve_version
     from vlp_models.serving.bundle import read_bundle_info
     from vlp_models.serving.export import write_export
     from vlp_models.tasks.caption_search import CAPTIONS
@@ -71,7 +70,7 @@ def export(
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
-        found = resolve_version(client, params, version)
+        found = resolve_version(client, params.tracking, version)
         bundle = download_verified_bundle(found)
         lineage, scores = read_lineage(client, found), read_scores(client, found)
     name = f"{found.name} version {found.version}"

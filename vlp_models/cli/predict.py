@@ -184,21 +184,12 @@ def predictions(
     """
     paths = [path for one in images for path in ([one] if isinstance(one, str) else one)]
     _require_files(paths)
-    from vlp_models.cli.versions import resolve_version
     from vlp_models.params import load_params
-    from vlp_models.registry.client import connect, model_name
-    from vlp_models.registry.served import ServedVersions
-    from vlp_models.registry.versions import find_served_version
+    from vlp_models.registry.client import model_name
+    from vlp_models.registry.served import open_served_bundle
 
     params = load_params()
-    request = model or model_name(params.tracking, task)
-    served = ServedVersions(params.tracking, Path.cwd())
-    bundle = served.find_bundle(request)
-    if bundle is None:
-        client = connect(params.tracking, Path.cwd())
-        by_name = "/" not in request and "@" not in request
-        version = find_served_version(client, request) if by_name else resolve_version(client, params, request)
-        bundle = served.open_bundle(client, request, version)
+    bundle, _ = open_served_bundle(params.tracking, Path.cwd(), model or model_name(params.tracking, task))
     with quick_imports():
         from vlp_models.serving.predictor import Predictor
 

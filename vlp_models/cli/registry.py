@@ -97,16 +97,16 @@ def verify(
 
     Exit code 1: something differs.
     """
-    from vlp_models.cli.versions import resolve_version
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.verify import verify
+    from vlp_models.registry.versions import resolve_version
 
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
-        found = resolve_version(client, params, version)
+        found = resolve_version(client, params.tracking, version)
         checks = verify(client, workspace, found)
     name = f"{found.name} version {found.version}"
     if as_json:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.registry.client import mlflow_errors
-from vlp_models.tasks import TASKS
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
 
 WIDE = 110  # characters that all columns need
 COLUMNS = ("line", "time (UTC)", "action", "version", "run", "model", "before", "value", "gain", "by")
@@ -93,10 +88,11 @@ def print_lineage(
     """
     from vlp_models.registry.client import connect
     from vlp_models.registry.evaluations import read_lineage, read_lineage_file, read_scores
+    from vlp_models.registry.versions import resolve_version
 
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
-        version = resolve_version(client, params, model)
+        version = resolve_version(client, params.tracking, model)
         if file:
             text = read_lineage_file(client, version, file)
             if text is None:
@@ -115,33 +111,6 @@ def print_lineage(
         print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False))
         return
     print("\n".join(format_lineage(record, hashes=hashes)))
-
-
-def resolve_version(client: MlflowClient, params: Params, model: str) -> ModelVersion:
-    """Return the version that `vqa`, `vlp-vqa`, `vlp-vqa@champion` or `vlp-vqa/3` names.
-
-    Without alias or number: the champion, else the challenger.
-
-    Raises:
-        DataError: there is no such version.
-    """
-    from vlp_models.registry.client import model_name
-    from vlp_models.registry.versions import CHALLENGER, CHAMPION, find_version_by_alias, find_version_by_number
-
-    name, at, alias = model.partition("@")
-    name, slash, number = name.partition("/")
-    if name in TASKS:
-        name = model_name(params.tracking, name)
-    if slash:
-        is_valid = number.isdecimal() and "'" not in name  # the name becomes part of a query
-        version = find_version_by_number(client, name, int(number)) if is_valid else None
-    elif at:
-        version = find_version_by_alias(client, name, alias)
-    else:
-        version = find_version_by_alias(client, name, CHAMPION) or find_version_by_alias(client, name, CHALLENGER)
-    if version is None:
-        raise DataError(f"{model}: no such version; `vlp status --mlflow` lists what is registered")
-    return version
 
 
 def rebuild_commands(record: dict[str, Any]) -> list[str]:

@@ -36,8 +36,9 @@ CLUSTER_NAMES = ("cluster", "group", "image_id", "video_id", "image_path", "vide
 # Of the samples that lmms-eval and lm-evaluation-harness write; every other number is a metric.
 NOT_METRICS = {
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "input", "filter", "metrics", "doc_hash"),
-    *("prompt_hash", "target_hash", "schema_version", "idx", "token_counts"),
+    *("prompt_hash", "target_hash", "schema_version", "idx", "token_counts", "input_media"),
 }
+MEDIA = "input_media"  # of a sample of lmms-eval: the image files that it shows, if the documents name files
 INSPECT_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 
 ZSTANDARD = 93  # a zip member's compression
@@ -173,6 +174,7 @@ def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
 
 def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> list[Run]:
     filters = {str(row.get("filter", "")) for row in rows}
+    flatten = _flattener(rows)
     values: dict[str, list[tuple[Row, float]]] = {}
     skipped: dict[str, list[str]] = {}
     for row in rows:
@@ -189,8 +191,8 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
     item = columns.item or "doc_id"
     metrics, cluster = {}, ""
     for name, own in values.items():
-        plain = [_flat(row) for row, _ in own]
-        cluster = columns.cluster or _first(CLUSTER_NAMES, plain)
+        plain = [flatten(row) for row, _ in own]
+        cluster = columns.cluster or _first((*CLUSTER_NAMES, MEDIA), plain)
         metrics[name] = _scored(path, plain, [value for _, value in own], item, cluster)
     notes = [f"items: {item}", _explain_clusters(cluster)]
     if never := sorted(set(skipped) - set(values)):
@@ -210,10 +212,30 @@ def _number_of(value: Any) -> float | None:
         return None
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    """Return the row with the document's own fields (lm-evaluation-harness logs it) next to its keys."""
-    document = row.get("doc")
-    return {**document, **row} if isinstance(document, dict) else dict(row)
+def _flattener(rows: Sequence[Row]) -> Callable[[Row], dict[str, Any]]:
+    """Return a function that gives a sample of a file the form of a table's row.
+
+    The document's own fields (lm-evaluation-harness logs it) are next to the sample's keys. `input_media` becomes the
+    first `doc_id` with the same images, since paths differ between machines, and is left out unless all samples have
+    it. lmms-eval 0.7 writes the same `doc_hash` for all documents; the hash of such rows is their target.
+    """
+    all_show = all(isinstance(row.get(MEDIA), list) and row[MEDIA] for row in rows)
+    first: dict[str, str] = {}  # images -> the first document that shows them
+    for row in rows if all_show else ():
+        first.setdefault(json.dumps(row[MEDIA]), _text(row.get("doc_id")))
+    same_hash = len(rows) > 1 and len({row.get("doc_hash") for row in rows}) == 1
+
+    def flatten(row: Row) -> dict[str, Any]:
+        document = row.get("doc")
+        flat = {**document, **row} if isinstance(document, dict) else dict(row)
+        flat.pop(MEDIA, None)
+        if all_show:
+            flat[MEDIA] = first[json.dumps(row[MEDIA])]
+        if same_hash:
+            flat["doc_hash"] = _text(row.get("target"))
+        return flat
+
+    return flatten
 
 
 # ---- Inspect --------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from vlp_models.data.shards.contents import Kind
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import ModelParams, Params
 
-# In-place initializers of torch.nn.init and of tensors
 META_FACTS = DataFacts(vocab_size=1000, mask_id=4, feature_dim=8, num_classes=8)  # of arbitrary data
+# In-place initializers of torch.nn.init and of tensors
 INITIALIZERS = {"normal_", "uniform_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_", "xavier_uniform_"}
 
 

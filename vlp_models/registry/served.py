@@ -29,6 +29,7 @@ from vlp_models.registry.versions import (
     download_verified_bundle,
     find_served_version,
     find_version_by_alias,
+    resolve_version,
 )
 from vlp_models.tasks.judging import judging_of
 from vlp_models.tasks.scoring import NEAREST
@@ -89,6 +90,29 @@ class ServedVersions:
             if self._state and kept["database"] == self._state:
                 return dict(kept["answers"])
         return {}
+
+
+def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tuple[Path, str]:
+    """Return the verified bundle of a version and the version's name, such as `vlp-vqa version 3`.
+
+    Needs no MLflow if the registry has not changed since the last time.
+
+    Args:
+        request: a registered model, whose champion is used (before the first promotion: its challenger), or a version
+            such as `vlp-vqa/3` or `vlp-vqa@challenger`.
+
+    Raises:
+        DataError: there is no such version, or its files are missing, damaged or not those that were registered.
+        TrackingError: MLflow does not answer.
+    """
+    served = ServedVersions(params, root)
+    bundle = served.find_bundle(request)
+    if bundle is not None:
+        return bundle, str(served.find(request)["version"])
+    client = connect(params, root)
+    by_name = "/" not in request and "@" not in request
+    version = find_served_version(client, request) if by_name else resolve_version(client, params, request)
+    return served.open_bundle(client, request, version), f"{version.name} version {version.version}"
 
 
 def remember_served_version(client: MlflowClient, params: Params, root: Path, task: str) -> None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.source_hash import plugin_packages
 from vlp_models.errors import DataError, first_line
-from vlp_models.registry.client import find_model, find_version_by_content
+from vlp_models.params import TrackingParams
+from vlp_models.registry.client import find_model, find_version_by_content, model_name
 from vlp_models.registry.evaluations import (
     CURRENT_EVALUATION,
     LINEAGE_HASH,
@@ -28,6 +29,7 @@ from vlp_models.registry.evaluations import (
 )
 from vlp_models.registry.logger import DataInput, log_inputs
 from vlp_models.serving.bundle import BUNDLE
+from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -220,6 +222,30 @@ def find_version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelV
         if error.error_code not in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
             raise
         return None
+
+
+def resolve_version(client: MlflowClient, params: TrackingParams, model: str) -> ModelVersion:
+    """Return the version that `vqa`, `vlp-vqa`, `vlp-vqa@champion` or `vlp-vqa/3` names.
+
+    Without alias or number: the champion, else the challenger.
+
+    Raises:
+        DataError: there is no such version.
+    """
+    name, at, alias = model.partition("@")
+    name, slash, number = name.partition("/")
+    if name in TASKS:
+        name = model_name(params, name)
+    if slash:
+        is_valid = number.isdecimal() and "'" not in name  # the name becomes part of a query
+        version = find_version_by_number(client, name, int(number)) if is_valid else None
+    elif at:
+        version = find_version_by_alias(client, name, alias)
+    else:
+        version = find_version_by_alias(client, name, CHAMPION) or find_version_by_alias(client, name, CHALLENGER)
+    if version is None:
+        raise DataError(f"{model}: no such version; `vlp status --mlflow` lists what is registered")
+    return version
 
 
 def find_served_version(client: MlflowClient, name: str) -> ModelVersion:

@@ -8,7 +8,7 @@ model.caption("photo.jpg")
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -81,12 +81,8 @@ class VLP:
             CheckpointError: not a model of vlp-flows, or a file has changed or is damaged.
             MissingToolError: `source` is a repository and huggingface_hub is not installed.
         """
-        if Path(source).is_dir():
-            return cls(source, device)
-        if not isinstance(source, str) or not REPOSITORY.fullmatch(source):
-            raise DataError(f"{source}: no such folder; a repository of the Hugging Face Hub is named owner/name")
         options = {"cache_dir": cache_dir, "token": token, "local_files_only": local_files_only}
-        return cls(_download(source, revision, options), device)
+        return cls(find_export(source, revision, options), device)
 
     def caption(self, image: Any) -> str:
         """Describe an image in a sentence."""
@@ -174,6 +170,20 @@ class VLP:
     @property
     def _usage(self) -> str:
         return METHODS.get(self.task, "predict(image, text)")
+
+
+def find_export(source: str | Path, revision: str | None = None, options: Mapping[str, Any] | None = None) -> Path:
+    """Return the folder of an export, downloaded if it is a repository; see `VLP.from_pretrained`.
+
+    Args:
+        options: of `huggingface_hub.snapshot_download`.
+    """
+    if Path(source).is_dir():
+        check_library(Path(source), str(source))
+        return Path(source)
+    if not isinstance(source, str) or not REPOSITORY.fullmatch(source):
+        raise DataError(f"{source}: no such folder; a repository of the Hugging Face Hub is named owner/name")
+    return _download(source, revision, dict(options or {}))
 
 
 def _download(repo_id: str, revision: str | None, options: dict[str, Any]) -> Path:
