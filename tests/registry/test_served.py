@@ -13,7 +13,7 @@ from vlp_models.cli import predict
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, VLPError
 from vlp_models.params import Params
-from vlp_models.registry import client as registry
+from vlp_models.registry import served
 from vlp_models.registry.client import connect
 from vlp_models.registry.served import ServedVersions
 from vlp_models.registry.versions import CHALLENGER, CHAMPION
@@ -35,7 +35,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(arguments)
         return connect(*arguments)
 
-    monkeypatch.setattr(registry, "connect", counted)
+    monkeypatch.setattr(served, "connect", counted)
     return calls
 
 
