@@ -240,6 +240,7 @@ def test_protocols_and_parameter_groups(batch):
     assert protocols_of(tiny_unified_vlp()) == {
         "StoresFinished",
         "Fuses",
+        "FusesWords",
         "LocatesStates",
         "Generates",
         "GeneratesByMasks",
