@@ -94,7 +94,8 @@ def _pretraining(
     times = loss.updates_per_batch
     rows = orders(len(texts), data.setting.batch, -(-wanted.updates // times), order)
     repeated = islice((each for each in rows for _ in range(times)), wanted.updates)
-    yield from updates_of(model, step, repeated, lr=data.setting.lr, updates=wanted.updates, frozen=wanted.frozen)
+    lr = data.setting.lr * wanted.lr_factor
+    yield from updates_of(model, step, repeated, lr=lr, updates=wanted.updates, frozen=wanted.frozen)
 
 
 class Learner:
