@@ -61,14 +61,14 @@ SCENES = Board(
     title="Leaderboard: five models at equal budgets, on synthetic scenes",
     designs=DESIGNS,
     plan=PLAN,
-    setting=Setting(side=48, web=6_400, train=200, batch=32, vision_warmup=600),
+    setting=Setting(side=48, web=3_200, train=200, batch=32, vision_warmup=600),
     script="studies/leaderboard.py",
     notes=(
         "Pixel models (VLMo, SOHO) read drawn scenes, after a vision warm-up that no budget counts. The others read "
         "the same scenes as regions: symbols with noise, through a fixed random projection. Between the two groups the "
         "inputs differ as well as the models.",
-        "TDEN's two passes are scheme C from the start. XGPT's are scheme A in the second half. VLMo reads images alone "
-        "for a quarter of its pairs, then texts alone for a quarter.",
+        "TDEN's two passes are scheme C from the start. XGPT's are scheme A in the second half. VLMo reads images "
+        "alone for a quarter of its pairs, then texts alone for a quarter.",
         "R@1 is among ten images for every model: the caption's own and nine for which it is false.",
     ),
 )

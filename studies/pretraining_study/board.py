@@ -18,6 +18,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from pretraining_study.setting import Setting
 BUDGETS = ("pairs", "flops", "seconds")
 PRIMARY = {"captioning": "nll", "vqa": "answer_nll", "retrieval": "r1"}
 STARTUP_TRIALS = 4  # the defaults, then random draws that are equal for all designs; the later trials are TPE's
-ROUNDS = 24  # updates of each stage whose cost is measured; a multiple of the objectives that take turns
+ROUNDS = 12  # updates of each stage whose cost is measured; a multiple of the objectives that take turns
 Settings = Mapping[str, float]
 
 
@@ -193,6 +194,7 @@ def measure_costs(board: Board, data: Any) -> dict[str, Any]:
             alone[design.name, number] = replace(stage, pretraining=(replace(part, updates=ROUNDS),))
     seconds = update_costs(list(alone.values()), data, ROUNDS)
     found: dict[str, Any] = {}
+    few = data.small()
     for design in board.designs:
         own = {"flops": 0.0, "seconds": 0.0}
         for number, (share, part) in enumerate(design.stages):
@@ -200,7 +202,7 @@ def measure_costs(board: Board, data: Any) -> dict[str, Any]:
             updates = share * part.updates_per_batch / board.setting.batch  # of a pair
             own["flops"] += updates * update_flops(arm, data, ROUNDS)
             own["seconds"] += updates * seconds[arm.name]
-        found[design.name] = own | measure_memory(board, design, data)
+        found[design.name] = own | measure_memory(board, design, few)
     made = {"designs": found, "commit": commit(), "load": round(os.getloadavg()[0], 2)}
     file.parent.mkdir(parents=True, exist_ok=True)
     partial_file = file.with_name(f".{file.name}.{os.getpid()}")
@@ -212,16 +214,12 @@ def measure_costs(board: Board, data: Any) -> dict[str, Any]:
 
 def measure_memory(board: Board, design: Design, data: Any) -> dict[str, float]:
     """Return `parameters`, and `memory`: the most that a new process grows by during pretraining, in MB."""
-    queue: Any = multiprocessing.get_context("spawn").Queue()
     arm = board.arm(design, 8 * board.setting.batch, board.defaults())
-    process = multiprocessing.get_context("spawn").Process(target=_pretrain_measured, args=(arm, data.small(), queue))
-    process.start()
-    found = queue.get(timeout=600)
-    process.join()
-    return found
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_pretrain_measured, arm, data).result()
 
 
-def _pretrain_measured(arm: Arm, data: Any, queue: Any) -> None:
+def _pretrain_measured(arm: Arm, data: Any) -> dict[str, float]:
     import psutil
     import torch
 
@@ -244,7 +242,7 @@ def _pretrain_measured(arm: Arm, data: Any, queue: Any) -> None:
     for _ in pretraining(model, arm, seen, split, seed=1):
         pass
     done.set()
-    queue.put({"parameters": parameters(model), "memory": round((peak[0] - before) / 2**20, 1)})
+    return {"parameters": parameters(model), "memory": round((peak[0] - before) / 2**20, 1)}
 
 
 # ---- Search ----------------------------------------------------------------------------------------------------
@@ -259,7 +257,8 @@ def suggest(plan: BoardPlan, number: int, earlier: Sequence[tuple[Settings, floa
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {
-        name: optuna.distributions.FloatDistribution(low, high, log=low > 0) for name, (low, high, _) in plan.space.items()
+        name: optuna.distributions.FloatDistribution(low, high, log=low > 0)
+        for name, (low, high, _) in plan.space.items()
     }
     sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=STARTUP_TRIALS)
     study = optuna.create_study(direction="maximize", sampler=sampler)
