@@ -46,13 +46,13 @@ def judge_board(board: Board, found: Found) -> list[BoardFinding]:
             contrast=c,
             found=difference,
             p=p if difference else None,
-            verdict=_verdict(difference, p, c.metric, board.plan.smallest[c.metric], board.plan.alpha),
+            verdict=verdict_of(difference, p, c.metric, board.plan.smallest[c.metric], board.plan.alpha),
         )
         for (budget, c, difference), p in zip(rows, adjusted, strict=True)
     ]
 
 
-def _verdict(found: Paired | None, p: float, metric: str, smallest: float, alpha: float) -> Verdict:
+def verdict_of(found: Paired | None, p: float, metric: str, smallest: float, alpha: float) -> Verdict:
     if found is None:
         return NOT_RUN
     if -smallest < found.low and found.high < smallest:

@@ -49,7 +49,7 @@ _SHARPNESS = 6.0  # of the class probabilities; at this the true class of a clea
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """features_IRF, boxes_IR4, class_probs_IRC float32; mask_IR bool. Zero where an image has no further object."""
+    """features_IRF, boxes_IR4, class_probs_IRC float32 or float16; mask_IR bool. Zero where an image has no further object."""
 
     features_IRF: Tensor
     boxes_IR4: Tensor
@@ -75,7 +75,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Images with their captions and questions. answers: ten for each question; scores_QA: soft labels."""
+    """Images with their captions and questions. scenes: empty of photos. answers: ten for each question; scores_QA: soft labels."""
 
     scenes: tuple[Scene, ...]
     images: Images | Pictures
@@ -87,14 +87,16 @@ class Split:
     @property
     def references(self) -> list[list[str]]:
         """The captions of each image."""
-        captions: list[list[str]] = [[] for _ in self.scenes]
+        captions: list[list[str]] = [[] for _ in range(len(self.images))]
         for owner, text in zip(self.captions.owner_N.tolist(), self.captions.words, strict=True):
             captions[owner].append(text)
         return captions
 
     @cached_property
     def true_NI(self) -> np.ndarray:
-        """Return bool: the images that each caption is true for. Its own image always counts."""
+        """Return bool: the images that each caption is true for. Its own image always counts, of photos no other."""
+        if not self.scenes:
+            return np.arange(len(self.images)) == self.captions.owner_N.numpy()[:, None]
         claims = [parse(text) or [] for text in self.captions.words]
         found = np.array([[bool(c) and all(x.is_true_of(scene) for x in c) for scene in self.scenes] for c in claims])
         found[np.arange(len(claims)), self.captions.owner_N.numpy()] = True

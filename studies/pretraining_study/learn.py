@@ -104,7 +104,7 @@ class Learner:
     def __init__(self, model: nn.Module, data: Data, split: Split, *, seed: int, lr: float) -> None:
         self.model, self.data, self.split, self.seed, self.lr = model, data, split, seed, lr
         torch.manual_seed(1000 * seed + 5)
-        self.head = adapter.answer_head(model, data.answers) if adapter.can(model, "vqa") else None
+        self.head = adapter.answer_head(model, data.answers) if adapter.can(model, "vqa") and data.answers else None
 
     def captioning(self, updates: int) -> None:
         def step(texts: Texts) -> Tensor:
