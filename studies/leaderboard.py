@@ -4,6 +4,9 @@
     python studies/leaderboard.py --share 0.02 --trials 1 --seeds 2   a rehearsal of some minutes
     python studies/leaderboard.py --finished                      run nothing: write the page of what is finished
 
+`--root FLICKR8K` runs it on photographs (requirements-photographs.lock): the designs that read regions, on captioning
+and retrieval; VLMo and SOHO read pixels and are left out. Results then have the name leaderboard-photographs.
+
 Budgets, search space and contrasts are in leaderboard.toml, next to this file. A killed run continues where it stopped,
 and several processes with the same arguments share the work. Writes benchmarks/results/study-leaderboard.md and
 benchmarks/results/study-leaderboard.json.
@@ -13,12 +16,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pretraining_study.arms import Pretraining
 from pretraining_study.board import BUDGETS, Board, Design, collect, compare_all, measure_costs, read_board_plan, search
 from pretraining_study.board_page import write_board
+from pretraining_study.data import PIXEL_FAMILIES, Data
+from pretraining_study.photos import Photos
 from pretraining_study.setting import Setting
 from vlmo import IMAGES, TEXTS, pairs
 
@@ -74,6 +80,30 @@ SCENES = Board(
 )
 
 
+def on_photographs(board: Board, root: Path, limit: int | None) -> tuple[Board, Photos]:
+    """Return the board for Flickr8k, without the designs and contrasts that need pixels or questions, and its data."""
+    designs = tuple(one for one in board.designs if one.family not in PIXEL_FAMILIES)
+    names = {one.name for one in designs}
+    contrasts = tuple(c for c in board.plan.contrasts if {c.first, c.second} <= names and c.metric in ("nll", "r1"))
+    setting = replace(board.setting, side=0, vision_warmup=0, hidden=128, lr=1e-3, train=1000, val=400, test=1000)
+    work = board.root / ".work" / "studies" / "photographs"
+    photos = Photos.read(root, setting, cells=9, work=work, limit=limit)
+    photos.setting = replace(photos.setting, web=len(photos.photos["train"]))
+    board = replace(
+        board,
+        name="leaderboard-photographs",
+        title="Leaderboard on photographs: Flickr8k",
+        designs=designs,
+        plan=replace(board.plan, contrasts=contrasts),
+        setting=photos.setting,
+        notes=(
+            "Regions are nine cells of EfficientNet-lite0 for each photo. VLMo and SOHO: not run.",
+            *board.notes[1:],
+        ),
+    )
+    return board, photos
+
+
 def main(board: Board, arguments: Sequence[str] | None = None) -> None:
     plan = board.plan
     parser = argparse.ArgumentParser(description=board.title)
@@ -81,25 +111,27 @@ def main(board: Board, arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trials", type=int, default=plan.trials, help=f"of each design; the plan: {plan.trials}")
     parser.add_argument("--budgets", nargs="+", choices=BUDGETS, default=BUDGETS, help="only these")
     parser.add_argument("--share", type=float, default=1.0, help="of the pairs and updates, for a rehearsal")
+    parser.add_argument("--root", type=Path, help="Flickr8k: captions.txt, Images/, the official lists")
+    parser.add_argument("--photos", type=int, help="with --root: only so many of each split, for a rehearsal")
     parser.add_argument("--finished", action="store_true", help="run nothing: write the page of what is finished")
     chosen = parser.parse_args(arguments)
     if min(chosen.seeds, chosen.trials) < 1 or chosen.seeds >= plan.search_seed:
         parser.error("--seeds and --trials must be at least 1, and seeds below the search's")
     board, seeds = board.scaled(chosen.share), range(1, chosen.seeds + 1)
-    from pretraining_study.data import Data
-
-    if chosen.finished:
-        costs = measure_costs(board, None)
-    else:
+    data: Any = None
+    if chosen.root is not None:
+        board, data = on_photographs(board, chosen.root, chosen.photos)
+    elif not chosen.finished:
         print("making the data", flush=True)
         data = Data(board.setting)
-        costs = measure_costs(board, data)
+    costs = measure_costs(board, data)
+    if not chosen.finished:
         for line in search(board, data, chosen.trials):
             print(line, flush=True)
         for line in compare_all(board, data, costs, chosen.trials, seeds, chosen.budgets):
             print(line, flush=True)
     found = collect(board, costs, chosen.trials, seeds)
-    text = write_board(board, costs, found, trials=chosen.trials, keep=chosen.share == 1)
+    text = write_board(board, costs, found, trials=chosen.trials, keep=chosen.share == 1 and chosen.photos is None)
     print(text)
 
 

@@ -37,6 +37,7 @@ from pretraining_study.results import ROOT, Results
 from pretraining_study.run import parameters, pretrained
 from pretraining_study.setting import Setting
 from pretraining_study.statistics import Paired, paired
+
 from vlp_models.metrics.bootstrap import holm
 
 STAGES = {design.name: design for design in DESIGNS if design.name in ("tden", "unified-vlp")}
@@ -189,8 +190,8 @@ def write_page(plan: Plan, found: Found, photos: int) -> str:
     parts = [
         "# Does pretraining help on photographs?",
         f"Flickr8k, {photos:,} training photos; {min(seeds)} of {plan.seeds} planned seeds. Pretrained on all training "
-        f"captions ({plan.epochs:g} epochs) or not, then fine-tuned on a share of the photos, for the number of updates "
-        f"({', '.join(map(str, plan.tuning_updates))}) that is best on val. Official dev is the test set.",
+        f"captions ({plan.epochs:g} epochs) or not, then fine-tuned on a share of the photos, for the number of "
+        f"updates ({', '.join(map(str, plan.tuning_updates))}) that is best on val. Official dev is the test set.",
     ]
     for c in plan.contrasts:
         parts += [

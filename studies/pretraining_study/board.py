@@ -181,10 +181,15 @@ def measure_costs(board: Board, data: Any) -> dict[str, Any]:
     FLOPs are those of matrix products and convolutions, forward and backward, over the updates' own padded batches.
     Designs take turns, so that a busy machine slows all of them. Reads the file of an earlier measurement if there is
     one: budgets must not change between sittings.
+
+    Raises:
+        FileNotFoundError: neither an earlier measurement nor data.
     """
     file = board.results.directory / f"costs-{board.setting.fingerprint(*board.designs)}.json"
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
+    if data is None:
+        raise FileNotFoundError(f"{file}: nothing is finished; run without --finished first")
     from pretraining_study.cost import update_costs, update_flops
 
     alone = {}  # (design, stage) -> an arm of this stage alone

@@ -16,7 +16,7 @@ from vlp_models.metrics.bootstrap import holm
 Found = Mapping[str, Mapping[str, Mapping[int, dict[str, Any]]]]  # budget -> design -> seed -> result
 Verdict = Literal["better", "worse", "tied", "inconclusive", "not run"]
 TITLES = {"pairs": "Equal pairs", "flops": "Equal FLOPs", "seconds": "Equal seconds"}
-NOT_RUN = "not run"
+NOT_RUN: Literal["not run"] = "not run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def _counts(board: Board, findings: Sequence[BoardFinding], found: Found, trials
     plan = board.plan
     seeds = {budget: [len(rows) for rows in found[budget].values()] for budget in BUDGETS}
     ran = "; ".join(
-        f"{TITLES[budget].lower()}: "
+        f"{TITLES[budget].replace('E', 'e', 1)}: "
         + (
             NOT_RUN
             if not max(counts)
@@ -128,7 +128,7 @@ def _budget(board: Board, budget: str, costs: Mapping[str, Any]) -> str:
     if budget == "pairs":
         return f"Each design reads {board.plan.pairs:,} pairs in pretraining."
     amount = costs["designs"][board.plan.reference][budget] * board.plan.pairs
-    text = f"{amount / 1e12:.2f} TFLOP" if budget == "flops" else f"{amount:.0f} CPU seconds"
+    text = f"{amount / 1e9:.1f} GFLOP" if budget == "flops" else f"{amount:.0f} CPU seconds"
     return (
         f"Each design has {text} of pretraining: what {board.plan.pairs:,} pairs take with {reference}, whose runs are "
         "those of the first table. Settings are those found at equal pairs."
@@ -254,8 +254,8 @@ def _setting(board: Board) -> str:
     s = board.setting
     lines = [
         *board.notes,
-        f"Data: {s.web:,} pairs for pretraining; per seed {s.train} images for fine-tuning; {s.val} for the search; "
-        f"{s.test} for testing. A seed draws the images for fine-tuning, the weights, the order and the masks.",
+        f"Data: {s.web:,} images for pretraining; per seed {s.train} images for fine-tuning; {s.val} for the "
+        f"search; {s.test} for testing. A seed draws the images for fine-tuning, the weights, the order and the masks.",
         f"Models are {s.hidden} wide; AdamW at {s.lr:g}, batches of {s.batch}; captions are greedy.",
         "`tied`: the 95% interval, which is not corrected, is within the smallest difference that matters. Otherwise "
         f"`better` if p, corrected for all {len(board.plan.contrasts) * len(BUDGETS)} contrasts, is below "

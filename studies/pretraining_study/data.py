@@ -49,7 +49,7 @@ _SHARPNESS = 6.0  # of the class probabilities; at this the true class of a clea
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """features_IRF, boxes_IR4, class_probs_IRC float32 or float16; mask_IR bool. Zero where an image has no further object."""
+    """features_IRF, boxes_IR4, class_probs_IRC float32 (photos: float16); mask_IR bool. Zero after the last object."""
 
     features_IRF: Tensor
     boxes_IR4: Tensor
@@ -75,7 +75,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Images with their captions and questions. scenes: empty of photos. answers: ten for each question; scores_QA: soft labels."""
+    """Images with captions and questions. scenes: empty for photos. answers: ten a question; scores_QA: soft labels."""
 
     scenes: tuple[Scene, ...]
     images: Images | Pictures
@@ -122,7 +122,7 @@ class Data:
         self.answers = build_answer_vocabulary([answers for _, _, answers in asked], 3)
         self._answer_index = {answer: number for number, answer in enumerate(self.answers)}
 
-    tasks = TASKS
+    tasks: tuple[str, ...] = TASKS
 
     def small(self) -> Data:
         """The same kind of data with few images, for measurements of memory."""

@@ -39,7 +39,7 @@ def tiny(root: Path) -> Board:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Board:
     """A board after the command has run once, and once killed before that."""
     small = tiny(tmp_path_factory.mktemp("board"))
-    whole, count = board.train_and_measure, 0
+    whole, count, data = board.train_and_measure, 0, Data(TINY)
 
     def dies(*arguments: Any, **more: Any) -> dict[str, Any]:
         nonlocal count
@@ -50,6 +50,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Board:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(board, "train_and_measure", dies)
+        patch.setattr(leaderboard, "Data", lambda setting: data)  # its drawing takes seconds
+        patch.setattr(board, "ROUNDS", 4)
+        patch.setattr(Data, "small", lambda self: self)
+        patch.setattr(board, "measure_memory", lambda *_: {"parameters": 1, "memory": 1.0})  # a process each
         with pytest.raises(KeyboardInterrupt):
             leaderboard.main(small, [])
         before = {file: file.stat().st_mtime_ns for file in small.results.directory.rglob("*.json")}
@@ -169,6 +173,13 @@ def test_region_models_read_the_scenes_that_pixel_models_read() -> None:
     assert regions.val.scenes == data.val.scenes and regions.web[1].words == data.web[1].words
     assert adapter.image(regions.web[0], torch.arange(2)).mask_BR.any()  # type: ignore[union-attr]
     assert Data(dataclasses.replace(TINY, side=0)).for_family("soho").setting.side == 0
+
+
+@pytest.mark.slow
+def test_memory_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    small = tiny(tmp_path)
+    found = board.measure_memory(small, small.designs[3], Data(TINY))
+    assert found["parameters"] > 1000 and found["memory"] > 0
 
 
 def test_a_plan_with_an_unknown_design_is_refused(tmp_path: Path) -> None:
