@@ -118,7 +118,7 @@ def _counts(board: Board, findings: Sequence[BoardFinding], found: Found, trials
     return (
         f"{len(board.designs)} designs, {trials} search trials each, then {ran}. The plan has {plan.trials} trials and "
         f"{plan.seeds} seeds. {len(plan.contrasts)} contrasts at {len(BUDGETS)} budgets were written down before the "
-        f"runs: {number['better'] + number['worse']} differences, {number['tied']} tied, {number['inconclusive']} "
+        f"runs: {number['better'] + number['worse']} different, {number['tied']} tied, {number['inconclusive']} "
         f"inconclusive, {number[NOT_RUN]} not run."
     )
 
