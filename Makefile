@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
 .PHONY: help install demo nlvr flickr8k check test test-photographs test-sinks test-lmms test-long test-cluster faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
-	ablations-xgpt ablations-vlmo ablations-soho pictures clean
+	ablations-xgpt ablations-vlmo ablations-soho leaderboard pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make image      build a Docker image with the locked packages, for a cluster"
 	@echo "make ablations-tden  test the claims of the TDEN paper at small scale (about two hours)"
 	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise for the other models (one to three hours each)"
+	@echo "make leaderboard  compare the five models at equal budgets and equal search (about an hour)"
 	@echo "make pictures   take the screenshots of README, after make demo (needs Chromium)"
 	@echo "make wheel      write the package to dist/; equal sources give equal bytes"
 	@echo "make bench      run the speed benchmarks, write benchmarks/results/"
@@ -150,6 +151,9 @@ ablations-vlmo: install
 
 ablations-soho: install
 	@python studies/soho.py
+
+leaderboard: install
+	@python studies/leaderboard.py
 
 # Playwright drives the machine's Chromium; nothing else needs it.
 pictures: install

@@ -48,9 +48,9 @@ def image(images: Images | Pictures, rows: Tensor) -> Image:
     mask_BR = images.mask_IR[rows]
     width = int(mask_BR.sum(1).max())
     return Regions(
-        features_BRF=images.features_IRF[rows, :width],
+        features_BRF=images.features_IRF[rows, :width].float(),
         boxes_BR4=images.boxes_IR4[rows, :width],
-        class_probs_BRC=images.class_probs_IRC[rows, :width],
+        class_probs_BRC=images.class_probs_IRC[rows, :width].float(),
         mask_BR=mask_BR[:, :width],
     )
 

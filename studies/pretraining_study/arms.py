@@ -22,6 +22,7 @@ class Pretraining:
                      reads no text without one
     where            the web's noisy pairs, or the target's own captions: the images that are then fine-tuned on
     frozen           parts of the model that do not learn (`GroupsParameters`)
+    lr_factor        of the setting's rate
     """
 
     objectives: tuple[str, ...]
@@ -34,6 +35,11 @@ class Pretraining:
     reads: Literal["pairs", "texts", "images", "blanked"] = "pairs"
     where: Literal["web", "target"] = "web"
     frozen: tuple[str, ...] = ()
+    lr_factor: float = 1.0
+
+    @property
+    def updates_per_batch(self) -> int:
+        return len(self.objectives) if self.mix == "alternate" else 1
 
 
 @dataclass(frozen=True, kw_only=True)

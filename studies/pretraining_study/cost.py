@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from pretraining_study import adapter
 from pretraining_study.arms import Arm
@@ -25,8 +27,9 @@ def update_costs(arms: Sequence[Arm], data: Data, rounds: int) -> dict[str, floa
     for arm in arms:
         if arm.pretraining:
             torch.manual_seed(0)
-            model = adapter.build(arm.family, arm.config, data)
-            under_way[arm.name] = pretraining(model, arm, data, data.train(1), seed=0)
+            seen = data.for_family(arm.family)
+            model = adapter.build(arm.family, arm.config, seen)
+            under_way[arm.name] = pretraining(model, arm, seen, seen.train(1), seed=0)
     seconds: dict[str, list[float]] = {name: [] for name in under_way}
     for _ in range(rounds):
         for name, updates in under_way.items():
@@ -34,6 +37,21 @@ def update_costs(arms: Sequence[Arm], data: Data, rounds: int) -> dict[str, floa
             next(updates)
             seconds[name].append(time.process_time() - start)
     return {name: _middle(values) for name, values in seconds.items()}
+
+
+def update_flops(arm: Arm, data: Data, rounds: int) -> float:
+    """FLOPs of an update, forward and backward: matrix products and convolutions, a multiply-add being two."""
+    seen = data.for_family(arm.family)
+    torch.manual_seed(0)
+    model = adapter.build(arm.family, arm.config, seen)
+    torch.backends.cuda.enable_flash_sdp(False)  # the counter does not know its products
+    try:
+        with FlopCounterMode(display=False) as counter:
+            for _ in islice(pretraining(model, arm, seen, seen.train(1), seed=0), rounds):
+                pass
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    return counter.get_total_flops() / rounds
 
 
 def _middle(values: Sequence[float]) -> float:

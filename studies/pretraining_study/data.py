@@ -9,6 +9,7 @@ Shape suffixes: I images, R regions, F feature dimension, C classes, N texts, T 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pretraining_study.arms import TASKS
 from pretraining_study.pictures import Pictures, draw
 from pretraining_study.setting import Setting
 from vlp_models.data.answers import build_answer_vocabulary, soft_scores
@@ -39,6 +41,7 @@ from vlp_models.synthetic.scenes.scene import (
 
 SIDE = 64  # pixels on which the scenes' hidden parts are counted where nothing is drawn
 SYMBOLS = (*SHAPES, *COLORS, *SIZES, *TEXTURES)
+PIXEL_FAMILIES = ("vlmo", "soho")
 _PARTS = {"web": 0, "train": 1, "val": 2, "test": 3, "language": 4}
 _LANGUAGE = 400  # scenes whose captions and questions give the vocabularies; not trained on
 _SHARPNESS = 6.0  # of the class probabilities; at this the true class of a clean region has 0.9
@@ -46,7 +49,7 @@ _SHARPNESS = 6.0  # of the class probabilities; at this the true class of a clea
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """features_IRF, boxes_IR4, class_probs_IRC float32; mask_IR bool. Zero where an image has no further object."""
+    """features_IRF, boxes_IR4, class_probs_IRC float32 (photos: float16); mask_IR bool. Zero after the last object."""
 
     features_IRF: Tensor
     boxes_IR4: Tensor
@@ -72,7 +75,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Images with their captions and questions. answers: ten for each question; scores_QA: soft labels."""
+    """Images with captions and questions. scenes: empty for photos. answers: ten a question; scores_QA: soft labels."""
 
     scenes: tuple[Scene, ...]
     images: Images | Pictures
@@ -84,14 +87,16 @@ class Split:
     @property
     def references(self) -> list[list[str]]:
         """The captions of each image."""
-        captions: list[list[str]] = [[] for _ in self.scenes]
+        captions: list[list[str]] = [[] for _ in range(len(self.images))]
         for owner, text in zip(self.captions.owner_N.tolist(), self.captions.words, strict=True):
             captions[owner].append(text)
         return captions
 
     @cached_property
     def true_NI(self) -> np.ndarray:
-        """Return bool: the images that each caption is true for. Its own image always counts."""
+        """Return bool: the images that each caption is true for. Its own image always counts, of photos no other."""
+        if not self.scenes:
+            return np.arange(len(self.images)) == self.captions.owner_N.numpy()[:, None]
         claims = [parse(text) or [] for text in self.captions.words]
         found = np.array([[bool(c) and all(x.is_true_of(scene) for x in c) for scene in self.scenes] for c in claims])
         found[np.arange(len(claims)), self.captions.owner_N.numpy()] = True
@@ -103,6 +108,7 @@ class Data:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+        self._drawn = bool(setting.side)
         self._projection = self._rng("web", 0, 9).normal(
             scale=1 / np.sqrt(len(SYMBOLS)), size=(len(SYMBOLS) + 4, setting.feature_dim)
         )
@@ -115,6 +121,24 @@ class Data:
         self.tokenizer = Tokenizer.train(language, size=1000, min_frequency=1, lowercase=True)
         self.answers = build_answer_vocabulary([answers for _, _, answers in asked], 3)
         self._answer_index = {answer: number for number, answer in enumerate(self.answers)}
+
+    tasks: tuple[str, ...] = TASKS
+
+    def small(self) -> Data:
+        """The same kind of data with few images, for measurements of memory."""
+        return Data(dataclasses.replace(self.setting, web=4 * self.setting.batch, train=8, val=1, test=1))
+
+    def for_family(self, family: str) -> Data:
+        """Return the data as the family reads them: of drawn scenes a region model reads the objects' regions."""
+        return self if not self._drawn or family in PIXEL_FAMILIES else self._as_regions
+
+    @cached_property
+    def _as_regions(self) -> Data:
+        other = copy.copy(self)
+        for name in ("web", "val", "test"):
+            other.__dict__.pop(name, None)
+        other._drawn = False
+        return other
 
     @cached_property
     def web(self) -> tuple[Images | Pictures, Texts]:
@@ -185,7 +209,7 @@ class Data:
         )
 
     def _images(self, part: str, scenes: Sequence[Scene]) -> Images | Pictures:
-        if self.setting.side:
+        if self._drawn:
             return draw(scenes, [self._rng(part, _number(part, scene), 5) for scene in scenes])
         count, regions = len(scenes), MAX_OBJECTS
         features = np.zeros((count, regions, self.setting.feature_dim), dtype=np.float32)

@@ -95,7 +95,8 @@ def _pretraining(
     times = loss.updates_per_batch
     rows = orders(len(texts), data.setting.batch, -(-wanted.updates // times), order)
     repeated = islice((each for each in rows for _ in range(times)), wanted.updates)
-    yield from updates_of(trained, step, repeated, lr=data.setting.lr, updates=wanted.updates, frozen=wanted.frozen)
+    lr = data.setting.lr * wanted.lr_factor
+    yield from updates_of(trained, step, repeated, lr=lr, updates=wanted.updates, frozen=wanted.frozen)
 
 
 class Learner:
@@ -104,7 +105,7 @@ class Learner:
     def __init__(self, model: nn.Module, data: Data, split: Split, *, seed: int, lr: float) -> None:
         self.model, self.data, self.split, self.seed, self.lr = model, data, split, seed, lr
         torch.manual_seed(1000 * seed + 5)
-        self.head = adapter.answer_head(model, data.answers) if adapter.can(model, "vqa") else None
+        self.head = adapter.answer_head(model, data.answers) if adapter.can(model, "vqa") and data.answers else None
 
     def captioning(self, updates: int) -> None:
         def step(texts: Texts) -> Tensor:

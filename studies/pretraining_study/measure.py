@@ -48,16 +48,19 @@ def nll(model: nn.Module, split: Split) -> float:
 
 @torch.no_grad()
 def captions(model: nn.Module, split: Split, data: Data) -> dict[str, float]:
-    """`cider` of greedy descriptions, and `true`: the share of them all of whose claims hold."""
+    """`cider` of greedy descriptions, and of scenes `true`: the share of them all of whose claims hold."""
     generated = [
         text
         for rows in _pieces(len(split.images))
         for text in adapter.describe(model, split.images, rows, data.tokenizer)
     ]
+    score = {"cider": cider(generated, split.references)}
+    if not split.scenes:
+        return score
     true = [
         check(text, dataclasses.asdict(scene)).true is True for text, scene in zip(generated, split.scenes, strict=True)
     ]
-    return {"cider": cider(generated, split.references), "true": 100 * float(np.mean(true))}
+    return score | {"true": 100 * float(np.mean(true))}
 
 
 def cider(generated: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -83,14 +86,14 @@ def answers(model: nn.Module, head: nn.Linear, split: Split, data: Data) -> dict
 
 
 @torch.no_grad()
-def retrieval(model: nn.Module, split: Split) -> dict[str, float]:
+def retrieval(model: nn.Module, split: Split, *, among_few: bool = False) -> dict[str, float]:
     """Of captions searching images: `r1`, in percent; an image counts as found if the caption is true for it.
     `match_nll`, where scores are logits: of those images together.
 
     A model that fuses each pair searches `CANDIDATES` images for one caption of each image: its own, and others of
-    which the caption is not true.
+    which the caption is not true. With `among_few` every model does.
     """
-    if adapter.embeds(model):
+    if adapter.embeds(model) and not among_few:
         scores_NI = adapter.similarity(model, split.images, split.captions).double()
         true_NI = torch.from_numpy(split.true_NI)
     else:
@@ -113,12 +116,15 @@ def _among_few(model: nn.Module, split: Split) -> tuple[Tensor, Tensor]:
     images_IK = torch.cat([torch.arange(len(first_I))[:, None], drawn_IK], 1)
     every = adapter.image(split.images, torch.arange(len(split.images)))
     texts = take(split.captions, first_I)
-    scores_IK = torch.cat(
-        [
-            adapter.pair_scores(model, every, adapter.text(take(texts, rows)), images_IK[rows])
-            for rows in torch.arange(len(first_I)).split(AT_ONCE // CANDIDATES)
-        ]
-    )
+    if adapter.embeds(model):
+        scores_IK = adapter.similarity(model, split.images, texts).gather(1, images_IK)
+    else:
+        scores_IK = torch.cat(
+            [
+                adapter.pair_scores(model, every, adapter.text(take(texts, rows)), images_IK[rows])
+                for rows in torch.arange(len(first_I)).split(AT_ONCE // CANDIDATES)
+            ]
+        )
     own_IK = torch.zeros_like(images_IK, dtype=torch.bool)
     own_IK[:, 0] = True
     return scores_IK.double(), own_IK

@@ -41,7 +41,7 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
         split = _written_besides(tuning.captioner, tuning.written, split, seed, data)
         seconds["writing"] = time.process_time() - start
     start = time.process_time()
-    model = _pretrained(arm, seed, data, split)
+    model = pretrained(arm, seed, data, split)
     seconds["pretraining"] = time.process_time() - start
 
     test: dict[str, float] = {}
@@ -71,14 +71,15 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
         "test": test,
         "val": val,
         "budgets": chosen,
-        "parameters": _parameters(model),
+        "parameters": parameters(model),
         "seconds": {name: round(value, 2) for name, value in seconds.items()},
         "wall_seconds": round(time.perf_counter() - began, 2),
         "load": round(os.getloadavg()[0], 2),
     }
 
 
-def _pretrained(arm: Arm, seed: int, data: Data, split: Split) -> nn.Module:
+def pretrained(arm: Arm, seed: int, data: Data, split: Split) -> nn.Module:
+    """Return the model after its vision warm-up and pretraining. split: the target's training images."""
     seeing = vision_warmup(arm.family, data)
     torch.manual_seed(1000 * seed)
     model = adapter.build(arm.family, arm.config, data)
@@ -91,7 +92,7 @@ def _pretrained(arm: Arm, seed: int, data: Data, split: Split) -> nn.Module:
 def _written_besides(captioner: Arm, number: int, split: Split, seed: int, data: Data) -> Split:
     """The training images with new captions besides: at most `number` of each image, the likeliest by token of those
     that the captioner, fine-tuned on the same images, wrote in `DRAWS` tries."""
-    learner = Learner(_pretrained(captioner, seed, data, split), data, split, seed=seed, lr=data.setting.lr)
+    learner = Learner(pretrained(captioner, seed, data, split), data, split, seed=seed, lr=data.setting.lr)
     learner.captioning(captioner.fine_tuning.budgets[0])
     chance = torch.Generator().manual_seed(1000 * seed + 12)
     drawn = adapter.write(learner.model, split.images, data.tokenizer, DRAWS, chance)
@@ -126,5 +127,5 @@ def _score(task: str, learner: Learner, split: Split, data: Data) -> float:
     return measure.retrieval(learner.model, split)["r1"]
 
 
-def _parameters(model: nn.Module) -> int:
+def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())

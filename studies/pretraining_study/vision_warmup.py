@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretraining_study import adapter
-from pretraining_study.data import SYMBOLS, Data, symbols
+from pretraining_study.data import PIXEL_FAMILIES, SYMBOLS, Data, symbols
 from pretraining_study.learn import orders, updates_of
 from vlp_models.synthetic.scenes.scene import Scene
 
@@ -24,9 +24,9 @@ _cache: dict[tuple[str, str], dict[str, Tensor]] = {}  # (family, setting) -> we
 
 
 def vision_warmup(family: str, data: Data) -> dict[str, Tensor]:
-    """Return the weights of the vision encoder by name; empty without a warm-up."""
+    """Return the weights of the vision encoder by name; empty without a warm-up or for a model that reads regions."""
     setting = data.setting
-    if not setting.vision_warmup:
+    if not setting.vision_warmup or family not in PIXEL_FAMILIES:
         return {}
     key = (family, setting.fingerprint())
     if key not in _cache:

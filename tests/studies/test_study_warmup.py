@@ -10,7 +10,7 @@ import torch
 from pretraining_study import adapter
 from pretraining_study.arms import Arm, FineTuning, Pretraining
 from pretraining_study.data import SYMBOLS, Data
-from pretraining_study.run import _pretrained, run_arm
+from pretraining_study.run import pretrained, run_arm
 from pretraining_study.setting import Setting
 from pretraining_study.vision_warmup import _loss, cells, vision_warmup
 from torch import nn
@@ -77,15 +77,15 @@ def test_arms_of_any_seed_begin_with_them(data: Data) -> None:
     one = Arm(name="a", label="a", **arms)
     other = Arm(name="b", label="b", config={"dictionary_size": 0}, **arms)
     for arm, seed in ((one, 1), (one, 2), (other, 1)):
-        start = _pretrained(arm, seed, data, data.train(seed)).state_dict()
+        start = pretrained(arm, seed, data, data.train(seed)).state_dict()
         assert all(torch.equal(start[name], value) for name, value in vision_warmup("soho", data).items())
     pretraining = dataclasses.replace(one, pretraining=(Pretraining(objectives=("mlm", "mvm", "itm"), updates=1),))
-    moved = _pretrained(pretraining, 1, data, data.train(1)).state_dict()
+    moved = pretrained(pretraining, 1, data, data.train(1)).state_dict()
     assert not torch.equal(moved["neck.conv.weight"], vision_warmup("soho", data)["neck.conv.weight"]), (
         "not frozen here"
     )
     frozen = Pretraining(objectives=("mlm", "mvm", "itm"), updates=1, frozen=("cnn", "cnn_stem"))
-    kept = _pretrained(dataclasses.replace(one, pretraining=(frozen,)), 1, data, data.train(1)).state_dict()
+    kept = pretrained(dataclasses.replace(one, pretraining=(frozen,)), 1, data, data.train(1)).state_dict()
     assert all(
         torch.equal(kept[name], value) for name, value in vision_warmup("soho", data).items() if "backbone" in name
     )
