@@ -2,7 +2,7 @@
 
     make leaderboard                                              (runs python studies/leaderboard.py)
     python studies/leaderboard.py --share 0.02 --trials 1 --seeds 2   a rehearsal of some minutes
-    python studies/leaderboard.py --finished                      run nothing: write the page of what is finished
+    python studies/leaderboard.py --finished                      run nothing: write the page of the finished runs
 
 `--root FLICKR8K` runs it on photographs (requirements-photographs.lock): the designs that read regions, on captioning
 and retrieval; VLMo and SOHO read pixels and are left out. Results then have the name leaderboard-photographs.
@@ -113,7 +113,7 @@ def main(board: Board, arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the pairs and updates, for a rehearsal")
     parser.add_argument("--root", type=Path, help="Flickr8k: captions.txt, Images/, the official lists")
     parser.add_argument("--photos", type=int, help="with --root: only so many of each split, for a rehearsal")
-    parser.add_argument("--finished", action="store_true", help="run nothing: write the page of what is finished")
+    parser.add_argument("--finished", action="store_true", help="run nothing: write the page of the finished runs")
     chosen = parser.parse_args(arguments)
     if min(chosen.seeds, chosen.trials) < 1 or chosen.seeds >= plan.search_seed:
         parser.error("--seeds and --trials must be at least 1, and seeds below the search's")

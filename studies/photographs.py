@@ -2,7 +2,7 @@
 
     python studies/photographs.py --root FLICKR8K
     python studies/photographs.py --root FLICKR8K --photos 300 --share 0.02 --seeds 2     a rehearsal
-    python studies/photographs.py --root FLICKR8K --finished       run nothing: write the page of what is finished
+    python studies/photographs.py --root FLICKR8K --finished       run nothing: write the page of the finished runs
 
 Each design is pretrained on all training captions of Flickr8k, or not at all, and fine-tuned on a share of the training
 photos: captioning, and retrieval if the model embeds images and texts. The contrasts are in photographs.toml. Regions
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
     parser.add_argument("--seeds", type=int, default=plan.seeds, help=f"seeds 1 to N; the plan: {plan.seeds}")
     parser.add_argument("--photos", type=int, help="only so many of each split, for a rehearsal")
     parser.add_argument("--share", type=float, default=1.0, help="of all updates, for a rehearsal")
-    parser.add_argument("--finished", action="store_true", help="run nothing: write the page of what is finished")
+    parser.add_argument("--finished", action="store_true", help="run nothing: write the page of the finished runs")
     chosen = parser.parse_args(arguments)
     if chosen.share != 1:
         updates = tuple(dict.fromkeys(max(1, round(chosen.share * n)) for n in plan.tuning_updates))

@@ -57,7 +57,7 @@ class BoardContrast:
 class BoardPlan:
     """What was written down before the runs.
 
-    trials          of each design's search; `space`: name -> (low, high, default) of what it tunes
+    trials          of each design's search; `space`: name -> (low, high, default) of each setting it tunes
     search_seed     of the trials; no seed of the comparison
     pairs           of pretraining, in the first budget; `reference`: the design whose FLOPs and seconds for them are
                     the other two
@@ -421,7 +421,7 @@ def _print(values: Mapping[str, float]) -> str:
 def collect(
     board: Board, costs: Mapping[str, Any], trials: int, seeds: Sequence[int]
 ) -> dict[str, dict[str, dict[int, dict[str, Any]]]]:
-    """Return budget -> design -> seed -> result, of what is finished."""
+    """Return budget -> design -> seed -> result, of the finished runs."""
     arms = chosen_arms(board, costs, trials)
     return {
         budget: {

@@ -18,7 +18,7 @@ from small_project import make_model
 from torch import Tensor
 
 from vlp_models import VLP
-from vlp_models.common.io import hash_file
+from vlp_models.common.io import hash_file, hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError
@@ -237,10 +237,10 @@ def test_int8_export_is_smaller_and_almost_the_same(
     monkeypatch.setattr("vlp_models.models.layers.linear.SMALLEST", 1)
     bundle = bundle_of(page_project, "vqa")
     weights = bundle / "checkpoint" / "model.safetensors"
-    before, size = hash_file(weights), weights.stat().st_size
+    before, size = hash_path(bundle), weights.stat().st_size
     with int8_bundle(bundle, tmp_path / "work") as smaller:
         write_export(smaller, tmp_path / "export", "")
-    assert list((tmp_path / "work").iterdir()) == [] and hash_file(weights) == before
+    assert list((tmp_path / "work").iterdir()) == [] and hash_path(bundle) == before
     assert (tmp_path / "export" / "model.safetensors").stat().st_size < size
     wanted = dict(Predictor(bundle).predict([photo], ["what color is it?"])[0]["top"])
     found = dict(VLP(tmp_path / "export").predict(photo, "what color is it?")["top"])
@@ -460,6 +460,12 @@ def test_command_exports_what_is_registered(
     unknown = run_in_process(project, "vlp", "export", "vqa", str(tmp_path / "x"), "--to", "onnx", check=False)
     assert unknown.returncode == 2 and "known: hf" in unknown.stderr
 
+    for options, message in (
+        (["--weights", "int4"], "known: float32, int8"),
+        (["--margin", "1"], "for --weights int8"),
+    ):
+        wrong = run_in_process(project, "vlp", "export", "vqa", str(tmp_path / "x"), *options, check=False)
+        assert wrong.returncode == 2 and message in wrong.stderr
     int8 = ["vlp", "export", "captioning", str(tmp_path / "int8"), "--weights", "int8"]
     few = run_in_process(project, *int8, check=False)
     assert few.returncode == 2 and "cannot be tested: CIDEr on test has no interval" in few.stderr

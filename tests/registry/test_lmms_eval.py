@@ -115,8 +115,8 @@ def test_arguments_name_a_version(given: dict[str, Any], request_: str) -> None:
         ({"version": "vqa", "pretrained": "export"}, "name either a registered version"),
         ({"verison": "vqa"}, "unknown argument `verison`; did you mean `version`"),
         ({"version": "vqa", "batch_size": "auto"}, "--batch_size auto: must be a whole number"),
-        ({"version": "champion"}, "version=champion: of which model"),
-        ({"version": 3}, "version=3: of which model"),
+        ({"version": "champion"}, "version=champion: name its model"),
+        ({"version": 3}, "version=3: name its model"),
     ],
 )
 def test_invalid_arguments_are_refused(given: dict[str, Any], message: str) -> None:

@@ -53,6 +53,8 @@ def export(
         raise ParamsError(f"vlp export: --to {to}: unknown layout; known: {', '.join(FORMATS)}")
     if weights not in WEIGHTS:
         raise ParamsError(f"vlp export: --weights {weights}: unknown; known: {', '.join(WEIGHTS)}")
+    if margin is not None and weights != "int8":
+        raise ParamsError("vlp export: --margin is for --weights int8")
     from contextlib import ExitStack
 
     from vlp_models.common.workspace import SEARCH, Workspace
@@ -64,9 +66,10 @@ def export(
     from vlp_models.registry.licenses import find_borrowed, hub_identifier
     from vlp_models.registry.versions import download_verified_bundle, resolve_version
     from vlp_models.serving.bundle import read_bundle_info
-    from vlp_models.serving.export import write_export
+    from vlp_models.serving.export import check_target, write_export
     from vlp_models.tasks.caption_search import CAPTIONS
 
+    check_target(Path(directory))
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)

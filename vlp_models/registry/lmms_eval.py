@@ -89,7 +89,7 @@ class ModelArgs:
         if not self.model:
             if self.version.isdecimal() or self.version in ALIASES:
                 raise ParamsError(
-                    f"--model_args: version={self.version}: of which model? Add model=vlp-captioning, for example"
+                    f"--model_args: version={self.version}: name its model, too, such as model=vlp-captioning"
                 )
             return self.version
         if not self.version:

@@ -53,8 +53,7 @@ def write_export(bundle: Path, directory: Path, card: str) -> None:
         CheckpointError: the bundle is damaged, or cannot compute the model's input from an image.
     """
     directory = directory.resolve()
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-        raise DataError(f"{directory}: already exists; name a new folder, or remove this one first")
+    check_target(directory)
     model = ImageModel(bundle)
     if model.task_model.request is None and model.task != "retrieval":
         raise CheckpointError(
@@ -76,6 +75,15 @@ def write_export(bundle: Path, directory: Path, card: str) -> None:
         (folder / CARD).write_text(card, encoding="utf-8")
         write_content(folder, [])
         ImageModel(folder)
+
+
+def check_target(directory: Path) -> None:
+    """
+    Raises:
+        DataError: `directory` exists and is not an empty folder.
+    """
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise DataError(f"{directory.resolve()}: already exists; name a new folder, or remove this one first")
 
 
 def check_library(folder: Path, source: str) -> None:
