@@ -6,6 +6,7 @@ tests/test_docs_commands.py runs the commands.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -108,6 +109,20 @@ def test_generated_pages_are_up_to_date(name: str, function: str) -> None:
         sys.path.pop(0)
     text = (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
     assert text == getattr(reference, function)(), "run `make docs`, and commit the page"
+
+
+def test_captions_of_the_demo_are_those_of_its_bundle() -> None:
+    from vlp_models.pipeline.run_bundle import open_bundle
+
+    lines = (
+        open_bundle(DOCS / "results" / "runs" / "tden-captioning.run.zip").files["predictions-test.jsonl"].splitlines()
+    )
+    captions = {record["image_id"]: record["caption"] for record in map(json.loads, lines)}
+    page = (DOCS / "get-started" / "demo.md").read_text(encoding="utf-8")
+    shown = re.findall(r"COCO_scenes_0*(\d+)\.png\t(.+)", page)
+    assert len(shown) == 3 and all(captions[f"scenes/{number}"] == caption for number, caption in shown)
+    (example,) = re.findall(r"^vlp caption .* # \.\.\. (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert example in dict(shown).values()
 
 
 @pytest.mark.parametrize("bundle", sorted((DOCS / "results" / "runs").glob("*.run.zip")), ids=lambda path: path.stem)

@@ -12,13 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from vlp_models.common.io import link_or_copy
+from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.evaluation.ranking import gate_rule
@@ -31,6 +32,8 @@ from vlp_models.registry.promotion.gate import Measurement, MetricSpec, measure
 from vlp_models.serving.bundle import CHECKPOINT, CODE, read_bundle_info, update_content
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import read_item_scores
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +94,10 @@ def compare_bundles(
     """
     rule = gate_rule(params, read_bundle_info(bundle).task or "")
     spec = MetricSpec(metric=rule.metric, split=params.promotion.split)
+    params = replace(params, evaluate=replace(params.evaluate, splits=[params.promotion.split]))
     found: list[Measurement] = []
-    for one in (bundle, other):
+    for one, weights in ((bundle, "float32"), (other, "8 bits")):
+        logger.info("evaluating with weights of %s", weights)
         with reevaluate_bundle(params, workspace, one, lineage, as_served=True) as folder:
             measured = measure(read_item_scores(folder / "items.parquet"), spec)
         if isinstance(measured, str):
