@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from caption_metrics import (
     FIXED_CORPUS,
     GROUP_OF,
-    Judgments,
     PairCounts,
     bootstrap,
     choose_metric,
@@ -30,11 +29,9 @@ from caption_metrics import (
     correlate,
     draw_pairs,
     main,
-    read_captions,
-    read_crowd,
-    read_expert,
     score_each,
 )
+from flickr8k_judgments import Judgments, read_captions, read_crowd, read_expert
 
 TOKENS = """\
 a.jpg#0\tA dog runs .
