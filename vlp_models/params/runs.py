@@ -108,7 +108,9 @@ class TrainerParams:
 
     launcher           local: this machine (Lightning). Otherwise an engine that starts the processes there, one
                        training at a time (`launchers`)
-    devices            per node
+    devices            per node; of a training on a CPU, processes
+    cpu_processes      with `reproducible: portable`, of a local training on a CPU with `devices: 1`: each computes a part
+                       of every batch. Another number gives other digits. One for a model with batch normalization
     precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
                        CPU with bfloat16 instructions (AMX, AVX512-BF16). A resumed run keeps its precision
     reproducible       portable: equal digits on every x86-64 processor with AVX2, with one thread per process. machine:
@@ -124,6 +126,7 @@ class TrainerParams:
     launcher: Literal["local", "torchrun", "slurm", "ray", "kubeflow"] = "local"
     accelerator: str = "auto"
     devices: PositiveInt = 1
+    cpu_processes: PositiveInt = 1
     precision: Literal["auto", "bf16-where-native", "32-true", "bf16-mixed"] = "auto"
     reproducible: Literal["machine", "portable"] = "machine"
     num_workers: NonNegativeInt = 0

@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from vlp_models.training.distributed import (
 )
 from vlp_models.training.log import LOG, read_log, truncate_log
 from vlp_models.training.module import LossFunction, TrainingModule
+from vlp_models.training.processes import count_processes, forked_processes
 from vlp_models.training.reporting import ProgressDisplay, Recorder, Tracker, TrackerSync
 from vlp_models.training.resume import CooperativeStop, ResumePoint, ResumePoints, newest_resume_point
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients
@@ -158,9 +159,26 @@ def fit(
         )
     _silence_lightning()
     torch.set_flush_denormal(True)
+    processes = count_processes(trainer, model)
+    trainer = replace(trainer, devices=max(trainer.devices, processes))
     set_threads(model, trainer)
     fix_batch_norm_gradients(model)  # `build_model` did it for the model; a task's head may have batch norms as well
+    with forked_processes(processes):
+        return _fit(model, loss, loaders, plan=plan, trainer=trainer, work=work, title=title, tracker=tracker)
 
+
+def _fit(
+    model: nn.Module,
+    loss: LossFunction,
+    loaders: Loaders,
+    *,
+    plan: Plan,
+    trainer: TrainerParams,
+    work: Path,
+    title: str,
+    tracker: Tracker | None,
+) -> FitResult:
+    """Train in this process, as one of `trainer.devices` times `trainer.num_nodes`."""
     start = newest_resume_point(work, tidy=is_main_process())
     chosen = choose_precision(trainer)
     precision = read_precision(start.path) if start else chosen  # a run keeps its precision on another machine

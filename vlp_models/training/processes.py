@@ -1,0 +1,137 @@
+"""Several processes of one training on a CPU, forked when the training starts.
+
+A process computes with one thread where digits must not depend on the machine (`trainer.reproducible: portable`), and
+small models gain little from more. So a CPU's cores are used by processes that each compute a part of every batch and
+average the gradients (DDP). A forked process shares what is in memory already, so it needs no second of imports.
+
+On GPUs, Lightning or a launcher starts the processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import nn
+
+from vlp_models.common.device import use_cuda
+from vlp_models.common.log import get_logger
+from vlp_models.errors import VLPError
+from vlp_models.params import TrainerParams
+
+logger = get_logger(__name__)
+
+PATIENCE = 20.0  # seconds that a forked process may take to end after this one
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def count_processes(params: TrainerParams, model: nn.Module) -> int:
+    """Return how many processes `fit` forks for a training, itself included.
+
+    `trainer.cpu_processes` holds for portable digits on one node with a CPU and `devices: 1`; otherwise threads use the
+    cores. A model with batch normalization, whose statistics processes can't exchange on a CPU, has one process. So on
+    CPUs the number depends on params.yaml alone, and so do the digits.
+    """
+    started = "RANK" in os.environ or "LOCAL_RANK" in os.environ
+    several = params.devices > 1 or params.num_nodes > 1 or params.strategy == "fsdp"
+    local = params.launcher == "local" and not started and not several
+    if not local or params.reproducible != "portable" or use_cuda(params.accelerator):
+        return 1
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        return 1
+    return params.cpu_processes
+
+
+@contextmanager
+def forked_processes(count: int) -> Iterator[None]:
+    """Run the block in `count` processes at once; only this one, rank 0, leaves it.
+
+    In the block, the environment has the rank for torch.distributed and Lightning. A forked process ends with the
+    block: with 0, or with 1 after an error, which it prints. It never returns, so it neither writes a result nor cleans
+    up what belongs to this process. If this process ends in whatever way, they end.
+    """
+    if count == 1:
+        yield
+        return
+    with _variables(count):
+        parent, children = os.getpid(), []
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for rank in range(1, count):
+            child = os.fork()
+            if child:
+                children.append(child)
+                continue
+            code = 1
+            try:
+                _die_with(parent)
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                yield
+                code = 0
+            except VLPError as error:
+                logger.error("process %d: %s", rank, error)
+            except SystemExit as end:
+                code = int(end.code or 0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        try:
+            yield
+            _wait_for(children)
+        finally:
+            _end(children)
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _variables(count: int) -> Iterator[None]:
+    """Set the environment variables of rank 0 for a group of `count` processes while the block runs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count}
+    group |= {"RANK": 0, "LOCAL_RANK": 0, "NODE_RANK": 0}
+    before = {name: os.environ.get(name) for name in group}
+    os.environ |= {name: str(value) for name, value in group.items()}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)  # Lightning removes some
+            if value is not None:
+                os.environ[name] = value
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, as after `kill -9` (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before
+            os._exit(1)
+
+
+def _wait_for(children: list[int]) -> None:
+    """Wait until forked processes have ended, but not longer than PATIENCE; remove those that did from the list."""
+    deadline = time.monotonic() + PATIENCE
+    while children and time.monotonic() < deadline:
+        children[:] = [child for child in children if os.waitpid(child, os.WNOHANG) == (0, 0)]
+        time.sleep(0.01)
+
+
+def _end(children: list[int]) -> None:
+    """Kill forked processes that still run. They write nothing, so nothing is lost."""
+    for child in children:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
