@@ -1,6 +1,6 @@
 """A training over two processes, started as a user would: run by test_distributed_fit.py.
 
-    python rank_fit.py FOLDER SETTINGS        Lightning starts the second process itself
+    python rank_fit.py FOLDER SETTINGS        Lightning starts the second process itself, or `fit` forks it
 
 FOLDER: a toy dataset; SETTINGS: JSON, what `Toy.fit` takes, `config`, what `Toy.model` takes (or `tokens`: true for
 the model of token_toys.py), and `signal`, what
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,26 @@ from vlp_models.errors import VLPError
 
 
 class SignalAt:
-    """A tracker that sends a real signal once update `step` is saved, to some ranks or to the whole process group."""
+    """A tracker that sends a real signal once update `step` is saved, to some ranks or to the whole process group.
 
-    def __init__(self, work: Path, step: int, number: int, to: list[int] | str) -> None:
+    stopped: ranks that are stopped before, so that they can't end by themselves.
+    """
+
+    def __init__(self, work: Path, step: int, number: int, to: list[int] | str, stopped: Sequence[int] = ()) -> None:
         self.work = work
         self.checkpoint = work / f"step-{step:08d}.ckpt"
         self.number = number
         self.to = to
+        self.stopped = stopped
 
     def sync(self, log: Path) -> None:
         if not self.checkpoint.exists():
             return
+        forked = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if not (self.work / "pid-1").exists():
+            (self.work / "pid-1").write_text(forked[0])
+        for rank in self.stopped:
+            os.kill(int((self.work / f"pid-{rank}").read_text()), signal.SIGSTOP)
         if self.to == "group":
             os.killpg(os.getpgrp(), self.number)
         for rank in self.to if isinstance(self.to, list) else []:
@@ -56,8 +67,8 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
         settings["objectives"] = WEIGHTS
     else:
         model = toy.model(**config)
-    signal = settings.pop("signal", None)
-    tracker = SignalAt(work, **signal) if signal else None
+    wanted = settings.pop("signal", None)
+    tracker = SignalAt(work, **wanted) if wanted else None
     model, result = toy.fit(work, model, tracker=tracker, **{"devices": 2, **settings})
     save_file(model.state_dict(), work / f"weights-{0 if result.is_main else 1}.safetensors")
     if result.is_main:

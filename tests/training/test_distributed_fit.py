@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,15 @@ from rank_runs import result, run
 from toy_dataset import Toy, untimed, write_shards, write_tokenizer
 
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import ParamsError
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import TrainerParams
+from vlp_models.training.processes import count_processes, forked_processes
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 EVERYTHING = {"optimizer": {"muon_lr": 3e-3, "clip_norm": 0.5}, "ema_decay": 0.9, "batch_size": 6}
 STEPS = 16
+FORKED = {"devices": 1, "cpu_processes": 2, "reproducible": "portable"}  # `fit` forks the second process
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +128,69 @@ def whole(root: Path) -> tuple[dict[str, torch.Tensor], int, list[dict[str, Any]
     return result(root, "whole")
 
 
-def ends_the_same(root: Path, work: str, whole: Any, step: int, launcher: list[str] | None = None) -> None:
-    code, stderr = run(root, work, launcher, **EVERYTHING)
+def ends_the_same(
+    root: Path, work: str, whole: Any, step: int, launcher: list[str] | None = None, **settings: Any
+) -> None:
+    code, stderr = run(root, work, launcher, **EVERYTHING, **settings)
     assert code == 0, stderr
-    weights, resumed_from, rows = result(root, work)
+    weights, resumed_from, rows = result(root, work, settings.get("devices", 2))
     assert resumed_from == step
     assert rows == whole[2]
     assert all(torch.equal(weights[name], weight) for name, weight in whole[0].items())
+
+
+def test_forked_processes_train_as_those_that_lightning_starts(root: Path, whole: Any) -> None:
+    """Bitwise, after a stop signal to either process and a kill of either process."""
+    for number, to in ((signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGKILL, 0), (signal.SIGKILL, 1)):
+        work = f"forked-{number}-{to}"
+        code, stderr = run(root, work, signal={"step": 6, "number": number, "to": [to]}, **EVERYTHING, **FORKED)
+        wanted = 75 if number != signal.SIGKILL or to == 1 else -signal.SIGKILL
+        assert code == wanted, stderr
+        assert "is saved, the same command resumes" in stderr or number == signal.SIGKILL
+        assert "process of this run has ended" in stderr or (number, to) != (signal.SIGKILL, 1)
+        points = sorted(path.name for path in (root / work).glob("*.ckpt"))
+        ends_the_same(root, work, whole, int(points[-1][5:13]), **FORKED)
+
+
+def test_forked_processes_end_with_the_first(root: Path) -> None:
+    """After `kill -9` of the first, the kernel kills the others."""
+    end = {"step": 6, "number": signal.SIGKILL, "to": [0], "stopped": [1]}
+    assert run(root, "orphan", signal=end, **EVERYTHING, **FORKED)[0] == -signal.SIGKILL
+    child = int((root / "orphan" / "pid-1").read_text())
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_an_error_in_a_forked_process_is_printed_and_stops_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="the first lost the second"), forked_processes(2):
+        if os.environ["RANK"] == "1":
+            raise DataError("shard 7 is damaged")
+        time.sleep(0.5)
+        raise RuntimeError("the first lost the second")
+    assert "process 1: shard 7 is damaged" in capfd.readouterr().err
+    assert "RANK" not in os.environ
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, 3),
+        ({"reproducible": "machine"}, 1),  # threads use the cores
+        ({"devices": 2}, 1),
+        ({"launcher": "torchrun"}, 1),
+        ({"strategy": "fsdp"}, 1),
+    ],
+)
+def test_processes_of_a_cpu(settings: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = replace(TrainerParams(accelerator="cpu", cpu_processes=3, reproducible="portable"), **settings)
+    assert count_processes(params, torch.nn.Linear(2, 2)) == count
+    assert count_processes(params, torch.nn.BatchNorm2d(2)) == 1
+    monkeypatch.setenv("RANK", "0")
+    assert count_processes(params, torch.nn.Linear(2, 2)) == 1
 
 
 @pytest.mark.long
