@@ -111,7 +111,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
         rpn_pre_nms_top_n_train=256,
         rpn_pre_nms_top_n_test=256,
         rpn_post_nms_top_n_train=96,
-        rpn_post_nms_top_n_test=96,
+        rpn_post_nms_top_n_test=64,
         rpn_batch_size_per_image=128,
         box_roi_pool=SeparableRoIAlign(config.roi_size, sampling_ratio=2, stride=STRIDE),
         box_head=_BoxHead(backbone.out_channels * config.roi_size**2, config.feature_dim),
