@@ -16,7 +16,7 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients, is_misread
 from vlp_models.vision.detector import DetectorConfig, build_detector
 from vlp_models.vision.small_backbone import SmallBackbone
-from vlp_models.vision.training import LabeledImage, TrainingOptions, fit
+from vlp_models.vision.training import LabeledImage, TrainingOptions, backward_of, fit
 
 Gradients = list[Tensor]
 NONE = np.zeros(0, np.float32)
@@ -146,5 +146,5 @@ def test_training_loop_of_detectors_and_warm_up_fixes_what_it_trains() -> None:
     options = TrainingOptions(steps=1, batch_size=1, lr=1e-3, seed=0)
     image = LabeledImage(image_id="a", path=Path("a"), width=1, height=1, boxes=NONE, labels=NONE, words=NONE)
     loss = {"sum": torch.stack([parameter.sum() for parameter in detector.parameters()]).sum()}
-    fit(detector, lambda batch: loss, [image], options, what="the detector", lr_key="detector.lr")
+    fit(detector, lambda batch: backward_of(loss), [image], options, what="the detector", lr_key="detector.lr")
     assert all_fixed(detector)

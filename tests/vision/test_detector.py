@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_detector import CLASSES, CONFIG, train
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.ops import MultiScaleRoIAlign
 
 from vlp_models.errors import CheckpointError, NonFiniteLossError
-from vlp_models.vision.detector import PUBLISHED, SeparableRoIAlign, build_detector, configure
+from vlp_models.vision import training
+from vlp_models.vision.detector import PUBLISHED, SeededSampler, SeparableRoIAlign, build_detector, configure
 from vlp_models.vision.detector_checkpoint import (
     Detector,
     load_detector,
@@ -21,6 +24,7 @@ from vlp_models.vision.detector_checkpoint import (
     save_detector,
     save_no_detector,
 )
+from vlp_models.vision.image_io import one_thread
 from vlp_models.vision.training import LabeledImage, TrainingResult, average_precision
 
 
@@ -43,6 +47,102 @@ def test_average_precision_detects_wrong_classes(
 def test_same_seed_gives_same_weights(drawings: list[LabeledImage]) -> None:
     one, two = (train(drawings, steps=3, flip=True)[0].model.state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("batch_size", [4, 3])
+def test_one_and_two_processors_give_the_same_weights(
+    drawings: list[LabeledImage], monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    monkeypatch.setattr(training, "is_portable", lambda: True)
+    found = []
+    with one_thread():  # for an operation, as in portable mode
+        for processors in (1, 2):
+            monkeypatch.setattr(training, "cpu_count", lambda most, count=processors: min(most, count))
+            detector, result = train(drawings, steps=6, batch_size=batch_size, flip=True)
+            found.append((detector.model.state_dict(), result.losses))
+    (one, losses), (two, others) = found
+    assert losses == others
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_halves_are_computed_at_the_same_time(drawings: list[LabeledImage], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "is_portable", lambda: True)
+    monkeypatch.setattr(training, "cpu_count", lambda most: most)
+    both = Barrier(2, timeout=30)  # breaks unless two threads are at it
+    read = training.read_image
+
+    def read_together(path: Path, width: int, height: int) -> torch.Tensor:
+        both.wait()
+        return read(path, width, height)
+
+    monkeypatch.setattr(training, "read_image", read_together)
+    train(drawings, steps=2)
+
+
+def test_processors_are_used_one_at_a_time_without_portable_mode(
+    drawings: list[LabeledImage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "is_portable", lambda: False)
+    threads = set()
+    read = training.read_image
+
+    def noting(path: Path, width: int, height: int) -> torch.Tensor:
+        threads.add(get_ident())
+        return read(path, width, height)
+
+    monkeypatch.setattr(training, "read_image", noting)
+    train(drawings, steps=2)
+    assert threads == {get_ident()}
+
+
+def test_loss_and_gradients_of_a_batch_are_the_means_of_its_halves(drawings: list[LabeledImage]) -> None:
+    """Weighted by their images; the samplers take every proposal, so nothing is drawn."""
+    torch.manual_seed(0)
+    model = build_detector(CONFIG, len(CLASSES)).train()
+    for part in (model.rpn, model.roi_heads):
+        part.fg_bg_sampler.batch_size_per_image, part.fg_bg_sampler.positive_fraction = 10_000, 0.5
+    batch = [(image, False) for image in drawings[:3]]
+    alone = []
+    for half in (batch[:2], batch[2:]):
+        copy = build_detector(CONFIG, len(CLASSES)).train()
+        copy.load_state_dict(model.state_dict())
+        for part in (copy.rpn, copy.roi_heads):
+            part.fg_bg_sampler.batch_size_per_image, part.fg_bg_sampler.positive_fraction = 10_000, 0.5
+        losses = training.backward_of(copy(*training._load_examples(half, torch.device("cpu"))))
+        alone.append((losses, copy))
+    with training._Halves(model, 0, torch.device("cpu")) as halves:
+        losses = halves.backward(batch)
+    for name, value in losses.items():
+        assert value == pytest.approx((2 * alone[0][0][name] + alone[1][0][name]) / 3, rel=1e-5)
+    for own, first, second in zip(model.parameters(), *(half.parameters() for _, half in alone), strict=True):
+        torch.testing.assert_close(own.grad, (2 * first.grad + second.grad) / 3, rtol=1e-3, atol=1e-4)
+    for own, first, second in zip(model.buffers(), *(half.buffers() for _, half in alone), strict=True):
+        torch.testing.assert_close(own, (first + second) / 2 if own.is_floating_point() else first)
+
+
+def test_a_batch_of_one_image_is_not_divided(drawings: list[LabeledImage]) -> None:
+    _, result = train(drawings, steps=3, batch_size=1)
+    assert np.isfinite(result.losses["loss"])
+
+
+def test_sampler_chooses_as_torchvisions_does() -> None:
+    theirs = BalancedPositiveNegativeSampler(8, 0.25)
+    ours = SeededSampler(theirs, torch.Generator().manual_seed(1))
+    matched = [
+        torch.tensor([-1] * 5 + [0] * negatives + [1, 2, 3][:positives])
+        for negatives, positives in [(20, 3), (20, 1), (3, 3), (0, 0)]
+    ]
+    for number, masks in enumerate(zip(*theirs(matched), *ours(matched), strict=True)):
+        positive, negative, own_positive, own_negative = masks
+        assert (own_positive.sum(), own_negative.sum()) == (positive.sum(), negative.sum())
+        assert (matched[number][own_positive.bool()] > 0).all()
+        assert (matched[number][own_negative.bool()] == 0).all()
+    before = torch.get_rng_state()
+    again = SeededSampler(theirs, torch.Generator().manual_seed(1))
+    first = SeededSampler(theirs, torch.Generator().manual_seed(1))(matched)
+    for one, two in zip(first, again(matched), strict=True):
+        assert all(map(torch.equal, one, two))
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_non_finite_loss_names_the_images(drawings: list[LabeledImage]) -> None:

@@ -14,6 +14,7 @@ from vlp_models.params import DetectorBackbone
 from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 from vlp_models.vision.torchvision_parts import (
     AnchorGenerator,
+    BalancedPositiveNegativeSampler,
     FasterRCNN,
     FastRCNNPredictor,
     GeneralizedRCNNTransform,
@@ -110,7 +111,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
         rpn_pre_nms_top_n_train=256,
         rpn_pre_nms_top_n_test=256,
         rpn_post_nms_top_n_train=96,
-        rpn_post_nms_top_n_test=96,
+        rpn_post_nms_top_n_test=64,
         rpn_batch_size_per_image=128,
         box_roi_pool=SeparableRoIAlign(config.roi_size, sampling_ratio=2, stride=STRIDE),
         box_head=_BoxHead(backbone.out_channels * config.roi_size**2, config.feature_dim),
@@ -165,6 +166,41 @@ class _WordHeads(RoIHeads):
         words = torch.cat([target["words"][rows] for target, rows in zip(targets, matched, strict=True)])[object_rows]
         loss = F.binary_cross_entropy_with_logits(self.word_predictor(box_features[object_rows]), words)
         return [], {"loss_classifier": classifier, "loss_box_reg": box_reg, "loss_words": WORDS_WEIGHT * loss}
+
+
+class SeededSampler:
+    """torchvision's `BalancedPositiveNegativeSampler`, with a random generator of its own instead of the global one.
+
+    It takes at most `positive_fraction` of an image's samples from the positive ones, and fills up with negative ones.
+
+    Args:
+        like: has `batch_size_per_image` and `positive_fraction`.
+        generator: of the CPU.
+    """
+
+    def __init__(self, like: BalancedPositiveNegativeSampler, generator: torch.Generator) -> None:
+        self._samples = like.batch_size_per_image
+        self._positives = int(like.batch_size_per_image * like.positive_fraction)
+        self._generator = generator
+
+    def __call__(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return, for each image, the masks of the positive and of the negative samples, uint8 [N].
+
+        matched: of each image, [N]: above 0 for a positive one, 0 for a negative one, -1 for one not to be used.
+        """
+        positive, negative = [], []
+        for matched_N in matched:
+            positive.append(self._choose(matched_N >= 1, self._positives))
+            negative.append(self._choose(matched_N == 0, self._samples - int(positive[-1].sum())))
+        return positive, negative
+
+    def _choose(self, allowed_N: Tensor, most: int) -> Tensor:
+        """Return a mask of at most `most` of the allowed positions, uint8 [N]."""
+        positions = allowed_N.nonzero().flatten()
+        order = torch.randperm(len(positions), generator=self._generator)[:most]
+        mask_N = torch.zeros_like(allowed_N, dtype=torch.uint8)
+        mask_N[positions[order.to(positions.device)]] = 1
+        return mask_N
 
 
 class _Resize(GeneralizedRCNNTransform):

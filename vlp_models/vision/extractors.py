@@ -49,9 +49,15 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
 
 def open_source(settings: Mapping[str, Any], directory: Path, root: Path, device: str = "cpu") -> ImageRegionSource:
     """Return the extractor's `RegionSource` over the image files below `root`."""
-    from vlp_models.vision.detector_regions import DetectorSource
-    from vlp_models.vision.simple_regions import GridSource
-    from vlp_models.vision.timm_backbone import CellSource
+    extractor = open_extractor(settings, directory, device)
+    if settings["source"] == "grid":
+        from vlp_models.vision.simple_regions import GridSource
 
-    kinds: dict[str, type[ImageRegionSource]] = {"detector": DetectorSource, "timm": CellSource, "grid": GridSource}
-    return kinds[settings["source"]](open_extractor(settings, directory, device), root)
+        return GridSource(extractor, root)
+    if settings["source"] == "timm":  # timm's import takes two seconds, so only where it is used
+        from vlp_models.vision.timm_backbone import CellSource
+
+        return CellSource(extractor, root)
+    from vlp_models.vision.detector_regions import DetectorSource
+
+    return DetectorSource(extractor, root)

@@ -54,6 +54,7 @@ def without_compiler() -> Iterator[None]:
 with without_compiler():
     from torchvision.models import get_model, get_model_weights
     from torchvision.models.detection import FasterRCNN, FasterRCNN_ResNet50_FPN_Weights
+    from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
     from torchvision.models.detection.anchor_utils import AnchorGenerator
     from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
     from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
@@ -62,6 +63,7 @@ with without_compiler():
 
 __all__ = [
     "AnchorGenerator",
+    "BalancedPositiveNegativeSampler",
     "FastRCNNPredictor",
     "FasterRCNN",
     "FasterRCNN_ResNet50_FPN_Weights",

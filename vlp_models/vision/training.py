@@ -6,10 +6,12 @@ On a CPU, the same seed, data and thread count give the same weights.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,9 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.device import cpu_count
+from vlp_models.common.portable import is_portable
 from vlp_models.common.progress import progress_bar
 from vlp_models.errors import NonFiniteLossError
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients
+from vlp_models.vision.detector import SeededSampler
 from vlp_models.vision.image_io import read_image
 from vlp_models.vision.region_source import object_words
 from vlp_models.vision.torchvision_parts import FasterRCNN
@@ -119,7 +124,7 @@ class TrainingResult:
 
 def fit(
     model: nn.Module,
-    losses_of: Callable[[FlipBatch], dict[str, Tensor]],
+    backward: Callable[[FlipBatch], Mapping[str, float]],
     images: Sequence[LabeledImage],
     options: TrainingOptions,
     *,
@@ -129,7 +134,7 @@ def fit(
     """Run `options.steps` updates of AdamW on the sum of the losses.
 
     Args:
-        losses_of: returns a batch's losses by name.
+        backward: adds the gradients of a batch's losses to those of the parameters, and returns the losses by name.
         what: name of the model, for the progress bar and errors.
         lr_key: the key in params.yaml to lower if training diverges.
 
@@ -144,21 +149,20 @@ def fit(
     start = time.perf_counter()
     with progress_bar(f"training {what}", options.steps, "steps") as bar:
         for batch in batches(images, options):
-            losses = losses_of(batch)
-            total = torch.stack(list(losses.values())).sum()
-            if not torch.isfinite(total):
+            optimizer.zero_grad(set_to_none=True)
+            losses = backward(batch)
+            total = sum(losses.values())
+            if not math.isfinite(total):
                 raise NonFiniteLossError(
-                    f"training {what}: the loss is {total.item()} at step {len(history) + 1}, on images "
+                    f"training {what}: the loss is {total} at step {len(history) + 1}, on images "
                     f"{', '.join(image.image_id for image, _ in batch)}; lower {lr_key}"
                 )
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm)
             optimizer.step()
             schedule.step()
-            history.append({"loss": total.item(), **{name: value.item() for name, value in losses.items()}})
+            history.append({"loss": total, **losses})
             speed = len(history) * options.batch_size / (time.perf_counter() - start)
-            bar.advance(f"loss {history[-1]['loss']:.3f}, {speed:.0f} images/s")
+            bar.advance(f"loss {total:.3f}, {speed:.0f} images/s")
     seconds = time.perf_counter() - start
     last = history[-max(1, len(history) // 10) :]
     return TrainingResult(
@@ -166,6 +170,12 @@ def fit(
         images_per_second=round(options.steps * options.batch_size / seconds, 1),
         seconds=round(seconds, 1),
     )
+
+
+def backward_of(losses: Mapping[str, Tensor], weight: float = 1.0) -> dict[str, float]:
+    """Add the gradients of the losses, each times `weight`, to those of the parameters; return the losses."""
+    (weight * torch.stack(list(losses.values())).sum()).backward()
+    return {name: value.item() for name, value in losses.items()}
 
 
 def batches(images: Sequence[LabeledImage], options: TrainingOptions) -> Iterator[FlipBatch]:
@@ -209,29 +219,87 @@ def train_detector(
         NonFiniteLossError: before the step, with the ids of the batch's images.
         DataError: an image can't be read.
     """
-    torch.manual_seed(options.seed)  # torchvision samples proposals from the global generator
     model.to(device, memory_format=torch.channels_last).train()  # the fastest layout for convolutions
-
-    def losses(batch: FlipBatch) -> dict[str, Tensor]:
-        pixels: list[Tensor] = []
-        targets: list[dict[str, Tensor]] = []
-        for image, flip in batch:
-            tensor = read_image(image.path, image.width, image.height).to(device).float() / 255
-            boxes = torch.as_tensor(image.boxes, dtype=torch.float32, device=device)
-            if flip:
-                tensor = tensor.flip(-1)
-                x1, y1, x2, y2 = boxes.unbind(1)
-                boxes = torch.stack([image.width - x2, y1, image.width - x1, y2], dim=1)
-            pixels.append(tensor)
-            labels = torch.as_tensor(image.labels, dtype=torch.int64, device=device)
-            words = torch.as_tensor(image.words, dtype=torch.float32, device=device)
-            targets.append({"boxes": boxes, "labels": labels, "words": words})
-        computed: dict[str, Tensor] = model(pixels, targets)
-        return computed
-
-    result = fit(model, losses, images, options, what="the detector", lr_key="detector.lr")
+    fix_batch_norm_gradients(model)
+    with _Halves(model, options.seed, device) as halves:
+        result = fit(model, halves.backward, images, options, what="the detector", lr_key="detector.lr")
     model.to(memory_format=torch.contiguous_format).eval()
     return result
+
+
+class _Halves:
+    """A detector and a copy of it with the same parameters, which compute one half of every batch each.
+
+    In portable mode (common/portable.py), where an operation has one thread, two processors compute the halves at the
+    same time. One processor computes the first half, then the second, with the same results, bit for bit: a half has
+    its own random generator, its own gradients and its own statistics of batch norm.
+
+    torchvision's losses are means over a batch's samples; here the mean over the halves, weighted by their images.
+    Batch norm normalizes a half by its own statistics, as if it were on a device of its own; the running statistics
+    are the means of the halves'. A batch of one image has one half.
+    """
+
+    def __init__(self, model: FasterRCNN, seed: int, device: torch.device) -> None:
+        self._models = [model, copy.deepcopy(model)]
+        for own, first in zip(self._models[1].parameters(), model.parameters(), strict=True):
+            own.data = first.data
+        for number, half in enumerate(self._models):
+            generator = torch.Generator().manual_seed(2 * seed + number)
+            for part in (half.rpn, half.roi_heads):
+                part.fg_bg_sampler = SeededSampler(part.fg_bg_sampler, generator)
+        self._device = device
+        threads = cpu_count(2) if is_portable() and device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_flush_denormal, initargs=(True,))
+        self._map = map if threads == 1 else self._pool.map
+
+    def __enter__(self) -> _Halves:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown()
+
+    def backward(self, batch: FlipBatch) -> dict[str, float]:
+        """Leave the gradients of the batch's losses in the parameters of the model; return the losses."""
+        middle = (len(batch) + 1) // 2
+        halves = [half for half in (batch[:middle], batch[middle:]) if half]
+        weights = [len(half) / len(batch) for half in halves]
+        losses = list(self._map(self._backward_half, self._models, halves, weights))
+        if len(halves) == 2:
+            self._merge()
+        return {name: sum(w * half[name] for w, half in zip(weights, losses, strict=True)) for name in losses[0]}
+
+    def _backward_half(self, model: FasterRCNN, half: FlipBatch, weight: float) -> dict[str, float]:
+        return backward_of(model(*_load_examples(half, self._device)), weight)
+
+    def _merge(self) -> None:
+        """Add the copy's gradients to the model's, and give both the means of their running statistics."""
+        first, second = self._models
+        for own, other in zip(first.parameters(), second.parameters(), strict=True):
+            if own.grad is not None:
+                own.grad += other.grad
+            other.grad = None
+        for own, other in zip(first.buffers(), second.buffers(), strict=True):
+            if own.is_floating_point():
+                own.add_(other).div_(2)
+                other.copy_(own)
+
+
+def _load_examples(batch: FlipBatch, device: torch.device) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Return the images, float32 [3, H, W] from 0 to 1, and their targets: boxes, labels and words."""
+    pixels: list[Tensor] = []
+    targets: list[dict[str, Tensor]] = []
+    for image, flip in batch:
+        tensor = read_image(image.path, image.width, image.height).to(device).float() / 255
+        boxes = torch.as_tensor(image.boxes, dtype=torch.float32, device=device)
+        if flip:
+            tensor = tensor.flip(-1)
+            x1, y1, x2, y2 = boxes.unbind(1)
+            boxes = torch.stack([image.width - x2, y1, image.width - x1, y2], dim=1)
+        pixels.append(tensor)
+        labels = torch.as_tensor(image.labels, dtype=torch.int64, device=device)
+        words = torch.as_tensor(image.words, dtype=torch.float32, device=device)
+        targets.append({"boxes": boxes, "labels": labels, "words": words})
+    return pixels, targets
 
 
 def average_precision(

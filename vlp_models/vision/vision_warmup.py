@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import PixelInput, collate_pixels, place_boxes, random_box
 from vlp_models.vision.image_io import read_image
-from vlp_models.vision.training import FlipBatch, LabeledImage, TrainingOptions, TrainingResult, fit
+from vlp_models.vision.training import FlipBatch, LabeledImage, TrainingOptions, TrainingResult, backward_of, fit
 
 Example = tuple[Image.Image, NDArray[np.float32], NDArray[np.float32]]  # image, its boxes in pixels, their words
 
@@ -78,12 +78,12 @@ def warm_up_vision(
 
     rng = np.random.default_rng([options.seed, 1])
 
-    def losses(batch: FlipBatch) -> dict[str, Tensor]:
+    def backward(batch: FlipBatch) -> dict[str, float]:
         examples = [_load_example(image, flip, crop, rng) for image, flip in batch]
         states_KD, targets_KW = _encode_cells(encoder, examples, device)
-        return {"words": F.binary_cross_entropy_with_logits(head(states_KD), targets_KW)}
+        return backward_of({"words": F.binary_cross_entropy_with_logits(head(states_KD), targets_KW)})
 
-    result = fit(learner, losses, images, options, what="the vision encoder", lr_key=lr_key)
+    result = fit(learner, backward, images, options, what="the vision encoder", lr_key=lr_key)
     learner.eval()
     f1 = _mean_f1(encoder, head, held_out, options.batch_size, device) if held_out else None
     encoder.model.to("cpu")
