@@ -32,7 +32,7 @@ from vlp_models.synthetic.scenes.captions import Noise, alt_text, write_captions
 from vlp_models.synthetic.scenes.entailment import write_hypotheses
 from vlp_models.synthetic.scenes.image_pairs import write_pairs
 from vlp_models.synthetic.scenes.language import split_words
-from vlp_models.synthetic.scenes.questions import Balance, annotate, choose
+from vlp_models.synthetic.scenes.questions import Balance, Question, annotate, choose
 from vlp_models.synthetic.scenes.scene import CATEGORIES, Scene, render, sample_scene
 from vlp_models.synthetic.scenes.vcr import write_vcr
 
@@ -72,6 +72,9 @@ class _Job:
         return np.random.default_rng([self.seed, SPLITS.index(self.split), self.number, _STREAMS[stream]])
 
 
+_Asked = list[tuple[Question, list[dict[str, str | int]]]]  # the questions about one image, with their answers
+
+
 def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
     """Write a dataset of scenes into `directory`; return the number of items of each kind.
 
@@ -94,23 +97,22 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
         )
         for image_id, (split, number) in enumerate(sizes, start=1)
     ]
-    scenes = []
+    scenes: list[Scene] = []
+    texts: list[list[str]] = []
+    asked: list[_Asked] = []
+    balances = {split: Balance() for split in SPLITS}
     with progress_bar("drawing scenes", len(jobs), "images") as bar:
-        for scene in _render_all(jobs):
+        for job, scene in zip(jobs, _render_all(jobs), strict=True):
             scenes.append(scene)
+            if params.generator != "web":  # while other processes draw the next images
+                texts.append(write_captions(scene, job.rng("captions"), params.misspelled))
+                asked.append(_ask(job, scene, params.questions_per_image, balances[job.split]))
             bar.advance()
     if params.generator == "web":
         texts = _write_alt_texts(jobs, scenes, Noise.of(params), directory)
-    else:
-        texts = [
-            write_captions(scene, job.rng("captions"), params.misspelled)
-            for job, scene in zip(jobs, scenes, strict=True)
-        ]
     _write_captions(jobs, texts, directory)
     boxes = _write_instances(jobs, scenes, directory)
-    questions = (
-        0 if params.generator == "web" else _write_questions(jobs, scenes, params.questions_per_image, directory)
-    )
+    questions = 0 if params.generator == "web" else _write_questions(jobs, asked, directory)
     choices = 0
     if params.vcr_per_image:
         pictures = [(scene, job.rng("vcr"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
@@ -264,20 +266,24 @@ def _write_instances(jobs: list[_Job], scenes: list[Scene], directory: Path) -> 
     return len(annotations)
 
 
-def _write_questions(jobs: list[_Job], scenes: list[Scene], per_image: int, directory: Path) -> int:
+def _ask(job: _Job, scene: Scene, number: int, balance: Balance) -> _Asked:
+    """Return the questions about one image, each with the answers of ten annotators."""
+    rng = job.rng("questions")
+    return [(question, annotate(question, rng)) for question in choose(scene, number, balance, rng)]
+
+
+def _write_questions(jobs: list[_Job], asked: list[_Asked], directory: Path) -> int:
     """Write VQA v2 questions and annotations."""
     questions, annotations = [], []
-    balances = {split: Balance() for split in SPLITS}
-    for job, scene in zip(jobs, scenes, strict=True):
-        rng = job.rng("questions")
-        for number, question in enumerate(choose(scene, per_image, balances[job.split], rng)):
+    for job, of_image in zip(jobs, asked, strict=True):
+        for number, (question, answers) in enumerate(of_image):
             question_id = job.image_id * 1000 + number
             questions.append({"image_id": job.image_id, "question": question.text, "question_id": question_id})
             annotations.append(
                 {
                     "question_type": question.kind,
                     "multiple_choice_answer": question.answer,
-                    "answers": annotate(question, rng),
+                    "answers": answers,
                     "image_id": job.image_id,
                     "answer_type": question.answer_type,
                     "question_id": question_id,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vlp_models.synthetic.scenes.language import Description
 from vlp_models.synthetic.scenes.scene import (
     COLORS,
     MAX_OBJECTS,
@@ -54,15 +53,17 @@ class Question:
 
 def exists(scene: Scene) -> list[Question]:
     """Is there a red star?"""
-    kinds = [Description(shape=shape, color=color) for shape in SHAPES for color in COLORS]
-    return [_yes_no(f"Is there a {k.color} {k.shape}?", bool(k.find_in(scene)), "is there a") for k in kinds]
+    counts = _count(scene, "category")
+    kinds = [f"{color} {shape}" for shape in SHAPES for color in COLORS]
+    return [_yes_no(f"Is there a {kind}?", counts[kind] > 0, "is there a") for kind in kinds]
 
 
 def exists_any(scene: Scene) -> list[Question]:
     """Are there any stars? Are there any red objects?"""
-    asked = [(f"{shape}s", Description(shape=shape)) for shape in SHAPES]
-    asked += [(f"{color} objects", Description(color=color)) for color in COLORS]
-    return [_yes_no(f"Are there any {noun}?", bool(what.find_in(scene)), "are there any") for noun, what in asked]
+    shapes, colors = _count(scene, "shape"), _count(scene, "color")
+    asked = [(f"{shape}s", shapes[shape]) for shape in SHAPES]
+    asked += [(f"{color} objects", colors[color]) for color in COLORS]
+    return [_yes_no(f"Are there any {noun}?", count > 0, "are there any") for noun, count in asked]
 
 
 def verify_color(scene: Scene) -> list[Question]:
@@ -93,7 +94,7 @@ def size_of(scene: Scene) -> list[Question]:
 
 def compare(scene: Scene) -> list[Question]:
     """Are there more stars than circles?"""
-    counts = {shape: len(Description(shape=shape).find_in(scene)) for shape in SHAPES}
+    counts = _count(scene, "shape")
     return [
         _yes_no(f"Are there more {a}s than {b}s?", counts[a] > counts[b], "are there more")
         for a in SHAPES
@@ -115,30 +116,21 @@ def verify_relation(scene: Scene) -> list[Question]:
 
 def count_shape(scene: Scene) -> list[Question]:
     """How many stars are there? From 0 to 4."""
-    return [
-        _number(f"How many {shape}s are there?", len(Description(shape=shape).find_in(scene)), range(5))
-        for shape in SHAPES
-        if len(Description(shape=shape).find_in(scene)) <= 4
-    ]
+    counts = _count(scene, "shape")
+    return [_number(f"How many {o}s are there?", counts[o], range(5)) for o in SHAPES if counts[o] <= 4]
 
 
 def count_color(scene: Scene) -> list[Question]:
     """How many red objects are there? From 0 to 4."""
-    return [
-        _number(f"How many {color} objects are there?", len(Description(color=color).find_in(scene)), range(5))
-        for color in COLORS
-        if len(Description(color=color).find_in(scene)) <= 4
-    ]
+    counts = _count(scene, "color")
+    return [_number(f"How many {o} objects are there?", counts[o], range(5)) for o in COLORS if counts[o] <= 4]
 
 
 def count_both(scene: Scene) -> list[Question]:
     """How many red stars are there? From 0 to 3."""
-    kinds = [Description(shape=shape, color=color) for shape in SHAPES for color in COLORS]
-    return [
-        _number(f"How many {k.color} {k.shape}s are there?", len(k.find_in(scene)), range(4))
-        for k in kinds
-        if len(k.find_in(scene)) <= 3
-    ]
+    counts = _count(scene, "category")
+    kinds = [f"{color} {shape}" for shape in SHAPES for color in COLORS]
+    return [_number(f"How many {kind}s are there?", counts[kind], range(4)) for kind in kinds if counts[kind] <= 3]
 
 
 def count_all(scene: Scene) -> list[Question]:
@@ -278,6 +270,11 @@ def _number(text: str, answer: int, options: range) -> Question:
 
 def _other(text: str, answer: str, kind: str, options: tuple[str, ...]) -> Question:
     return Question(text=text, answer=answer, kind=kind, options=options)
+
+
+def _count(scene: Scene, attribute: str) -> Counter[str]:
+    """Return how many objects have each value of an attribute."""
+    return Counter(getattr(item, attribute) for item in scene.objects)
 
 
 def find_unique(scene: Scene, *attributes: str) -> list[SceneObject]:
