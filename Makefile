@@ -134,6 +134,7 @@ wheel: install
 
 docs: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-docs.lock
+	@python docs/_ext/figures.py --check
 	@python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --builder html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
