@@ -54,7 +54,7 @@ def open_source(settings: Mapping[str, Any], directory: Path, root: Path, device
         from vlp_models.vision.simple_regions import GridSource
 
         return GridSource(extractor, root)
-    if settings["source"] == "timm":  # timm's import takes two seconds, so only where it is used
+    if settings["source"] == "timm":  # its import takes two seconds
         from vlp_models.vision.timm_backbone import CellSource
 
         return CellSource(extractor, root)

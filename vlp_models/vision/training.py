@@ -1,6 +1,7 @@
 """Labeled images, and the training loop for detectors and vision warm-up: one plain loop of a few minutes.
 
-On a CPU, the same seed, data and thread count give the same weights.
+On a CPU, the same seed, data and thread count give the same weights; in portable mode (common/portable.py) the number
+of processors makes no difference.
 """
 
 from __future__ import annotations
