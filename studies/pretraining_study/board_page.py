@@ -97,7 +97,14 @@ def _figures(board: Board, costs: Mapping[str, Any], found: Found, trials: int) 
             budget: [result for rows in of_budget.values() for result in rows.values()]
             for budget, of_budget in found.items()
         },
+        "contrasts": [_contrast(finding) for finding in judge_board(board, found)],
     }
+
+
+def _contrast(f: BoardFinding) -> dict[str, Any]:
+    names = {"budget": f.budget, "metric": f.contrast.metric, "contrast": f"{f.contrast.first} - {f.contrast.second}"}
+    difference = {"mean": f.found.mean, "half": f.found.half} if f.found else {}
+    return {**names, **difference, "p_holm": f.p, "verdict": f.verdict}
 
 
 def _counts(board: Board, findings: Sequence[BoardFinding], found: Found, trials: int) -> str:
