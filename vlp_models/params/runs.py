@@ -109,8 +109,8 @@ class TrainerParams:
     launcher           local: this machine (Lightning). Otherwise an engine that starts the processes there, one
                        training at a time (`launchers`)
     devices            per node; of a training on a CPU, processes
-    cpu_processes      with `reproducible: portable`, of a local training on a CPU with `devices: 1`: each computes a part
-                       of every batch. Another number gives other digits. One for a model with batch normalization
+    cpu_processes      of a local training on a CPU, with `reproducible: portable` and `devices: 1`; each computes a
+                       part of every batch. Another number gives other digits. With batch normalization always one
     precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
                        CPU with bfloat16 instructions (AMX, AVX512-BF16). A resumed run keeps its precision
     reproducible       portable: equal digits on every x86-64 processor with AVX2, with one thread per process. machine:

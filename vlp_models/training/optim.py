@@ -377,7 +377,8 @@ def _from_all(mine: dict[int, Tensor], like: list[Tensor]) -> list[Tensor]:
 
     They are added up over processes, all but one of which have zeros in a place, so no digit changes.
     """
-    flat = torch.cat([(mine[i].to(p.dtype) if i in mine else torch.zeros_like(p)).flatten() for i, p in enumerate(like)])
+    parts = [mine[i].to(p.dtype) if i in mine else torch.zeros_like(p) for i, p in enumerate(like)]
+    flat = torch.cat([part.flatten() for part in parts])
     torch.distributed.all_reduce(flat)
     return [part.view_as(p) for part, p in zip(flat.split([p.numel() for p in like]), like, strict=True)]
 
