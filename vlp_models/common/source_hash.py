@@ -105,10 +105,16 @@ def hash_source(path: Path) -> str:
 def hash_source_text(content: bytes, name: str) -> str:
     """Return `hash_source` of a file's content, such as that of another git commit."""
     if name.endswith(".py"):
-        with contextlib.suppress(SyntaxError, ValueError):  # a damaged file has a hash, too
-            tree = ast.parse(content)
-            _drop_docstrings_and_tables(tree, is_package=name.rpartition("/")[2] == "__init__.py")
-            content = _structure(tree).encode(errors="surrogatepass")
+        return _hash_python(content, name.rpartition("/")[2] == "__init__.py")
+    return hashlib.sha256(content).hexdigest()
+
+
+@functools.lru_cache(2048)  # registered versions hold copies of the same files
+def _hash_python(content: bytes, is_package: bool) -> str:
+    with contextlib.suppress(SyntaxError, ValueError):  # a damaged file has a hash, too
+        tree = ast.parse(content)
+        _drop_docstrings_and_tables(tree, is_package)
+        content = _structure(tree).encode(errors="surrogatepass")
     return hashlib.sha256(content).hexdigest()
 
 
@@ -117,18 +123,24 @@ def _hash_source(path: Path, changed: tuple[int, ...]) -> str:
     return hash_source_text(path.read_bytes(), path.name)
 
 
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")  # the fields of statements that hold statements
+
+
 def _drop_docstrings_and_tables(tree: ast.Module, is_package: bool) -> None:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                del node.body[0]
+    _drop_docstrings(tree)
     if is_package:
         tree.body = [node for node in tree.body if not _is_table(node)]
+
+
+def _drop_docstrings(block: ast.AST) -> None:
+    for name in _BLOCKS:
+        for statement in getattr(block, name, ()):
+            _drop_docstrings(statement)
+    if isinstance(block, _WITH_DOCSTRING) and block.body:
+        first = block.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            del block.body[0]
 
 
 def _is_table(node: ast.stmt) -> bool:
@@ -139,11 +151,14 @@ def _is_table(node: ast.stmt) -> bool:
 def _structure(node: object) -> str:
     """Return a syntax tree as text that is the same in every version of Python, unlike `ast.dump`'s."""
     if isinstance(node, ast.AST):
-        # Versions differ in which empty fields a node has.
-        fields = [(name, value) for name, value in ast.iter_fields(node) if value is not None and value != []]
-        return f"{type(node).__name__}({','.join(f'{name}={_structure(value)}' for name, value in fields)})"
+        fields = []
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if value is not None and value != []:  # versions differ in which empty fields a node has
+                fields.append(f"{name}={_structure(value)}")
+        return f"{type(node).__name__}({','.join(fields)})"
     if isinstance(node, list):
-        return f"[{','.join(map(_structure, node))}]"
+        return f"[{','.join([_structure(value) for value in node])}]"
     return repr(node)
 
 

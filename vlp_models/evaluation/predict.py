@@ -6,11 +6,13 @@ Shape suffixes: Q query images, T training images, F feature dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.inputs import blanked
@@ -72,26 +74,43 @@ def predict_all(
 def nearest_train_images(
     shards: Path, split: str, source: str, image_ids: Sequence[str], count: int = 30
 ) -> dict[str, list[str]]:
-    """Find the training images most similar to each image, by the cosine of their mean region features.
+    """Find the training images most similar to each image; see `NearestTrainImages`."""
+    return NearestTrainImages(shards, source).find(split, image_ids, count)
 
-    Args:
-        split, source: of the query images; the training images are captioned ones of the same dataset.
 
-    Returns:
-        Image id -> training image ids, nearest first (the first in the shards among equals). Empty if the shards have
-        no regions, no such training image, or more than `MAX_TRAIN_IMAGES`.
-    """
-    if not read_manifest(shards).feature_dim:
-        return {}
-    train = ShardDataset(shards, "train", "images", {source: 1}, captioned=True)
-    if not 0 < len(train) <= MAX_TRAIN_IMAGES:
-        return {}
-    queries = ShardDataset(shards, split, "images", {source: 1})
-    wanted, ids, train_ids = set(image_ids), queries.image_ids(), train.image_ids()
-    chosen = [number for number, image_id in enumerate(ids) if image_id in wanted]
-    train_TF, query_QF = mean_region_features(train, range(len(train))), mean_region_features(queries, chosen)
-    found: dict[str, list[str]] = {}
-    for number, feature_F in zip(chosen, query_QF, strict=True):
-        order = np.argsort(-(train_TF @ feature_F), kind="stable")[: count + 1]
-        found[ids[number]] = [train_ids[i] for i in order if train_ids[i] != ids[number]][:count]
-    return found
+class NearestTrainImages:
+    """Finds similar training images by the cosine of mean region features. The training images are read once."""
+
+    def __init__(self, shards: Path, source: str) -> None:
+        """source: of the query images; the training images are captioned ones of the same dataset."""
+        self._shards, self._source = shards, source
+
+    def find(self, split: str, image_ids: Sequence[str], count: int = 30) -> dict[str, list[str]]:
+        """Find the training images most similar to each image of a split.
+
+        Returns:
+            Image id -> training image ids, nearest first (the first in the shards among equals). Empty if the shards
+            have no regions, no such training image, or more than `MAX_TRAIN_IMAGES`.
+        """
+        train_ids, train_TF = self._train
+        if not train_ids:
+            return {}
+        queries = ShardDataset(self._shards, split, "images", {self._source: 1})
+        wanted, ids = set(image_ids), queries.image_ids()
+        chosen = [number for number, image_id in enumerate(ids) if image_id in wanted]
+        found: dict[str, list[str]] = {}
+        for number, feature_F in zip(chosen, mean_region_features(queries, chosen), strict=True):
+            order = np.argsort(-(train_TF @ feature_F), kind="stable")[: count + 1]
+            found[ids[number]] = [train_ids[i] for i in order if train_ids[i] != ids[number]][:count]
+        return found
+
+    @cached_property
+    def _train(self) -> tuple[Sequence[str], NDArray[np.float32]]:
+        """The ids and mean region features of the training images; none if they cannot be searched."""
+        none: NDArray[np.float32] = np.zeros((0, 0), np.float32)
+        if not read_manifest(self._shards).feature_dim:
+            return [], none
+        train = ShardDataset(self._shards, "train", "images", {self._source: 1}, captioned=True)
+        if not 0 < len(train) <= MAX_TRAIN_IMAGES:
+            return [], none
+        return train.image_ids(), mean_region_features(train, range(len(train)))

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,9 @@ def score_captions(candidates: Mapping[str, str], references: Mapping[str, Seque
 
 
 def score_caption_sets(
-    sets: Mapping[str, CaptionSet], progress: Callable[[str], None] = lambda text: None
+    sets: Mapping[str, CaptionSet],
+    progress: Callable[[str], None] = lambda text: None,
+    meteor: KeptMeteor | None = None,
 ) -> dict[str, list[Score]]:
     """Score several sets, starting each Java program once.
 
@@ -60,6 +63,9 @@ def score_caption_sets(
     note, never zero, if they cannot run. Notes depend on the references only, so two models' scores of one test set
     have the same note and can be compared. CIDEr's document frequencies come from the set's own references, so values
     of sets of different size are not comparable.
+
+    Args:
+        meteor: its process is used and not ended; default: one of this call.
 
     Raises:
         DataError: ids of candidates and references differ, or an image has no reference.
@@ -69,11 +75,11 @@ def score_caption_sets(
 
     for name, caption_set in sets.items():
         _check_ids(caption_set, name)
-    # At the end METEOR's process is ended first, so that the thread that waits for its answers ends as well.
-    with ThreadPoolExecutor(1) as pool, _meteor_process() as meteor:
+    # After an error METEOR's process is ended first, so that the thread that waits for its answers ends as well.
+    with ThreadPoolExecutor(1) as pool, _meteor_process(meteor) as process:
         tokenized, notes, meteor_notes = _tokenize_sets(sets, progress)
         filled = {name: both for name, both in tokenized.items() if both[0]}
-        meteor_scores = pool.submit(_meteor, filled, meteor, meteor_notes)
+        meteor_scores = pool.submit(_meteor, filled, process, meteor_notes)
         result: dict[str, list[Score]] = {}
         for name, (candidates, references) in tokenized.items():
             progress("BLEU, ROUGE-L, CIDEr")
@@ -165,18 +171,45 @@ def _closest(reference_lengths: Sequence[int], length: int) -> int:
     return min((abs(reference - length), reference) for reference in reference_lengths)[1]
 
 
+class KeptMeteor:
+    """A METEOR process for several calls of `score_caption_sets`, started by the first of them; a context manager."""
+
+    def __init__(self) -> None:
+        self._process: Meteor | None = None
+
+    def __enter__(self) -> KeptMeteor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
+
+    def start(self) -> Meteor:
+        if self._process is None or not self._process.use_again():
+            self.end()
+            self._process = Meteor()
+        return self._process
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.__exit__(None, None, None)
+        self._process = None
+
+
 @contextmanager
-def _meteor_process() -> Iterator[Meteor | str]:
+def _meteor_process(kept: KeptMeteor | None) -> Iterator[Meteor | str]:
     """Start METEOR, which loads its tables for seconds while other scorers run; or yield why it cannot run."""
+    own = kept or KeptMeteor()
     try:
-        process = Meteor()
+        process: Meteor | str = own.start()
     except MissingToolError as error:
-        missing = str(error)
-    else:
-        with process:
-            yield process
-        return
-    yield missing
+        process = str(error)
+    try:
+        yield process
+    except BaseException:
+        own.end()
+        raise
+    if not kept:
+        own.end()
 
 
 def _meteor(

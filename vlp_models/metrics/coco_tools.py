@@ -111,9 +111,19 @@ class Meteor:
         except OSError as error:
             self._errors.close()
             raise MissingToolError(f"METEOR failed: {error}") from None
-        self._timer = threading.Timer(timeout, self._process.kill)
+        self._timeout = timeout
+        self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._timer = threading.Timer(self._timeout, self._process.kill)
         self._timer.daemon = True
         self._timer.start()
+
+    def use_again(self) -> bool:
+        """Give it the whole time again. Return whether it still runs."""
+        self._timer.cancel()
+        self._start_timer()
+        return self._process.poll() is None
 
     def __enter__(self) -> Meteor:
         return self

@@ -1,4 +1,5 @@
-"""Run fine-tunings that start from finished checkpoints in parallel, each with its share of the CPUs.
+"""Run fine-tunings that start from finished checkpoints, and their evaluations, in parallel, each with its share of the
+CPUs.
 
 DVC runs one stage after the other. Two `dvc repro --single-item` of stages with different outputs can run in one
 workspace, because DVC locks paths, not the whole workspace, while a stage runs.
@@ -67,7 +68,9 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     # A dumb terminal: two progress bars would overwrite each other.
     own = {**environment, "TERM": "dumb", "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", threads)}
     logger.info("fine-tunings to bring up to date, %d at a time: %s", at_once, ", ".join(names))
-    return run([[*REPRO, "--single-item", f"finetune@{name}"] for name in names], own, at_once=at_once)
+    # Each is evaluated at once, while another may still train.
+    chains = [[*REPRO, "--single-item", f"finetune@{name}", f"evaluate@{name}"] for name in names]
+    return run(chains, own, at_once=at_once)
 
 
 def _find_stale(root: Path, targets: list[str], environment: dict[str, str]) -> set[str]:

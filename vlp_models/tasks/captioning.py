@@ -17,6 +17,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.caption import (
     CaptionSet,
+    KeptMeteor,
     constant_caption,
     human_agreement,
     note_language,
@@ -228,7 +229,7 @@ class Captioning(TaskModel):
         if human is not None:
             sets["human"] = human
 
-        scored = score_caption_sets(sets, context.progress)
+        scored = score_caption_sets(sets, context.progress, _kept_meteor(context))
         scenes = read_scenes(context.validated / "truth.jsonl", references.keys())
         if scenes:
             for name, caption_set in sets.items():
@@ -259,15 +260,25 @@ class Captioning(TaskModel):
         return path
 
 
+def _kept_meteor(context: EvalContext) -> KeptMeteor | None:
+    """Return METEOR for all splits of an evaluation: its process takes seconds to start."""
+    if "meteor" not in context.kept and context.at_end is not None:
+        context.kept["meteor"] = context.at_end.enter_context(KeptMeteor())
+    return context.kept.get("meteor")
+
+
 def _nearest_neighbor_captions(image_ids: Sequence[str], context: EvalContext) -> dict[str, str]:
     """Return for each image the caption its nearest training images agree on; {} unless every image has one."""
     context.progress("captions of similar training images")
     near = context.nearest(image_ids)
     if not all(near.get(image_id) for image_id in image_ids):
         return {}
-    captions: dict[str, list[str]] = {}
-    for row in read_train_rows("captions", context, ["text"]).to_pylist():
-        captions.setdefault(row["image_id"], []).append(row["text"])
-    consensus = ConsensusCaptions(captions)
+    name = f"consensus captions of {context.source}"
+    if name not in context.kept:
+        captions: dict[str, list[str]] = {}
+        for row in read_train_rows("captions", context, ["text"]).to_pylist():
+            captions.setdefault(row["image_id"], []).append(row["text"])
+        context.kept[name] = ConsensusCaptions(captions)
+    consensus: ConsensusCaptions = context.kept[name]
     found = {image_id: consensus.choose(near[image_id][:NEIGHBORS]) for image_id in image_ids}
     return found if all(found.values()) else {}

@@ -33,12 +33,16 @@ class EvalContext:
     validated     folder of the validated tables: training rows for baselines, ground truth of synthetic scenes
     nearest       image ids -> the most similar training images of each, nearest first; empty if there are no features
     progress      called with a short description of the current step
+    kept          what a task made for one split and uses for the others, by name
+    at_end        ends what `kept` has when the evaluation ends; None: the task keeps nothing that must end
     """
 
     source: str
     validated: Path
     nearest: Callable[[Sequence[str]], Mapping[str, Sequence[str]]] = lambda image_ids: {}
     progress: Callable[[str], None] = lambda text: None
+    kept: dict[str, Any] = field(default_factory=dict)
+    at_end: contextlib.ExitStack | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

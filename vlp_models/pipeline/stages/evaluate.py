@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -57,14 +57,16 @@ def run(
     """
     if key not in params.finetune:
         raise ParamsError(f"evaluate: no run `{key}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
-    with record_timing(workspace, f"evaluate@{key}"):
-        _evaluate(params, workspace, key, search, as_served)
+    with record_timing(workspace, f"evaluate@{key}"), ExitStack() as at_end:
+        _evaluate(params, workspace, key, search, as_served, at_end)
 
 
-def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> None:
+def _evaluate(
+    params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool, at_end: ExitStack
+) -> None:
     from vlp_models.common.device import peak_host_memory_mb
     from vlp_models.data.shards.dataset import ShardDataset
-    from vlp_models.evaluation.predict import nearest_train_images, predict_all
+    from vlp_models.evaluation.predict import NearestTrainImages, predict_all
     from vlp_models.pipeline.lineage import git_commit
     from vlp_models.tasks.scoring import EvalContext
 
@@ -85,6 +87,8 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
     training_data = read_training_data(params, workspace, key)
     find_nearest = model.reader.flags["regions"]  # the nearest-neighbor baseline is for models that read regions
     with_blind = bool(settings.blind_baseline) and not model.blank_images
+    similar: dict[str, NearestTrainImages] = {}
+    kept: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
     counts: dict[str, int] = {}
@@ -112,13 +116,15 @@ def _evaluate(params: Params, workspace: Workspace, key: str, search: Path | Non
                 chosen = [i for i, sample in enumerate(samples) if sample.source == source]
                 own = [predictions[i] for i in chosen]
                 scored_samples = [samples[i] for i in chosen]
-                nearest = partial(nearest_train_images, workspace.shards, split, source)
+                nearest = similar.setdefault(source, NearestTrainImages(workspace.shards, source))
                 with _status(f"scoring {key} on {source} {split}") as progress:
                     context = EvalContext(
                         source=source,
                         validated=workspace.validated,
-                        nearest=nearest if find_nearest else lambda image_ids: {},
+                        nearest=partial(nearest.find, split) if find_nearest else lambda image_ids: {},
                         progress=progress,
+                        kept=kept,
+                        at_end=at_end,
                     )
                     model.write_official(own, context, split, directory)
                     scored = model.score(own, scored_samples, context)
