@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from vlp_models.cli import pipeline
 from vlp_models.cli.main import COMMANDS, app
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.registry import receipts
 
@@ -84,6 +85,22 @@ def test_versions_that_mlflow_lost_are_registered_again(
     assert ("MLflow has lost vlp-vqa/1; registering again" in error) == registers
     unknown = "cannot check whether the registered versions still exist" in error
     assert unknown == (lost is None), "a server that is down does not fail a finished run"
+
+
+@pytest.mark.usefixtures("project")
+def test_versions_that_the_run_itself_registered_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow takes seconds to import. A result from DVC's cache names no version in MLflow, so it is looked up."""
+    asked: list[Path] = []
+
+    def register(params: Any, workspace: Workspace, targets: list[str]) -> int:
+        with record_timing(workspace, "register"):
+            return 0
+
+    monkeypatch.setattr(receipts, "find_lost_versions", lambda params, root: asked.append(root) or [])
+    monkeypatch.setattr(pipeline, "_run_dvc", register)
+    assert pipeline.run_pipeline([]) == 0 and not asked
+    monkeypatch.setattr(pipeline, "_run_dvc", lambda params, workspace, targets: 0)
+    assert pipeline.run_pipeline([]) == 0 and len(asked) == 1
 
 
 def test_a_missing_initial_checkpoint_is_named_with_the_command_that_creates_it(

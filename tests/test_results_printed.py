@@ -126,3 +126,10 @@ def test_fine_tunings_that_new_inputs_leave_valid_are_not_run_in_parallel(
     params = load_params(project / "params.yaml")
     assert parallel_finetune.finetune_in_parallel(params, project, {}, run) == 0
     assert calls == [[[*repro.REPRO, "pretrain@tden"]]]
+    calls.clear()
+    both = {"finetune@tden-captioning", "finetune@tden-vqa"}
+    monkeypatch.setattr(parallel_finetune, "_find_stale", lambda *given: both)
+    assert parallel_finetune.finetune_in_parallel(params, project, {}, run) == 0
+    runs = [name for name in params.finetune if f"finetune@{name}" in both]
+    chains = [[*repro.REPRO, "--single-item", f"finetune@{name}", f"evaluate@{name}"] for name in runs]
+    assert calls[1:] == [chains], "each is evaluated at once, while the other may still train"

@@ -14,6 +14,7 @@ import pytest
 from photos import photo
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
+from vlp_models.common.executors import LocalMapper
 from vlp_models.curation.duplicates import alignment, leakage, search
 from vlp_models.curation.duplicates.fingerprints import Fingerprint, fingerprint_image
 from vlp_models.curation.duplicates.hashes import hash_image_file
@@ -139,6 +140,9 @@ def test_indexing_in_blocks_finds_the_same_leaks(tmp_path: Path, monkeypatch: py
     assert found(indexed=2, workers=2) == whole  # in parallel processes
     monkeypatch.setattr(leakage.batches, "__defaults__", (3,))
     assert found(indexed=2) == whole
+    monkeypatch.setattr(leakage, "BATCH", 3)
+    monkeypatch.setattr(leakage, "LocalMapper", lambda workers: LocalMapper(1))  # here the patched size applies
+    assert found(workers=2) == whole  # each process has half of the batches
 
 
 def test_repeated_image_id_does_not_hide_the_next_copy(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import (
     CaptionSet,
+    KeptMeteor,
     constant_caption,
     human_agreement,
     score_caption_sets,
@@ -83,6 +84,21 @@ def test_meteor_of_single_segments_equals_the_official_one(golden_scores: dict[s
     evidence = golden_scores["model"]["METEOR"].evidence
     assert evidence is not None
     assert meteor_from_statistics(evidence.parts_NK) / 100 == pytest.approx(SCORES["METEOR_per_image"], abs=1e-9)
+    assert not [child for child in psutil.Process().children() if "java" in child.name()]
+
+
+@pytest.mark.slow
+@needs_java
+def test_kept_meteor_gives_the_same_scores_and_starts_again_after_its_end() -> None:
+    sets = {"": CaptionSet(candidates=CANDIDATES, references=REFERENCES)}
+    alone = by_name(score_captions(CANDIDATES, REFERENCES))["METEOR"]
+    with KeptMeteor() as kept:
+        first, second = (by_name(score_caption_sets(sets, meteor=kept)[""])["METEOR"] for _ in range(2))
+        (java,) = [child for child in psutil.Process().children() if "java" in child.name()]
+        java.kill()
+        java.wait()
+        third = by_name(score_caption_sets(sets, meteor=kept)[""])["METEOR"]
+    assert alone.value == first.value == second.value == third.value
     assert not [child for child in psutil.Process().children() if "java" in child.name()]
 
 

@@ -375,7 +375,7 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.pipeline.dvc.external import check_files, check_roots
     from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, repair
 
-    start = time.perf_counter()
+    start, began = time.perf_counter(), time.time()
     require_module("dvc", "`vlp run`")
     params, workspace = load_params(), Workspace()
     summary = workspace.reports / "summary.json"
@@ -401,7 +401,7 @@ def run_pipeline(targets: list[str]) -> int:
             from vlp_models.registry.logger import send_unsent
 
             send_unsent(params.tracking, workspace.root)
-        if not code and (not targets or "register" in targets):
+        if not code and (not targets or "register" in targets) and not _has_registered(workspace, began):
             code = _restore_versions(params, workspace)
         if not code:
             print()
@@ -436,6 +436,16 @@ def _datasets_of(targets: list[str], params: Params) -> list[str]:
     if all(target.startswith(("plan", "generate", "prepare@")) for target in stages) and stages:
         return [name for name in params.data if f"prepare@{name}" in stages]
     return list(params.data)
+
+
+def _has_registered(workspace: Workspace, since: float) -> bool:
+    """Return whether the stage `register` itself has run since then: its versions need no look into MLflow."""
+    from vlp_models.common.workspace import timing_file
+
+    try:
+        return timing_file(workspace, "register").stat().st_mtime >= since
+    except OSError:
+        return False
 
 
 def _restore_versions(params: Params, workspace: Workspace) -> int:

@@ -14,7 +14,7 @@ import ast
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,13 +134,16 @@ def _drop_docstrings_and_tables(tree: ast.Module, is_package: bool) -> None:
 
 
 def _drop_docstrings(block: ast.AST) -> None:
-    for name in _BLOCKS:
-        for statement in getattr(block, name, ()):
-            _drop_docstrings(statement)
+    for statement in _statements(block):
+        _drop_docstrings(statement)
     if isinstance(block, _WITH_DOCSTRING) and block.body:
         first = block.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             del block.body[0]
+
+
+def _statements(block: ast.AST, fields: Sequence[str] = _BLOCKS) -> list[ast.AST]:
+    return [statement for name in fields for statement in getattr(block, name, ())]
 
 
 def _is_table(node: ast.stmt) -> bool:
@@ -231,5 +234,5 @@ def _collect_imports(node: ast.AST, names: set[str], package: list[str]) -> None
     # Of `if TYPE_CHECKING:` only the `else` branch runs.
     test = node.test if isinstance(node, ast.If) else None
     for_types = getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
-    for child in node.orelse if for_types else ast.iter_child_nodes(node):  # type: ignore[attr-defined]
+    for child in _statements(node, ("orelse",) if for_types else _BLOCKS):
         _collect_imports(child, names, package)

@@ -165,4 +165,9 @@ def record_timing(workspace: Workspace, stage: str) -> Iterator[None]:
         return
     seconds = round(time.perf_counter() - start, 2)
     record = {"stage": stage, "seconds": seconds, "peak_memory_mb": round(peak_host_memory_mb(), 1)}
-    write_json(workspace.root / ".work" / "timings" / f"{stage.replace('@', '-')}.json", record)
+    write_json(timing_file(workspace, stage), record)
+
+
+def timing_file(workspace: Workspace, stage: str) -> Path:
+    """Return the file that `record_timing` writes; a stage whose result is taken from DVC's cache writes none."""
+    return workspace.root / ".work" / "timings" / f"{stage.replace('@', '-')}.json"

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +41,7 @@ LEAKS = "leaks.parquet"  # in data/validated: every leak found, quarantined or n
 BATCH = 512  # images that are streamed together
 INDEXED = 4096  # evaluation images indexed together, about 60 kB each
 SERIES = 12  # images verified per image when near-duplicates are grouped: a photo may have many copies
+_WORTH_A_PROCESS = 2  # batches; with fewer, starting another process takes longer than the search
 RANK = {split: number for number, split in enumerate(SPLITS)}  # train < val < test: keep the copy in the higher split
 MIN_WORDS = 4  # below it only equal sentences count: without a word, little of "a red ball" is left
 
@@ -103,7 +105,8 @@ def find_leaks(
     Args:
         files: `fingerprints.parquet` of every dataset; missing files are skipped.
         held_out: image id -> split of each evaluation image; all others are in train.
-        workers: processes; each takes `indexed` evaluation images at a time.
+        workers: processes; each takes `indexed` evaluation images at a time, or a share of the batches of all images
+            if there are fewer blocks of evaluation images than processes.
         mapper: executes the search in their place.
 
     Raises:
@@ -111,43 +114,69 @@ def find_leaks(
     """
     # blocks of rows, not of ids: `validate` removes repeated ids only later
     count = sum(_count_held_out(files, held_out))
-    blocks = [(first, first + indexed) for first in range(0, count, indexed)]
+    starts = range(0, count, indexed)
+    batch_count = -(-_count_rows(files) // BATCH)
+    shares = max(1, min(workers // max(1, len(starts)), batch_count // _WORTH_A_PROCESS)) if mapper is None else 1
+    tasks = [_Task(start, start + indexed, share, shares) for start in starts for share in range(shares)]
     parts = track(
-        (mapper or LocalMapper(max(1, min(workers, len(blocks))))).map(
-            partial(_find_in_block, files, held_out, rules), blocks
+        (mapper or LocalMapper(max(1, min(workers, len(tasks))))).map(
+            partial(_find_in_block, files, held_out, rules), tasks
         ),
         description="searching for copies of evaluation images",
-        total=len(blocks),
+        total=len(tasks),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
         transient=True,
     )
-    found = [leak for part in parts for leak in part]
+    blocks: dict[int, list[tuple[int, Leak]]] = {}
+    for task, part in zip(tasks, parts, strict=True):
+        blocks.setdefault(task.first, []).extend(part)
+    found = [leak for part in blocks.values() for leak in _first_of_each_pair(part)]
     return sorted(found, key=lambda leak: (leak.image_id, -RANK[leak.split], leak.copy_of))
 
 
+class _Task(NamedTuple):
+    """Compare evaluation images number `first` to `end`, in the order of the files, with the batches of all images
+    whose number is `share` modulo `shares`."""
+
+    first: int
+    end: int
+    share: int
+    shares: int
+
+
+def _first_of_each_pair(found: Iterable[tuple[int, Leak]]) -> Iterable[Leak]:
+    """Return one leak of each pair of ids, that of the first batch: ids may be repeated."""
+    pairs: dict[tuple[str, str], Leak] = {}
+    for _, leak in sorted(found, key=itemgetter(0)):
+        pairs.setdefault((leak.image_id, leak.copy_of), leak)
+    return pairs.values()
+
+
 def _find_in_block(
-    files: Sequence[Path], held_out: Mapping[str, str], rules: NearRules, block: tuple[int, int]
-) -> list[Leak]:
-    """Find the copies of evaluation images number `block[0]` to `block[1]`, in the order of the files."""
-    found: dict[tuple[str, str], Leak] = {}
+    files: Sequence[Path], held_out: Mapping[str, str], rules: NearRules, task: _Task
+) -> list[tuple[int, Leak]]:
+    """Return the copies of a task's evaluation images, each with the number of its batch."""
+    found: dict[tuple[str, str], tuple[int, Leak]] = {}
 
     def add(image_id: str, split: str, indexed_id: str, indexed_split: str, how: str) -> None:
         if RANK[split] < RANK[indexed_split]:
             leak = Leak(image_id=image_id, copy_of=indexed_id, split=indexed_split, how=how)
-            found.setdefault((image_id, indexed_id), leak)
+            found.setdefault((image_id, indexed_id), (number, leak))
 
-    ours = list(islice(_read_fingerprints(files, held_out, train=False), *block))
+    ours = list(islice(_read_fingerprints(files, held_out, train=False), task.first, task.end))
     rows = [row for row, _ in ours]
     index = NearDuplicateIndex([fingerprint for _, fingerprint in ours], rules)
     by_pixels: dict[bytes, list[int]] = defaultdict(list)
-    for number, (_, _, pixels) in enumerate(rows):
-        by_pixels[pixels].append(number)
+    for place, (_, _, pixels) in enumerate(rows):
+        by_pixels[pixels].append(place)
 
-    for batch, fingerprints in batches(_read_fingerprints(files, held_out, train=True)):
+    for number, (batch, fingerprints) in enumerate(batches(_read_fingerprints(files, held_out, train=True))):
+        if number % task.shares != task.share:
+            continue
         for image_id, split, pixels in batch:
-            for number in by_pixels.get(pixels, ()):
-                add(image_id, split, *rows[number][:2], "pixel for pixel")
+            for place in by_pixels.get(pixels, ()):
+                add(image_id, split, *rows[place][:2], "pixel for pixel")
 
         def in_lower_split(query: int, indexed: int, batch: Sequence[Row] = batch) -> bool:
             return RANK[batch[query][1]] < RANK[rows[indexed][1]]
@@ -238,6 +267,15 @@ def batches(rows: Iterable[tuple[T, Fingerprint]], size: int = BATCH) -> Iterato
     stream = iter(rows)
     while batch := list(islice(stream, size)):
         yield [name for name, _ in batch], [fingerprint for _, fingerprint in batch]
+
+
+def _count_rows(files: Iterable[Path]) -> int:
+    count = 0
+    for path in files:
+        if path.exists():
+            with _damaged_file_errors(path), open_parquet(path) as file:
+                count += file.metadata.num_rows
+    return count
 
 
 def _count_held_out(files: Iterable[Path], held_out: Mapping[str, str]) -> Iterator[int]:

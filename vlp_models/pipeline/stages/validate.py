@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -146,8 +148,15 @@ def _find_near_duplicates(sources: list[Path], params: ValidateParams, mapper: M
     """Return near-duplicates of test images across all datasets (vlp_models/curation/duplicates)."""
     tested = _test_images(_files(sources, "images"))
     rules = NearRules.of(params.near_duplicates)
+    # Great Expectations takes seconds to import: meanwhile other processes search.
+    threading.Thread(target=_import_suites, daemon=True).start()
     files = [source / FINGERPRINTS for source in sources]
     return find_leaks(files, tested, rules, workers=cpu_count(MAX_PROCESSES), mapper=mapper)
+
+
+def _import_suites() -> None:
+    with suppress(Exception):  # the check imports it again and raises what is wrong
+        from vlp_models.curation.validation import suites  # noqa: F401
 
 
 def _test_images(files: list[Path]) -> dict[str, str]:
