@@ -108,6 +108,7 @@ def test_runs_of_one_name_with_other_settings_are_other_variants(params: Params,
 
     runs["regions-2"] = dataclasses.replace(params.finetune["regions-2"], start="pretrain/longer")
     runs["regions-1"] = params.finetune["regions-1"]
+    pretrain["tden"] = dataclasses.replace(pretrain["tden"], max_epochs=2)
     pretrain["longer"] = dataclasses.replace(pretrain["tden"], max_epochs=9)
     changed = dataclasses.replace(params, finetune=runs, pretrain=pretrain)
     assert {"regions (pretrain 2 epochs)", "regions (pretrain 9 epochs)"} <= set(rows_of(changed, workspace))

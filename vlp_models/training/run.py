@@ -159,7 +159,7 @@ def fit(
         )
     _silence_lightning()
     torch.set_flush_denormal(True)
-    processes = count_processes(trainer, model)
+    processes = count_processes(trainer, model, getattr(loaders, "batch_size", 0))
     trainer = replace(trainer, devices=max(trainer.devices, processes))
     set_threads(model, trainer)
     fix_batch_norm_gradients(model)  # `build_model` did it for the model; a task's head may have batch norms as well
