@@ -95,6 +95,7 @@ class Toy:
         loss: Any = None,
         tracker: Any = None,
         snapshots: SnapshotParams | None = None,
+        cpu_processes: int = 1,
         stream: Mapping[str, Any] | None = None,
         **trainer: Any,
     ) -> tuple[nn.Module, Any]:
@@ -132,6 +133,7 @@ class Toy:
             accumulate=accumulate,
             optimizer=OptimizerParams(**{"lr": 1e-3, "ema_decay": ema_decay, **(optimizer or {})}),
             snapshots=snapshots or SnapshotParams(),
+            cpu_processes=cpu_processes,
         )
         result = fit(
             model,

@@ -186,13 +186,13 @@ def test_an_error_in_a_forked_process_is_printed_and_stops_the_run(capfd: pytest
     ],
 )
 def test_processes_of_a_cpu(settings: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = replace(TrainerParams(accelerator="cpu", cpu_processes=3, reproducible="portable"), **settings)
-    assert count_processes(params, torch.nn.Linear(2, 2)) == count
-    assert count_processes(params, torch.nn.Linear(2, 2), batch_size=6) == count
-    assert count_processes(params, torch.nn.Linear(2, 2), batch_size=7) == 1
-    assert count_processes(params, torch.nn.BatchNorm2d(2)) == 1
+    params = replace(TrainerParams(accelerator="cpu", reproducible="portable"), **settings)
+    assert count_processes(3, params, torch.nn.Linear(2, 2)) == count
+    assert count_processes(3, params, torch.nn.Linear(2, 2), batch_size=6) == count
+    assert count_processes(3, params, torch.nn.Linear(2, 2), batch_size=7) == 1
+    assert count_processes(3, params, torch.nn.BatchNorm2d(2)) == 1
     monkeypatch.setenv("RANK", "0")
-    assert count_processes(params, torch.nn.Linear(2, 2)) == 1
+    assert count_processes(3, params, torch.nn.Linear(2, 2)) == 1
 
 
 @pytest.mark.long

@@ -3,8 +3,8 @@
 PyTorch's libraries choose their code by the processor: its widest vectors, its maker, its number of cores. Each choice
 adds the same numbers in another order. In this mode
 
-- every operation has one thread. More processes do more (`trainer.devices`), and a detector's training computes the
-  two halves of a batch at the same time, if there are two processors (vision/training.py);
+- every operation has one thread. More processes do more (`cpu_processes` of a run), and a detector's training computes
+  the two halves of a batch at the same time, if there are two processors (vision/training.py);
 - PyTorch, oneDNN and NumPy use AVX2 and no wider vectors;
 - MKL uses the code that is the same for Intel and AMD, which is SSE2. Matrix products, for which that is slow, are done
   by NumPy's OpenBLAS with the kernels for one processor, Haswell; they are as fast as MKL's;

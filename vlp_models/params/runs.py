@@ -108,12 +108,10 @@ class TrainerParams:
 
     launcher           local: this machine (Lightning). Otherwise an engine that starts the processes there, one
                        training at a time (`launchers`)
-    devices            per node; of a training on a CPU, processes
-    cpu_processes      of a local training on a CPU, with `reproducible: portable` and `devices: 1`; each computes a
-                       part of every batch. Another number gives other digits. With batch normalization always one
+    devices            per node
     precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
                        CPU with bfloat16 instructions (AMX, AVX512-BF16). A resumed run keeps its precision
-    reproducible       portable: equal digits on every x86-64 processor with AVX2, with one thread per process. machine:
+    reproducible       portable: equal digits on every x86-64 processor with AVX2; an operation has one thread. machine:
                        the instructions and threads that are fastest on this machine. Digits of a GPU are its own
     torch_threads      0: chosen by the size of the model (training/distributed.py); not with `reproducible: portable`
     strategy           auto: ddp with two processes or more. fsdp: weights, gradients and optimizer state are sharded
@@ -126,7 +124,6 @@ class TrainerParams:
     launcher: Literal["local", "torchrun", "slurm", "ray", "kubeflow"] = "local"
     accelerator: str = "auto"
     devices: PositiveInt = 1
-    cpu_processes: PositiveInt = 1
     precision: Literal["auto", "bf16-where-native", "32-true", "bf16-mixed"] = "auto"
     reproducible: Literal["machine", "portable"] = "machine"
     num_workers: NonNegativeInt = 0
@@ -229,8 +226,10 @@ class SnapshotParams:
 class TrainingParams:
     """Settings that pretraining and fine-tuning share.
 
-    sources    dataset -> repeats per epoch; empty: every dataset once
-    max_steps  updates; 0: given by the epochs
+    sources        dataset -> repeats per epoch; empty: every dataset once
+    max_steps      updates; 0: given by the epochs
+    cpu_processes  of a local training on a CPU, with `trainer.reproducible: portable` and `trainer.devices: 1`; each
+                   computes a part of every batch. Another number gives other digits. Always one with batch norm
     """
 
     optimizer: OptimizerParams
@@ -242,6 +241,7 @@ class TrainingParams:
     accumulate: PositiveInt = 1
     max_text_len: TextLength = 32
     max_regions: PositiveInt = 16
+    cpu_processes: PositiveInt = 1
     snapshots: SnapshotParams = field(default_factory=SnapshotParams)
 
 

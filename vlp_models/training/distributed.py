@@ -215,7 +215,7 @@ def set_threads(model: nn.Module, trainer: TrainerParams) -> None:
     elif is_portable() and is_main_process() and not use_cuda(trainer.accelerator):
         logger.info(
             "trainer.reproducible: portable: %d of this machine's %d processors train, one per process; "
-            "`trainer.cpu_processes` starts more, `reproducible: machine` uses all threads",
+            "the run's `cpu_processes` starts more, `reproducible: machine` uses all threads",
             *(trainer.devices, cpu_count()),
         )
 

@@ -375,7 +375,7 @@ def _share_of(weights: list[Tensor]) -> tuple[int, int]:
 def _from_all(mine: dict[int, Tensor], like: list[Tensor]) -> list[Tensor]:
     """Return the updates of all matrices, given this process's, by their place in `like`.
 
-    They are added up over processes, all but one of which have zeros in a place, so no digit changes.
+    They are added up over processes. In each place all processes but one have zeros, so no digit changes.
     """
     parts = [mine[i].to(p.dtype) if i in mine else torch.zeros_like(p) for i, p in enumerate(like)]
     flat = torch.cat([part.flatten() for part in parts])

@@ -33,12 +33,15 @@ PATIENCE = 20.0  # seconds that a forked process may take to end after this one
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def count_processes(params: TrainerParams, model: nn.Module, batch_size: int = 0) -> int:
+def count_processes(wanted: int, params: TrainerParams, model: nn.Module, batch_size: int = 0) -> int:
     """Return how many processes `fit` forks for a training, itself included.
 
-    `trainer.cpu_processes` holds for portable digits on one node with a CPU and `devices: 1`; otherwise threads use the
-    cores. A model with batch normalization, whose statistics processes can't exchange on a CPU, has one process, and so
-    has a batch that can't be divided evenly. So on CPUs the number depends on params.yaml alone, and so do the digits.
+    Several are for portable digits on one node with a CPU and `devices: 1`; otherwise threads use the cores. A model
+    with batch normalization, whose statistics processes can't exchange on a CPU, has one process, and so has a batch
+    that can't be divided evenly. So on CPUs the number depends on params.yaml alone, and so do the digits.
+
+    Args:
+        wanted: `cpu_processes` of the run.
     """
     started = "RANK" in os.environ or "LOCAL_RANK" in os.environ
     several = params.devices > 1 or params.num_nodes > 1 or params.strategy == "fsdp"
@@ -47,9 +50,7 @@ def count_processes(params: TrainerParams, model: nn.Module, batch_size: int = 0
         return 1
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return 1
-    if batch_size % params.cpu_processes:
-        return 1
-    return params.cpu_processes
+    return 1 if batch_size % wanted else wanted
 
 
 @contextmanager

@@ -72,6 +72,7 @@ class Plan:
     max_steps: int
     accumulate: int
     optimizer: OptimizerParams
+    cpu_processes: int = 1
     snapshots: SnapshotParams = field(default_factory=SnapshotParams)
 
     @classmethod
@@ -159,7 +160,7 @@ def fit(
         )
     _silence_lightning()
     torch.set_flush_denormal(True)
-    processes = count_processes(trainer, model, getattr(loaders, "batch_size", 0))
+    processes = count_processes(plan.cpu_processes, trainer, model, getattr(loaders, "batch_size", 0))
     trainer = replace(trainer, devices=max(trainer.devices, processes))
     set_threads(model, trainer)
     fix_batch_norm_gradients(model)  # `build_model` did it for the model; a task's head may have batch norms as well

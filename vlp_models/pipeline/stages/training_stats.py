@@ -34,7 +34,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     Raises:
         DataError: an input is missing.
     """
-    from vlp_models.pipeline.checked_params import check_params  # `vlp drift` reads these files without it
+    from vlp_models.pipeline.checked_params import check_params
 
     with record_timing(workspace, "training_stats"):
         validated = require_output(workspace.validated, "validate")
