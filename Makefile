@@ -19,7 +19,7 @@ JOBS ?= auto  # test processes; each test has one thread
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       install, run the whole pipeline on synthetic scenes, show results (6 to 18 minutes on two cores)"
+	@echo "make demo       install, run the whole pipeline on synthetic scenes, show results (about 11 minutes on two cores)"
 	@echo "make check      lint and unit tests (about 4 minutes on two cores): run it before every commit"
 	@echo "make test       install, run the tests (half an hour on two cores)"
 	@echo "make lint       ruff, mypy, import layers, plain English"
