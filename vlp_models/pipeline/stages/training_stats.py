@@ -34,12 +34,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     Raises:
         DataError: an input is missing.
     """
-    from vlp_models.pipeline.checked_params import check_params
+    from vlp_models.models.meta_model import image_kinds  # imports torch; `vlp drift` reads these files without it
 
     with record_timing(workspace, "training_stats"):
         validated = require_output(workspace.validated, "validate")
         # Without models that read regions, data/features is left over from earlier params.
-        regions = "regions" in check_params(params, workspace.root).kinds.values()
+        regions = "regions" in image_kinds(params).values()
         store = FeatureStore(require_output(workspace.features, "features")) if regions else None
         # The training images of the datasets that the compared run reads; without `sources`, all
         names = ", ".join("'{}'".format(name.replace("'", "''")) for name in compared_run(params).sources)
