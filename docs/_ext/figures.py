@@ -25,7 +25,7 @@ Above a code block, a row is a line and cells are separated by tabs or two space
     $row, $2          what `rows:` lists, without it the row's first cell; the row's second cell. `-` skips a row
     a.b c.0           a key or an index; keys may contain dots and spaces. `.low` replaces the end of the one before
     [key=value]       the entries of a list with this value; a further key is then that of each of them
-    .mean             of a list: mean, median, min or max
+    .mean             of a list: mean, median, min, max or sd (standard deviation)
     .1f +.3f ,.0f     format of a number; .0% of a share; .12s the first 12 characters; the next keys have it, too
     .1f/1e6 .2f*1000  divided or multiplied before
     _                 a number that the source does not have
@@ -63,10 +63,11 @@ SPAN = re.compile(r"`([^`]+)`")
 LEAD = re.compile(r"^\s*(?:# )?(?:\.\.\. )?")  # of a comment in a console block
 UNSAFE = re.compile(r"[`|<>\[\]\\\x00-\x1f\x7f]")  # in a text: would be read as Markdown
 AGGREGATES: dict[str, Callable[[Iterable[float]], float]] = {
-    "mean": lambda numbers: statistics.fmean(numbers),
+    "mean": lambda numbers: statistics.mean(numbers),
     "median": lambda numbers: statistics.median(numbers),
     "min": min,
     "max": max,
+    "sd": lambda numbers: statistics.stdev(numbers),
 }
 SHOWN = 20
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from pretraining_study.arms import Arm
-from pretraining_study.contrasts import Plan, compare, judge, read_plan
+from pretraining_study.contrasts import Finding, Plan, compare, judge, read_plan
 from pretraining_study.measure import METRICS
 from pretraining_study.results import ROOT, Results
 from pretraining_study.setting import Setting
-from pretraining_study.write_up import summary, write_up
+from pretraining_study.write_up import differences, finding_rows, summary, write_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +97,11 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         print("no document: that takes all arms, two seeds at least, seed 1 on, and all updates")
         return
     values = {arm: {seed: result["test"] for seed, result in rows.items()} for arm, rows in found.items()}
-    text = write_up(study, plan, judge(plan, values), found)
+    findings = judge(plan, values)
+    text = write_up(study, plan, findings, found)
     study.document.parent.mkdir(parents=True, exist_ok=True)
     study.document.write_text(text, encoding="utf-8")
-    _keep(study, found)
+    _keep(study, plan, findings, found)
     print(text)
 
 
@@ -186,12 +187,16 @@ def _share(script: Path, arguments: Sequence[str], workers: int) -> None:
             sys.exit(f"a process of the study failed ({process.returncode}); see its output")
 
 
-def _keep(study: Study, found: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
-    """Write all results next to those of the other benchmarks."""
+def _keep(
+    study: Study, plan: Plan, findings: Sequence[Finding], found: Mapping[str, Mapping[int, dict[str, Any]]]
+) -> None:
+    """Write all results, and the findings of the page, next to those of the other benchmarks."""
     whole = {
         "setting": asdict(study.setting),
         "arms": [asdict(arm) for arm in study.arms],
-        "contrasts": [asdict(contrast) for contrast in study.plan.contrasts],
+        "contrasts": [asdict(contrast) for contrast in plan.contrasts],
+        "findings": finding_rows(plan, findings),
+        "differences": differences(plan, found),
         "results": [result for rows in found.values() for result in rows.values()],
     }
     study.figures.parent.mkdir(parents=True, exist_ok=True)

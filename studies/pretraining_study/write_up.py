@@ -156,22 +156,62 @@ def arm_table(arms: Sequence[Arm], found: Found) -> str:
     return "\n".join(rows)
 
 
-def _others(plan: Plan, found: Found) -> str:
+def differences(plan: Plan, found: Found) -> list[dict[str, Any]]:
+    """Return, for each pair of arms in the plan, `pair` ("first - second") and metric -> mean and half of the 95%
+    interval, for the metrics that all runs of both arms have."""
     values = {arm: {seed: r["test"] for seed, r in rows.items()} for arm, rows in found.items()}
+    rows = []
+    for first, second in dict.fromkeys((c.first, c.second) for c in plan.contrasts):
+        row: dict[str, Any] = {"pair": f"{first} - {second}"}
+        for metric in _measured(found):
+            if all(metric in one for arm in (first, second) for one in values[arm].values()):
+                difference = compare(values, first, second, metric)
+                row[metric] = {"mean": difference.mean, "half": difference.half}
+        rows.append(row)
+    return rows
+
+
+def finding_rows(plan: Plan, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return a row for each contrast: `number` from 1 on, the difference, p, the verdict and the power."""
+    rows = []
+    for number, ((c, needed, _), f) in enumerate(zip(plan.power_table(), findings, strict=True), start=1):
+        rows.append(
+            {
+                "number": number,
+                "pair": f"{c.first} - {c.second}",
+                "metric": c.metric,
+                "mean": f.found.mean,
+                "half": f.found.half,
+                "p": f.adjusted_p,
+                "verdict": f.verdict,
+                "size": f.size,
+                "smallest": c.smallest,
+                "planned_deviation": c.deviation,
+                "seeds": f.found.n,
+                "seeds_needed": needed,
+                "deviation": f.found.deviation,
+                "detectable": _detectable(plan, f),
+            }
+        )
+    return rows
+
+
+def _detectable(plan: Plan, f: Finding) -> float | None:
+    """The difference found with 80% power; None where all differences are equal."""
+    if not f.found.deviation:
+        return None
+    return detectable(f.found.n, deviation=f.found.deviation, alpha=plan.alpha / len(plan.contrasts))
+
+
+def _others(plan: Plan, found: Found) -> str:
     metrics = _measured(found)
     rows = [
         "| first - second | " + " | ".join(METRICS[m][0] for m in metrics) + " |",
         "|---" * (1 + len(metrics)) + "|",
     ]
-    for first, second in dict.fromkeys((c.first, c.second) for c in plan.contrasts):
-        cells = []
-        for metric in metrics:
-            if not all(metric in row for arm in (first, second) for row in values[arm].values()):
-                cells.append("")
-                continue
-            difference = compare(values, first, second, metric)
-            cells.append(_difference(difference.mean, difference.half, metric))
-        rows.append(f"| {first} - {second} | {' | '.join(cells)} |")
+    for row in differences(plan, found):
+        cells = [_difference(row[m]["mean"], row[m]["half"], m) if m in row else "" for m in metrics]
+        rows.append(f"| {row['pair']} | {' | '.join(cells)} |")
     return (
         "Reported without correction, so without verdicts. R@1 counts any image for which the caption is true.\n\n"
         + "\n".join(rows)
@@ -191,10 +231,10 @@ def _power(plan: Plan, findings: Sequence[Finding]) -> str:
         "|---|---|---|---|---|",
     ]
     for (c, needed, _), f in zip(plan.power_table(), findings, strict=True):
-        least = detectable(f.found.n, deviation=f.found.deviation, alpha=worst) if f.found.deviation else math.nan
+        least = _detectable(plan, f)
         rows.append(
             f"| {c.first} - {c.second}, {METRICS[c.metric][0]} | {c.deviation:g} | {needed} | "
-            f"{f.found.deviation:.4f} | {least:.4f} |"
+            f"{f.found.deviation:.4f} | {math.nan if least is None else least:.4f} |"
         )
     return (
         f"The plan: {plan.seeds} seeds. Deviations are of one seed's difference; the planned ones came from other "
