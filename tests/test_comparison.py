@@ -225,6 +225,9 @@ def test_items_that_differ_are_listed_and_never_dropped_silently(tmp_path: Path)
         ("a.csv", "item,score\nq1,1\nq1,0\n", "q1 occurs more than once"),
         ("a.csv", "item,score\nq1,1\nq2,good\n", "line 3: score is 'good'"),
         ("a.csv", "item,score\nq1,nan\n", "line 2: score is 'nan'"),
+        ("a.csv", "item,score\n\nq1,1\n,\nq2,good\n", "line 5: score is 'good'"),  # after empty lines
+        ("a.csv", 'item,score\n"a\nb",1\nq2,good\n', "line 4: score is 'good'"),  # after a cell of two lines
+        ("a.csv", "item,score\n\nq1,1,0\n", "line 3 has 3 cells"),
         ("a.csv", "item,score\n,1\n", "a row without item"),
         ("a.csv", "item,points\nq1,1\n", "there are: item, points. Name one with --score"),
         ("a.csv", "", "empty"),
@@ -232,6 +235,7 @@ def test_items_that_differ_are_listed_and_never_dropped_silently(tmp_path: Path)
         ("a.csv", "item,score,score\nq1,1,0\n", "several columns are called score"),
         ("a.csv", "item,score,image_id\nq1,1,\nq2,1,im1\n", "image_id is empty for 1 items (q1)"),
         ("a.jsonl", '{"item": 1, "score": 1}\n{"item": 2}', "line 2: score is None"),
+        ("a.jsonl", '\n{"item": 1, "score": 1}\n\n{"item": 2}', "line 4: score is None"),
         ("a.jsonl", '{"item": 1, "score": 1' + "0" * 400 + "}", "line 1: score is 1"),
         ("a.jsonl", '{"doc_id": 1, "acc": 1}\n{"doc_id": 2, "acc"', "line 2"),
         ("a.json", '{"samples": [{"id": 1, "scores": {"m": {"value": "great"}}}]}', "'great', not a number"),

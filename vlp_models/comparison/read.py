@@ -19,7 +19,7 @@ import json
 import math
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def _read_parquet(path: Path, columns: Columns) -> list[Run]:
 
 
 def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
-    rows = []
+    numbers, rows = [], []
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -166,9 +166,10 @@ def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
                     raise ValueError(f"line {number}: {error}") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"line {number}: not an object")
+                numbers.append(number)
                 rows.append(row)
     if columns.score or not rows or "doc_id" not in rows[0]:
-        return _read_rows(path, rows, columns)
+        return _read_rows(path, rows, columns, numbers)
     return _read_samples(path, rows, columns)
 
 
@@ -193,7 +194,7 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
     for name, own in values.items():
         plain = [flatten(row) for row, _ in own]
         cluster = columns.cluster or _first((*CLUSTER_NAMES, MEDIA), plain)
-        metrics[name] = _scored(path, plain, [value for _, value in own], item, cluster)
+        metrics[name] = _scored(plain, [value for _, value in own], item, cluster)
     notes = [f"items: {item}", _explain_clusters(cluster)]
     if never := sorted(set(skipped) - set(values)):
         notes.append(f"without one number per item, so not compared: {', '.join(never)}")
@@ -286,7 +287,7 @@ def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colu
     for name, own in values.items():
         chosen = [rows[item] for item in own]
         cluster = columns.cluster or _first(CLUSTER_NAMES, chosen)
-        metrics[name] = _scored(path, chosen, [float(np.mean(epochs)) for epochs in own.values()], "id", cluster)
+        metrics[name] = _scored(chosen, [float(np.mean(epochs)) for epochs in own.values()], "id", cluster)
     evaluated = header.get("eval") or {}
     notes = ["items: id", _explain_clusters(cluster)]
     if any(len(epochs) > 1 for own in values.values() for epochs in own.values()):
@@ -316,7 +317,8 @@ def _read_csv(path: Path, columns: Columns) -> list[Run]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         csv.field_size_limit(64 << 20)  # an image may stand in a column
         lines = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
-        return _read_rows(path, _as_rows(lines), columns, first=2)
+        numbers, rows = _as_rows((lines.line_num, line) for line in lines)
+    return _read_rows(path, rows, columns, numbers)
 
 
 def _read_xlsx(path: Path, columns: Columns) -> list[Run]:
@@ -330,29 +332,36 @@ def _read_xlsx(path: Path, columns: Columns) -> list[Run]:
         lines = CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0).to_python()
     except Exception as error:  # the library has an error class for each kind of damage
         raise ValueError(str(error)) from None
-    return _read_rows(path, _as_rows(iter(lines)), columns, first=2)
+    numbers, rows = _as_rows(enumerate(lines, 1))
+    return _read_rows(path, rows, columns, numbers)
 
 
-def _as_rows(lines: Iterator[Sequence[Any]]) -> list[Row]:
-    """Return a table's rows by the names in its first line.
+def _as_rows(lines: Iterable[tuple[int, Sequence[Any]]]) -> tuple[list[int], list[Row]]:
+    """Return the line numbers of a table's rows, and the rows by the names in its first line, without empty ones.
+
+    Args:
+        lines: with their numbers in the file.
 
     Raises:
         ValueError: two columns have one name, or a row has more cells than there are names.
     """
-    names = [str(name).strip() for name in next(lines, [])]
+    remaining = iter(lines)
+    names = [str(name).strip() for name in next(remaining, (0, ()))[1]]
     if repeated := {name for name in names if name and names.count(name) > 1}:
         raise ValueError(f"several columns are called {', '.join(sorted(repeated))}")
+    numbers: list[int] = []
     rows: list[Row] = []
-    for number, line in enumerate(lines, 2):
+    for number, line in remaining:
         if len(line) > len(names):
             raise ValueError(f"line {number} has {len(line)} cells, but there are {len(names)} columns")
         if any(cell not in ("", None) for cell in line):
+            numbers.append(number)
             rows.append(dict(zip(names, line, strict=False)))
-    return rows
+    return numbers, rows
 
 
-def _read_rows(path: Path, rows: Sequence[Row], columns: Columns, *, first: int = 1) -> list[Run]:
-    """Return the runs of a table's rows, by their `model` and `seed`. first: the line of the first row."""
+def _read_rows(path: Path, rows: Sequence[Row], columns: Columns, numbers: Sequence[int] = ()) -> list[Run]:
+    """Return the runs of a table's rows, by their `model` and `seed`. numbers: of their lines; default: 1, 2, ..."""
     if not rows:
         raise ValueError("empty")
     known = list(rows[0])
@@ -365,11 +374,11 @@ def _read_rows(path: Path, rows: Sequence[Row], columns: Columns, *, first: int 
     for row in rows:
         key = (_text(row.get("model")), _text(row.get("seed")))
         runs.setdefault(key, {}).setdefault(_text(row.get("metric")) or score, []).append(row)
-    numbers = {id(row): number for number, row in enumerate(rows, first)}
+    number_of = {id(row): number for row, number in zip(rows, numbers or range(1, len(rows) + 1), strict=True)}
     found = []
     for (model, seed), metrics in runs.items():
         scored = {
-            name: _scored(path, own, [_parse(row.get(score), score, numbers[id(row)]) for row in own], item, cluster)
+            name: _scored(own, [_parse(row.get(score), score, number_of[id(row)]) for row in own], item, cluster)
             for name, own in metrics.items()
         }
         notes = [f"items: {item}", f"scores: {score}", _explain_clusters(cluster)]
@@ -408,7 +417,7 @@ def _text(value: Any) -> str:
 # ---- All ------------------------------------------------------------------------------------------------------------
 
 
-def _scored(path: Path, rows: Sequence[Row], values: Sequence[float], item: str, cluster: str) -> Scored:
+def _scored(rows: Sequence[Row], values: Sequence[float], item: str, cluster: str) -> Scored:
     lacking = next((row for row in rows if not _text(row.get(item))), None)
     if lacking is not None:
         raise ValueError(f"a row without {item}: {json.dumps(lacking, default=str)[:200]}")
