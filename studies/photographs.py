@@ -7,7 +7,8 @@
 Each design is pretrained on all training captions of Flickr8k, or not at all, and fine-tuned on a share of the training
 photos: captioning, and retrieval if the model embeds images and texts. The contrasts are in photographs.toml. Regions
 are the cells of EfficientNet-lite0 (requirements-photographs.lock), extracted once. A killed run continues where it
-stopped. Writes benchmarks/results/study-photographs.md and benchmarks/results/study-photographs.json.
+stopped. Writes study-photographs.md, study-photographs.json and study-photographs.svg, the curves, to
+benchmarks/results.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pretraining_study.board_page import verdict_of
 from pretraining_study.learn import Learner
 from pretraining_study.measure import METRICS
 from pretraining_study.photos import Photos
-from pretraining_study.results import ROOT, Results
+from pretraining_study.results import ROOT, Results, commit
 from pretraining_study.run import parameters, pretrained
 from pretraining_study.setting import Setting
 from pretraining_study.statistics import Paired, paired
@@ -186,10 +187,9 @@ def _sides(found: Found, design: str, share: str, metric: str) -> tuple[list[flo
 
 def write_page(plan: Plan, found: Found, photos: int) -> str:
     rows = judge(plan, found)
-    seeds = [len(of_arm) for of_arm in found.values()]
     parts = [
         "# Does pretraining help on photographs?",
-        f"Flickr8k, {photos:,} training photos; {min(seeds)} of {plan.seeds} planned seeds. Pretrained on all training "
+        f"Flickr8k, {photos:,} training photos; {_seeds(plan, found)} planned seeds. Pretrained on all training "
         f"captions ({plan.epochs:g} epochs) or not, then fine-tuned on a share of the photos, for the number of "
         f"updates ({', '.join(map(str, plan.tuning_updates))}) that is best on val. Official dev is the test set.",
     ]
@@ -206,6 +206,14 @@ def write_page(plan: Plan, found: Found, photos: int) -> str:
         "`worse`: of the pretrained model. NLL: lower is better."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _seeds(plan: Plan, found: Found) -> str:
+    """Return "2 of 3", by design if they have not equally many."""
+    counts = {c.design: min(len(found[c.design]), len(found[c.design + WITHOUT])) for c in plan.contrasts}
+    if len(set(counts.values())) == 1:
+        return f"{min(counts.values())} of {plan.seeds}"
+    return ", ".join(f"{STAGES[name].label} {count}" for name, count in counts.items()) + f" of {plan.seeds}"
 
 
 def _curve(c: Contrast, rows: Sequence[Row]) -> str:
@@ -237,6 +245,50 @@ def _cider(plan: Plan, found: Found, design: str) -> str:
         means = " | ".join(f"{statistics.mean(side):.1f}" for side in sides)
         lines.append(f"| {share:.0%} | {means} | {d.mean:+.1f} +- {d.half:.1f} |")
     return "\n".join(lines)
+
+
+def finding_rows(plan: Plan, found: Found) -> list[dict[str, Any]]:
+    """Return a row for each contrast and share, and for CIDEr, which is not corrected and has neither p nor verdict.
+
+    `name` is "DESIGN METRIC SHARE", `pretrained` and `not` are the values of the seeds.
+    """
+    made = []
+    for row in judge(plan, found):
+        made.append(_finding(row.contrast.design, row.contrast.metric, row.share, row.sides))
+        made[-1] |= {"p": row.p, "verdict": row.verdict}
+    for design in dict.fromkeys(c.design for c in plan.contrasts if c.metric == "nll"):
+        made += [_finding(design, "cider", s, _sides(found, design, f"{s:g}", "cider")) for s in plan.shares]
+    return made
+
+
+def _finding(design: str, metric: str, share: float, sides: tuple[list[float], list[float]]) -> dict[str, Any]:
+    row = {"name": f"{design} {metric} {share:g}", "pretrained": sides[0], "not": sides[1]}
+    return row | (asdict(paired(*sides)) if len(sides[0]) > 1 else {})
+
+
+def draw(plan: Plan, found: Found, path: Path) -> None:
+    """Write the curves as an SVG: a panel for each contrast, means with 95% intervals over seeds (Student's t)."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from scipy.stats import t
+
+    figure = Figure(figsize=(3.4 * len(plan.contrasts), 3), layout="constrained")
+    axes = figure.subplots(1, len(plan.contrasts), squeeze=False)[0]
+    for axis, c in zip(axes, plan.contrasts, strict=True):
+        sides = [_sides(found, c.design, f"{share:g}", c.metric) for share in plan.shares]
+        for side, label in enumerate(("pretrained", "not pretrained")):
+            values = [pair[side] for pair in sides if len(pair[0]) > 1]
+            shares = [share for share, pair in zip(plan.shares, sides, strict=True) if len(pair[0]) > 1]
+            half = [t.ppf(0.975, len(v) - 1) * statistics.stdev(v) / len(v) ** 0.5 for v in values]
+            axis.errorbar(shares, [statistics.mean(v) for v in values], half, marker="o", capsize=3, label=label)
+        axis.set_xscale("log")
+        axis.set_xticks(plan.shares, [f"{share:.0%}" for share in plan.shares])
+        axis.minorticks_off()
+        axis.set_xlabel("photos for fine-tuning")
+        axis.set_title(f"{STAGES[c.design].label}: {METRICS[c.metric][0]}", fontsize=10)
+    axes[0].legend()
+    with matplotlib.rc_context({"svg.hashsalt": NAME}):
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: Setting = SETTING) -> None:
@@ -275,7 +327,9 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
         page = root / "benchmarks" / "results" / f"study-{NAME}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
-        kept = {"setting": asdict(photos.setting), "plan": asdict(plan), "results": found}
+        kept = {"setting": asdict(photos.setting), "plan": asdict(plan), "findings": finding_rows(plan, found)}
+        kept |= {"results": found, "commit": commit()}
+        draw(plan, found, page.with_suffix(".svg"))
         page.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 

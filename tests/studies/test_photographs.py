@@ -107,3 +107,27 @@ def test_contrasts_are_judged_with_those_not_run() -> None:
     verdicts = {(r.contrast.design, r.share): r.verdict for r in judge(plan, found)}
     assert {v for (design, _), v in verdicts.items() if design == "tden"} == {"not run"}
     assert {v for (design, _), v in verdicts.items() if design != "tden"} == {"better"}
+    assert "TDEN 0, Unified VLP 3 of 3 planned seeds" in photographs.write_page(plan, with_cider(found), 40)
+    kept = {row["name"]: row for row in photographs.finding_rows(plan, with_cider(found))}
+    assert len(kept) == 4 * (3 + 2) and "mean" not in kept["tden r1 1"]
+    assert kept["unified-vlp nll 0.05"]["mean"] == pytest.approx(-1, abs=1e-3)
+    assert kept["unified-vlp nll 0.05"]["verdict"] == "better"
+
+
+def with_cider(found: dict[str, dict[int, dict[str, Any]]]) -> dict[str, dict[int, dict[str, Any]]]:
+    for result in (result for of_arm in found.values() for result in of_arm.values()):
+        for values in result["test"].values():
+            values["cider"] = 30.0
+    return found
+
+
+def test_curves_have_a_panel_for_each_contrast(tmp_path: Path) -> None:
+    plan = read_plan(Path(photographs.__file__).with_suffix(".toml"))
+    names = {c.design for c in plan.contrasts}
+    one = {f"{share:g}": {"nll": 3 / share**0.1, "r1": 5 + share} for share in plan.shares}
+    found = {n + w: {s: {"test": one} for s in (1, 2)} for n in names for w in ("", WITHOUT)}
+    photographs.draw(plan, found, tmp_path / "curves.svg")
+    first = (tmp_path / "curves.svg").read_bytes()
+    assert first.count(b'<g id="axes_') == len(plan.contrasts)
+    photographs.draw(plan, found, tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_bytes() == first, "the same curves are the same bytes"
