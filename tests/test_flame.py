@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 STACKS = """\
-main (run.py:1);step (model.py:5);linear (linear.py:9);at::mm<float, std::pair<int, int>>::call (libtorch.so);copy (libmkl.so) 60
+main (run.py:1);step (model.py:5);linear (linear.py:9);at::mm<float, pair<int>>::call (libtorch.so);copy (libmkl.so) 60
 main (run.py:1);step (model.py:6);linear (linear.py:9);at::mm<double>::call (libtorch.so);multiply (libmkl.so) 30
 main (run.py:1);step (model.py:7) 10
 main (run.py:2);load (files.py:3) 900

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vlp_models.common import io, progress
-from vlp_models.common.io import atomic_write, link_or_copy, output_directory, write_json
+from vlp_models.common.io import atomic_write, link_or_copy, output_directory, scratch_directory, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.errors import BusyError, path_of
@@ -40,6 +40,17 @@ def test_output_directory_replaces_a_folder_only_if_the_block_succeeds(tmp_path:
         raise ValueError("no")
     assert [path.name for path in folder.iterdir()] == ["one"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_scratch_directory_is_removed_with_those_that_killed_processes_left(tmp_path: Path) -> None:
+    left = tmp_path / ".work" / ".copy.partial" / "left"
+    left.mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path / ".work" / "copy") as one:
+        with scratch_directory(tmp_path / ".work" / "copy") as other:
+            (other / "file").touch()
+        assert one.is_dir() and not other.exists() and not left.exists()
+        raise KeyboardInterrupt
+    assert not list((tmp_path / ".work").iterdir())
 
 
 def write_half(path: Path, text: str) -> None:

@@ -89,7 +89,7 @@ def test_predictions_replay_in_the_project_with_its_weights_only(packed: RunBund
     done = run(project.root, "vlp", "replay", packed.path.name, "--level", "predict", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predictions-test.jsonl: all" in done.stdout and "differs" not in done.stdout
-    assert not list(project.root.glob(".replay-*"))
+    assert not list((project.root / ".work").glob(".replay*"))
     (weights,) = (project.checkpoint(f"finetune/{RUN}")).glob("*.safetensors")
     kept = weights.read_bytes()
     try:

@@ -20,7 +20,7 @@ def test_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, monkeypat
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     found = verify_resume(params, workspace, "pretrain/tden", steps=8)
     assert found.differ == [] and found.files > 3 and 0 < found.killed_at <= 8
-    assert not list((tmp_path / ".work").glob("verify-resume-*")) and not workspace.checkpoint("pretrain/tden").exists()
+    assert not list((tmp_path / ".work").glob(".verify-resume*")) and not workspace.checkpoint("pretrain/tden").exists()
     with pytest.raises(DataError, match=r"run: dvc repro pretrain@tden|pretrain@tden"):
         verify_resume(params, workspace, "finetune/vqa")  # what it starts from is not here
     with pytest.raises(ParamsError, match="pretrain/tdn: no such run"):

@@ -175,7 +175,7 @@ def test_model_that_cannot_be_served_is_refused_before_mlflow_is_touched(params:
     with pytest.raises(CheckpointError, match=r"register: run `(first|second)` \(model `\w+`, task vqa\) cannot be"):
         register.run(wrong, workspace)
     assert not (workspace.root / "mlflow.db").exists() and not (workspace.reports / "registered.json").exists()
-    assert not list((workspace.root / ".work").glob("bundles-*"))
+    assert not list((workspace.root / ".work").glob(".bundles*"))
 
 
 @pytest.mark.slow

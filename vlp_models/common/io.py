@@ -118,6 +118,16 @@ def _partial(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
             folder.rmdir()
 
 
+@contextmanager
+def scratch_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty folder for this process within `.NAME.partial`, which is removed in the end.
+
+    Those of processes that were killed are removed as well.
+    """
+    with _partial(path, Path.mkdir) as own:
+        yield own
+
+
 def remove_partials(folder: Path) -> None:
     """Remove all partial outputs in a folder: their writers have ended, or are not needed any more."""
     for path in folder.glob(".*.partial"):

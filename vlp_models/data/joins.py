@@ -7,7 +7,6 @@ not make the detector stale.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlp_models.common.io import scratch_directory
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, TableWriter, stream_table
 from vlp_models.errors import DataError
 
@@ -42,22 +42,18 @@ class Database:
         """Open a database whose files are in a temporary folder of `directory` (default: the system's)."""
         import duckdb
 
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".joins-", dir=directory))
-        settings: dict[str, str | bool | int | float | list[str]] = {
-            "memory_limit": MEMORY,
-            "temp_directory": str(folder / "spilled"),
-            "threads": 2,
-            "preserve_insertion_order": True,  # a table without ORDER BY is read in insertion order
-            "autoinstall_known_extensions": False,  # nothing is downloaded
-            "autoload_known_extensions": False,
-        }
-        try:
-            with duckdb.connect(folder / "joins.duckdb", config=settings) as connection:
+        scratch = tempfile.TemporaryDirectory() if directory is None else scratch_directory(directory / "joins")
+        with scratch as folder:
+            settings: dict[str, str | bool | int | float | list[str]] = {
+                "memory_limit": MEMORY,
+                "temp_directory": str(Path(folder) / "spilled"),
+                "threads": 2,
+                "preserve_insertion_order": True,  # a table without ORDER BY is read in insertion order
+                "autoinstall_known_extensions": False,  # nothing is downloaded
+                "autoload_known_extensions": False,
+            }
+            with duckdb.connect(Path(folder) / "joins.duckdb", config=settings) as connection:
                 yield Database(connection)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, name: str, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
         """Create the table `name` from rows that come piece by piece. An error of `tables` is raised as it is."""

@@ -9,7 +9,6 @@ another seed would change as much.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from vlp_models.common.io import link_or_copy
+from vlp_models.common.io import link_or_copy, scratch_directory
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
@@ -60,12 +59,11 @@ class Equivalence:
 @contextmanager
 def int8_bundle(bundle: Path, work: Path) -> Iterator[Path]:
     """Yield a copy of a bundle whose linear layers have weights of 8 bits. work: where a temporary folder is made."""
-    work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=work, prefix="int8-") as folder:
-        copy = Path(folder) / "artifacts" / "bundle"
+    with scratch_directory(work / "int8") as folder:
+        copy = folder / "artifacts" / "bundle"
         shutil.copytree(bundle, copy, copy_function=link_or_copy)
         if (bundle.parents[1] / CODE).is_dir():
-            (Path(folder) / CODE).symlink_to((bundle.parents[1] / CODE).absolute())
+            (folder / CODE).symlink_to((bundle.parents[1] / CODE).absolute())
         checkpoint = copy / CHECKPOINT
         weights = quantize_linears(load_task_model(checkpoint), read_weights(checkpoint))
         for name in (WEIGHTS, SUMS):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlp_models.common.io import hash_file
+from vlp_models.common.io import hash_file, scratch_directory
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
@@ -106,8 +106,8 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
             )
     if (found := hash_shards(workspace.shards)) != record["data"]:
         raise DataError(f"data/shards is {found}, the bundle's {record['data']}; `dvc pull` with the bundle's dvc.lock")
-    with tempfile.TemporaryDirectory(dir=workspace.root, prefix=".replay-") as folder:
-        copy = Workspace(Path(folder))
+    with scratch_directory(workspace.root / ".work" / "replay") as folder:
+        copy = Workspace(folder)
         for name in ("data", "checkpoints", "plugins", "packages"):
             if (workspace.root / name).exists():
                 (copy.root / name).symlink_to(workspace.root / name)

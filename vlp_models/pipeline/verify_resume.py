@@ -7,24 +7,21 @@ and start checkpoint. The kill is a SIGKILL as soon as a checkpoint exists to re
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import hash_file
+from vlp_models.common.io import hash_file, scratch_directory
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, read_yaml, split_start
 from vlp_models.params.schema import suggestion
 
 EVERY = 2  # updates between checkpoints
-FOLDER = "verify-resume-"
 DATA = (
     "data/shards",
     "data/contents",
@@ -73,11 +70,8 @@ def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: in
     require_output(workspace.tokenizer, "tokenizer")
     if start:
         require_output(workspace.checkpoint(start), start.replace("/", "@", 1))
-    (workspace.root / ".work").mkdir(exist_ok=True)
-    for leftover in (workspace.root / ".work").glob(f"{FOLDER}*"):  # of a killed run of this command
-        shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=workspace.root / ".work", prefix=FOLDER) as temporary:
-        whole, killed = Path(temporary) / "whole", Path(temporary) / "killed"
+    with scratch_directory(workspace.root / ".work" / "verify-resume") as temporary:
+        whole, killed = temporary / "whole", temporary / "killed"
         for folder in (whole, killed):
             _prepare(folder, workspace, kind, name, start, steps)
         _train(whole, kind, name)

@@ -7,14 +7,13 @@ features, tokenizer, or the code that serves them.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.io import write_json
+from vlp_models.common.io import scratch_directory, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output
 from vlp_models.data.tables import stream_table
@@ -106,16 +105,14 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
     """Yield a bundle of every run to register, the best of each task first; those to be served pass a smoke test."""
     ranked = sorted(rank_runs(params, workspace).items())
     images = _find_test_images(workspace)
-    work = workspace.root / ".work"
-    work.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=work, prefix="bundles-") as temporary:
+    with scratch_directory(workspace.root / ".work" / "bundles") as temporary:
         bundles = []
         for task, runs in ranked:
             if len(runs) > 1:
                 scores = {candidate.run: candidate.scores for candidate in runs}
                 logger.info("%s", describe_ranking(params, task, scores))
             for rank, candidate in enumerate(runs):
-                bundle = Path(temporary) / candidate.run / BUNDLE
+                bundle = temporary / candidate.run / BUNDLE
                 bundle.mkdir(parents=True)
                 checkpoint = require_output(
                     workspace.checkpoint(f"finetune/{candidate.run}"), f"finetune@{candidate.run}"
