@@ -34,7 +34,7 @@ from pretraining_study.board_page import verdict_of
 from pretraining_study.learn import Learner
 from pretraining_study.measure import METRICS
 from pretraining_study.photos import Photos
-from pretraining_study.results import ROOT, Results, commit
+from pretraining_study.results import ROOT, Results
 from pretraining_study.run import parameters, pretrained
 from pretraining_study.setting import Setting
 from pretraining_study.statistics import Paired, paired
@@ -267,20 +267,23 @@ def _finding(design: str, metric: str, share: float, sides: tuple[list[float], l
 
 
 def draw(plan: Plan, found: Found, path: Path) -> None:
-    """Write the curves as an SVG: a panel for each contrast, means with 95% intervals over seeds (Student's t)."""
+    """Write the curves as an SVG: a panel for each contrast with two seeds or more, means with 95% intervals over seeds
+    (Student's t)."""
     import matplotlib
     from matplotlib.figure import Figure
     from scipy.stats import t
 
-    figure = Figure(figsize=(3.4 * len(plan.contrasts), 3), layout="constrained")
-    axes = figure.subplots(1, len(plan.contrasts), squeeze=False)[0]
-    for axis, c in zip(axes, plan.contrasts, strict=True):
+    drawn = [c for c in plan.contrasts if len(_sides(found, c.design, f"{plan.shares[0]:g}", c.metric)[0]) > 1]
+    if not drawn:
+        return
+    figure = Figure(figsize=(3.4 * len(drawn), 3), layout="constrained")
+    axes = figure.subplots(1, len(drawn), squeeze=False)[0]
+    for axis, c in zip(axes, drawn, strict=True):
         sides = [_sides(found, c.design, f"{share:g}", c.metric) for share in plan.shares]
         for side, label in enumerate(("pretrained", "not pretrained")):
-            values = [pair[side] for pair in sides if len(pair[0]) > 1]
-            shares = [share for share, pair in zip(plan.shares, sides, strict=True) if len(pair[0]) > 1]
+            values = [pair[side] for pair in sides]
             half = [t.ppf(0.975, len(v) - 1) * statistics.stdev(v) / len(v) ** 0.5 for v in values]
-            axis.errorbar(shares, [statistics.mean(v) for v in values], half, marker="o", capsize=3, label=label)
+            axis.errorbar(plan.shares, [statistics.mean(v) for v in values], half, marker="o", capsize=3, label=label)
         axis.set_xscale("log")
         axis.set_xticks(plan.shares, [f"{share:.0%}" for share in plan.shares])
         axis.minorticks_off()
@@ -328,7 +331,7 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
         kept = {"setting": asdict(photos.setting), "plan": asdict(plan), "findings": finding_rows(plan, found)}
-        kept |= {"results": found, "commit": commit()}
+        kept["results"] = found
         draw(plan, found, page.with_suffix(".svg"))
         page.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 

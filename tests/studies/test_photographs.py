@@ -131,3 +131,6 @@ def test_curves_have_a_panel_for_each_contrast(tmp_path: Path) -> None:
     assert first.count(b'<g id="axes_') == len(plan.contrasts)
     photographs.draw(plan, found, tmp_path / "curves.svg")
     assert (tmp_path / "curves.svg").read_bytes() == first, "the same curves are the same bytes"
+    found["unified-vlp"].pop(2)
+    photographs.draw(plan, found, tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_bytes().count(b'<g id="axes_') == 2, "one seed has no interval"
