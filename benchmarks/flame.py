@@ -1,8 +1,8 @@
 """Draw where the time below one function goes: a flame graph as an SVG without scripts, from sampled stacks.
 
     pip install py-spy
-    OMP_NUM_THREADS=1 py-spy record --native --rate 50 --format raw --output stacks.txt -- \\
-        python benchmarks/roofline.py --work decoding --size middle --models tden --repeats 500
+    OMP_NUM_THREADS=1 py-spy record --native --rate 100 --format raw --output stacks.txt -- \\
+        python benchmarks/roofline.py --work decoding --size middle --models tden --repeats 60
     python benchmarks/flame.py stacks.txt --below TDEN.step --output flame.svg
 
 A box is a function, as wide as the share of the samples in which it ran; what it called is above it. Colors: Python

@@ -330,8 +330,12 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
         page = root / "benchmarks" / "results" / f"study-{NAME}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
-        kept = {"setting": asdict(photos.setting), "plan": asdict(plan), "findings": finding_rows(plan, found)}
-        kept["results"] = found
+        kept = {
+            "setting": asdict(photos.setting),
+            "plan": asdict(plan),
+            "findings": finding_rows(plan, found),
+            "results": found,
+        }
         draw(plan, found, page.with_suffix(".svg"))
         page.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 

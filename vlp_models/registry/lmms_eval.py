@@ -98,7 +98,7 @@ class ModelArgs:
 
 
 def open_predictor(args: ModelArgs, device: str) -> tuple[Predictor, str]:
-    """Load the version or export that the arguments name; return it with the name of what was loaded.
+    """Load the version or export that the arguments name; return it with its name.
 
     Raises:
         DataError: there is no such version or export.
