@@ -20,10 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pretraining_study.arms import Pretraining
+from pretraining_study.arms import TASKS, Pretraining
 from pretraining_study.board import BUDGETS, Board, Design, collect, compare_all, measure_costs, read_board_plan, search
 from pretraining_study.board_page import write_board
 from pretraining_study.data import PIXEL_FAMILIES, Data
+from pretraining_study.judging import ROWS
 from pretraining_study.photos import Photos
 from pretraining_study.setting import Setting
 from vlmo import IMAGES, TEXTS, pairs
@@ -67,7 +68,7 @@ SCENES = Board(
     title="Leaderboard: five models at equal budgets, on synthetic scenes",
     designs=DESIGNS,
     plan=PLAN,
-    setting=Setting(side=48, web=3_200, train=200, batch=32, vision_warmup=600),
+    setting=Setting(side=48, web=3_200, train=200, batch=32, vision_warmup=600, tasks=(*TASKS, *ROWS)),
     script="studies/leaderboard.py",
     notes=(
         "Pixel models (VLMo, SOHO) read drawn scenes, after a vision warm-up that no budget counts. The others read "

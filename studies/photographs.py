@@ -125,7 +125,7 @@ def run(arm: Arm, seed: int, photos: Photos, plan: Plan) -> dict[str, Any]:
             learners = {}
             for updates in arm.fine_tuning.budgets:
                 learners[updates] = Learner(copy.deepcopy(model), photos, split, seed=seed, lr=photos.setting.lr)
-                getattr(learners[updates], task)(updates)
+                learners[updates].learn(task, updates)
             best = max(learners, key=lambda updates: _score(task, learners[updates].model, photos))
             values |= _measured(task, learners[best].model, photos)
             chosen.setdefault(f"{share:g}", {})[task] = best

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pretraining_study.arms import Pretraining
 from pretraining_study.data import Data, Images, Texts
+from pretraining_study.judging import LABELS, ROWS
 from pretraining_study.pictures import Pictures
 from pretraining_study.sizes import sizes
 from vlp_models.data.batch import Batch, Image, Pixels, Regions, Text
@@ -38,6 +39,9 @@ NEEDS: dict[str, tuple[type, ...]] = {  # task -> what a model must be, one of t
     "captioning": (Generates,),
     "vqa": (Fuses,),
     "retrieval": (Embeds, ScoresPairs),
+    "entailment": (Fuses,),
+    "nlvr2": (Fuses,),
+    "vcr": (Fuses,),
 }
 
 
@@ -203,14 +207,36 @@ def answer_head(model: nn.Module, answers: Sequence[str]) -> nn.Linear:
     return head
 
 
-def answer_logits(model: nn.Module, head: nn.Linear, batch: Batch) -> Tensor:
+def answer_logits(model: nn.Module, head: nn.Module, batch: Batch) -> Tensor:
     return head(model.fuse(batch.image, batch.text).pooled_BP)  # type: ignore[operator]
 
 
-def answer_loss(model: nn.Module, head: nn.Linear, batch: Batch) -> Tensor:
+def answer_loss(model: nn.Module, head: nn.Module, batch: Batch) -> Tensor:
     """Nats a question: whether each answer is right, in the light of the soft scores."""
     assert batch.targets is not None
     return soft_label_answers(answer_logits(model, head, batch), batch.targets).mean
+
+
+def judging_head(model: nn.Module, task: str) -> nn.Module:
+    """Return the classifier of entailment, NLVR2 or VCR (judging.py) on the fused features of a question's rows, as the
+    task of the same name has it: two layers on both images' features for NLVR2, else one."""
+    images = ROWS[task] if task == "nlvr2" else 1
+    width = images * int(model.fused_dim)  # type: ignore[arg-type]
+    last = nn.Linear(width, 1 if task == "vcr" else LABELS[task])
+    layers = [nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), last] if task == "nlvr2" else [last]
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=model.config.init_std)  # type: ignore[union-attr, arg-type]
+            nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+def judging_logits(model: nn.Module, head: nn.Module, images: Images | Pictures, texts: Texts, task: str) -> Tensor:
+    """[Q, labels]. texts: the rows of the questions; an image is encoded once for texts that follow each other."""
+    shown_K, owner_N = texts.owner_N.unique_consecutive(return_inverse=True)
+    fused = model.fuse(image(images, shown_K), replace(text(texts), owner_N=owner_N))  # type: ignore[operator]
+    pooled_QNP = fused.pooled_BP.unflatten(0, (-1, ROWS[task]))
+    return head(pooled_QNP).flatten(1) if task == "vcr" else head(pooled_QNP.flatten(1))  # type: ignore[no-any-return]
 
 
 def embeds(model: nn.Module) -> bool:

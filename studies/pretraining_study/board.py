@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from pretraining_study.arms import Arm, FineTuning, Pretraining
+from pretraining_study.judging import ROWS
 from pretraining_study.measure import METRICS
 from pretraining_study.results import ROOT, Results, commit
 from pretraining_study.setting import Setting
 
 BUDGETS = ("pairs", "flops", "seconds")
-PRIMARY = {"captioning": "nll", "vqa": "answer_nll", "retrieval": "r1"}
+PRIMARY = {"captioning": "nll", "vqa": "answer_nll", "retrieval": "r1"}  # of the tasks that the search is judged by
 STARTUP_TRIALS = 4  # the defaults, then random draws that are equal for all designs; the later trials are TPE's
 ROUNDS = 12  # updates of each stage whose cost is measured; a multiple of the objectives that take turns
 Settings = Mapping[str, float]
@@ -320,7 +321,8 @@ def best(trials: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def train_and_measure(arm: Arm, seed: int, data: Any, *, on: str) -> dict[str, Any]:
-    """Pretrain, fine-tune on every task that model and data have, and measure on `on`: val or test."""
+    """Pretrain, fine-tune on every task that model and data have, and measure on `on`: test, or val for the search,
+    which leaves out what it is not judged by."""
     import torch
 
     from pretraining_study import adapter, measure
@@ -337,10 +339,11 @@ def train_and_measure(arm: Arm, seed: int, data: Any, *, on: str) -> dict[str, A
     model = pretrained(arm, seed, data, split)
     seconds = {"pretraining": time.process_time() - start, "fine-tuning": 0.0, "measuring": 0.0}
     values: dict[str, float] = {}
-    for task in filter(partial(adapter.can, model), data.tasks):
+    tasks = [task for task in data.tasks if on == "test" or task in PRIMARY]
+    for task in filter(partial(adapter.can, model), tasks):
         start = time.process_time()
         learner = Learner(copy.deepcopy(model), data, split, seed=seed, lr=data.setting.lr * arm.fine_tuning.lr_factor)
-        getattr(learner, task)(arm.fine_tuning.budgets[0])
+        learner.learn(task, arm.fine_tuning.budgets[0])
         seconds["fine-tuning"] += time.process_time() - start
         start = time.process_time()
         if task == "captioning":
@@ -349,6 +352,9 @@ def train_and_measure(arm: Arm, seed: int, data: Any, *, on: str) -> dict[str, A
         elif task == "vqa":
             assert learner.head is not None
             values |= measure.answers(learner.model, learner.head, held_out, data)
+        elif task in ROWS:
+            assert learner.head is not None
+            values |= measure.judgments(learner.model, learner.head, held_out, task)
         else:
             values["r1"] = measure.retrieval(learner.model, held_out, among_few=True)["r1"]
         seconds["measuring"] += time.process_time() - start

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pretraining_study.arms import TASKS
+from pretraining_study.judging import Judgments, Question, ask
 from pretraining_study.pictures import Pictures, draw
 from pretraining_study.setting import Setting
 from vlp_models.data.answers import build_answer_vocabulary, soft_scores
@@ -42,6 +42,7 @@ from vlp_models.synthetic.scenes.scene import (
 SIDE = 64  # pixels on which the scenes' hidden parts are counted where nothing is drawn
 SYMBOLS = (*SHAPES, *COLORS, *SIZES, *TEXTURES)
 PIXEL_FAMILIES = ("vlmo", "soho")
+_STREAMS = {"entailment": 6, "nlvr2": 7, "vcr": 8}  # of chance
 _PARTS = {"web": 0, "train": 1, "val": 2, "test": 3, "language": 4}
 _LANGUAGE = 400  # scenes whose captions and questions give the vocabularies; not trained on
 _SHARPNESS = 6.0  # of the class probabilities; at this the true class of a clean region has 0.9
@@ -75,7 +76,8 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Images with captions and questions. scenes: empty for photos. answers: ten a question; scores_QA: soft labels."""
+    """Images with captions and questions. scenes: empty for photos. answers: ten a question; scores_QA: soft labels.
+    judged: of the tasks with one right label, by task."""
 
     scenes: tuple[Scene, ...]
     images: Images | Pictures
@@ -83,6 +85,7 @@ class Split:
     questions: Texts
     answers: tuple[tuple[str, ...], ...]
     scores_QA: Tensor
+    judged: Mapping[str, Judgments] = field(default_factory=dict)
 
     @property
     def references(self) -> list[list[str]]:
@@ -117,12 +120,25 @@ class Data:
         self._alt_texts = [self._alt_text(number, scene) for number, scene in enumerate(self.web_scenes)]
         captions = [text for scene in speech for text in self._captions_of("language", scene)]
         asked = list(self._asked("language", speech))
-        language = [*self._alt_texts, *captions, *(question for _, question, _ in asked)]
+        judged = {
+            segment: None
+            for task in self._judging
+            for question in self._questions(task, "language", speech)
+            for segments, _ in question.rows
+            for segment in segments
+        }
+        language = [*self._alt_texts, *captions, *(question for _, question, _ in asked), *judged]
         self.tokenizer = Tokenizer.train(language, size=1000, min_frequency=1, lowercase=True)
         self.answers = build_answer_vocabulary([answers for _, _, answers in asked], 3)
         self._answer_index = {answer: number for number, answer in enumerate(self.answers)}
 
-    tasks: tuple[str, ...] = TASKS
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.setting.tasks
+
+    @property
+    def _judging(self) -> list[str]:
+        return [task for task in self.tasks if task in _STREAMS]
 
     def small(self) -> Data:
         """The same kind of data with few images, for measurements of memory."""
@@ -183,6 +199,22 @@ class Data:
             for question in choose(scene, self.setting.questions, balance, rng):
                 yield image, question.text, tuple(str(a["answer"]) for a in annotate(question, rng))
 
+    def _questions(self, task: str, part: str, scenes: Sequence[Scene]) -> list[Question]:
+        return ask(task, scenes, lambda scene: self._rng(part, _number(part, scene), _STREAMS[task]))
+
+    def _judged(self, task: str, part: str, scenes: Sequence[Scene]) -> Judgments:
+        questions = self._questions(task, part, scenes)
+        rows = [row for question in questions for row in question.rows]
+        encoded = self.tokenizer.encode_segments([segments for segments, _ in rows], self.setting.max_text_len)
+        texts = Texts(
+            words=tuple(" ".join(segments) for segments, _ in rows),
+            ids_NT=encoded.ids_BT,
+            mask_NT=encoded.mask_BT,
+            owner_N=torch.tensor([image for _, image in rows], dtype=torch.int64),
+        )
+        labels = torch.tensor([question.label for question in questions], dtype=torch.int64)
+        return Judgments(texts=texts, labels_Q=labels)
+
     def _split(self, part: str, numbers: range) -> Split:
         scenes = tuple(self._scene(part, number) for number in numbers)
         captions = [self._captions_of(part, scene) for scene in scenes]
@@ -200,6 +232,7 @@ class Data:
             questions=self.texts([text for _, text, _ in asked], [image for image, _, _ in asked]),
             answers=tuple(answers for _, _, answers in asked),
             scores_QA=scores_QA,
+            judged={task: self._judged(task, part, scenes) for task in self._judging},
         )
 
     def texts(self, texts: Sequence[str], owners: Sequence[int]) -> Texts:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretraining_study import adapter
 from pretraining_study.arms import Arm, Pretraining
 from pretraining_study.data import Data, Split, Texts, take
+from pretraining_study.judging import ROWS, Judgments
 
 CLIP = 1.0  # largest gradient norm
 OTHERS = 3  # images that a caption's own is ranked against, by a model that fuses each pair
@@ -104,8 +106,14 @@ class Learner:
 
     def __init__(self, model: nn.Module, data: Data, split: Split, *, seed: int, lr: float) -> None:
         self.model, self.data, self.split, self.seed, self.lr = model, data, split, seed, lr
-        torch.manual_seed(1000 * seed + 5)
-        self.head = adapter.answer_head(model, data.answers) if adapter.can(model, "vqa") and data.answers else None
+        self.head: nn.Module | None = None  # of the task that was learned, beside the model's own
+
+    def learn(self, task: str, updates: int) -> None:
+        torch.manual_seed(1000 * self.seed + 5)
+        if task in ROWS:
+            self.judging(task, updates)
+        else:
+            {"captioning": self.captioning, "vqa": self.vqa, "retrieval": self.retrieval}[task](updates)
 
     def captioning(self, updates: int) -> None:
         def step(texts: Texts) -> Tensor:
@@ -114,14 +122,27 @@ class Learner:
         self._fit(self.model, self.split.captions, lambda rows: step(take(self.split.captions, rows)), updates)
 
     def vqa(self, updates: int) -> None:
-        questions, images, head = self.split.questions, self.split.images, self.head
-        assert head is not None
+        questions, images = self.split.questions, self.split.images
+        self.head = head = adapter.answer_head(self.model, self.data.answers)
 
         def step(rows: Tensor) -> Tensor:
             chosen = adapter.batch(images, take(questions, rows), self.split.scores_QA[rows])
             return adapter.answer_loss(self.model, head, chosen)
 
         self._fit(nn.ModuleDict({"model": self.model, "head": head}), questions, step, updates)
+
+    def judging(self, task: str, updates: int) -> None:
+        """A batch has as many texts as that of another task, so fewer questions."""
+        judged, images = self.split.judged[task], self.split.images
+        self.head = head = adapter.judging_head(self.model, task)
+
+        def step(questions: Tensor) -> Tensor:
+            texts = take(judged.texts, judged.rows(questions))
+            logits_QC = adapter.judging_logits(self.model, head, images, texts, task)
+            return F.cross_entropy(logits_QC, judged.labels_Q[questions])
+
+        size = max(1, self.data.setting.batch // ROWS[task])
+        self._fit(nn.ModuleDict({"model": self.model, "head": head}), judged, step, updates, size)
 
     def retrieval(self, updates: int) -> None:
         chance = torch.Generator().manual_seed(1000 * self.seed + 4)
@@ -133,8 +154,15 @@ class Learner:
 
         self._fit(self.model, self.split.captions, step, updates)
 
-    def _fit(self, modules: nn.Module, texts: Texts, step: Callable[[Tensor], Tensor], updates: int) -> None:
+    def _fit(
+        self,
+        modules: nn.Module,
+        samples: Texts | Judgments,
+        step: Callable[[Tensor], Tensor],
+        updates: int,
+        size: int | None = None,
+    ) -> None:
         order = torch.Generator().manual_seed(1000 * self.seed + 3)
-        rows = orders(len(texts), self.data.setting.batch, updates, order)
+        rows = orders(len(samples), size or self.data.setting.batch, updates, order)
         for _ in updates_of(modules, lambda chosen, _: step(chosen), rows, lr=self.lr, updates=updates):
             pass

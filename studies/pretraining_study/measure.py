@@ -29,6 +29,12 @@ METRICS: dict[str, tuple[str, bool, int]] = {
     "vqa": ("VQA accuracy, %", False, 1),
     "match_nll": ("NLL of a caption's image, nats", True, 3),
     "r1": ("R@1, %", False, 1),
+    "entailment_nll": ("NLL of an entailment label, nats", True, 3),
+    "entailment": ("entailment accuracy, %", False, 1),
+    "nlvr2_nll": ("NLL of an NLVR2 label, nats", True, 3),
+    "nlvr2": ("NLVR2 accuracy, %", False, 1),
+    "vcr_nll": ("NLL of a VCR choice, nats", True, 3),
+    "vcr": ("VCR, Q->AR, %", False, 1),
 }
 
 
@@ -71,7 +77,7 @@ def cider(generated: Sequence[str], references: Sequence[Sequence[str]]) -> floa
 
 
 @torch.no_grad()
-def answers(model: nn.Module, head: nn.Linear, split: Split, data: Data) -> dict[str, float]:
+def answers(model: nn.Module, head: nn.Module, split: Split, data: Data) -> dict[str, float]:
     """`answer_nll`: of the soft scores of all answers, a question. `vqa`: the official accuracy, in percent."""
     total, scores = 0.0, []
     for rows in _pieces(len(split.questions)):
@@ -83,6 +89,22 @@ def answers(model: nn.Module, head: nn.Linear, split: Split, data: Data) -> dict
             for a, q in zip(logits_QA.argmax(-1).tolist(), rows.tolist(), strict=True)
         ]
     return {"answer_nll": total / len(scores), "vqa": 100 * float(np.mean(scores))}
+
+
+@torch.no_grad()
+def judgments(model: nn.Module, head: nn.Module, split: Split, task: str) -> dict[str, float]:
+    """Of entailment, NLVR2 or VCR (judging.py): `TASK_nll`, of the right label; `TASK`, the accuracy in percent, for
+    VCR of answer and rationale together (Q->AR)."""
+    judged, total, right = split.judged[task], 0.0, []
+    for questions in torch.arange(len(judged)).split(AT_ONCE):
+        texts, labels_Q = take(judged.texts, judged.rows(questions)), judged.labels_Q[questions]
+        logits_QC = adapter.judging_logits(model, head, split.images, texts, task).double()
+        total += float(F.cross_entropy(logits_QC, labels_Q, reduction="sum"))
+        right.append(logits_QC.argmax(1) == labels_Q)
+    right_Q = torch.cat(right)
+    if task == "vcr":
+        right_Q = right_Q.view(-1, 2).all(1)
+    return {f"{task}_nll": total / len(judged), task: 100 * float(right_Q.double().mean())}
 
 
 @torch.no_grad()

@@ -88,7 +88,9 @@ def extract(photos: Sequence[Photo], cells: int, folder: Path, backbone: TimmPar
 class Photos(Data):
     """The interface of `Data`, for models that read regions and tasks without questions."""
 
-    tasks = ("captioning", "retrieval")
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return ("captioning", "retrieval")
 
     def __init__(
         self, setting: Setting, photos: dict[str, list[Photo]], arrays: dict[str, dict[str, np.ndarray]]

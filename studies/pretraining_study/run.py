@@ -54,7 +54,7 @@ def run_arm(arm: Arm, seed: int, data: Data) -> dict[str, Any]:
         for budget in tuning.budgets:
             start = time.process_time()
             learners[budget] = Learner(copy.deepcopy(model), data, split, seed=seed, lr=setting.lr * tuning.lr_factor)
-            getattr(learners[budget], task)(budget)
+            learners[budget].learn(task, budget)
             seconds["fine-tuning"] += time.process_time() - start
             start = time.process_time()
             scores[budget] = _score(task, learners[budget], data.val, data)

@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from pretraining_study.arms import TASKS
 from vlp_models.synthetic.scenes.captions import Noise
 
 
@@ -18,6 +19,7 @@ class Setting:
     web              scenes with one noisy alt text each: what is pretrained on, the same for every seed
     train            target images a seed: five clean captions and `questions` questions each
     val, test        target images, the same for every seed
+    tasks            what the target has: captioning, vqa, retrieval, entailment, nlvr2, vcr
     feature_dim      of a region: its symbols through a fixed random projection
     feature_noise    standard deviation of the noise added to each symbol (0 or 1) before the projection
     side, patch      of a drawn scene and of a patch of it, in pixels. side 0: nothing is drawn, models read regions
@@ -44,6 +46,7 @@ class Setting:
     batch: int = 64
     lr: float = 2e-3
     max_text_len: int = 32
+    tasks: tuple[str, ...] = TASKS
 
     def fingerprint(self, *others: Any) -> str:
         """Of the setting and of whatever else decides a result: a result with another one is not of this study."""

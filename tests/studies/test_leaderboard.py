@@ -17,16 +17,29 @@ from pretraining_study.data import Data
 from pretraining_study.setting import Setting
 
 TINY = Setting(
-    web=48, train=6, val=4, test=12, questions=2, hidden=16, heads=2, batch=8, feature_dim=12, side=48, vision_warmup=1
+    web=48,
+    train=8,
+    val=4,
+    test=12,
+    questions=2,
+    hidden=16,
+    heads=2,
+    batch=8,
+    feature_dim=12,
+    side=48,
+    vision_warmup=1,
+    tasks=leaderboard.SCENES.setting.tasks,
 )
+CAPTIONS = {"nll", "cider", "true"}
+FUSED = {"answer_nll", "vqa", "entailment_nll", "entailment", "nlvr2_nll", "nlvr2", "vcr_nll", "vcr"}
 TASKS = {
-    "tden": {"nll", "cider", "true", "answer_nll", "vqa", "r1"},
-    "tden-two-pass": {"nll", "cider", "true", "answer_nll", "vqa", "r1"},
-    "unified-vlp": {"nll", "cider", "true", "answer_nll", "vqa"},
-    "xgpt": {"nll", "cider", "true"},
-    "xgpt-two-pass": {"nll", "cider", "true"},
-    "vlmo": {"answer_nll", "vqa", "r1"},
-    "soho": {"answer_nll", "vqa", "r1"},
+    "tden": CAPTIONS | FUSED | {"r1"},
+    "tden-two-pass": CAPTIONS | FUSED | {"r1"},
+    "unified-vlp": CAPTIONS | FUSED,
+    "xgpt": CAPTIONS,
+    "xgpt-two-pass": CAPTIONS,
+    "vlmo": FUSED | {"r1"},
+    "soho": FUSED | {"r1"},
 }
 
 
@@ -100,6 +113,7 @@ def test_every_design_has_the_same_number_of_trials_and_the_same_first_ones(fini
         trials = board.trials_of(finished, design, 99)
         assert len(trials) == 2 and trials[0]["settings"] == finished.defaults()
         assert all("val" in trial and "test" not in trial for trial in trials)
+        assert all(trial["val"].keys() <= {"nll", "answer_nll", "vqa", "r1"} for trial in trials)
         settings.add(str([trial["settings"] for trial in trials]))
     assert len(settings) == 1, "random draws are equal for all designs"
 
