@@ -55,17 +55,20 @@ def samples() -> list[Sample]:
     ]
 
 
-def test_finds_items_with_a_copy_in_the_runs_own_training_data(validated: Path) -> None:
-    leaked = TrainingData(validated, ["a"]).find_leaked(samples())
+def test_finds_items_with_a_copy_in_the_runs_own_training_data(validated: Path, tmp_path: Path) -> None:
+    leaked = TrainingData(validated, ["a"], validated / "scratch").find_leaked(samples())
     assert leaked.images == {f"a/test-{n}" for n in range(10)}
     assert leaked.texts == {f"a/test-{n}" for n in range(30, 50)}
-    assert TrainingData(validated, []).find_leaked(samples()).images == leaked.images | {"a/test-59"}
-    only_b = TrainingData(validated, ["b"]).find_leaked(samples())
+    assert TrainingData(validated, [], validated / "scratch").find_leaked(samples()).images == leaked.images | {
+        "a/test-59"
+    }
+    only_b = TrainingData(validated, ["b"], tmp_path / "scratch").find_leaked(samples())
     assert (only_b.images, only_b.texts) == ({"a/test-59"}, set())
+    assert not list((tmp_path / "scratch").rglob("*")), "the texts go with the object"
 
 
 def test_score_without_leaked_items_is_that_of_the_others(validated: Path) -> None:
-    leaked = TrainingData(validated, ["a"]).find_leaked(samples())
+    leaked = TrainingData(validated, ["a"], validated / "scratch").find_leaked(samples())
     right = np.r_[np.ones(10), np.zeros(20), np.ones(20), np.zeros(10)]  # right exactly where the item leaked
     names = [sample.sample_id for sample in samples()]
     score = mean_score("accuracy", right, names, items=names)

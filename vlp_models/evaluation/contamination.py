@@ -7,10 +7,9 @@ and of the runs it starts from. Weights imported from elsewhere may have been tr
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.common.io import read_json
+from vlp_models.common.io import read_json, scratch_directory
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates.leakage import LEAKS, compare_sentences
 from vlp_models.data.joins import Database
@@ -48,10 +47,10 @@ class TrainingData:
 
     Args:
         sources: datasets; empty: all.
-        scratch: folder for the texts, which are removed with this object; default: the system's.
+        scratch: folder for the texts, which are removed with this object.
     """
 
-    def __init__(self, validated: Path, sources: Sequence[str], scratch: Path | None = None) -> None:
+    def __init__(self, validated: Path, sources: Sequence[str], scratch: Path) -> None:
         with Database.within(scratch) as database:
             images = stream_table("images", validated, ["image_id", "source", "split"])
             chosen = (rows.filter(_is_training_row(rows, sources)) for rows in images)
@@ -62,8 +61,9 @@ class TrainingData:
                 database.load("leaks", leaks, pa.schema([("image_id", pa.string()), ("copy_of", pa.string())]))
                 copies = database.stream(f"SELECT DISTINCT copy_of FROM leaks l {_OF_IMAGES.format('l')}")
                 self._copied = {name for rows in copies for name in rows["copy_of"].to_pylist()}
-            folder = Path(tempfile.mkdtemp(prefix="texts-", dir=scratch))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            kept = ExitStack()
+            folder = kept.enter_context(scratch_directory(scratch / "contamination"))
+            weakref.finalize(self, kept.close)
             texts = (rows["text"].to_pylist() for rows in _training_texts(database, validated, sources))
             self._texts = MappedValues(folder / "texts.arrow", texts, pa.string())
 
