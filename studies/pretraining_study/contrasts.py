@@ -2,7 +2,7 @@
 
 alpha    of the family of all contrasts; `seeds`: how many the power calculation asked for
 first, second  two arms; the difference is the first's figure less the second's
-expected       the arm that the paper found better
+expected       the arm that the paper found better, or that is expected to be
 smallest       the smallest difference that matters, in the metric's unit
 deviation      of a paired difference, from seeds that are not the study's (the pilot)
 """
@@ -21,6 +21,7 @@ from vlp_models.metrics.bootstrap import holm
 
 Values = Mapping[str, Mapping[int, Mapping[str, float]]]  # arm -> seed -> metric -> value
 SUPPORTED, REVERSED, INCONCLUSIVE = "supported", "reversed", "inconclusive"
+NOT_COMPARED = "not compared"  # what the paper says of two arms of which it has no figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Contrast:
     expected: str
     smallest: float
     deviation: float
-    paper: str  # its figures
+    paper: str  # its figures, or NOT_COMPARED
 
     @property
     def less_is_better(self) -> bool:

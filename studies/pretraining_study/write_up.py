@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretraining_study.arms import Arm, Pretraining
-from pretraining_study.contrasts import INCONCLUSIVE, REVERSED, SUPPORTED, Finding, Plan, compare
+from pretraining_study.contrasts import INCONCLUSIVE, NOT_COMPARED, REVERSED, SUPPORTED, Finding, Plan, compare
 from pretraining_study.measure import METRICS
 from pretraining_study.sizes import sizes
 from pretraining_study.statistics import detectable
@@ -72,9 +72,10 @@ def _contrasts(plan: Plan, findings: Sequence[Finding], found: Found) -> str:
         )
     seeds = max(f.found.n for f in findings)
     planned = "" if seeds >= plan.seeds else f" The plan has {plan.seeds} seeds: this is a first part of it."
+    expected = "the expected" if all(f.contrast.paper == NOT_COMPARED for f in findings) else "the paper's"
     return "\n".join(rows) + (
         "\n\nDifferences are between the two arms of one seed. NLL is of held-out data: lower is better, so a "
-        f"difference below zero favors the first arm. {_measures(plan)}`supported`: the difference has the paper's "
+        f"difference below zero favors the first arm. {_measures(plan)}`supported`: the difference has {expected} "
         "direction and p, "
         f"corrected for all {len(findings)} contrasts, is below {plan.alpha:g}. `size` compares the interval, which is "
         f"not corrected, with the smallest difference that matters.{planned}"
@@ -109,8 +110,9 @@ def _finding_line(f: Finding) -> str:
         "matters": "",
         "may matter": f" It may be larger or smaller than {c.smallest:g}, the smallest that matters.",
     }[f.size]
+    paper = "" if c.paper == NOT_COMPARED else f" The paper: {c.paper}."
     return (
-        f"- {c.question} The paper: {c.paper}. Here: {_difference(f.found.mean, f.found.half, c.metric)} "
+        f"- {c.question}{paper} Here: {_difference(f.found.mean, f.found.half, c.metric)} "
         f"({METRICS[c.metric][0]}, {c.first} less {c.second}).{ending}"
     )
 

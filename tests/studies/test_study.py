@@ -170,6 +170,7 @@ def test_a_study_from_nothing_to_its_document(study: Study, capsys: pytest.Captu
     text = study.document.read_text()
     assert text.startswith("# A toy\n\n1 contrast was written down before the runs. Over 2 seeds")
     assert "| none at its best (`none`) | 2 |" in text and "best on val of 1, 3 updates" in text
+    assert "the difference has the paper's direction" in text and "The paper: yes. Here: " in text
     kept = json.loads(study.figures.read_text())
     assert len(kept["results"]) == 4 and kept["contrasts"][0]["smallest"] == 0.01
     files = sorted(study.work.rglob("seed-*.json"))
@@ -177,6 +178,9 @@ def test_a_study_from_nothing_to_its_document(study: Study, capsys: pytest.Captu
     main(study, [])  # nothing is left to do
     main(study, ["--finished"])
     assert {file: file.stat().st_mtime_ns for file in files} == made and study.document.read_text() == text
+    study.contrasts.write_text(PLAN.replace('paper = "yes"', 'paper = "not compared"'))
+    main(study, ["--finished"])
+    assert "has the expected direction" in study.document.read_text() and "The paper" not in study.document.read_text()
     files[0].unlink()
     main(study, ["--workers", "1"])
     assert files[0].exists() and sum(file.stat().st_mtime_ns != made[file] for file in files) == 1
