@@ -25,7 +25,7 @@ from pretraining_study.contrasts import Finding, Plan, compare, judge, read_plan
 from pretraining_study.measure import METRICS
 from pretraining_study.results import ROOT, Results
 from pretraining_study.setting import Setting
-from pretraining_study.write_up import differences, finding_rows, summary, write_up
+from pretraining_study.write_up import cost_rows, differences, finding_rows, summary, write_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +197,7 @@ def _keep(
         "contrasts": [asdict(contrast) for contrast in plan.contrasts],
         "findings": finding_rows(plan, findings),
         "differences": differences(plan, found),
+        "costs": cost_rows(study.arms, found),
         "results": [result for rows in found.values() for result in rows.values()],
     }
     study.figures.parent.mkdir(parents=True, exist_ok=True)

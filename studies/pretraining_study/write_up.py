@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -316,32 +315,37 @@ def _describe_pretraining(part: Pretraining) -> str:
     return f"{parts}{frozen} ({part.updates})"
 
 
+def cost_rows(arms: Sequence[Arm], found: Found) -> list[dict[str, Any]]:
+    """Return a row for each arm that has results: `updates` of its pretraining, and CPU seconds, means over seeds:
+    `pretraining`, with the captions that it wrote, and `rest`, fine-tuning and measuring."""
+    rows = []
+    for arm in arms:
+        seconds = [r["seconds"] for r in found[arm.name].values()]
+        if seconds:
+            pretraining = statistics.mean(s["pretraining"] + s.get("writing", 0.0) for s in seconds)
+            rest = statistics.mean(s["fine-tuning"] + s["measuring"] for s in seconds)
+            rows.append({"arm": arm.name, "updates": arm.updates, "pretraining": pretraining, "rest": rest})
+    return rows
+
+
 def _cost(arms: Sequence[Arm], found: Found) -> str:
     rows = [
         "| arm | pretraining, CPU s | fine-tuning and measuring, CPU s | budgets chosen |",
         "|---|---|---|---|",
     ]
-    total, commits = 0.0, set()
-    for arm in arms:
-        results = list(found[arm.name].values())
-        if not results:
-            continue
-        seconds: dict[str, list[float]] = defaultdict(list)
-        for r in results:
-            commits.add(r.get("commit", ""))
-            total += sum(r["seconds"].values())
-            seconds["pretraining"].append(r["seconds"]["pretraining"] + r["seconds"].get("writing", 0.0))
-            seconds["rest"].append(r["seconds"]["fine-tuning"] + r["seconds"]["measuring"])
-        means = [f"{statistics.mean(seconds[name]):.0f}" for name in ("pretraining", "rest")]
+    labels = {arm.name: arm.label for arm in arms}
+    for row in cost_rows(arms, found):
+        results = found[row["arm"]].values()
         budgets = [
             f"{task} {'/'.join(map(str, sorted({r['budgets'][task] for r in results})))}"
-            for task in results[0]["budgets"]
+            for task in next(iter(results))["budgets"]
         ]
-        rows.append(f"| {arm.label} | {' | '.join(means)} | {', '.join(budgets)} |")
-    runs = sum(len(rows) for rows in found.values())
-    load = statistics.mean(r["load"] for rows in found.values() for r in rows.values())
+        rows.append(f"| {labels[row['arm']]} | {row['pretraining']:.0f} | {row['rest']:.0f} | {', '.join(budgets)} |")
+    every = [r for rows in found.values() for r in rows.values()]
+    total, load = sum(sum(r["seconds"].values()) for r in every), statistics.mean(r["load"] for r in every)
+    commits = {r.get("commit", "") for r in every}
     return (
-        f"{runs} runs took {total / 60:.0f} CPU minutes, one thread each, at a mean load of {load:.1f}; commit "
+        f"{len(every)} runs took {total / 60:.0f} CPU minutes, one thread each, at a mean load of {load:.1f}; commit "
         f"{', '.join(sorted(filter(None, commits))) or 'unknown'}.\n\n" + "\n".join(rows)
     )
 

@@ -172,6 +172,8 @@ def test_a_study_from_nothing_to_its_document(study: Study, capsys: pytest.Captu
     assert "| none at its best (`none`) | 2 |" in text and "best on val of 1, 3 updates" in text
     assert "the difference has the paper's direction" in text and "The paper: yes. Here: " in text
     kept = json.loads(study.figures.read_text())
+    assert [(row["arm"], row["updates"]) for row in kept["costs"]] == [("none", 0), ("single", 2)]
+    assert all(0 <= row["pretraining"] < row["rest"] for row in kept["costs"]), "two updates are less than measuring"
     assert len(kept["results"]) == 4 and kept["contrasts"][0]["smallest"] == 0.01
     files = sorted(study.work.rglob("seed-*.json"))
     made = {file: file.stat().st_mtime_ns for file in files}
