@@ -3,6 +3,7 @@
     make leaderboard                                              (runs python studies/leaderboard.py)
     python studies/leaderboard.py --share 0.02 --trials 1 --seeds 2   a rehearsal of some minutes
     python studies/leaderboard.py --finished                      run nothing: write the page of the finished runs
+    python studies/leaderboard.py --recorded                      begin with the runs that benchmarks/results has
 
 `--root FLICKR8K` runs it on photographs (requirements-photographs.lock): the designs that read regions, on captioning
 and retrieval; VLMo and SOHO read pixels and are left out. Results then have the name leaderboard-photographs.
@@ -21,7 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from pretraining_study.arms import TASKS, Pretraining
-from pretraining_study.board import BUDGETS, Board, Design, collect, compare_all, measure_costs, read_board_plan, search
+from pretraining_study.board import (
+    BUDGETS,
+    Board,
+    Design,
+    adopt,
+    collect,
+    compare_all,
+    measure_costs,
+    read_board_plan,
+    search,
+)
 from pretraining_study.board_page import write_board
 from pretraining_study.data import PIXEL_FAMILIES, Data
 from pretraining_study.judging import ROWS
@@ -115,6 +126,7 @@ def main(board: Board, arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, help="Flickr8k: captions.txt, Images/, the official lists")
     parser.add_argument("--photos", type=int, help="with --root: only so many of each split, for a rehearsal")
     parser.add_argument("--finished", action="store_true", help="run nothing: write the page of the finished runs")
+    parser.add_argument("--recorded", action="store_true", help="begin with the runs that benchmarks/results has")
     chosen = parser.parse_args(arguments)
     if min(chosen.seeds, chosen.trials) < 1 or chosen.seeds >= plan.search_seed:
         parser.error("--seeds and --trials must be at least 1, and seeds below the search's")
@@ -125,6 +137,8 @@ def main(board: Board, arguments: Sequence[str] | None = None) -> None:
     elif not chosen.finished:
         print("making the data", flush=True)
         data = Data(board.setting)
+    if chosen.recorded:
+        adopt(board)
     costs = measure_costs(board, data)
     if not chosen.finished:
         for line in search(board, data, chosen.trials):

@@ -3,6 +3,7 @@
     python studies/photographs.py --root FLICKR8K
     python studies/photographs.py --root FLICKR8K --photos 300 --share 0.02 --seeds 2     a rehearsal
     python studies/photographs.py --root FLICKR8K --finished       run nothing: write the page of the finished runs
+    python studies/photographs.py --root FLICKR8K --recorded       begin with the runs that benchmarks/results has
 
 Each design is pretrained on all training captions of Flickr8k, or not at all, and fine-tuned on a share of the training
 photos: captioning, and retrieval if the model embeds images and texts. The contrasts are in photographs.toml. Regions
@@ -294,6 +295,21 @@ def draw(plan: Plan, found: Found, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
+def adopt(file: Path, results: Results, arms: Sequence[Arm], plan: Plan) -> None:
+    """Take over the runs of an earlier sitting, or of another machine.
+
+    Raises:
+        ValueError: they were made with another setting or plan.
+    """
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    for name, own in (("setting", asdict(results.setting)), ("plan", asdict(plan))):
+        if kept[name] != json.loads(json.dumps(own)):
+            raise ValueError(f"{file}: its {name} is not this run's; run without --recorded")
+    for arm in arms:
+        for seed, result in kept["results"][arm.name].items():
+            results.adopt(arm, int(seed), result)
+
+
 def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: Setting = SETTING) -> None:
     plan = read_plan(Path(__file__).resolve().with_suffix(".toml"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -302,6 +318,7 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
     parser.add_argument("--photos", type=int, help="only so many of each split, for a rehearsal")
     parser.add_argument("--share", type=float, default=1.0, help="of all updates, for a rehearsal")
     parser.add_argument("--finished", action="store_true", help="run nothing: write the page of the finished runs")
+    parser.add_argument("--recorded", action="store_true", help="begin with the runs that benchmarks/results has")
     chosen = parser.parse_args(arguments)
     if chosen.share != 1:
         updates = tuple(dict.fromkeys(max(1, round(chosen.share * n)) for n in plan.tuning_updates))
@@ -312,6 +329,9 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
     photos.setting = replace(photos.setting, web=count)  # so that results of other photos are not mixed up
     results = Results(work, photos.setting)
     arms = arms_of(plan, sum(len(photo.captions) for photo in photos.photos["train"]), setting.batch)
+    page = root / "benchmarks" / "results" / f"study-{NAME}.md"
+    if chosen.recorded:
+        adopt(page.with_suffix(".json"), results, arms, plan)
     parts = [(arm, seed) for seed in range(1, chosen.seeds + 1) for arm in arms]
     for arm, seed in () if chosen.finished else parts:
         with results.claimed(arm, seed) as mine:
@@ -327,7 +347,6 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
     text = write_page(plan, found, count)
     print(text)
     if chosen.share == 1 and chosen.photos is None:
-        page = root / "benchmarks" / "results" / f"study-{NAME}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
         kept = {

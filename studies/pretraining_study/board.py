@@ -19,7 +19,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 from pretraining_study.arms import Arm, FineTuning, Pretraining
 from pretraining_study.judging import ROWS
 from pretraining_study.measure import METRICS
-from pretraining_study.results import ROOT, Results, commit
+from pretraining_study.results import ROOT, Results, commit, write_whole
 from pretraining_study.setting import Setting
 
 BUDGETS = ("pairs", "flops", "seconds")
@@ -120,6 +120,18 @@ class Board:
         return Results(self.root / ".work" / "studies" / self.name, self.setting)
 
     @property
+    def costs(self) -> Path:
+        return self.results.directory / f"costs-{self.setting.fingerprint(*self.designs)}.json"
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """Return what decides the results, as JSON has it."""
+        designs = [asdict(design) for design in self.designs]
+        whole = {"setting": asdict(self.setting), "plan": asdict(self.plan), "designs": designs}
+        plain: dict[str, Any] = json.loads(json.dumps(whole))
+        return plain
+
+    @property
     def page(self) -> Path:
         return self.root / "benchmarks" / "results" / f"study-{self.name}.md"
 
@@ -186,7 +198,7 @@ def measure_costs(board: Board, data: Any) -> dict[str, Any]:
     Raises:
         FileNotFoundError: neither an earlier measurement nor data.
     """
-    file = board.results.directory / f"costs-{board.setting.fingerprint(*board.designs)}.json"
+    file = board.costs
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
     if data is None:
@@ -211,10 +223,8 @@ def measure_costs(board: Board, data: Any) -> dict[str, Any]:
         found[design.name] = own | measure_memory(board, design, few)
     made = {"designs": found, "commit": commit(), "load": round(os.getloadavg()[0], 2)}
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial_file = file.with_name(f".{file.name}.{os.getpid()}")
-    partial_file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if not file.exists():  # another process may have been faster
-        partial_file.replace(file)
+        write_whole(file, made)
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -422,6 +432,31 @@ def compare_all(
 
 def _print(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+
+
+def adopt(board: Board) -> None:
+    """Take over the costs and runs that benchmarks/results has: those of an earlier sitting, or of another machine.
+
+    Raises:
+        ValueError: they were made with another setting, plan or other designs.
+    """
+    kept = json.loads(board.figures.read_text(encoding="utf-8"))
+    for name, own in board.made_of.items():
+        if kept[name] != own:
+            raise ValueError(f"{board.figures}: its {name} is not this run's; run without --recorded")
+    board.costs.parent.mkdir(parents=True, exist_ok=True)
+    if not board.costs.exists():
+        write_whole(board.costs, kept["costs"])
+    for design in board.designs:
+        for number, trial in enumerate(kept["trials"][design.name]):
+            arm = next_trial(board, design, trials_of(board, design, number))
+            if settings_of(arm, board) == trial["settings"]:
+                board.results.adopt(arm, board.plan.search_seed, trial)
+    arms = chosen_arms(board, kept["costs"], min(map(len, kept["trials"].values())))
+    for budget, results in kept["results"].items():
+        for result in results:
+            if (budget, result["arm"]) in arms:
+                board.results.adopt(arms[budget, result["arm"]], result["seed"], result)
 
 
 def collect(

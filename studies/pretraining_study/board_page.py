@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pretraining_study.board import BUDGETS, PRIMARY, Board, BoardContrast, best, trials_of
@@ -88,9 +88,7 @@ def write_board(board: Board, costs: Mapping[str, Any], found: Found, *, trials:
 
 def _figures(board: Board, costs: Mapping[str, Any], found: Found, trials: int) -> dict[str, Any]:
     return {
-        "setting": asdict(board.setting),
-        "plan": asdict(board.plan),
-        "designs": [asdict(design) for design in board.designs],
+        **board.made_of,
         "costs": costs,
         "trials": {design.name: trials_of(board, design, trials) for design in board.designs},
         "results": {

@@ -33,10 +33,14 @@ class Results:
 
     def write(self, arm: Arm, seed: int, result: dict[str, Any]) -> None:
         """Whole or not at all. The code's commit is written with it."""
+        write_whole(self._file(arm, seed), {**result, "commit": commit()})
+
+    def adopt(self, arm: Arm, seed: int, result: dict[str, Any]) -> None:
+        """Take over a result that was made in another sitting, with its commit, where there is none yet."""
         file = self._file(arm, seed)
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_text(json.dumps({**result, "commit": commit()}, indent=2) + "\n", encoding="utf-8")
-        partial.replace(file)
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, result)
 
     @contextmanager
     def claimed(self, arm: Arm, seed: int) -> Iterator[bool]:
@@ -58,6 +62,12 @@ class Results:
         families = {one.family: sizes(one.family, self.setting) for one in (arm, arm.fine_tuning.captioner) if one}
         made_of = self.setting.fingerprint(arm, families)
         return self.directory / f"{arm.name}-{made_of}" / f"seed-{seed}.json"
+
+
+def write_whole(file: Path, value: Any) -> None:
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    partial.replace(file)
 
 
 def commit() -> str:

@@ -129,6 +129,19 @@ def test_the_page_has_every_design_and_every_verdict(finished: Board) -> None:
     assert text.count("- Tied: ") == text.count("- Inconclusive: ") == text.count("- Not run: ") == 3
 
 
+@pytest.mark.slow
+def test_another_sitting_begins_with_the_recorded_runs(finished: Board, tmp_path: Path) -> None:
+    elsewhere = dataclasses.replace(finished, root=tmp_path)
+    elsewhere.page.parent.mkdir(parents=True)
+    elsewhere.figures.write_text(finished.figures.read_text())
+    leaderboard.main(elsewhere, ["--recorded", "--finished"])
+    assert elsewhere.page.read_text() == finished.page.read_text(), "nothing is lost, commits and costs included"
+    assert elsewhere.figures.read_text() == finished.figures.read_text()
+    other = dataclasses.replace(elsewhere, setting=dataclasses.replace(TINY, lr=1.0))
+    with pytest.raises(ValueError, match="its setting is not this run's"):
+        leaderboard.main(other, ["--recorded", "--finished"])
+
+
 def measure_name(metric: str) -> str:
     return board.METRICS[metric][0]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from photographs import WITHOUT, judge, read_plan
 from PIL import Image
 from pretraining_study import board as boards
 from pretraining_study import photos
+from pretraining_study.results import Results
 from pretraining_study.setting import Setting
 from timm_toys import SMALL, write_weights
 
@@ -112,6 +114,22 @@ def test_contrasts_are_judged_with_those_not_run() -> None:
     assert len(kept) == 4 * (3 + 2) and "mean" not in kept["tden r1 1"]
     assert kept["unified-vlp nll 0.05"]["mean"] == pytest.approx(-1, abs=1e-3)
     assert kept["unified-vlp nll 0.05"]["verdict"] == "better"
+
+
+def test_recorded_runs_are_taken_over(tmp_path: Path) -> None:
+    plan = read_plan(Path(photographs.__file__).with_suffix(".toml"))
+    arms, results = photographs.arms_of(plan, 100, 8), Results(tmp_path / "work", TINY)
+    file = tmp_path / "study.json"
+    made = {arm.name: {"2": {"arm": arm.name, "commit": "old"}} for arm in arms}
+    kept = {"setting": asdict(TINY), "plan": asdict(plan), "results": made}
+    file.write_text(json.dumps(kept))
+    with results.claimed(arms[0], 2):
+        results.write(arms[0], 2, {"arm": "mine"})
+    photographs.adopt(file, results, arms, plan)
+    assert [(results.read(arm, 2) or {}).get("arm") for arm in arms] == ["mine", *(arm.name for arm in arms[1:])]
+    file.write_text(json.dumps(kept | {"setting": asdict(replace(TINY, lr=9.0))}))
+    with pytest.raises(ValueError, match="its setting is not this run's"):
+        photographs.adopt(file, results, arms, plan)
 
 
 def with_cider(found: dict[str, dict[int, dict[str, Any]]]) -> dict[str, dict[int, dict[str, Any]]]:
