@@ -30,6 +30,7 @@ from pretraining_study.board import (
     collect,
     compare_all,
     measure_costs,
+    measure_text_alone,
     read_board_plan,
     search,
 )
@@ -140,6 +141,7 @@ def main(board: Board, arguments: Sequence[str] | None = None) -> None:
     if chosen.recorded:
         adopt(board)
     costs = measure_costs(board, data)
+    measure_text_alone(board, data, seeds)
     if not chosen.finished:
         for line in search(board, data, chosen.trials):
             print(line, flush=True)

@@ -124,6 +124,10 @@ class Board:
         return self.results.directory / f"costs-{self.setting.fingerprint(*self.designs)}.json"
 
     @property
+    def text_alone(self) -> Path:
+        return self.results.directory / f"text-alone-{self.setting.fingerprint()}.json"
+
+    @property
     def made_of(self) -> dict[str, Any]:
         """Return what decides the results, as JSON has it."""
         designs = [asdict(design) for design in self.designs]
@@ -381,6 +385,22 @@ def train_and_measure(arm: Arm, seed: int, data: Any, *, on: str) -> dict[str, A
     }
 
 
+def measure_text_alone(board: Board, data: Any, seeds: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Return seed -> metric -> what texts give without images (`measure.text_alone`), and chance of R@1 among ten.
+
+    data: None returns an earlier measurement, or nothing.
+    """
+    from pretraining_study import measure
+
+    file = board.text_alone
+    kept: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if data is not None and (missing := [seed for seed in seeds if str(seed) not in kept]):
+        chance = {"r1": 100 / measure.CANDIDATES}
+        kept |= {str(seed): measure.text_alone(data, seed) | chance for seed in missing}
+        write_whole(file, kept)
+    return kept
+
+
 def search(board: Board, data: Any, trials: int) -> Iterator[str]:
     """Run the missing trials, the first of each design first. Yields a line on each."""
     for number, design in itertools.product(range(trials), board.designs):
@@ -447,6 +467,8 @@ def adopt(board: Board) -> None:
     board.costs.parent.mkdir(parents=True, exist_ok=True)
     if not board.costs.exists():
         write_whole(board.costs, kept["costs"])
+    if not board.text_alone.exists():
+        write_whole(board.text_alone, kept["text_alone"])
     for design in board.designs:
         for number, trial in enumerate(kept["trials"][design.name]):
             arm = next_trial(board, design, trials_of(board, design, number))

@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pretraining_study.board import BUDGETS, PRIMARY, Board, BoardContrast, best, trials_of
+from pretraining_study.board import (
+    BUDGETS,
+    PRIMARY,
+    Board,
+    BoardContrast,
+    best,
+    measure_text_alone,
+    trials_of,
+)
 from pretraining_study.measure import METRICS
 from pretraining_study.statistics import Paired, detectable, paired
 from vlp_models.metrics.bootstrap import holm
@@ -90,6 +98,7 @@ def _figures(board: Board, costs: Mapping[str, Any], found: Found, trials: int) 
     return {
         **board.made_of,
         "costs": costs,
+        "text_alone": measure_text_alone(board, None, ()),
         "trials": {design.name: trials_of(board, design, trials) for design in board.designs},
         "results": {
             budget: [result for rows in of_budget.values() for result in rows.values()]
@@ -166,6 +175,10 @@ def _scores(board: Board, found: Mapping[str, Mapping[int, dict[str, Any]]]) -> 
             spread = f" (sd {statistics.stdev(values):.{digits}f})" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.{digits}f}{spread}" if values else "")
         rows.append(f"| {design.label} | {len(results)} | {' | '.join(cells)} |")
+    if alone := list(measure_text_alone(board, None, ()).values()):
+        by_metric = {m: [row[m] for row in alone if m in row] for m in metrics}
+        cells = [f"{statistics.mean(v):.{METRICS[m][2]}f}" if v else "" for m, v in by_metric.items()]
+        rows.append(f"| texts alone, or chance | {len(alone)} | | | | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -265,6 +278,8 @@ def _setting(board: Board) -> str:
         "`tied`: the 95% interval, which is not corrected, is within the smallest difference that matters. Otherwise "
         f"`better` if p, corrected for all {len(board.plan.contrasts) * len(BUDGETS)} contrasts, is below "
         f"{board.plan.alpha:g}, else `inconclusive`. NLL: lower is better.",
+        "Texts alone: the majority answer to the same question, and naive Bayes on the hypothesis' words, both from "
+        "the seed's training images. NLVR2, VCR and R@1: chance.",
         f"`python {board.script}` runs it and writes this page.",
     ]
     return "\n".join(f"- {line}" for line in lines)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from pretraining_study import adapter
 from pretraining_study.data import Data, Split, take
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
-from vlp_models.metrics.vqa import question_accuracy
+from vlp_models.metrics.classification import HypothesisOnly
+from vlp_models.metrics.vqa import AnsweredQuestion, prior_predictions, question_accuracy
 from vlp_models.synthetic.scenes.language import check, split_words
 
 AT_ONCE = 250
@@ -126,6 +127,40 @@ def retrieval(model: nn.Module, split: Split, *, among_few: bool = False) -> dic
         right_N = scores_NI.masked_fill(~true_NI, float("-inf")).logsumexp(1)
         found["match_nll"] = float((scores_NI.logsumexp(1) - right_N).mean())
     return found
+
+
+def text_alone(data: Data, seed: int) -> dict[str, float]:
+    """Return what a seed's training texts give without any image, on test, in percent.
+
+    `vqa`: the majority answer to the same question text. `entailment`: naive Bayes on the hypothesis' words. `nlvr2`,
+    `vcr`: chance, since their texts tell nothing.
+    """
+    train, test, found = data.train(seed), data.test, {}
+    if "vqa" in data.tasks:
+        known, asked = _questions(train), _questions(test)
+        answers = prior_predictions(known, asked)["per question text"]
+        scores = [question_accuracy(answers[q.question_id], q.answers) for q in asked]
+        found["vqa"] = 100 * float(np.mean(scores))
+    if "entailment" in test.judged:
+        known_texts, judged = train.judged["entailment"], test.judged["entailment"]
+        labels = map(str, known_texts.labels_Q.tolist())
+        bayes = HypothesisOnly(zip(known_texts.texts.words, labels, strict=True))
+        right = [
+            bayes.predict(text) == str(label)
+            for text, label in zip(judged.texts.words, judged.labels_Q.tolist(), strict=True)
+        ]
+        found["entailment"] = 100 * float(np.mean(right))
+    return found | {task: chance for task, chance in (("nlvr2", 50.0), ("vcr", 6.25)) if task in test.judged}
+
+
+def _questions(split: Split) -> list[AnsweredQuestion]:
+    rows = zip(split.questions.words, split.answers, split.questions.owner_N.tolist(), strict=True)
+    return [
+        AnsweredQuestion(
+            question_id=str(n), image_id=str(image), text=text, question_type="", answer_type="", answers=answers
+        )
+        for n, (text, answers, image) in enumerate(rows)
+    ]
 
 
 def _among_few(model: nn.Module, split: Split) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,11 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         return
     values = {arm: {seed: result["test"] for seed, result in rows.items()} for arm, rows in found.items()}
     findings = judge(plan, values)
-    text = write_up(study, plan, findings, found)
+    text_alone = measure_text_alone(study, next(iter(found.values())))
+    text = write_up(study, plan, findings, found, text_alone)
     study.document.parent.mkdir(parents=True, exist_ok=True)
     study.document.write_text(text, encoding="utf-8")
-    _keep(study, plan, findings, found)
+    _keep(study, plan, findings, found, text_alone)
     print(text)
 
 
@@ -130,6 +131,18 @@ def work(arms: Sequence[Arm], seeds: Sequence[int], setting: Setting, results: R
             f"{sum(result['seconds'].values()):.0f} CPU s; about {time_left(taken, left) / 60:.0f} minutes left",
             flush=True,
         )
+
+
+def measure_text_alone(study: Study, seeds: Iterable[int]) -> dict[str, list[float]]:
+    """Return metric -> what texts give without images (`measure.text_alone`), a value for each seed."""
+    if not any("vqa" in arm.tasks for arm in study.arms):
+        return {}
+    from pretraining_study.data import Data
+    from pretraining_study.measure import text_alone
+
+    data = Data(study.setting)
+    rows = [text_alone(data, seed) for seed in seeds]
+    return {metric: [row[metric] for row in rows] for metric in rows[0]}
 
 
 def _first(test: Mapping[str, float]) -> str:
@@ -188,7 +201,11 @@ def _share(script: Path, arguments: Sequence[str], workers: int) -> None:
 
 
 def _keep(
-    study: Study, plan: Plan, findings: Sequence[Finding], found: Mapping[str, Mapping[int, dict[str, Any]]]
+    study: Study,
+    plan: Plan,
+    findings: Sequence[Finding],
+    found: Mapping[str, Mapping[int, dict[str, Any]]],
+    text_alone: Mapping[str, Sequence[float]],
 ) -> None:
     """Write all results, and the findings of the page, next to those of the other benchmarks."""
     whole = {
@@ -198,6 +215,7 @@ def _keep(
         "findings": finding_rows(plan, findings),
         "differences": differences(plan, found),
         "costs": cost_rows(study.arms, found),
+        "text_alone": text_alone,
         "results": [result for rows in found.values() for result in rows.values()],
     }
     study.figures.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,14 @@ _SAME_TASK = {
 _TITLES = {SUPPORTED: "Supported", REVERSED: "Reversed", INCONCLUSIVE: "Inconclusive"}
 
 
-def write_up(study: Study, plan: Plan, findings: Sequence[Finding], found: Found) -> str:
+def write_up(
+    study: Study,
+    plan: Plan,
+    findings: Sequence[Finding],
+    found: Found,
+    text_alone: Mapping[str, Sequence[float]],
+) -> str:
+    """Return the page. text_alone: metric -> a value for each seed (`measure.text_alone`)."""
     sections = [
         f"# {study.title}",
         _answer(findings),
@@ -33,7 +40,7 @@ def write_up(study: Study, plan: Plan, findings: Sequence[Finding], found: Found
         _contrasts(plan, findings, found),
         *_lists(findings, found),
         "## Every arm",
-        arm_table(study.arms, found),
+        arm_table(study.arms, found, text_alone),
         "## The other metrics",
         _others(plan, found),
         "## Power",
@@ -134,8 +141,8 @@ def against(f: Finding, found: Found) -> str:
     return f" **The generated output favors the other arm**: {'; '.join(parts)}, not corrected." if parts else ""
 
 
-def arm_table(arms: Sequence[Arm], found: Found) -> str:
-    """Means over seeds, with standard deviations over seeds."""
+def arm_table(arms: Sequence[Arm], found: Found, text_alone: Mapping[str, Sequence[float]]) -> str:
+    """Means over seeds, with standard deviations over seeds. text_alone: a last row, if it has any metric."""
     metrics = _measured(found)
     rows = [
         "| arm | seeds | " + " | ".join(METRICS[m][0] for m in metrics) + " |",
@@ -154,6 +161,9 @@ def arm_table(arms: Sequence[Arm], found: Found) -> str:
             spread = f" (sd {statistics.stdev(values):.{digits}f})" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.{digits}f}{spread}")
         rows.append(f"| {arm.label} (`{arm.name}`) | {len(results)} | {' | '.join(cells)} |")
+    if any(metric in text_alone for metric in metrics):
+        cells = [f"{statistics.mean(text_alone[m]):.{METRICS[m][2]}f}" if m in text_alone else "" for m in metrics]
+        rows.append(f"| the majority answer to the same question | {len(text_alone['vqa'])} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -351,7 +361,7 @@ def _cost(arms: Sequence[Arm], found: Found) -> str:
 
 
 def summary(arms: Sequence[Arm], found: Found) -> str:
-    return arm_table(arms, found) + "\n\n" + (_cost(arms, found) if any(found.values()) else "no run is finished")
+    return arm_table(arms, found, {}) + "\n\n" + (_cost(arms, found) if any(found.values()) else "no run is finished")
 
 
 def _difference(mean: float, half: float, metric: str) -> str:

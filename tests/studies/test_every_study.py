@@ -67,7 +67,7 @@ def page(study: Study, found: dict[str, dict[int, dict]]) -> None:  # type: igno
         rows[2] = {**rows[1], "test": {metric: 0.9 * value - 0.01 for metric, value in rows[1]["test"].items()}}
     plan = study.plan
     values = {arm: {seed: result["test"] for seed, result in rows.items()} for arm, rows in found.items()}
-    text = write_up(study, plan, judge(plan, values), found)
+    text = write_up(study, plan, judge(plan, values), found, {})
     assert f"The plan has {plan.seeds} seeds: this is a first part of it." in text
     for arm in study.arms:
         assert f"(`{arm.name}`) | 2 |" in text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter, defaultdict
+
 import pytest
 import torch
 from pretraining_study import adapter, measure
@@ -10,6 +13,7 @@ from pretraining_study.judging import LABELS, ROWS
 from pretraining_study.learn import Learner
 from pretraining_study.setting import Setting
 
+from vlp_models.metrics.vqa import question_accuracy
 from vlp_models.synthetic.scenes.language import parse
 
 TINY = Setting(
@@ -76,3 +80,19 @@ def test_few_questions_are_learned_by_heart(data: Data, task: str, updates: int,
     assert learner.head is not None
     found = measure.judgments(learner.model, learner.head, split, task)
     assert found[task] > above and found[f"{task}_nll"] < 0.6
+
+
+def test_what_texts_alone_give() -> None:
+    data = Data(dataclasses.replace(TINY, tasks=("vqa", *ROWS), train=16))
+    found, train, test = measure.text_alone(data, 1), data.train(1), data.test
+    known: dict[str, Counter[str]] = defaultdict(Counter)
+    for text, answers in zip(train.questions.words, train.answers, strict=True):
+        known[text.lower()].update(answers)
+        known[""].update(answers)
+    scores = []
+    for text, answers in zip(test.questions.words, test.answers, strict=True):
+        counts = known[text.lower()] if text.lower() in known else known[""]
+        scores.append(question_accuracy(min(counts, key=lambda a: (-counts[a], a)), answers))
+    assert found["vqa"] == pytest.approx(100 * sum(scores) / len(scores))
+    assert 40 < found["entailment"] < 90, "neutral hypotheses are recognized by their words"
+    assert (found["nlvr2"], found["vcr"]) == (50, 6.25)
