@@ -161,7 +161,8 @@ pictures: install
 	@uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-pictures.lock
 	@python docs/pictures/take.py
 
-# The other scripts need photographs (duplicates.py) or hours (scale.py), or measure no speed (gate.py).
+# Others need photographs (duplicates.py) or hours (scale.py), measure no speed (gate.py), or have their commands in
+# docs/results/speed.md (roofline.py, serving.py, int8.py).
 SPEED := decoding decoding_xgpt ingest loader orchestration retrieval soho_inference soho_step training_loop training_step \
 	two_pass_step unified_vlp vlmo_inference
 bench: install

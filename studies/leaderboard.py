@@ -26,9 +26,9 @@ from pretraining_study.board import (
     BUDGETS,
     Board,
     Design,
-    adopt,
     collect,
     compare_all,
+    load_recorded,
     measure_costs,
     measure_text_alone,
     read_board_plan,
@@ -139,7 +139,7 @@ def main(board: Board, arguments: Sequence[str] | None = None) -> None:
         print("making the data", flush=True)
         data = Data(board.setting)
     if chosen.recorded:
-        adopt(board)
+        load_recorded(board)
     costs = measure_costs(board, data)
     measure_text_alone(board, data, seeds)
     if not chosen.finished:

@@ -295,7 +295,7 @@ def draw(plan: Plan, found: Found, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
-def adopt(file: Path, results: Results, arms: Sequence[Arm], plan: Plan) -> None:
+def load_recorded(file: Path, results: Results, arms: Sequence[Arm], plan: Plan) -> None:
     """Take over the runs of an earlier sitting, or of another machine.
 
     Raises:
@@ -307,7 +307,7 @@ def adopt(file: Path, results: Results, arms: Sequence[Arm], plan: Plan) -> None
             raise ValueError(f"{file}: its {name} is not this run's; run without --recorded")
     for arm in arms:
         for seed, result in kept["results"][arm.name].items():
-            results.adopt(arm, int(seed), result)
+            results.add_missing(arm, int(seed), result)
 
 
 def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: Setting = SETTING) -> None:
@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
     arms = arms_of(plan, sum(len(photo.captions) for photo in photos.photos["train"]), setting.batch)
     page = root / "benchmarks" / "results" / f"study-{NAME}.md"
     if chosen.recorded:
-        adopt(page.with_suffix(".json"), results, arms, plan)
+        load_recorded(page.with_suffix(".json"), results, arms, plan)
     parts = [(arm, seed) for seed in range(1, chosen.seeds + 1) for arm in arms]
     for arm, seed in () if chosen.finished else parts:
         with results.claimed(arm, seed) as mine:

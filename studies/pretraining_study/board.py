@@ -454,7 +454,7 @@ def _print(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
 
 
-def adopt(board: Board) -> None:
+def load_recorded(board: Board) -> None:
     """Take over the costs and runs that benchmarks/results has: those of an earlier sitting, or of another machine.
 
     Raises:
@@ -473,12 +473,12 @@ def adopt(board: Board) -> None:
         for number, trial in enumerate(kept["trials"][design.name]):
             arm = next_trial(board, design, trials_of(board, design, number))
             if settings_of(arm, board) == trial["settings"]:
-                board.results.adopt(arm, board.plan.search_seed, trial)
+                board.results.add_missing(arm, board.plan.search_seed, trial)
     arms = chosen_arms(board, kept["costs"], min(map(len, kept["trials"].values())))
     for budget, results in kept["results"].items():
         for result in results:
             if (budget, result["arm"]) in arms:
-                board.results.adopt(arms[budget, result["arm"]], result["seed"], result)
+                board.results.add_missing(arms[budget, result["arm"]], result["seed"], result)
 
 
 def collect(

@@ -21,7 +21,7 @@ from vlp_models.metrics.bootstrap import holm
 
 Values = Mapping[str, Mapping[int, Mapping[str, float]]]  # arm -> seed -> metric -> value
 SUPPORTED, REVERSED, INCONCLUSIVE = "supported", "reversed", "inconclusive"
-NOT_COMPARED = "not compared"  # what the paper says of two arms of which it has no figures
+NOT_COMPARED = "not compared"  # in place of figures, where the paper has none of the two arms
 
 
 @dataclass(frozen=True, kw_only=True)

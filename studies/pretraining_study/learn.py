@@ -106,7 +106,7 @@ class Learner:
 
     def __init__(self, model: nn.Module, data: Data, split: Split, *, seed: int, lr: float) -> None:
         self.model, self.data, self.split, self.seed, self.lr = model, data, split, seed, lr
-        self.head: nn.Module | None = None  # of the task that was learned, beside the model's own
+        self.head: nn.Module | None = None  # of the task that was learned, next to the model's own
 
     def learn(self, task: str, updates: int) -> None:
         torch.manual_seed(1000 * self.seed + 5)

@@ -133,7 +133,7 @@ def text_alone(data: Data, seed: int) -> dict[str, float]:
     """Return what a seed's training texts give without any image, on test, in percent.
 
     `vqa`: the majority answer to the same question text. `entailment`: naive Bayes on the hypothesis' words. `nlvr2`,
-    `vcr`: chance, since their texts tell nothing.
+    `vcr`: chance, since their texts reveal nothing.
     """
     train, test, found = data.train(seed), data.test, {}
     if "vqa" in data.tasks:

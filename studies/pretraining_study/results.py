@@ -35,8 +35,8 @@ class Results:
         """Whole or not at all. The code's commit is written with it."""
         write_whole(self._file(arm, seed), {**result, "commit": commit()})
 
-    def adopt(self, arm: Arm, seed: int, result: dict[str, Any]) -> None:
-        """Take over a result that was made in another sitting, with its commit, where there is none yet."""
+    def add_missing(self, arm: Arm, seed: int, result: dict[str, Any]) -> None:
+        """Write a result of another sitting, with its commit, unless there already is one."""
         file = self._file(arm, seed)
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Entailment, NLVR2 and VCR in the studies: labels follow from the scenes, and a model can learn them by heart."""
+"""Entailment, NLVR2 and VCR in the studies: labels follow from the scenes, and a model overfits a few questions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def enumerate_tensor(values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Ten
 
 
 @pytest.mark.parametrize(("task", "updates", "above"), [("entailment", 120, 80), ("nlvr2", 400, 80), ("vcr", 200, 70)])
-def test_few_questions_are_learned_by_heart(data: Data, task: str, updates: int, above: float) -> None:
+def test_a_model_overfits_few_questions(data: Data, task: str, updates: int, above: float) -> None:
     split = data.train(1)
     torch.manual_seed(0)
     learner = Learner(adapter.build("tden", {}, data), data, split, seed=1, lr=5e-3)

@@ -125,11 +125,11 @@ def test_recorded_runs_are_taken_over(tmp_path: Path) -> None:
     file.write_text(json.dumps(kept))
     with results.claimed(arms[0], 2):
         results.write(arms[0], 2, {"arm": "mine"})
-    photographs.adopt(file, results, arms, plan)
+    photographs.load_recorded(file, results, arms, plan)
     assert [(results.read(arm, 2) or {}).get("arm") for arm in arms] == ["mine", *(arm.name for arm in arms[1:])]
     file.write_text(json.dumps(kept | {"setting": asdict(replace(TINY, lr=9.0))}))
     with pytest.raises(ValueError, match="its setting is not this run's"):
-        photographs.adopt(file, results, arms, plan)
+        photographs.load_recorded(file, results, arms, plan)
 
 
 def with_cider(found: dict[str, dict[int, dict[str, Any]]]) -> dict[str, dict[int, dict[str, Any]]]:
