@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +259,30 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypa
         archive.writestr("samples/1_epoch_1.json", "0" * 100_000)
     with pytest.raises(DataError, match="unpacks to 100,000 bytes"):
         read_runs(tmp_path / "a.eval")
+
+
+@pytest.mark.parametrize(
+    ("method", "message"), [("bz2", "neither stored nor"), ("deflate", "CRC"), ("zstd", "declares")]
+)
+def test_a_member_with_a_false_size_is_refused(tmp_path: Path, method: str, message: str) -> None:
+    text = json.dumps({"id": 1, "scores": {"m": {"value": 1}}}).encode()
+    padded, path = text + b" " * 50_000_000, tmp_path / "a.eval"
+    methods = {"bz2": zipfile.ZIP_BZIP2, "deflate": zipfile.ZIP_DEFLATED, "zstd": zipfile.ZIP_STORED}
+    with zipfile.ZipFile(path, "w", methods[method]) as archive:
+        member = zipfile.ZipInfo("samples/1_epoch_1.json")
+        if method == "zstd":
+            import pyarrow as pa
+
+            archive.writestr(member, pa.compress(padded, codec="zstd", asbytes=True))
+            member.compress_type = ZSTANDARD
+        else:
+            archive.writestr(member, padded, methods[method])
+        member.file_size, member.CRC = len(text), zlib.crc32(text)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=message):
+        read_runs(path)
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
 
 
 def test_other_contents_or_clusters_of_an_item_are_refused(tmp_path: Path) -> None:

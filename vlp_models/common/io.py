@@ -8,6 +8,7 @@ NAME. A killed process leaves at most this folder behind; the next writer of the
 from __future__ import annotations
 
 import codecs
+import copy
 import errno
 import functools
 import hashlib
@@ -19,6 +20,7 @@ import shutil
 import socket
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -246,6 +248,24 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: no such file; run `dvc repro`") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {error}") from None
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Return the content of a zip archive's member, without unpacking more than the size that it declares.
+
+    Raises:
+        ValueError: it is compressed by other methods, which zipfile unpacks without a limit, or is of another size.
+        zipfile.BadZipFile: its checksum differs.
+    """
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{member.filename} is neither stored nor deflated (compression {member.compress_type})")
+    one_more = copy.copy(member)  # zipfile cuts longer content to the declared size
+    one_more.file_size += 1
+    with archive.open(one_more) as file:
+        content = file.read(one_more.file_size)
+    if len(content) != member.file_size:
+        raise ValueError(f"{member.filename} does not have the {member.file_size:,} bytes that it declares")
+    return content
 
 
 HEAD = 4096  # bytes that `explain_not_text` needs

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.common.io import read_member
 from vlp_models.errors import DataError, MissingToolError, VLPError
 from vlp_models.metrics.score import FloatArray, Statistic, read_items
 
@@ -255,7 +256,7 @@ def _read_inspect_archive(path: Path, columns: Columns) -> list[Run]:
 def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     """Return a member's content; Inspect compresses with Zstandard, which Python's zipfile reads from 3.14 on."""
     if member.compress_type != ZSTANDARD:
-        return archive.read(member)
+        return read_member(archive, member)
     try:
         import pyarrow as pa
     except ModuleNotFoundError:
@@ -266,7 +267,10 @@ def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
         file.seek(name + extra, 1)
         content = file.read(member.compress_size)
     with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
-        return bytes(stream.read(member.file_size))
+        unpacked = bytes(stream.read(member.file_size + 1))
+    if len(unpacked) != member.file_size:
+        raise ValueError(f"{member.filename} does not have the {member.file_size:,} bytes that it declares")
+    return unpacked
 
 
 def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Columns) -> list[Run]:
