@@ -86,8 +86,21 @@ def test_spreadsheet(tmp_path: Path) -> None:
     assert run.metrics["hit"].items[:3] == ["0", "1", "2"] and run.metrics["hit"].parts_NK[:, 0].sum() == 15
 
 
-def write_xlsx(path: Path, rows: list[list[Any]]) -> Path:
-    """Write the smallest workbook that the standard allows."""
+def test_a_cell_far_from_the_others_is_refused(tmp_path: Path) -> None:
+    """The whole range between the first and the last cell would be allocated."""
+    pytest.importorskip("python_calamine")
+    rows = [["index", "hit"], *[[i, i % 2] for i in range(30)]]
+    formatted = '<row r="1048576"><c r="XFD1048576" s="0"/></row>'
+    assert read_runs(write_xlsx(tmp_path / "formatted.xlsx", rows, formatted))[0].metrics["hit"].items[-1] == "29"
+    for cell in ('<row><c r="XFD1048576">', '<row r="1048576"><c r="XFC1"/><c>', "<row r='60000000'><c>"):
+        path = write_xlsx(tmp_path / "far.xlsx", rows, f"{cell}<v>1</v></c></row>")
+        code = f"from vlp_models.comparison import compare; compare([{str(path)!r}])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "DataError" in done.stderr and f"{path}: not readable: xl/s.xml has cells up to row" in done.stderr, cell
+
+
+def write_xlsx(path: Path, rows: list[list[Any]], more: str = "") -> Path:
+    """Write the smallest workbook that the standard allows. more: XML of further rows."""
     kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
     main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     package = "http://schemas.openxmlformats.org/package/2006"
@@ -119,7 +132,7 @@ def write_xlsx(path: Path, rows: list[list[Any]]) -> Path:
             f'<workbook xmlns="{main}" xmlns:r="{kind}"><sheets><sheet name="s" sheetId="1" r:id="r1"/></sheets>'
             "</workbook>",
         )
-        archive.writestr("xl/s.xml", f'<worksheet xmlns="{main}"><sheetData>{cells}</sheetData></worksheet>')
+        archive.writestr("xl/s.xml", f'<worksheet xmlns="{main}"><sheetData>{cells}{more}</sheetData></worksheet>')
     return path
 
 

@@ -15,14 +15,17 @@ Files are data from outside: no pickle, and archives that unpack to more than `M
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import math
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.parsers import expat
 
 import numpy as np
 
@@ -31,6 +34,7 @@ from vlp_models.errors import DataError, MissingToolError, VLPError
 from vlp_models.metrics.score import FloatArray, Statistic, read_items
 
 MAX_BYTES = 4 << 30
+MAX_CELLS = 50_000_000  # of a spreadsheet's range, which is read as a whole
 SCORE_NAMES = ("score", "hit", "eval_score", "correct", "accuracy", "acc", "exact_match", "match")
 ITEM_NAMES = ("item", "index", "doc_id", "question_id", "id")
 CLUSTER_NAMES = ("cluster", "group", "image_id", "video_id", "image_path", "video")
@@ -332,12 +336,63 @@ def _read_xlsx(path: Path, columns: Columns) -> list[Run]:
         raise MissingToolError(f"{path}: reading it needs python-calamine: pip install python-calamine") from None
     with zipfile.ZipFile(path) as archive:
         _check_size(path, archive)
+        _check_cells(archive)
     try:
-        lines = CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0).to_python()
+        sheet = CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0)
+        lines = sheet.to_python()
     except Exception as error:  # the library has an error class for each kind of damage
         raise ValueError(str(error)) from None
     numbers, rows = _as_rows(enumerate(lines, 1))
     return _read_rows(path, rows, columns, numbers)
+
+
+def _check_cells(archive: zipfile.ZipFile) -> None:
+    """
+    Raises:
+        ValueError: a sheet has one cell so far from the first that the range between them does not fit into memory.
+    """
+    names = {name.lower() for name in archive.namelist()}
+    if "xl/workbook.bin" in names or "content.xml" in names:
+        raise ValueError("a workbook of another format; save it as xlsx")
+    for member in archive.infolist():
+        content = read_member(archive, member)
+        if b"sheetData" in content:  # a worksheet, which may have any name
+            last_row, last_column = _last_cell(content)
+            if last_row * last_column > MAX_CELLS:
+                raise ValueError(
+                    f"{member.filename} has cells up to row {last_row:,} and column {last_column:,}: more than "
+                    f"{MAX_CELLS:,} cells, although most are empty"
+                )
+
+
+def _last_cell(sheet: bytes) -> tuple[int, int]:
+    """Return the last row and the last column of a worksheet's cells with content, counted from 1."""
+    row, cell, last_row, last_column = 0, (0, 0), 0, 0  # a cell or row without a place is next to the one before
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal row, cell, last_row, last_column
+        name, place = name.rpartition(":")[2], attributes.get("r", "")
+        if name == "row":
+            row = int(place) if place else row + 1
+            cell = row, 0
+        elif name == "c":
+            cell = row, cell[1] + 1
+            if place:
+                found = re.fullmatch(r"([A-Za-z]+)([0-9]+)", place)
+                if found is None:
+                    raise ValueError(f"{place!r} is not a cell")
+                column = functools.reduce(lambda value, letter: 26 * value + ord(letter) - 64, found[1].upper(), 0)
+                cell = int(found[2]), column
+        elif name in ("v", "is"):
+            last_row, last_column = max(last_row, cell[0]), max(last_column, cell[1])
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("a worksheet with a document type")  # which could give cells other places
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
+    parser.Parse(sheet, True)
+    return last_row, last_column
 
 
 def _as_rows(lines: Iterable[tuple[int, Sequence[Any]]]) -> tuple[list[int], list[Row]]:
