@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,26 @@ def test_samples_as_lmms_eval_writes_them(tmp_path: Path) -> None:
     write_samples("c.jsonl", rows)
     (run,) = read_runs(tmp_path / "c.jsonl")
     assert run.metrics["accuracy"].clusters == run.metrics["accuracy"].items
+
+
+def test_images_form_the_same_clusters_in_any_order_and_on_common_items(tmp_path: Path) -> None:
+    """The clusters of lmms-eval's samples have no names of their own."""
+
+    def write_samples(name: str, order: Iterable[int], images: int = 2) -> Path:
+        rows = [
+            {"doc_id": i, "target": f"{i}", "input_media": [f"/{name}/{i // images}.png"], "acc": float(i * i % 3 > 0)}
+            for i in order
+        ]
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+        return tmp_path / name
+
+    a = write_samples("a.jsonl", range(100))
+    b = write_samples("b.jsonl", reversed(range(100)))
+    assert compare([a, b]).rows == compare({"a": a, "b": a}).rows and compare([a, b]).rows[0].clusters == 50
+    (row,) = compare([a, write_samples("c.jsonl", range(1, 100))], common=True).rows
+    assert (row.items, row.clusters) == (99, 50)
+    with pytest.raises(DataError, match="in other clusters"):
+        compare([a, write_samples("d.jsonl", range(100), images=3)])
 
 
 def test_several_metrics_must_be_chosen(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlp_models.comparison.read import Columns, Run, Scored, read_runs
+from vlp_models.comparison.read import Columns, Run, read_runs
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS, Gain, gain_over_seeds, holm
 from vlp_models.metrics.score import Evidence
@@ -296,33 +296,30 @@ def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Ev
         raise DataError(f"the files have different items ({lists}). --common compares the {len(shared):,} common ones")
     if not shared:
         raise DataError("the files have no item in common; --item names the column that identifies one")
-    first, at = scored[0], {item: i for i, item in enumerate(scored[0].items)}
-    order = [item for item in first.items if item in shared]
-    evidence = []
+    order = [item for item in scored[0].items if item in shared]
+    derived = any(one.derived for one in scored)
+    evidence: list[Evidence] = []
     for run, one in zip(runs, scored, strict=True):
         place = {item: i for i, item in enumerate(one.items)}
         rows = [place[item] for item in order]
-        _check_same(runs[0], run, first, one, order, at, place)
-        evidence.append(
-            Evidence(
-                groups=[one.clusters[i] for i in rows],
-                parts_NK=one.parts_NK[rows],
-                statistic=one.statistic,
-                items=order,
-            )
-        )
+        groups = [one.clusters[i] for i in rows]
+        if derived:
+            first_of: dict[str, str] = {}  # cluster -> its first item, the same in all files
+            groups = [first_of.setdefault(cluster, item) for cluster, item in zip(groups, order, strict=True)]
+        own = Evidence(groups=groups, parts_NK=one.parts_NK[rows], statistic=one.statistic, items=order)
+        evidence.append(own)
+        _check_same(runs[0], run, metric, evidence[0], own)
     return evidence, lacking
 
 
-def _check_same(
-    a: Run, b: Run, first: Scored, other: Scored, order: Sequence[str], at: Mapping[str, int], place: Mapping[str, int]
-) -> None:
-    for name, document in first.documents.items():
-        if other.documents.get(name, document) != document:
+def _check_same(a: Run, b: Run, metric: str, first: Evidence, other: Evidence) -> None:
+    documents = b.metrics[metric].documents
+    for name, document in a.metrics[metric].documents.items():
+        if documents.get(name, document) != document:
             what = f"item {name} has other contents" if name else "another test set or another scorer"
             raise DataError(f"{b.source}: {what} than in {a.source}")
-    differ = [item for item in order if first.clusters[at[item]] != other.clusters[place[item]]]
-    if differ:
+    clusters = zip(first.items, first.groups, other.groups, strict=True)
+    if differ := [item for item, one, another in clusters if one != another]:
         raise DataError(f"{b.source}: {len(differ):,} items are in other clusters than in {a.source}: {_some(differ)}")
     if first.parts_NK.shape[1] != other.parts_NK.shape[1]:
         raise DataError(f"{b.source}: scored by another statistic than {a.source}")

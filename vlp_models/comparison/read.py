@@ -57,6 +57,7 @@ class Scored:
 
     parts_NK    statistics that add up over items
     documents   item -> hash of its content, if the file has one: equal ids with other contents are not the same item
+    derived     clusters are named after one of their items, which depends on the items in the file and on their order
     """
 
     items: Sequence[str]
@@ -64,6 +65,7 @@ class Scored:
     parts_NK: FloatArray
     statistic: Statistic
     documents: Mapping[str, str] = field(default_factory=dict)
+    derived: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -497,6 +499,7 @@ def _scored(rows: Sequence[Row], values: Sequence[float], item: str, cluster: st
         parts_NK=np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))]),
         statistic=plain_mean,
         documents={name: str(row["doc_hash"]) for name, row in zip(items, rows, strict=True) if row.get("doc_hash")},
+        derived=cluster == MEDIA,
     )
 
 
