@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tracemalloc
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
 from vlp_models.comparison import compare
-from vlp_models.comparison.read import ZSTANDARD, Columns, read_runs
+from vlp_models.comparison.read import ZSTANDARD, Columns, Run, read_runs
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.score import item_scores, mean_score, write_items
 
@@ -386,6 +387,24 @@ def test_items_without_a_score_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"samples": samples}))
     (run,) = read_runs(tmp_path / "a.json")
     assert len(run.metrics["m"].items) == 29 and any("left out: 3" in note for note in run.notes)
+
+
+def test_scores_of_inspect_are_converted_as_it_does(tmp_path: Path) -> None:
+    def read(values: list[Any], **scorers: Any) -> Run:
+        samples = [{"id": i, "scores": {"m": {"value": value}, **scorers}} for i, value in enumerate(values)]
+        (tmp_path / "a.json").write_text(json.dumps({"samples": samples}))
+        return read_runs(tmp_path / "a.json")[0]
+
+    run = read(["C", "I", "P", "N", "yes", "No", "TRUE", "false", "0.5", 2, True])
+    assert run.metrics["m"].parts_NK[:, 0].tolist() == [1, 0, 0.5, 0, 1, 0, 1, 0, 0.5, 2, 1]
+    run = read(["C", None, math.nan, "nan", "I"], why={"value": "a text"}, several={"value": [1, 0]})
+    assert list(run.metrics) == ["m"] and run.metrics["m"].items == ["0", "4"]
+    assert "3 items have no number for m and are left out: 1, 2, 3" in run.notes
+    assert "not compared: sample 0: why is 'a text', not a number" in run.notes
+    assert "not compared: sample 0: several is '[1, 0]', not a number" in run.notes
+    assert list(read(["7", "great"], right={"value": "C"}).metrics) == ["right"]
+    with pytest.raises(DataError, match="sample 1: m is 'great', not a number"):
+        read(["C", "great"])
 
 
 def test_zstandard_members_of_an_archive(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ NOT_METRICS = {
 }
 MEDIA = "input_media"  # of a sample of lmms-eval: the image files that it shows, if the documents name files
 INSPECT_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
+INSPECT_WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}  # in any case
 
 ZSTANDARD = 93  # a zip member's compression
 
@@ -280,8 +281,13 @@ def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
 
 
 def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Columns) -> list[Run]:
-    """Return the log's run; the epochs of a sample are averaged."""
+    """Return the log's run; the epochs of a sample are averaged.
+
+    Raises:
+        ValueError: there are scorers, but none whose values are all numbers.
+    """
     values: dict[str, dict[str, list[float]]] = {}
+    others: dict[str, str] = {}  # scorer that is not compared -> its first value that is not a number
     rows: dict[str, Row] = {}
     for sample in samples:
         item = str(sample["id"])
@@ -289,10 +295,14 @@ def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colu
         for scorer, score in (sample.get("scores") or {}).items():
             found = score.get("value") if isinstance(score, dict) else None
             for name, value in (found if isinstance(found, dict) else {"": found}).items():
-                number = INSPECT_VALUES.get(value) if isinstance(value, str) else _number_of(value)
+                metric, number = f"{scorer}/{name}" if name else scorer, _inspect_number(value)
                 if number is None:
-                    raise ValueError(f"sample {item}: {scorer} is {value!r}, not a number")
-                values.setdefault(f"{scorer}/{name}" if name else scorer, {}).setdefault(item, []).append(number)
+                    others.setdefault(metric, f"sample {item}: {metric} is {str(value)[:50]!r}, not a number")
+                elif not math.isnan(number):
+                    values.setdefault(metric, {}).setdefault(item, []).append(number)
+    values = {name: own for name, own in values.items() if name not in others}
+    if others and not values:
+        raise ValueError("; ".join(others.values()))
     metrics, cluster = {}, ""
     for name, own in values.items():
         chosen = [rows[item] for item in own]
@@ -302,10 +312,18 @@ def _read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colu
     notes = ["items: id", _explain_clusters(cluster)]
     if any(len(epochs) > 1 for own in values.values() for epochs in own.values()):
         notes.append("epochs of a sample are averaged")
-    scored = set().union(*values.values())
-    if unscored := [item for item in rows if item not in scored]:
-        notes.append(_explain_unscored("scores", unscored))
+    notes += [f"not compared: {message}" for message in others.values()]
+    for name, own in values.items():
+        if unscored := [item for item in rows if item not in own]:
+            notes.append(_explain_unscored(name, unscored))
     return [Run(model=str(evaluated.get("model", "")), seed="", source=path, metrics=metrics, notes=notes)]
+
+
+def _inspect_number(value: Any) -> float | None:
+    """Return a score's number as Inspect's `value_to_float` does; NaN: not scored, None: not a number."""
+    if isinstance(value, str):
+        value = INSPECT_VALUES.get(value, INSPECT_WORDS.get(value.lower(), value))
+    return math.nan if value is None else _to_float(value)
 
 
 # ---- Tables ---------------------------------------------------------------------------------------------------------
@@ -457,15 +475,19 @@ def _column(stated: str, usual: Iterable[str], known: Sequence[str], option: str
 
 def _parse(value: Any, name: str, line: int) -> float:
     words = {"true": 1.0, "false": 0.0}
-    try:
-        number = (
-            words[value.strip().lower()] if isinstance(value, str) and value.strip().lower() in words else float(value)
-        )
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
+    number = _to_float(words.get(value.strip().lower(), value) if isinstance(value, str) else value)
+    if number is None or math.isnan(number):
         raise ValueError(f"line {line}: {name} is {value!r}, not a number")
     return number
+
+
+def _to_float(value: Any) -> float | None:
+    """Return a number or a text as a number, which may be NaN; None if it is infinite or something else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isinf(number) else number
 
 
 def _text(value: Any) -> str:
