@@ -465,10 +465,31 @@ def test_two_files_are_two_seeds_only_if_they_are(tmp_path: Path) -> None:
     assert len(compare([base, f"new={first}", f"new={second}"]).runs["new"]) == 2
     with pytest.raises(DataError, match="two runs of new with the same scores on every item"):
         compare([base, f"new={first}", f"new={first}"])
+    lines = first.read_text().splitlines()
+    first.with_name("reversed.csv").write_text("\n".join([lines[0], *reversed(lines[1:])]))
+    with pytest.raises(DataError, match="two runs of new with the same scores on every item"):
+        compare([base, f"new={first}", f"new={first.with_name('reversed.csv')}"])
     with pytest.raises(DataError, match="resamples cannot show anything"):
         compare([base, f"new={first}"], resamples=20)
     mixed = compare([base, f"one={first}", f"two={second}", f"two={write_csv(tmp_path / 'c.csv', scores(4))}"])
     assert any("one run of one and of the baseline" in note for note in mixed.notes)
+
+
+def test_declared_seeds_may_have_equal_scores(tmp_path: Path) -> None:
+    """All items right, or all wrong, is common."""
+    files = {
+        model: [
+            write_csv(tmp_path / f"{model}{seed}.csv", [value] * 30, {"model": [model] * 30, "seed": [seed] * 30})
+            for seed in (1, 2)
+        ]
+        for model, value in (("old", 0.0), ("new", 1.0))
+    }
+    found = compare([*files["old"], *files["new"]])
+    assert found.rows[0].runs == (2, 2) and found.rows[0].verdict == "promote"
+    one, other = files["new"]
+    assert f"{one}, seed 1 and {other}, seed 2: the same score on every item, although the seeds differ" in found.notes
+    with pytest.raises(DataError, match="two runs of new with the seed 1"):
+        compare([*files["old"], one, one])
 
 
 def test_scores_that_are_not_finite_are_named_and_json_stays_json(tmp_path: Path) -> None:

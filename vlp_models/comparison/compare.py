@@ -145,9 +145,10 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
         )
     rows = []
     left_out: dict[str, tuple[str, ...]] = {}
+    equal_seeds: list[str] = []
     for metric in metrics:
         evidence, lacking = _pair(runs, metric, settings)
-        _check_seeds(models, metric)
+        equal_seeds += _check_seeds(runs, evidence, metric)
         for run, items in zip(runs, lacking, strict=True):
             if items:
                 left_out[_describe(run) + (f", {metric}" if len(metrics) > 1 else "")] = items
@@ -182,7 +183,7 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
         baseline=baseline,
         rows=tuple(made),
         runs={model: tuple(_describe(run) for run in own) for model, own in models.items()},
-        notes=tuple(_notes(models, made, settings)),
+        notes=(*_notes(models, made, settings), *equal_seeds),
         left_out=left_out,
         settings=settings,
     )
@@ -253,19 +254,24 @@ def _judge(row: _Found, p: float | None, p_holm: float | None, comparisons: int,
     )
 
 
-def _check_seeds(models: Mapping[str, Sequence[Run]], metric: str) -> None:
-    """
+def _check_seeds(runs: Sequence[Run], evidence: Sequence[Evidence], metric: str) -> list[str]:
+    """Return a note for every two runs of a model with different seeds, but equal scores.
+
     Raises:
         DataError: two runs of a model are the same run.
     """
-    for model, runs in models.items():
-        for one, other in itertools.combinations(runs, 2):
-            same_seed = one.seed and one.seed == other.seed
-            if same_seed or np.array_equal(one.metrics[metric].parts_NK, other.metrics[metric].parts_NK):
-                what = f"the seed {one.seed}" if same_seed else "the same scores on every item"
-                raise DataError(
-                    f"{_describe(one)} and {_describe(other)}: two runs of {model} with {what}, not two seeds"
-                )
+    notes = []
+    for (one, own), (other, others) in itertools.combinations(zip(runs, evidence, strict=True), 2):
+        if one.model != other.model:
+            continue
+        both = f"{_describe(one)} and {_describe(other)}"
+        if one.seed and one.seed == other.seed:
+            raise DataError(f"{both}: two runs of {one.model} with the seed {one.seed}, not two seeds")
+        if np.array_equal(own.parts_NK, others.parts_NK):
+            if not (one.seed and other.seed):
+                raise DataError(f"{both}: two runs of {one.model} with the same scores on every item, not two seeds")
+            notes.append(f"{both}: the same {metric} on every item, although the seeds differ")
+    return notes
 
 
 def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> Sequence[str]:
