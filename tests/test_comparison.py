@@ -86,6 +86,8 @@ def test_spreadsheet(tmp_path: Path) -> None:
     path = write_xlsx(tmp_path / "result.xlsx", [["index", "hit"], *[[i, i % 2] for i in range(30)]])
     (run,) = read_runs(path)
     assert run.metrics["hit"].items[:3] == ["0", "1", "2"] and run.metrics["hit"].parts_NK[:, 0].sum() == 15
+    with pytest.raises(DataError, match="line 6: hit is 'bad'"):
+        read_runs(write_xlsx(path, [[], [], ["index", "hit"], [1, 1], [], [2, "bad"]]))
 
 
 def test_a_cell_far_from_the_others_is_refused(tmp_path: Path) -> None:

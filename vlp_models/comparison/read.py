@@ -362,7 +362,9 @@ def _read_xlsx(path: Path, columns: Columns) -> list[Run]:
         lines = sheet.to_python()
     except Exception as error:  # the library has an error class for each kind of damage
         raise ValueError(str(error)) from None
-    numbers, rows = _as_rows(enumerate(lines, 1))
+    numbers, rows = _as_rows(
+        enumerate(lines, 1 + (sheet.start or (0, 0))[0])
+    )  # lines: from the first that is not empty
     return _read_rows(path, rows, columns, numbers)
 
 
