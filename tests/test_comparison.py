@@ -244,6 +244,7 @@ def test_items_that_differ_are_listed_and_never_dropped_silently(tmp_path: Path)
         ("a.csv", "item,score\nq1,1\nq1,0\n", "q1 occurs more than once"),
         ("a.csv", "item,score\nq1,1\nq2,good\n", "line 3: score is 'good'"),
         ("a.csv", "item,score\nq1,nan\n", "line 2: score is 'nan'"),
+        ("a.csv", "item,score\nq1,1_0\n", "line 2: score is '1_0'"),
         ("a.csv", "item,score\n\nq1,1\n,\nq2,good\n", "line 5: score is 'good'"),  # after empty lines
         ("a.csv", 'item,score\n"a\nb",1\nq2,good\n', "line 4: score is 'good'"),  # after a cell of two lines
         ("a.csv", "item,score\n\nq1,1,0\n", "line 3 has 3 cells"),
@@ -473,6 +474,9 @@ def test_two_files_are_two_seeds_only_if_they_are(tmp_path: Path) -> None:
         compare([base, f"new={first}", f"new={first.with_name('reversed.csv')}"])
     with pytest.raises(DataError, match="resamples cannot show anything"):
         compare([base, f"new={first}"], resamples=20)
+    for confidence in (1.0, 0.4, math.nan):
+        with pytest.raises(DataError, match=r"must be at least 0\.5"):
+            compare([base, f"new={first}"], confidence=confidence)
     mixed = compare([base, f"one={first}", f"two={second}", f"two={write_csv(tmp_path / 'c.csv', scores(4))}"])
     assert any("one run of one and of the baseline" in note for note in mixed.notes)
 

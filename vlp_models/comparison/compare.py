@@ -137,6 +137,8 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
     baseline, *challengers = models
     if not (settings.seed_std >= 0 and settings.relevant >= 0):
         raise DataError("--seed-std and --relevant must be numbers of zero or more")
+    if not 0.5 <= settings.confidence < 1:
+        raise DataError(f"confidence {settings.confidence:g}: must be at least 0.5 and less than 1")
     metrics = _metrics(runs, settings.metrics)
     comparisons = len(metrics) * len(challengers)
     if settings.resamples < (needed := int(2 * comparisons / (1 - settings.confidence)) + 1):

@@ -485,6 +485,8 @@ def _parse(value: Any, name: str, line: int) -> float:
 
 def _to_float(value: Any) -> float | None:
     """Return a number or a text as a number, which may be NaN; None if it is infinite or something else."""
+    if isinstance(value, str) and "_" in value:  # float() would read 1_0 as 10
+        return None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
