@@ -271,6 +271,15 @@ def test_bad_files_are_named_with_the_line_and_the_way_out(tmp_path: Path, name:
     assert message in str(error.value) and str(tmp_path / name) in str(error.value)
 
 
+def test_a_table_in_utf_16_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("item,score\nq1,1\n", encoding="utf-16")
+    with pytest.raises(DataError) as error:
+        read_runs(path)
+    command = f"`iconv -f utf-16 -t utf-8 {path} > {tmp_path}/utf8-a.csv`"
+    assert str(error.value) == f"{path}: UTF-16 text; save it as UTF-8: {command}"
+
+
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vlp_models.comparison.read.MAX_BYTES", 1000)
     with zipfile.ZipFile(tmp_path / "a.eval", "w", zipfile.ZIP_DEFLATED) as archive:

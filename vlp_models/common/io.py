@@ -291,9 +291,9 @@ def explain_not_text(head: bytes, name: str) -> str:
 
     A few control characters are left to the reader, which reports their lines.
     """
-    for mark, name in _COMPRESSED.items():
+    for mark, kind in _COMPRESSED.items():
         if head.startswith(mark):
-            return f"{name}, not text; unpack it, or save it as text"
+            return f"{kind}, not text; unpack it, or save it as text"
     if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
         return "compressed with bzip2, not text; unpack it, or save it as text"
     zeros = [half.count(0) / max(1, len(half)) for half in (head[::2], head[1::2])]

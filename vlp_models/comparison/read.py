@@ -29,7 +29,7 @@ from xml.parsers import expat
 
 import numpy as np
 
-from vlp_models.common.io import read_member
+from vlp_models.common.io import HEAD, explain_not_text, read_member
 from vlp_models.errors import DataError, MissingToolError, VLPError
 from vlp_models.metrics.score import FloatArray, Statistic, read_items
 
@@ -119,6 +119,10 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
     if reader is None:
         raise DataError(f"{path}: unknown kind of file; known: {', '.join(READERS)}")
     try:
+        if path.suffix.lower() in TEXTS:
+            with path.open("rb") as file:
+                if reason := explain_not_text(file.read(HEAD), str(path)):
+                    raise DataError(f"{path}: {reason}")
         runs = reader(path, columns)
     except VLPError:
         raise
@@ -549,6 +553,7 @@ def _check_size(path: Path, archive: zipfile.ZipFile) -> None:
         raise ValueError(f"unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
 
 
+TEXTS = (".jsonl", ".json", ".csv", ".tsv")
 READERS: dict[str, Callable[[Path, Columns], list[Run]]] = {
     ".parquet": _read_parquet,
     ".jsonl": _read_jsonl,
