@@ -250,7 +250,7 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: not valid JSON: {error}") from None
 
 
-def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+def read_zip_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     """Return the content of a zip archive's member, without unpacking more than the size that it declares.
 
     Raises:

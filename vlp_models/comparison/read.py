@@ -29,7 +29,7 @@ from xml.parsers import expat
 
 import numpy as np
 
-from vlp_models.common.io import HEAD, explain_not_text, read_member
+from vlp_models.common.io import HEAD, explain_not_text, read_zip_member
 from vlp_models.errors import DataError, MissingToolError, VLPError
 from vlp_models.metrics.score import FloatArray, Statistic, read_items
 
@@ -267,7 +267,7 @@ def _read_inspect_archive(path: Path, columns: Columns) -> list[Run]:
 def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     """Return a member's content; Inspect compresses with Zstandard, which Python's zipfile reads from 3.14 on."""
     if member.compress_type != ZSTANDARD:
-        return read_member(archive, member)
+        return read_zip_member(archive, member)
     try:
         import pyarrow as pa
     except ModuleNotFoundError:
@@ -381,7 +381,7 @@ def _check_cells(archive: zipfile.ZipFile) -> None:
     if "xl/workbook.bin" in names or "content.xml" in names:
         raise ValueError("a workbook of another format; save it as xlsx")
     for member in archive.infolist():
-        content = read_member(archive, member)
+        content = read_zip_member(archive, member)
         if b"sheetData" in content:  # a worksheet, which may have any name
             last_row, last_column = _last_cell(content)
             if last_row * last_column > MAX_CELLS:

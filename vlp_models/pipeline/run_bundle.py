@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import atomic_write, hash_file, read_member, to_json
+from vlp_models.common.io import atomic_write, hash_file, read_zip_member, to_json
 from vlp_models.common.redaction import redact_yaml, redacted
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import DataError, MissingToolError
@@ -111,7 +111,7 @@ def open_bundle(path: Path) -> RunBundle:
             size = sum(member.file_size for member in archive.infolist())
             if size > MAX_BYTES:
                 raise DataError(f"{path}: unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
-            files = {member.filename: read_member(archive, member) for member in archive.infolist()}
+            files = {member.filename: read_zip_member(archive, member) for member in archive.infolist()}
         manifest = json.loads(files[MANIFEST])
         if manifest["format"] != FORMAT:
             raise DataError(f"{path}: a bundle of format {manifest['format']!r}; this release reads {FORMAT}")
