@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import subprocess
@@ -278,6 +279,22 @@ def test_a_table_in_utf_16_is_named_with_the_command_that_converts_it(tmp_path: 
         read_runs(path)
     command = f"`iconv -f utf-16 -t utf-8 {path} > {tmp_path}/utf8-a.csv`"
     assert str(error.value) == f"{path}: UTF-16 text; save it as UTF-8: {command}"
+
+
+def test_a_table_in_latin_1_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("item,score\ncafé,1\n", encoding="latin-1")
+    with pytest.raises(DataError) as error:
+        read_runs(path)
+    command = f"`iconv -f latin1 -t utf-8 {path} > {tmp_path}/utf8-a.csv`"
+    assert str(error.value) == f"{path}: not UTF-8 text; save it as UTF-8: {command}"
+
+
+def test_reading_a_table_leaves_the_limit_of_other_readers(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    (tmp_path / "a.csv").write_text("item,score\nq1,1\n")
+    read_runs(tmp_path / "a.csv")
+    assert csv.field_size_limit() == before
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

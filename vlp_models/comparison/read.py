@@ -29,7 +29,7 @@ from xml.parsers import expat
 
 import numpy as np
 
-from vlp_models.common.io import HEAD, explain_not_text, read_zip_member
+from vlp_models.common.io import HEAD, convert_command, explain_not_text, read_zip_member
 from vlp_models.errors import DataError, MissingToolError, VLPError
 from vlp_models.metrics.score import FloatArray, Statistic, read_items
 
@@ -126,6 +126,8 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
         runs = reader(path, columns)
     except VLPError:
         raise
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not UTF-8 text; save it as UTF-8: {convert_command(str(path))}") from None
     except Exception as error:  # bytes from outside: what a damaged file raises depends on where it is damaged
         what = f"no key {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{path}: not readable: {what}") from None
@@ -346,10 +348,13 @@ def _read_json(path: Path, columns: Columns) -> list[Run]:
 
 
 def _read_csv(path: Path, columns: Columns) -> list[Run]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        csv.field_size_limit(64 << 20)  # an image may stand in a column
-        lines = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
-        numbers, rows = _as_rows((lines.line_num, line) for line in lines)
+    limit = csv.field_size_limit(64 << 20)  # an image may stand in a column; the limit is that of the whole process
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+            numbers, rows = _as_rows((lines.line_num, line) for line in lines)
+    finally:
+        csv.field_size_limit(limit)
     return _read_rows(path, rows, columns, numbers)
 
 
