@@ -385,18 +385,18 @@ def train_and_measure(arm: Arm, seed: int, data: Any, *, on: str) -> dict[str, A
     }
 
 
-def measure_text_alone(board: Board, data: Any, seeds: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Return seed -> metric -> what texts give without images (`measure.text_alone`), and chance of R@1 among ten.
+def measure_text_alone(board: Board, data: Any, seeds: Sequence[int]) -> list[dict[str, float]]:
+    """Return for each `seed` what texts give without images (`measure.text_alone`), and chance of R@1 among ten.
 
     data: None returns an earlier measurement, or nothing.
     """
     from pretraining_study import measure
 
     file = board.text_alone
-    kept: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    if data is not None and (missing := [seed for seed in seeds if str(seed) not in kept]):
+    kept: list[dict[str, float]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    if data is not None and (missing := set(seeds) - {row["seed"] for row in kept}):
         chance = {"r1": 100 / measure.CANDIDATES}
-        kept |= {str(seed): measure.text_alone(data, seed) | chance for seed in missing}
+        kept += [{"seed": seed} | measure.text_alone(data, seed) | chance for seed in sorted(missing)]
         write_whole(file, kept)
     return kept
 

@@ -175,7 +175,7 @@ def _scores(board: Board, found: Mapping[str, Mapping[int, dict[str, Any]]]) -> 
             spread = f" (sd {statistics.stdev(values):.{digits}f})" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.{digits}f}{spread}" if values else "")
         rows.append(f"| {design.label} | {len(results)} | {' | '.join(cells)} |")
-    if alone := list(measure_text_alone(board, None, ()).values()):
+    if alone := measure_text_alone(board, None, ()):
         by_metric = {m: [row[m] for row in alone if m in row] for m in metrics}
         cells = [f"{statistics.mean(v):.{METRICS[m][2]}f}" if v else "" for m, v in by_metric.items()]
         rows.append(f"| texts alone, or chance | {len(alone)} | | | | {' | '.join(cells)} |")
