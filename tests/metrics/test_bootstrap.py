@@ -158,6 +158,18 @@ def test_equal_variants_are_inconclusive_and_different_ones_significant() -> Non
     assert (itself.value, itself.low, itself.high, itself.p) == (0.0, 0.0, 0.0, 1.0) and not itself.is_significant
 
 
+def test_below_twenty_groups_no_variant_is_better() -> None:
+    def pair(groups: int) -> dict[str, list[Evidence]]:
+        right, wrong = np.ones(groups * QUESTIONS), np.zeros(groups * QUESTIONS)
+        return {"a": [evidence(right)], "b": [evidence(wrong)]}
+
+    for groups in (2, MIN_GROUPS - 1):
+        (few,) = compare_variants(pair(groups), resamples=1000, seed=1)
+        assert (few.value, few.low, few.high, few.p, few.p_holm) == (100.0, None, None, None, None)
+        assert few.groups == groups and not few.is_significant
+    assert compare_variants(pair(MIN_GROUPS), resamples=1000, seed=1)[0].is_significant
+
+
 def test_single_groups_and_unpaired_runs() -> None:
     one_image = [evidence(np.array([1.0, 0.0, 1.0]))]
     (found,) = compare_variants({"a": one_image, "b": one_image}, resamples=100, seed=1)

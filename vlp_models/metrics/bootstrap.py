@@ -280,7 +280,7 @@ _STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """a - b in the metric's unit. low, high and p are None with fewer than two groups.
+    """a - b in the metric's unit. low, high and p are None with fewer than `MIN_GROUPS` groups.
 
     low, high  the 95% interval
     p        two-sided: twice the smaller share of resamples on either side of 0, never below 2 / (resamples + 1)
@@ -311,7 +311,7 @@ class Difference:
 
 
 def compare_variants(variants: Mapping[str, Sequence[Evidence]], *, resamples: int, seed: int) -> list[Difference]:
-    """Compare all pairs of variants, in the mapping's order.
+    """Compare all pairs of variants, in the mapping's order; none is significant with fewer than `MIN_GROUPS` groups.
 
     Args:
         variants: name -> the evidence of each seed, all measured on the same groups.
@@ -326,7 +326,7 @@ def compare_variants(variants: Mapping[str, Sequence[Evidence]], *, resamples: i
     if len(variants) < 2:
         return []
     count = len(names[0])
-    drawable = count > 1 and resamples > 0
+    drawable = count >= MIN_GROUPS and resamples > 0
     rng = np.random.default_rng(seed)
     values_RS = _resampled(variants, sums, count, resamples, rng) if drawable else {}
     items_S, seeds_S = {}, {}
