@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from vlp_models.metrics.bootstrap import LEVELS, MIN_GROUPS, compare_variants, holm, interval, paired, resample
+from vlp_models.metrics.bootstrap import (
+    LEVELS,
+    MIN_GROUPS,
+    compare_variants,
+    holm,
+    interval,
+    paired,
+    resample,
+    sum_by_group,
+)
 from vlp_models.metrics.score import Evidence, mean_percent, mean_score
 from vlp_models.params import PromotionParams
 
@@ -38,6 +49,20 @@ def test_interval_depends_only_on_its_seed() -> None:
     evidence = draw(np.random.default_rng(1), 50, 0.6)
     assert interval(evidence, resamples=100, seed=3) == interval(evidence, resamples=100, seed=3)
     assert interval(evidence, resamples=100, seed=3) != interval(evidence, resamples=100, seed=4)
+
+
+def test_groups_keep_their_names_whatever_their_length() -> None:
+    names, sums = sum_by_group(["b", "a\0", "é", "a", "b"], np.array([[1.0], [2.0], [4.0], [8.0], [16.0]]))
+    assert names == ["a", "a\0", "b", "é"] and sums.tolist() == [[8.0], [2.0], [17.0], [4.0]]
+    empty, none = sum_by_group([], np.zeros((0, 2)))
+    assert empty == [] and none.shape == (0, 2)
+    groups = ["x" * 40_000, *(str(i) for i in range(3000))]
+    tracemalloc.start()
+    try:
+        sum_by_group(groups, np.ones((len(groups), 2)))
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_below_twenty_groups_there_is_no_interval() -> None:

@@ -87,10 +87,13 @@ def paired(a: Evidence, b: Evidence) -> Evidence:
 
 def sum_by_group(groups: Sequence[str], parts_NK: FloatArray) -> tuple[list[str], FloatArray]:
     """Return the sorted group names and the statistics summed within each group [G, K]."""
-    names, index = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
+    # Not np.unique: an array of text takes the longest name's memory for every name, and drops NULs at the end.
+    own = [str(group) for group in groups]
+    names = sorted(set(own))
+    place = {name: i for i, name in enumerate(names)}
     sums = np.zeros((len(names), parts_NK.shape[1]))
-    np.add.at(sums, index, parts_NK)
-    return names.tolist(), sums
+    np.add.at(sums, np.array([place[name] for name in own], dtype=np.intp), parts_NK)
+    return names, sums
 
 
 def resample(sums_GK: FloatArray, resamples: int, seed: int) -> FloatArray:
