@@ -20,6 +20,7 @@ from vlp_models.params import TrackingParams
 from vlp_models.registry import logger
 from vlp_models.registry.client import connect
 from vlp_models.registry.logger import (
+    RECORD,
     STATE,
     MLflowRun,
     send_unsent,
@@ -78,6 +79,15 @@ def test_preempted_training_is_one_run_with_every_step_once(tmp_path: Path) -> N
     assert again.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(m.step, m.value) for m in history] == [(step, 1 / step) for step in range(1, 5)]
+
+
+def test_run_that_logged_nothing_leaves_unsent_runs_in_place(tmp_path: Path) -> None:
+    record = unsent_directory(tmp_path) / "0123" / RECORD
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    with track_training(make_run(tmp_path), tmp_path):
+        pass
+    assert record.read_text() == "{}"
 
 
 @pytest.mark.slow

@@ -263,6 +263,8 @@ def unsent_runs(root: Path) -> list[Path]:
 
 def _finish(run: MLflowRun, log: Path) -> None:
     """End a finished run. If MLflow does not answer, keep what it needs; if it does, send what others have left."""
+    if not run.key:  # nothing was logged; its folder would be that of all unsent runs
+        return
     folder = unsent_directory(run.root) / run.key
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
