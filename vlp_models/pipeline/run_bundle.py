@@ -17,7 +17,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import platform
+import unicodedata
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,12 +32,14 @@ from vlp_models.common.redaction import redact_yaml, redacted
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import DataError, MissingToolError
 from vlp_models.params import Params
+from vlp_models.params.runs import NAME
 
 FORMAT = "vlp-run/1"
 MANIFEST, LINEAGE = "bundle.json", "lineage.json"
 SUFFIX = ".run.zip"
 EVALUATED = ("scores.json", "items.parquet")
 MAX_BYTES = 1 << 30  # unpacked
+MAX_RESAMPLES = 1_000_000  # of an interval, which a replay draws again
 DIGEST = 64  # bytes of the archive's comment
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every member: zip's earliest
 
@@ -68,10 +72,12 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path) -> RunBundl
     """Write the bundle of an evaluated fine-tuning run.
 
     Raises:
-        DataError: the run was not evaluated.
+        DataError: the run was not evaluated, or with more than `MAX_RESAMPLES`.
     """
     from vlp_models.pipeline.lineage import lineage_files, lineage_record
 
+    if params.evaluate.bootstrap > MAX_RESAMPLES:
+        raise DataError(f"params.yaml: `evaluate.bootstrap`: a run bundle may have {MAX_RESAMPLES:,} at most")
     evaluated = require_output(workspace.evaluation(run) / EVALUATED[0], f"evaluate@{run}").parent
     names = [*EVALUATED, *sorted(file.name for file in evaluated.glob("predictions-*.jsonl"))]
     files = {name: (evaluated / name).read_bytes() for name in names}
@@ -133,24 +139,43 @@ def open_bundle(path: Path) -> RunBundle:
 def _check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     """
     Raises:
-        ValueError: a key or a file is missing, or is of another type.
+        ValueError: a key or a file is missing, or a value is invalid.
     """
-    kinds = {"run": str, "task": str, "git_commit": str, "bootstrap": int, "environment": dict, "weights": dict}
-    for name, kind in kinds.items():
-        if not isinstance(manifest.get(name), kind):
-            raise ValueError(f"{MANIFEST} has no {name}")
+    for name in ("run", "task", "git_commit"):
+        if not _is_line(manifest.get(name)):
+            raise ValueError(f"{MANIFEST}: {name} is not a text of one line")
+    if not NAME.fullmatch(manifest["run"]):
+        raise ValueError(f"{MANIFEST}: run is not a name: {manifest['run']!r}")
+    if not _is_count(manifest.get("bootstrap")) or manifest["bootstrap"] > MAX_RESAMPLES:
+        raise ValueError(f"{MANIFEST}: bootstrap is not a number from 0 to {MAX_RESAMPLES:,}")
+    for name in ("environment", "weights"):
+        values = manifest.get(name)
+        if not isinstance(values, dict) or not all(_is_line(text) for item in values.items() for text in item):
+            raise ValueError(f"{MANIFEST}: {name} does not map names to texts")
     if missing := {*EVALUATED, LINEAGE, "params.yaml"} - set(files):
         raise ValueError(f"{', '.join(sorted(missing))} missing")
-    if not isinstance(manifest["environment"].get("mode"), str):
+    if "mode" not in manifest["environment"]:
         raise ValueError(f"{MANIFEST} has no environment.mode")
     records = json.loads(files[EVALUATED[0]])
-    needed = {"dataset", "split", "metric", "value", "low", "high", "seed", "data"}
-    if (
-        not isinstance(records, list)
-        or not records
-        or not all(isinstance(r, dict) and needed <= r.keys() for r in records)
-    ):
-        raise ValueError(f"{EVALUATED[0]} is no list of scores")
+    if not isinstance(records, list) or not records or not all(isinstance(r, dict) and _is_score(r) for r in records):
+        raise ValueError(f"{EVALUATED[0]} is not a list of scores")
+
+
+def _is_score(record: Mapping[str, Any]) -> bool:
+    """Return whether a record has the keys that a replay reads, with values of their types."""
+    ends = [record.get(name, "") for name in ("value", "low", "high")]
+    texts = [record.get(name) for name in ("dataset", "split", "metric", "data")]
+    numbers = all(end is None or (type(end) in (int, float) and math.isfinite(end)) for end in ends)
+    return numbers and _is_count(record.get("seed")) and all(_is_line(text) for text in texts)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0  # not bool
+
+
+def _is_line(value: Any) -> bool:
+    """Return whether a value is a text without control characters, which a terminal would obey."""
+    return isinstance(value, str) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
