@@ -1,15 +1,17 @@
 """`vlp replay`: compute a bundle's figures again: from its items, from the weights, or from the data by training.
 
-| level   | computes again                       | needs                                           |
-|---------|--------------------------------------|-------------------------------------------------|
-| score   | values and intervals, from the items | the bundle alone                                |
-| predict | predictions and scores               | the project with its data and the run's weights |
-| train   | everything, in a copy of the project | the project's raw data, if no stage generates it |
+| level   | computes again                       | needs                                                              |
+|---------|--------------------------------------|--------------------------------------------------------------------|
+| score   | values and intervals, from the items | the bundle alone                                                   |
+| predict | predictions and scores               | the project with its data and the run's weights                    |
+| train   | everything, in a copy of the project | the project's plugins, and what params.yaml names: data, vocabulary |
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,10 +23,13 @@ from typing import Any, Literal
 import numpy as np
 
 from vlp_models.common.io import hash_file, scratch_directory
-from vlp_models.common.workspace import Workspace
+from vlp_models.common.plugins import FOLDER as PLUGINS
+from vlp_models.common.workspace import WITHDRAWN, Workspace
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.params import Params, parse_params, read_yaml
+from vlp_models.pipeline.checked_params import check_params
+from vlp_models.pipeline.dvc.external import check_files, check_roots, local_inputs
 from vlp_models.pipeline.run_bundle import RunBundle, environment
 from vlp_models.tasks.scoring import read_item_scores
 
@@ -50,7 +55,7 @@ def replay(bundle: RunBundle, level: Level, workspace: Workspace) -> list[Findin
     """
     if level == "score":
         return score(bundle)
-    params = _params_of(bundle)
+    params = _params_of(bundle, workspace)
     if level == "predict":
         return predict(bundle, params, workspace)
     return train(bundle, params, workspace)
@@ -117,18 +122,16 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
 
 def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
     """Run the pipeline up to the run's evaluation in a new project with the bundle's params.yaml."""
-    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
-        project = Path(folder) / "project"
-        _vlp(project.parent, "init", str(project))
+    with scratch_directory(_place_of_copies(workspace)) as folder:
+        project = folder / "project"
+        _vlp(folder, "init", str(project))
         (project / "params.yaml").write_bytes(bundle.files["params.yaml"])
-        for root in _raw_data(params):
-            source = workspace.root / root
-            if not (project / root).resolve().is_relative_to(project.resolve()):
-                raise DataError(f"data root {root}: outside of the project, so a copy of the project cannot have it")
-            if not source.exists():
-                raise DataError(f"{source}: the run's data is not here; run the command in a project that has it")
-            (project / root).parent.mkdir(parents=True, exist_ok=True)
-            (project / root).symlink_to(source.resolve())
+        _link_inputs(params, workspace, project)
+        try:
+            check_roots(params, project)
+            check_files(params, project, regions="regions" in check_params(params, project).kinds.values())
+        except DataError as error:
+            raise DataError(f"{error}; run the command in a project that has what the run reads") from None
         _vlp(project, "use", "--set", "tracking.uri=")  # nothing is registered
         _vlp(project, "run", f"evaluate@{bundle.run}")
         copy, findings = Workspace(project), []
@@ -140,19 +143,50 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
         return [*findings, *again, *_explain(bundle, params, findings)]
 
 
-def _params_of(bundle: RunBundle) -> Params:
+def _params_of(bundle: RunBundle, workspace: Workspace) -> Params:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "params.yaml"
         path.write_bytes(bundle.files["params.yaml"])
-        return parse_params(read_yaml(path))
+        return parse_params(read_yaml(path), root=workspace.root)
 
 
-def _raw_data(params: Params) -> Iterable[str]:
-    """Return the folders of raw data that no stage generates."""
-    for name, source in params.data.items():
-        root = getattr(source, "root", "")
-        if root and name not in params.generate and not Path(root).is_absolute():
-            yield root
+def _place_of_copies(workspace: Workspace) -> Path:
+    """Return where copies of the project are made, the same at each replay, which removes those of killed ones.
+
+    Raises:
+        DataError: without .work in the workspace: the temporary folder is another user's.
+    """
+    if (workspace.root / ".work").is_dir():
+        return workspace.root / ".work" / "replay"
+    folder = Path(tempfile.gettempdir()) / f"vlp-replay-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise DataError(f"{folder}: not a folder of yours; set TMPDIR to one")
+    return folder / "replay"
+
+
+def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
+    """Copy plugins; link the list of withdrawn images, and the data and files that params.yaml names, if they exist.
+
+    The records of packages are not linked: `vlp use` writes them, in the copy.
+
+    Raises:
+        DataError: a path is not below the project, or is in every project.
+    """
+    if (plugins := workspace.root / PLUGINS).is_dir():  # not a link: Python would have its modules by two paths
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(plugins, project / PLUGINS, ignore=ignored, ignore_dangling_symlinks=True)
+    for name in sorted({WITHDRAWN, *local_inputs(params)}):  # a folder before what is in it
+        source, target = workspace.root / name, project / name
+        if Path(name).parts[:1] == ("..",):
+            raise DataError(f"{name}: outside of the project, so a copy of the project cannot have it")
+        is_in_linked = not target.resolve().is_relative_to(project.resolve())
+        if is_in_linked or not source.exists() or Path(name).is_relative_to(PLUGINS):
+            continue
+        if target.exists():
+            raise DataError(f"{name}: every project has it, so a copy of the project cannot have this one's")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source.resolve())
 
 
 def _vlp(folder: Path, *words: str) -> None:
