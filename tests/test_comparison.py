@@ -272,22 +272,22 @@ def test_bad_files_are_named_with_the_line_and_the_way_out(tmp_path: Path, name:
     assert message in str(error.value) and str(tmp_path / name) in str(error.value)
 
 
-def test_a_table_in_utf_16_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "named", "reason"),
+    [
+        ("utf-16", "utf-16", "UTF-16 text; save it as UTF-8"),
+        ("latin-1", "latin1", "not UTF-8 text; save it as UTF-8"),
+    ],
+)
+def test_another_encoding_is_named_with_the_command_that_converts_it(
+    tmp_path: Path, encoding: str, named: str, reason: str
+) -> None:
     path = tmp_path / "a.csv"
-    path.write_text("item,score\nq1,1\n", encoding="utf-16")
+    path.write_text("item,score\ncafé,1\n", encoding=encoding)
     with pytest.raises(DataError) as error:
         read_runs(path)
-    command = f"`iconv -f utf-16 -t utf-8 {path} > {tmp_path}/utf8-a.csv`"
-    assert str(error.value) == f"{path}: UTF-16 text; save it as UTF-8: {command}"
-
-
-def test_a_table_in_latin_1_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("item,score\ncafé,1\n", encoding="latin-1")
-    with pytest.raises(DataError) as error:
-        read_runs(path)
-    command = f"`iconv -f latin1 -t utf-8 {path} > {tmp_path}/utf8-a.csv`"
-    assert str(error.value) == f"{path}: not UTF-8 text; save it as UTF-8: {command}"
+    command = f"`iconv -f {named} -t utf-8 {path} > {tmp_path}/utf8-a.csv`"
+    assert str(error.value) == f"{path}: {reason}: {command}"
 
 
 def test_reading_a_table_leaves_the_limit_of_other_readers(tmp_path: Path) -> None:
