@@ -28,8 +28,10 @@ import platform
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +42,11 @@ RESULTS = ROOT / "benchmarks" / "results" / "speedrun.json"
 REFERENCE = "598e0415"
 TARGETS = {"tden-captioning CIDEr": 131.0, "tden-vqa accuracy": 84.5}
 MIN_SEEDS, ERROR = 5, 0.01
-COMMAND = "import sys; from vlp_models.cli{module} import main; sys.argv[0] = 'vlp'; sys.exit(main())"
+SCRIPT = "#!{python}\nimport sys\nfrom vlp_models.cli{module} import main\nsys.exit(main())\n"
 
 
 class Copy:
-    """A commit's files in a folder of their own."""
+    """A commit's files in a folder of their own, and an environment whose `vlp`, which its stages call, runs them."""
 
     def __init__(self, commit: str, folder: Path) -> None:
         folder.mkdir()
@@ -53,15 +55,34 @@ class Copy:
         for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "-qm", "x"]):
             subprocess.run(["git", *words], cwd=folder, check=True)
         self.folder = folder
-        self._module = ".main" if (folder / "vlp_models" / "cli" / "main.py").exists() else ""
+        module = ".main" if (folder / "vlp_models" / "cli" / "main.py").exists() else ""
+        environment = folder.with_name(folder.name + "-python")
+        venv.create(environment)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+        (packages / "these.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+        self._vlp = environment / "bin" / "vlp"
+        for command in Path(sys.executable).parent.iterdir():
+            if not (environment / "bin" / command.name).exists() and command.name != "vlp":
+                (environment / "bin" / command.name).symlink_to(command)
+        script = SCRIPT.format(python=environment / "bin" / "python", module=module)
+        self._vlp.write_text(script, encoding="utf-8")
+        self._vlp.chmod(0o755)
+        self._preset = "presets/{}.yaml" if (folder / "presets").exists() else "{}"  # 598e041 wants the file
+
+    def use(self, presets: list[str], *settings: str) -> None:
+        self.vlp("use", *(self._preset.format(name) for name in presets), *settings)
 
     def vlp(self, *words: str) -> float:
         """Run a command of this copy's code; return its seconds. Exit with its output if it fails."""
         began = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-c", COMMAND.format(module=self._module), *words],
+            [self._vlp, *words],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(self.folder)},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(self.folder),
+                "PATH": os.pathsep.join([str(self._vlp.parent), os.environ["PATH"]]),
+            },
             capture_output=True,
             text=True,
         )
@@ -82,7 +103,7 @@ class Copy:
 def race(commit: str, seed: int, folder: Path, presets: list[str]) -> dict[str, Any]:
     copy = Copy(commit, folder)
     seeds = [f"--set=defaults.{kind}.seed={seed}" for kind in ("pretrain", "finetune")]
-    copy.vlp("use", *presets, *seeds)
+    copy.use(presets, *seeds)
     found = {"seed": seed, "seconds": round(copy.vlp("run"), 1), **copy.scores()}
     print(commit, json.dumps(found), flush=True)
     return found
