@@ -42,7 +42,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "speedrun.json"
 REFERENCE = "598e0415"
 TARGETS = {"tden-captioning CIDEr": 131.0, "tden-vqa accuracy": 84.5}
 MIN_SEEDS, ERROR = 5, 0.01
-SCRIPT = "#!{python}\nimport sys\nfrom vlp_models.cli{module} import main\nsys.exit(main())\n"
+SCRIPT = """#!{python}
+import sys
+from vlp_models.cli{module} import main
+if __name__ == "__main__":  # worker processes import this file
+    sys.exit(main())
+"""
 
 
 class Copy:
