@@ -239,10 +239,10 @@ def errors_allowed(scenario: Scenario, size: int) -> list[float]:
     entries: list[dict[str, Any]] = []
     alphas = []
     for week in range(size):
-        versions = (week + 1, 0)
-        spent = spend_budget(entries, params, model="m", test="t", versions=versions, confidence=1 - ALPHA)
+        contents = (f"week {week}", "champion")
+        spent = spend_budget(entries, params, model="m", test="t", contents=contents, confidence=1 - ALPHA)
         alphas.append(spent.alpha)
-        entry = {"action": "refused", "model": "m", "version": week + 1, "from": 0}
+        entry = {"action": "refused", "model": "m", "content": contents[0], "from_content": contents[1]}
         entries.append({**entry, "decision": {"numbers": {"test": "t"}}})
     return alphas
 

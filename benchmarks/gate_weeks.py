@@ -105,13 +105,14 @@ def decide(
 ) -> dict[str, Any]:
     """Decide one week: the champion's variant vs a better one, each from fresh seeds. Appends to the ledger entries."""
     week = len(entries)
+    contents = (f"version {week + 1}", f"version {week}")
     alpha = spend_budget(
-        entries, params, model="m", test="t", versions=(week + 1, week), confidence=rule.confidence, num_candidates=1
+        entries, params, model="m", test="t", contents=contents, confidence=rule.confidence, num_candidates=1
     ).alpha
     champions, challengers = ([test.run(by) for _ in range(seeds)] for by in (0.0, better))
     others = challengers[1:], champions[1:]
     found = compare_to_champion(challengers[0], champions[0], rule, params, alpha=alpha, other_seeds=others)
-    entry = {"action": "refused", "model": "m", "version": week + 1, "from": week}
+    entry = {"action": "refused", "model": "m", "content": contents[0], "from_content": contents[1]}
     entries.append({**entry, "decision": {"numbers": {"test": "t"}}})
     return {"outcome": found.outcome, "error": alpha, **found.numbers}
 

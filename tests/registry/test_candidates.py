@@ -100,9 +100,11 @@ def test_each_decision_spends_error_budget_and_a_repeated_question_spends_it_onc
     assert errors == pytest.approx([0.2 * 0.1 * 0.9] * 2, rel=1e-3)
     entries = registry.ledger.entries()
     test = entries[-1]["decision"]["numbers"]["test"]
+    known = {entry["version"]: entry["content"] for entry in entries}
 
     def spent(version: int, test: str, **more: Any) -> Spending:
-        options = {"model": registry.model, "versions": (version, 1), "runs": (1, 1), "confidence": 0.95}
+        contents = (known.get(version, f"content {version}"), known[1])
+        options = {"model": registry.model, "contents": contents, "runs": (1, 1), "confidence": 0.95}
         return spend_budget(entries, PromotionParams(), test=test, **{**options, **more})
 
     assert (spent(2, test).uses, spent(3, test).uses, spent(3, "fresh").uses) == (2, 3, 1)
@@ -112,8 +114,24 @@ def test_each_decision_spends_error_budget_and_a_repeated_question_spends_it_onc
     for version in range(3, 60):
         total += spent(version, test).alpha
         assert (spent(version, test).remaining < LOW_BUDGET) == (version > 13)
-        entries.append({**entries[-1], "version": version})
+        entries.append({**entries[-1], "content": f"content {version}"})
     assert total < 0.2
+    again = spent(2, test)
+    assert again.uses == 2 and again.remaining < LOW_BUDGET, "it spends nothing, and the budget stays spent"
+
+
+def test_a_version_of_a_rebuilt_registry_is_another_question(new: Any) -> None:
+    registry = new()
+    registry.add(GOOD, weights="the champion's")
+    registry.promote()
+    registry.add(WEAK)
+    first = registry.promote()
+    registry.client.delete_registered_model(registry.model)
+    registry.add(GOOD, weights="the champion's")
+    registry.add(BETTER)  # the number of the one before, not its content
+    second = registry.promote(2)
+    assert first.version == second.version == 2
+    assert (first.numbers["test_uses"], second.numbers["test_uses"]) == (2, 3)
 
 
 @pytest.mark.slow

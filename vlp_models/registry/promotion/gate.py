@@ -371,7 +371,7 @@ def spend_budget(
     *,
     model: str,
     test: str,
-    versions: tuple[int, int | None],
+    contents: tuple[str, str],
     runs: tuple[int, int] | None = None,
     confidence: float,
     num_candidates: int = 1,
@@ -380,7 +380,8 @@ def spend_budget(
 
     Args:
         entries: the ledger's.
-        versions: the version, and the champion it is compared with.
+        contents: of the version, and of the champion it is compared with (empty: none). They identify a question: a
+            rebuilt registry may give a number to another version.
         runs: how many runs of either variant are compared; None: there is no gain to measure.
         confidence: of the gate; no decision is laxer.
         num_candidates: how many versions this one was selected from on this very test; its alpha is divided by it.
@@ -389,14 +390,14 @@ def spend_budget(
     for entry in entries:
         numbers = entry.get("decision", {}).get("numbers", {})
         if entry["action"] in ("promoted", "refused") and entry["model"] == model and numbers.get("test") == test:
-            question = (entry["version"], entry["from"], count_runs(numbers))
+            question = (entry["content"], entry.get("from_content"), count_runs(numbers))
             if question not in earlier:
                 earlier.append(question)
-    now = (*versions, runs)
+    now = (*contents, runs)
     uses = earlier.index(now) + 1 if now in earlier else len(earlier) + 1
     kept = 1 - params.spend
     allowed = min(1 - confidence, params.error_budget * params.spend * kept ** (uses - 1))
-    return Spending(uses=uses, alpha=allowed / num_candidates, remaining=kept**uses)
+    return Spending(uses=uses, alpha=allowed / num_candidates, remaining=kept ** max(uses, len(earlier)))
 
 
 def count_runs(numbers: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -126,7 +126,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
                 request.params,
                 model=ctx.model,
                 test=test,
-                versions=(choice.version, found.champion),
+                contents=(_content(found.registry, choice.version), _content(found.registry, found.champion)),
                 runs=runs,
                 confidence=rule.confidence,
                 num_candidates=choice.measured if choice.selected_on == request.params.split else 1,
@@ -237,15 +237,15 @@ def _accept(ctx: PromotionContext, version: int, registry: Registry) -> Decision
 
 
 def _append_decision(ctx: PromotionContext, decision: Decision, registry: Registry, action: str = "") -> None:
-    content = registry.contents.get(decision.version, "") if decision.version is not None else ""
     ctx.ledger.append(
         {
             "action": action or decision.action,
             "task": decision.task,
             "model": decision.model,
             "version": decision.version,
-            "content": content,
+            "content": _content(registry, decision.version),
             "from": decision.champion,
+            "from_content": _content(registry, decision.champion),
             "by": ctx.user,
             "run": decision.run,
             "run_model": decision.run_model,
@@ -254,6 +254,10 @@ def _append_decision(ctx: PromotionContext, decision: Decision, registry: Regist
             "decision": decision.to_plain(),
         }
     )
+
+
+def _content(registry: Registry, version: int | None) -> str:
+    return "" if version is None else registry.contents.get(version, "")
 
 
 def _check_unchanged(ctx: PromotionContext, before: Registry) -> None:
