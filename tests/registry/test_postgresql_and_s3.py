@@ -16,6 +16,7 @@ from toy_registry import PASSED, TRACKING, ToyRegistry, answers, hash_bundle, to
 from vlp_models.errors import DataError, TrackingError
 from vlp_models.forgetting.registered import stores_captions_of
 from vlp_models.params import TrackingParams
+from vlp_models.registry import versions
 from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import read_latest_evaluation, read_lineage
 from vlp_models.registry.logger import DataInput
@@ -59,6 +60,7 @@ def test_version_is_registered_promoted_and_read_back(
 ) -> None:
     import mlflow.pyfunc
 
+    card = "# a card\n" + "| a row for each of VQA v2's question types | 50.0 |\n" * 150
     root = tmp_path / "project"
     bundle = root / "made" / "bundle"
     (bundle / "checkpoint").mkdir(parents=True)
@@ -74,7 +76,7 @@ def test_version_is_registered_promoted_and_read_back(
         evaluation=write_evaluation(tmp_path / "evaluation", [toy_items(answers(0.5))]),
         metrics={"accuracy": 50.0},
         tags={"run": "first"},
-        card="a card",
+        card=card,
         prediction={"answer": "yes", "top": [["yes", 0.5]], "ranks": [1, 2]},
         inputs=[learned],
         lineage={"validation": PASSED},
@@ -84,7 +86,13 @@ def test_version_is_registered_promoted_and_read_back(
     version = client.get_model_version("toy-vqa", str(made.version))
     run = client.get_run(version.run_id)
     assert run.info.artifact_uri.startswith("s3://models/vlp/")
-    assert (download_bundle(version) / "checkpoint" / "weights").read_text() == "1"
+    assert len(version.description) <= 5000 < len(card) and version.description.startswith("# a card\n| a row")
+    assert client.download_artifacts(version.run_id, "model_card.md", str(tmp_path)) and (
+        (tmp_path / "model_card.md").read_text() == card
+    )
+    downloaded = download_bundle(version)
+    assert (downloaded / "checkpoint" / "weights").read_text() == "1"
+    assert downloaded.is_relative_to(versions._downloads().name), "removed when the process ends"
     assert read_latest_evaluation(client, version)[0].metric == "accuracy"
     assert (read_lineage(client, version) or {})["validation"] == PASSED
     (known,) = run.inputs.dataset_inputs

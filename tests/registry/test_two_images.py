@@ -17,7 +17,7 @@ from vlp_models.cli.predict import predictions
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DatasetParams, GateParams, GeneratorParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.promotion_commands import promote_task
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
@@ -116,6 +116,8 @@ def test_version_is_served_with_two_images(
         assert [p["p_true"] for p in found] == pytest.approx([p["p_true"] for p in known], abs=1e-5)
     turned = predictions("nlvr2", [pair[::-1] for pair in images], texts, f"vlp-nlvr2/{version.version}")
     assert [p["p_true"] for p in turned] != pytest.approx([p["p_true"] for p in known], abs=1e-5)
+    with pytest.raises(ParamsError, match=rf"vlp-nlvr2 version {version.version}: a model for nlvr2; name one for vqa"):
+        predictions("vqa", [images[0][0]], texts[:1], f"vlp-nlvr2/{version.version}")
     with pytest.raises(DataError, match="takes 2 images per request, as a list; found str"):
         predictions("nlvr2", [images[0][0]], texts[:1], f"vlp-nlvr2/{version.version}")
     with pytest.raises(DataError, match="as a list; found 3"):

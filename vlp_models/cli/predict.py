@@ -154,11 +154,11 @@ def predict(
         raise ParamsError(f"the task {task} cannot be served: it compares images with each other")
     images, texts = inputs[: request.images], inputs[request.images :]
     usage = f"vlp predict {task} {' '.join(['IMAGE'] * request.images)}{' TEXT' if request.text else ''}"
-    if len(images) < request.images or len(texts) > 1:
+    if len(images) < request.images or len(texts) > bool(request.text):
         raise ParamsError(f"{usage}: got {len(inputs)} arguments")
     if request.text and not any(texts):
         raise ParamsError(f"{usage}: the text is missing: {request.text}")
-    _print_predictions(task, images, texts[0] if request.text else "", model)
+    _print_predictions(task, images, texts[0] if texts else "", model)
 
 
 def _print_predictions(task: str, images: list[str], text: str, model: str) -> None:
@@ -181,19 +181,26 @@ def predictions(
 
     Raises:
         DataError: an image is missing, or nothing is registered under that name.
+        ParamsError: the model is for another task.
+        TrackingError: MLflow or a bucket does not answer.
     """
     paths = [path for one in images for path in ([one] if isinstance(one, str) else one)]
     _require_files(paths)
     from vlp_models.params import load_params
-    from vlp_models.registry.client import model_name
+    from vlp_models.registry.client import mlflow_errors, model_name
     from vlp_models.registry.served import open_served_bundle
 
     params = load_params()
-    bundle, _ = open_served_bundle(params.tracking, Path.cwd(), model or model_name(params.tracking, task))
+    with mlflow_errors(params):
+        bundle, version = open_served_bundle(params.tracking, Path.cwd(), model or model_name(params.tracking, task))
     with quick_imports():
         from vlp_models.serving.predictor import Predictor
 
         predictor = Predictor(bundle)
+    if predictor.task != task:
+        raise ParamsError(
+            f"{version}: a model for {predictor.task}; name one for {task}, such as {model_name(params.tracking, task)}"
+        )
     return predictor.predict(images, texts)
 
 

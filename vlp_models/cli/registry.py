@@ -129,5 +129,7 @@ def evaluate_alias(
     params = load_params()
     choose_instructions(params.trainer.reproducible)
     from vlp_models.pipeline.reevaluate import evaluate_alias
+    from vlp_models.registry.client import mlflow_errors
 
-    evaluate_alias(params, Workspace(), task, alias)
+    with mlflow_errors(params):
+        evaluate_alias(params, Workspace(), task, alias)

@@ -69,9 +69,9 @@ def promote_task(
     with mlflow_errors(params):
         context = _make_context(params, workspace, task, by)
         decision = promote(context, request)
+        write_json(report_path(workspace, task), decision.to_plain())
         if decision.action == "promoted":
             _remember(context, params, workspace)
-    write_json(report_path(workspace, task), decision.to_plain())
     return decision
 
 
@@ -97,18 +97,19 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     with mlflow_errors(params):
         context = _make_context(params, workspace, task, by)
         decision = rollback(context, hash_bundle)
+        write_json(report_path(workspace, task), decision.to_plain())
         _remember(context, params, workspace)
-    write_json(report_path(workspace, task), decision.to_plain())
     return decision
 
 
 def _remember(ctx: PromotionContext, params: Params, workspace: Workspace) -> None:
-    """Remember for `vlp caption` and its companions what they apply from now on."""
+    """Remember for `vlp caption` and its companions what they apply from now on. They can do without."""
+    from vlp_models.registry.client import store_errors
     from vlp_models.registry.served import find_better_neighbors, remember_served_version
 
-    remember_served_version(ctx.client, params, workspace.root, ctx.task)
-    if ctx.task == "captioning":
-        with suppress(VLPError):
+    with suppress(*store_errors(VLPError)):
+        remember_served_version(ctx.client, params, workspace.root, ctx.task)
+        if ctx.task == "captioning":
             find_better_neighbors(params, workspace.root)
 
 

@@ -23,6 +23,7 @@ from vlp_models.errors import (
     BusyError,
     DataError,
     TrackingError,
+    VLPError,
     explain_access,
     explain_system_error,
     first_line,
@@ -197,6 +198,8 @@ def mlflow_errors(params: Params) -> Iterator[None]:
     """
     try:
         yield
+    except VLPError:
+        raise
     except Exception as error:
         import requests
         from mlflow.exceptions import MlflowException

@@ -29,6 +29,7 @@ from vlp_models.registry.versions import (
     download_verified_bundle,
     find_served_version,
     find_version_by_alias,
+    is_on_this_machine,
     resolve_version,
 )
 from vlp_models.tasks.judging import judging_of
@@ -72,14 +73,14 @@ class ServedVersions:
             return bundle
         return None
 
-    def open_bundle(self, client: MlflowClient, request: str, version: ModelVersion) -> Path:
+    def open_bundle(self, request: str, version: ModelVersion) -> Path:
         """Return the verified bundle of a version, and remember it if its files are on this machine.
 
         Raises:
             DataError: the files are missing, damaged or not those that were registered.
         """
         bundle = download_verified_bundle(version)
-        if urlsplit(client.get_model_version_download_uri(version.name, str(version.version))).scheme in ("", "file"):
+        if is_on_this_machine(version):
             name = f"{version.name} version {version.version}"
             self.keep(request, {"version": name, "bundle": str(bundle), "content": version.tags.get("content")})
         return bundle
@@ -112,14 +113,19 @@ def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tupl
     client = connect(params, root)
     by_name = "/" not in request and "@" not in request
     version = find_served_version(client, request) if by_name else resolve_version(client, params, request)
-    return served.open_bundle(client, request, version), f"{version.name} version {version.version}"
+    return served.open_bundle(request, version), f"{version.name} version {version.version}"
 
 
 def remember_served_version(client: MlflowClient, params: Params, root: Path, task: str) -> None:
-    """Remember what the commands apply for a task now, right after it changed, while MLflow is imported anyway."""
+    """Remember what the commands apply for a task now, right after it changed, while MLflow is imported anyway.
+
+    Raises:
+        DataError or one of `store_errors`: there is no such version, or its files cannot be read.
+    """
     name, served = model_name(params.tracking, task), ServedVersions(params.tracking, root)
-    with suppress(VLPError):
-        served.open_bundle(client, name, find_served_version(client, name))
+    version = find_served_version(client, name)
+    if is_on_this_machine(version):
+        served.open_bundle(name, version)
 
 
 def _database_state(uri: str) -> list[Any]:

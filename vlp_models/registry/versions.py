@@ -11,9 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from vlp_models.common.source_hash import plugin_packages
 from vlp_models.errors import DataError, first_line
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 VARIANT_HASH = "variant_hash"  # tag of a version: equal for runs that differ in their seeds only
 PARENT = "mlflow.parentRunId"  # MLflow's own tag
+MAX_DESCRIPTION = 5000  # characters: PostgreSQL refuses more, SQLite does not
 # Imported for loading and predicting, whatever the model family.
 REQUIREMENTS = (
     *("torch", "torchvision", "timm", "transformers", "tokenizers", "safetensors"),
@@ -165,9 +168,17 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
             source=f"models:/{logged.model_id}",
             run_id=run_id,
             tags=tags,
-            description=record.card,
+            description=_shorten(record.card),
             model_id=logged.model_id,
         )
+
+
+def _shorten(card: str) -> str:
+    """Return the beginning of a card, in whole lines, if it is longer than MLflow's databases store."""
+    if len(card) <= MAX_DESCRIPTION:
+        return card
+    rest = "\n\nThe rest is in model_card.md, a file of this version's run.\n"
+    return card[: MAX_DESCRIPTION - len(rest)].rpartition("\n")[0] + rest
 
 
 def _copy_packages(packages: Mapping[str, Path], target: Path) -> list[str]:
@@ -271,12 +282,33 @@ def load_predictor(client: MlflowClient, name: str) -> Any:
     return Predictor(download_verified_bundle(find_served_version(client, name)))
 
 
+def is_on_this_machine(version: ModelVersion) -> bool:
+    """Return whether the version's files are in a folder, and not in a bucket or on a server."""
+    from mlflow import MlflowClient
+
+    stored = MlflowClient().get_model_version_download_uri(version.name, str(version.version))
+    return urlsplit(stored).scheme in ("", "file")
+
+
 def download_bundle(version: ModelVersion) -> Path:
-    """Return the version's bundle (serving/bundle.py) on this machine."""
+    """Return the version's bundle (serving/bundle.py) on this machine.
+
+    Files from a bucket or a server are removed when this process ends.
+    """
     import mlflow.artifacts
 
-    local = Path(mlflow.artifacts.download_artifacts(f"models:/{version.name}/{version.version}"))
-    return local / "artifacts" / BUNDLE
+    address = f"models:/{version.name}/{version.version}"
+    if is_on_this_machine(version):
+        files = Path(mlflow.artifacts.download_artifacts(address))
+    else:
+        folder = tempfile.mkdtemp(dir=_downloads().name)
+        files = Path(mlflow.artifacts.download_artifacts(address, dst_path=folder))
+    return files / "artifacts" / BUNDLE
+
+
+@cache
+def _downloads() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="vlp-versions-")
 
 
 def download_verified_bundle(version: ModelVersion) -> Path:
