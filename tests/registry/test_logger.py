@@ -91,6 +91,43 @@ def test_run_that_logged_nothing_leaves_unsent_runs_in_place(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_a_run_deleted_in_mlflow_is_sent_again_and_blocks_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / LOG
+    first = make_run(tmp_path)
+    append(log, 1, 2)
+    first.sync(log)
+    client = connect(make_params(), tmp_path)
+    experiment = client.get_experiment_by_name("toy").experiment_id
+    (run,) = client.search_runs([experiment])
+    client.delete_run(run.info.run_id)
+    append(log, 3)
+    make_run(tmp_path).sync(log)
+    (again,) = client.search_runs([experiment])
+    assert again.info.run_id != run.info.run_id
+    assert [m.step for m in client.get_metric_history(again.info.run_id, "loss")] == [1, 2, 3]
+
+    monkeypatch.setattr(logger, "connect", away)
+    for name in ("a", "b"):  # MLflow is away when both end, and then refuses the first one's params
+        work = tmp_path / name
+        work.mkdir()
+        append(work / LOG, 1)
+        with track_training(make_run(tmp_path, work=work), work) as ending:
+            assert ending is not None
+            ending._run_params = {"k" * 300: 1} if name == "a" else {"a": 1}
+            ending.sync(work / LOG)
+    monkeypatch.undo()
+    assert send_unsent(make_params(), tmp_path) == 1, "the refused one is kept"
+    found = client.search_runs([experiment])
+    assert "1" in [run.data.params.get("a") for run in found]
+
+
+def away(*_: object) -> None:
+    raise ConnectionError("nobody answers")
+
+
+@pytest.mark.slow
 def test_kill_between_the_answer_and_the_state_file_sends_no_step_twice(tmp_path: Path) -> None:
     log = tmp_path / LOG
     first = make_run(tmp_path)

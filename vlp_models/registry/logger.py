@@ -26,7 +26,7 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact, redacted
 from vlp_models.errors import BusyError, TrackingError, first_line
 from vlp_models.params import TrackingParams
-from vlp_models.registry.client import connect, tracking_uri
+from vlp_models.registry.client import NOT_FOUND_CODES, connect, is_away, tracking_uri
 from vlp_models.training.log import LOG, read_log
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class MLflowRun:
         self._state = self._read_state()
         self._silent_until = 0.0
         self._warned = False
+        self.refused = False  # whether MLflow's last failure was an answer
 
     @property
     def key(self) -> str:
@@ -139,12 +140,14 @@ class MLflowRun:
         # Whatever fails there (connection, lock, schema, full disk) is no reason to stop training.
         except Exception as error:
             self._client = None
+            self.refused = not isinstance(error, TrackingError) and not is_away(error)
             self._silent_until = time.monotonic() + PAUSE
             if not self._warned:
                 self._warned = True
                 cause = error.__cause__ if isinstance(error, TrackingError) and error.__cause__ else error
                 reason = redact(first_line(cause))[:200]
-                logger.warning("MLflow at %s does not answer (%s); training continues", self.uri, reason)
+                what = "refused a request" if self.refused else "does not answer"
+                logger.warning("MLflow at %s %s (%s); training continues", self.uri, what, reason)
             return False
 
     def _send(self, log: Path) -> None:
@@ -178,8 +181,10 @@ class MLflowRun:
         for key, value in TIMEOUTS.items():
             os.environ.setdefault(key, value)
         client = connect(self.params, self.root)
+        if self._state["run_id"] and not self._reopen(client):  # deleted since: a new run gets everything
+            self._state |= {"run_id": "", "params": False, "step": 0}
+            self._write_state()
         if self._state["run_id"]:
-            client.update_run(self._state["run_id"], status="RUNNING")
             # A kill may come after MLflow's answer and before the state was written: ask MLflow for its last step.
             names = client.get_run(self._state["run_id"]).data.metrics
             name = "loss" if "loss" in names else next(iter(names), "")
@@ -195,6 +200,18 @@ class MLflowRun:
             self._write_state()
         self._client = client
         return client
+
+    def _reopen(self, client: MlflowClient) -> bool:
+        """Continue the run; return whether it still exists."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            client.update_run(self._state["run_id"], status="RUNNING")
+        except MlflowException as error:
+            if error.error_code not in NOT_FOUND_CODES:
+                raise
+            return False
+        return True
 
     def _create_run(self, client: MlflowClient) -> str:
         """Return the id of a new run, or of the one that an attempt whose answer was lost has created."""
@@ -309,6 +326,8 @@ def send_unsent(params: TrackingParams, root: Path) -> int:
                 if uri != run.uri:  # they belong to another server
                     continue
                 if not run.close(folder / LOG, "FINISHED", ended):
+                    if run.refused:  # it answers: perhaps it takes the others
+                        continue
                     break
                 shutil.rmtree(folder)
                 logger.info("MLflow at %s: sent the metrics of %s", run.uri, record["name"])
