@@ -66,7 +66,9 @@ def make_project(root: Path) -> Path:
     (root / "vocab.txt").write_text("\n".join([*special, *letters, *known]) + "\n")
     picture = min((root / "data/raw/scenes/images").glob("*.png"), key=lambda file: file.name)
     _write_pairs(root / "data/raw/mine", picture)
-    for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+    dvc = [sys.executable, "-m", "dvc"]
+    cache = [*dvc, "config", "--local", "cache.dir", str(root.parent / "cache")]
+    for command in (["git", "init", "-q"], [*dvc, "init", "-q"], cache):
         subprocess.run(command, cwd=root, check=True)
     return picture
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import yaml
 from toy_dataset import write_workspace
 
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.contents import trained_on_inputs
 from vlp_models.data.shards.dataset import ShardDataset, read_manifest
-from vlp_models.forgetting.data_versions import DataVersion, DataVersions
+from vlp_models.forgetting.data_versions import DataVersion, DataVersions, _committed
 from vlp_models.forgetting.exposure import (
     TOKENIZER,
     CheckpointExposures,
@@ -139,3 +141,16 @@ def test_captioner_is_found_after_its_params_are_gone(
     write_json(captions / "manifest.json", {"params": {"start": "finetune/other"}})
     (found,) = checkpoints.trained("finetune/x", provenance, detector_id)
     assert found.state == "unknown"
+
+
+def test_earlier_lock_files_are_found_in_a_folder_of_a_repository(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    for md5 in ("1" * 32, "2" * 32):
+        lock = {"schema": "2.0", "stages": {"shards": {"cmd": "x", "outs": [{"path": "data/shards", "md5": md5}]}}}
+        (project / "dvc.lock").write_text(yaml.safe_dump(lock))
+        subprocess.run([*git, "add", "-A"], cwd=tmp_path, check=True)
+        subprocess.run([*git, "commit", "-qm", md5], cwd=tmp_path, check=True)
+    assert [outs["data/shards"] for outs in _committed(project)] == ["2" * 32, "1" * 32]

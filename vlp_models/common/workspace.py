@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,18 @@ def run_git(root: Path, *arguments: str) -> bytes | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+@cache
+def dvc_files(root: Path) -> Path:
+    """Return the folder of DVC's cached files, by their md5; the default one if DVC is not installed."""
+    command = [sys.executable, "-m", "dvc", "cache", "dir"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        done = None
+    lines = done.stdout.split("\n") if done is not None and done.returncode == 0 else []
+    return Path(next(iter(lines), "") or root.absolute() / ".dvc" / "cache") / "files" / "md5"
 
 
 def project_root(root: Path) -> Path:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlp_models.common.io import hash_file
-from vlp_models.common.workspace import Workspace, run_git
+from vlp_models.common.workspace import Workspace, dvc_files, run_git
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import read_withdrawn
 from vlp_models.data.joins import Database
@@ -170,7 +170,7 @@ def _committed(root: Path) -> Iterator[Mapping[str, str]]:
     """Yield outputs and md5s of the dvc.lock in earlier commits, latest first."""
     for commit in _git(root, "rev-list", f"--max-count={COMMITS}", "HEAD", "--", "dvc.lock").split():
         try:
-            yield output_hashes(parse_stages(_git(root, "show", f"{commit}:dvc.lock")) or {})
+            yield output_hashes(parse_stages(_git(root, "show", f"{commit}:./dvc.lock")) or {})
         except (AttributeError, KeyError, TypeError):
             continue  # a damaged file was committed
 
@@ -181,7 +181,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 def _cached(root: Path, md5: str) -> dict[str, Path]:
     """Return the files of an output in DVC's cache by their relative path; empty if the output is not cached."""
-    cache = root / ".dvc" / "cache" / "files" / "md5"
+    cache = dvc_files(root)
     try:
         entries = json.loads((cache / md5[:2] / md5[2:]).read_text(encoding="utf-8")) if md5.endswith(".dir") else []
         files = {entry["relpath"]: cache / entry["md5"][:2] / entry["md5"][2:] for entry in entries}

@@ -11,13 +11,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vlp_models.common.packages import own_version
 from vlp_models.common.plugins import PACKAGE
 from vlp_models.common.source_hash import ROOT, hash_source, hash_source_text
-from vlp_models.common.workspace import Workspace, run_git
+from vlp_models.common.workspace import Workspace, dvc_files, run_git
 from vlp_models.data.shards.contents import find_changed_data, trained_on_inputs
 from vlp_models.errors import VLPError, first_line
 from vlp_models.registry.evaluations import (
@@ -154,7 +154,7 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
 
 def _check_installed_code(code: Mapping[str, str]) -> tuple[State, str]:
     """Compare the code listed in the bundle with the installed package's, for a project that is no clone."""
-    release = f"vlp-flows {metadata.version('vlp-flows')}, which is installed"
+    release = f"vlp-flows {own_version()}, which is installed"
     own = {file: digest for file, digest in code.items() if digest and ":" not in file}
     differ = [file for file, digest in own.items() if not (ROOT / file).is_file() or hash_source(ROOT / file) != digest]
     if differ:
@@ -170,8 +170,7 @@ def _check_data(workspace: Workspace, info: CheckpointInfo, record: Mapping[str,
     if not find_changed_data(workspace, inputs):
         return "holds", f"data/shards is its training data ({', '.join(learned)})"
     md5 = str(record.get("dvc", {}).get("data/shards", ""))
-    cached = workspace.root / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
-    if md5 and cached.exists():
+    if md5 and (dvc_files(workspace.root) / md5[:2] / md5[2:]).exists():
         return "unknown", f"data/shards has changed since; DVC's cache has the training data, {md5}"
     state = "data/shards has changed since" if workspace.shards.exists() else "data/shards does not exist"
     return "unknown", f"{state}; `dvc pull` with the version's dvc.lock restores {md5 or 'it'}"
