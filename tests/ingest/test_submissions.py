@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,32 @@ def test_listing_next_to_its_images_and_a_damaged_index(tmp_path: Path) -> None:
     assert ingest_counts(workspace) == (3, 0, 0, 0)
     assert (folder / "done" / "today.csv").exists() and (folder / "photos" / "1.jpg").exists()
     assert ingest_counts(workspace) == (0, 0, 0, 0)
+
+
+def test_a_folder_that_may_not_be_read_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' user may read everything, so reading this folder is refused here."""
+    workspace = make_project(tmp_path / "p")
+    simple_submission(workspace, "good", range(1, 4))
+    lost = workspace.root / "data" / "inbox" / "lost+found"
+    lost.mkdir()
+    iterdir = Path.iterdir
+
+    def refusing(folder: Path) -> Iterator[Path]:
+        if folder == lost:
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
+    report = json.loads((workspace.reports / "ingest.json").read_text())
+    assert any("lost+found" in note and "ermission" in note for note in report["notes"]), report
+
+
+def test_spellings_of_one_path_are_one_image(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    rows = [("x/1.jpg", "a first caption", ""), ("./x/1.jpg", "another caption", ""), ("x\\1.jpg", "a third one", "")]
+    rows += [("x/../x/1.jpg", "not taken", "")]
+    make_submission(workspace, "spelled", rows, {"x/1.jpg": encoded(picture(1))})
+    ingest_counts(workspace)
+    assert sorted(row["caption"] for row in held(workspace)) == ["a first caption", "a third one", "another caption"]
+    assert len({row["image"] for row in held(workspace)}) == 1

@@ -30,8 +30,8 @@ from vlp_models.params import ValidateParams
 MAX_LISTING = 1 << 30  # bytes
 _SCHEMA = """
 CREATE TABLE images (
-    id INTEGER PRIMARY KEY, path TEXT UNIQUE, split TEXT, together TEXT, provenance TEXT, sha256 BLOB, pixels BLOB,
-    perceptual INTEGER, fingerprint BLOB, width INTEGER, height INTEGER, stored TEXT,
+    id INTEGER PRIMARY KEY, path TEXT, place TEXT UNIQUE, split TEXT, together TEXT, provenance TEXT, sha256 BLOB,
+    pixels BLOB, perceptual INTEGER, fingerprint BLOB, width INTEGER, height INTEGER, stored TEXT,
     verdict TEXT, rule TEXT, reason TEXT);
 CREATE TABLE pairs (
     id INTEGER PRIMARY KEY, image INTEGER, caption TEXT, language TEXT, provenance TEXT,
@@ -76,11 +76,11 @@ class Staging:
             try:
                 row = _fields(record)
                 run(
-                    "INSERT OR IGNORE INTO images (path, split, together, provenance) VALUES (?, ?, '', ?)",
-                    (row.path, row.split, provenance),
+                    "INSERT OR IGNORE INTO images (path, place, split, together, provenance) VALUES (?, ?, ?, '', ?)",
+                    (row.path, _place(row.path), row.split, provenance),
                 )
                 image, split, together, where = run(
-                    "SELECT id, split, together, provenance FROM images WHERE path = ?", (row.path,)
+                    "SELECT id, split, together, provenance FROM images WHERE place = ?", (_place(row.path),)
                 ).fetchone()
                 if split != row.split:
                     raise RecordError(f"the image is {row.split} here and {split} in {where}", rule="split_disjoint")
@@ -207,6 +207,12 @@ def _fields(record: dict[str, Any]) -> _Fields:
         together=read_group(record),
         language=read_language(record),
     )
+
+
+def _place(path: str) -> str:
+    """Return what the spellings of a path have in common: a.jpg, ./a.jpg; x/a.jpg, x\\a.jpg. Bad paths stay apart."""
+    parts = path.replace("\\", "/").split("/")
+    return path if ".." in parts or path.startswith("/") else "/".join(part for part in parts if part not in ("", "."))
 
 
 def _check_caption(caption: str, rules: list[Rule]) -> None:

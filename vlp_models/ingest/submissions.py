@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vlp_models.data.formats.base import printable
 from vlp_models.data.formats.pairs import DELIMITERS, JSON_LINES
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, explain_system_error
 
 DONE = "done"  # folder of the inbox that ingested submissions move to
 LISTINGS = (*DELIMITERS, *JSON_LINES)
@@ -71,7 +71,7 @@ class Submission:
             return
         yield str(self.listing), self.listing.lstat()
         for entry in sorted(self.folder.iterdir()):
-            if entry.is_dir() and not entry.is_symlink() and not _ignored(entry) and not _listings(entry):
+            if entry.is_dir() and not entry.is_symlink() and not _ignored(entry) and not _has_listing(entry):
                 yield str(entry), entry.lstat()
                 yield from _walk(str(entry))
 
@@ -100,7 +100,11 @@ def find_submissions(inbox: Path | None, tracked: list[Path]) -> tuple[list[Subm
         if path.is_symlink():
             notes.append(f"{path}: a symbolic link; links are not followed")
             continue
-        found = _listings(path)
+        try:
+            found = _listings(path)
+        except OSError as error:
+            notes.append(f"{path}: unreadable: {explain_system_error(error)}")
+            continue
         if len(found) == 1:
             by_dvc = path in tracked or os.path.exists(f"{path}.dvc")  # noqa: PTH110 - Path raises for a name too long
             submissions.append(Submission(printable(path.name), path, found[0], dvc_tracked=by_dvc))
@@ -127,10 +131,22 @@ def _listings(folder: Path) -> list[Path]:
     )
 
 
+def _has_listing(folder: Path) -> bool:
+    try:
+        return bool(_listings(folder))
+    except PermissionError:
+        return False
+
+
 def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield everything below a folder; nothing of a folder that may not be read, where images cannot be read either."""
     folders = [folder]  # no recursion: a submission may nest folders to any depth
     while folders:
-        with os.scandir(folders.pop()) as entries:
+        try:
+            entries = os.scandir(folders.pop())
+        except PermissionError:
+            continue
+        with entries:
             for entry in entries:
                 status = entry.stat(follow_symlinks=False)
                 yield entry.path, status
