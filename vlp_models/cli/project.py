@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vlp_models.common.packages import OWN, own_record
+from vlp_models.common.packages import own_record, own_version
 from vlp_models.errors import DataError, ParamsError
 
 TEMPLATE = Path(__file__).parents[1] / "template"
@@ -63,8 +63,9 @@ def init(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder}: exists and is not an empty folder; name another one")
     preset, before = TEMPLATES[template]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+    target = folder.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         project = Path(scratch) / "project"
         for name, file in template_files().items():
             _copy(file, project / name)
@@ -74,14 +75,18 @@ def init(
         _write_plan(project)
         _git(project, "init", "--quiet", "--initial-branch=main")
         committed = _commit(project)
-        project.rename(folder)
-    print(f"{folder}: a project of vlp-flows {metadata.version(OWN)} (template {template})")
+        if not target.exists():
+            project.rename(target)
+        else:  # perhaps the folder in which a shell is: it stays the same folder
+            for entry in sorted(project.iterdir()):
+                entry.rename(target / entry.name)
+    print(f"{folder}: a project of vlp-flows {own_version()} (template {template})")
     if not committed:
         print(
             "git does not know your name yet, so nothing is committed: set user.name and user.email, then `git commit`"
         )
     print("\nnext:")
-    for command in (f"cd {folder}", *before, "vlp run"):
+    for command in (*([] if target == Path.cwd() else [f"cd {folder}"]), *before, "vlp run"):
         print(f"  {command}")
 
 
@@ -100,7 +105,7 @@ def upgrade(
     old = {path.relative_to(kept).as_posix(): path for path in kept.rglob("*") if path.is_file()}
     changed = [name for name in sorted(new) if name not in NEVER_MERGED and not _same(old.get(name), new[name])]
     if not changed:
-        print(f"the template of vlp-flows {metadata.version(OWN)} changes nothing in this project")
+        print(f"the template of vlp-flows {own_version()} changes nothing in this project")
         return
     conflicts = [name for name in changed if not _merge(root, name, old.get(name), new[name], apply)]
     if not apply:
@@ -151,11 +156,12 @@ def _merge(root: Path, name: str, old: Path | None, new: Path, apply: bool) -> b
         after = new.read_text(encoding="utf-8").splitlines(keepends=True)
         sys.stdout.writelines(difflib.unified_diff(before, after, f"{name} (before)", f"{name} (new template)"))
         return True
-    if not own.exists() or old is None or own.read_bytes() == old.read_bytes():
+    if not own.exists() or (old is not None and own.read_bytes() == old.read_bytes()):
         _copy(new, own)
         return True
     labels = ("-L", "yours", "-L", "before", "-L", "new template")
-    done = subprocess.run(["git", "merge-file", *labels, own, old, new], capture_output=True)
+    before = old or Path(os.devnull)  # a file that the template did not have, and you do
+    done = subprocess.run(["git", "merge-file", *labels, own, before, new], capture_output=True)
     return done.returncode == 0
 
 

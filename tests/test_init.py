@@ -1,0 +1,42 @@
+"""`vlp init` in the current folder, and `vlp upgrade` where the project has a file that the template now brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vlp_models.cli import project
+from vlp_models.errors import DataError
+
+
+def test_the_current_folder_becomes_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    inode = folder.stat().st_ino
+    project.init(Path(), template="scenes")
+    assert (folder / "params.yaml").is_file() and (folder / ".git").is_dir()
+    assert folder.stat().st_ino == inode, "the shell that is in it stays in it"
+    assert list(tmp_path.iterdir()) == [folder] and "  cd " not in capsys.readouterr().out
+
+
+def test_an_upgrade_keeps_a_file_that_the_project_had_before_the_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.init(tmp_path / "mine", template="scenes")
+    monkeypatch.chdir(tmp_path / "mine")
+    known = project.template_files()
+    for name, text in (("flows/report.py", "THEIRS = 1\n"), ("flows/same.py", "SAME = 1\n")):
+        (tmp_path / Path(name).name).write_text(text)
+        known[name] = tmp_path / Path(name).name
+    monkeypatch.setattr(project, "template_files", lambda: known)
+    Path("flows/report.py").write_text("MINE = 1\n")
+    Path("flows/same.py").write_text("SAME = 1\n")
+    with pytest.raises(DataError, match=r"^flows/report\.py: your edits and the template's meet"):
+        project.upgrade(apply=True)
+    both = Path("flows/report.py").read_text()
+    assert "MINE = 1" in both and "THEIRS = 1" in both and "<<<<<<< yours" in both
+    assert Path("flows/same.py").read_text() == "SAME = 1\n"
