@@ -81,8 +81,14 @@ def test_every_candidate_of_a_task_is_shown_with_its_run_and_model(project: Path
     for run, value in (("a", 61.25), ("b", 70.5)):
         scores = project / "reports" / "eval" / run / "scores.json"
         scores.parent.mkdir(parents=True)
-        scores.write_text(json.dumps([{"metric": "accuracy", "split": "test", "value": value}]))
+        both = [{"metric": "accuracy", "split": s, "value": v} for s, v in (("test", value), ("val", value + 1))]
+        scores.write_text(json.dumps(both))
     (project / "reports" / "registered.json").write_text(json.dumps({"vqa": receipts}))
     row = next(row for row in status(project).tasks if row["task"] == "vqa")
     assert row["challenger"] == "version 4 (b, toy), 70.50"
     assert row["candidates"] == "version 3 (a, tden), 61.25"
+    text = (project / "params.yaml").read_text()
+    assert "  split: test" in text
+    (project / "params.yaml").write_text(text.replace("  split: test", "  split: val"))
+    row = next(row for row in status(project).tasks if row["task"] == "vqa")
+    assert (row["challenger"], row["candidates"]) == ("version 4 (b, toy), 71.50", "version 3 (a, tden), 62.25")

@@ -199,7 +199,7 @@ def _collect_champions(root: Path, params: Params, found: Status, ask_mlflow: bo
         found.notes.append(explain_system_error(error))
     states = replay(entries)
     found.last = entries[-1] if entries else None
-    reports = root / "reports"
+    reports, split = root / "reports", params.promotion.split
     registered = read_registered(reports)
     aliases = _aliases(root, params, found) if ask_mlflow else None
     for task in sorted({run.task for run in params.finetune.values()} | registered.keys()):
@@ -216,12 +216,13 @@ def _collect_champions(root: Path, params: Params, found: Status, ask_mlflow: bo
         if champion is not None:
             row["champion"] = f"version {champion}{_describe_run(receipts, champion)}{_value(entries, model, champion)}"
         if challenger is not None:
-            value = next((read_value(reports, r, metric) for r in receipts if r["version"] == challenger), None)
+            receipt = next((r for r in receipts if r["version"] == challenger), None)
+            value = receipt and read_value(reports, receipt, metric, split)
             row["challenger"] = f"version {challenger}{_describe_run(receipts, challenger)}{_format_value(value)}"
         others = [r for r in receipts if r["version"] not in (champion, challenger)]
         row["candidates"] = "; ".join(
             f"version {r['version']}{_describe_run(receipts, r['version'])}"
-            + _format_value(read_value(reports, r, metric))
+            + _format_value(read_value(reports, r, metric, split))
             for r in others
         )
         found.tasks.append(row)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
-from vlp_models.cli.presets import apply_overlay, find_preset
+from vlp_models.cli.presets import find_preset, merge_overlay
 from vlp_models.errors import ParamsError
 from vlp_models.flows.notify import notify
 from vlp_models.flows.parts import Part, promotion_part, training_parts
@@ -35,11 +33,8 @@ def train(run: str, preset: str = "", root: str = ".") -> State[Any]:
     def apply_preset(params: Params) -> list[Part]:
         if not re.fullmatch(r"[\w-]+", preset):
             raise ParamsError(f"{preset!r} is not the name of a preset")
-        path = find_preset(preset, Path(root))
-        with tempfile.TemporaryDirectory() as scratch:  # check the run's name before the preset is merged for good
-            copy = Path(shutil.copy(Path(root) / "params.yaml", scratch))
-            apply_overlay(copy, path, [])
-            _check_known(run, load_params(copy).finetune, "finetune run")
+        merged = merge_overlay(Path(root) / "params.yaml", find_preset(preset, Path(root)), [])
+        _check_known(run, merged.params.finetune, "finetune run")  # before the preset is merged for good
         return [Part(name=f"use {preset}", kind="validate", command=("use", preset))]
 
     def parts(params: Params) -> list[Part]:
