@@ -19,9 +19,11 @@ from vlp_models.common.packages import describe_machine
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params, load_params
+from vlp_models.pipeline.guard import LAUNCHED, RECORDED
 from vlp_models.pipeline.launchers import launch as seam
 from vlp_models.pipeline.launchers import node
 from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, launch, write_outcome
+from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
 
 OTHER = {"package": {"package": "vlp-flows", "version": "9.9", "code": "f" * 64}, "versions": {}}
 ROOT = Path(__file__).parents[2]
@@ -50,6 +52,7 @@ def wanted(tmp_path: Path) -> Launch:
         nodes=1,
         devices=1,
         gpu=False,
+        by_dvc=True,
         machine=describe_machine(),
     )
     made.folder.mkdir(parents=True)
@@ -213,3 +216,32 @@ def test_a_stop_cancels_a_job_that_waits_in_a_queue(wanted: Launch, monkeypatch:
     monkeypatch.setattr(job, "end", lambda: next(ends)())
     assert seam._follow(job, wanted) == "stopped while it waited"
     assert job.canceled
+
+
+def test_a_launched_training_keeps_its_result_until_dvc_has_recorded_it(
+    wanted: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC's variables do not reach the nodes; launch.json has whether DVC runs the stage."""
+    for name in ("DVC_STAGE", RECORDED, LAUNCHED):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    workspace = Workspace(tmp_path)
+    work, output = workspace.work("pretrain-tden", "0123"), tmp_path / "checkpoints" / "model"
+
+    def train() -> None:
+        if not restore_unrecorded_result(workspace, work, "pretrain@tden"):
+            output.parent.mkdir(parents=True)
+            output.write_text("learned")
+            save_unrecorded_result(workspace, work, "pretrain@tden", [output])
+
+    monkeypatch.setattr(worker, "run_command", train)
+    monkeypatch.setattr(sys, "argv", ["worker", str(wanted.folder), wanted.id])
+    with pytest.raises(SystemExit):
+        worker.main()
+    output.unlink()  # as DVC does, which was killed while it hashed the output
+    output.parent.rmdir()
+    monkeypatch.setattr(sys, "argv", ["worker", str(wanted.folder), wanted.id])
+    monkeypatch.setenv("RANK", "1")
+    assert restore_unrecorded_result(workspace, work, "pretrain@tden") and not output.exists(), "rank 0 writes"
+    monkeypatch.setenv("RANK", "0")
+    assert restore_unrecorded_result(workspace, work, "pretrain@tden") and output.read_text() == "learned"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,33 @@ def test_shards_and_tokenizer_are_deterministic(workspace: Workspace, params: Pa
         tokenizer.run(params, workspace)
         hashes.append((hash_path(workspace.shards), hash_path(workspace.tokenizer)))
     assert hashes[0] == hashes[1]
+
+
+def test_shards_are_kept_until_dvc_has_recorded_them(
+    workspace: Workspace, params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DVC_STAGE", "shards")
+    shards.run(params, workspace)
+    made = [hash_path(workspace.shards), hash_path(workspace.contents)]
+    for folder in (workspace.shards, workspace.contents):  # as DVC does, after one that was killed while it hashed
+        shutil.rmtree(folder)
+    monkeypatch.setattr(shards, "_make_shard", None)
+    shards.run(params, workspace)
+    assert [hash_path(workspace.shards), hash_path(workspace.contents)] == made
+
+
+def test_texts_of_a_killed_tokenizer_are_removed(
+    workspace: Workspace, params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "_make", lambda *_: os._exit(9))
+    child = os.fork()
+    if not child:
+        tokenizer.run(params, workspace)
+    os.waitpid(child, 0)
+    left = list((workspace.root / ".work").rglob("texts.arrow"))
+    monkeypatch.undo()
+    tokenizer.run(params, workspace)
+    assert left and not list((workspace.root / ".work").rglob("texts.arrow"))
 
 
 def test_missing_features_are_counted_and_named(workspace: Workspace, params: Params) -> None:

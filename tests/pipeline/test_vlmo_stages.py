@@ -98,6 +98,14 @@ def test_contrast_over_an_update_equals_a_large_batch(toys: Path, tmp_path: Path
     assert distances[0] < 0.05 * distances[1], distances
 
 
+def test_looking_ahead_leaves_running_statistics_alone(toys: Path, tmp_path: Path) -> None:
+    config = {"stem": "convolutions"}
+    common = {"objectives": ("itc",), "config": config, "batch_size": 8, "accumulate": 3}
+    model, _ = train(toys, tmp_path, contrast_over="update", **common)
+    seen = [int(value) for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")]
+    assert seen and set(seen) == {3}, "three micro-batches"
+
+
 def test_contrast_over_an_update_needs_a_model_that_embeds_pairs(toys: Path, tmp_path: Path) -> None:
     from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams
     from vlp_models.training.scheduled_sampling import make_loss

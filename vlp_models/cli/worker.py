@@ -19,7 +19,7 @@ from pathlib import Path
 from vlp_models.cli.main import main as run_command
 from vlp_models.common.device import is_main_process
 from vlp_models.errors import LaunchError, Preempted, ProcessLostError
-from vlp_models.pipeline.guard import LAUNCHED
+from vlp_models.pipeline.guard import LAUNCHED, RECORDED
 from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, STOPPED, Launch, write_outcome
 
 CHECK_EVERY = 1.0  # seconds
@@ -35,6 +35,8 @@ def main() -> None:
         sys.exit(finish(folder, STOPPED[-1], lost=False))
     threading.Thread(target=_stop_on_request, args=(folder, launch_id), daemon=True).start()
     os.environ[LAUNCHED] = launch_id
+    if launch.by_dvc:
+        os.environ[RECORDED] = "1"
     sys.argv = ["vlp", "stage", launch.stage, launch.key, "--params", launch.params_file]
     code, lost = 0, False
     try:

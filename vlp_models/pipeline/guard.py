@@ -19,6 +19,7 @@ from vlp_models.pipeline.dvc.lock_file import back_up
 logger = get_logger(__name__)
 
 LAUNCHED = "VLP_LAUNCHED"  # environment variable of the processes that a launcher has started (cli/worker.py)
+RECORDED = "VLP_RECORDED"  # set there if DVC runs the launching stage
 LOCK_WAIT = 60.0  # seconds a stage waits for another process of the same stage, which may be saving its state
 LOCK_WAIT_LAUNCHED = 180.0  # a file server frees the locks of a lost machine after about 90 s
 CHECK_EVERY = 1.0
@@ -31,6 +32,11 @@ SHELLS = ("sh", "bash", "dash", "zsh")
 def run_by_dvc() -> bool:
     """Return whether DVC started this process as a stage."""
     return bool(os.environ.get("DVC_STAGE"))
+
+
+def recorded_by_dvc() -> bool:
+    """Return whether DVC will record this stage's outputs: it started this process, or the one that launched it."""
+    return run_by_dvc() or RECORDED in os.environ
 
 
 @contextmanager

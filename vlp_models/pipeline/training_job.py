@@ -147,7 +147,8 @@ class TrainingJob:
             Preempted, NonFiniteLossError, ParamsError, ProcessLostError: see `training.run.fit`.
         """
         if restore_unrecorded_result(self.workspace, self.work, self.stage):
-            self.clear_resume_state()
+            if is_main_process():
+                self.clear_resume_state()
             return
         check_searches(self.params, self.data.shards, self.name)
         self.data.check_compatible(self.start_info, self.start)

@@ -14,12 +14,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from vlp_models.common.device import is_main_process
 from vlp_models.common.io import hash_path, link_or_copy, output_directory, read_json, write_json, write_text
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.pipeline.dvc.lock_file import stage_entry
-from vlp_models.pipeline.guard import run_by_dvc
+from vlp_models.pipeline.guard import recorded_by_dvc
 
 logger = get_logger(__name__)
 
@@ -28,8 +29,8 @@ RECORD = "finished.json"  # {"files": {path: sha256}, "recorded": hash of dvc.lo
 
 
 def save_unrecorded_result(workspace: Workspace, work: Path, stage: str, outputs: Sequence[Path]) -> None:
-    """Save the outputs of `stage` in `work`, if DVC runs it; delete what earlier runs of the stage saved."""
-    if not run_by_dvc():
+    """Save the outputs of `stage` in `work`, if DVC records them; delete what earlier runs of the stage saved."""
+    if not recorded_by_dvc():
         return
     for other in work.parent.glob(f"*/{RECORD}"):
         _delete_saved(other.parent)
@@ -49,8 +50,11 @@ def save_unrecorded_result(workspace: Workspace, work: Path, stage: str, outputs
 
 
 def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> bool:
-    """Restore the saved outputs, if DVC has not recorded them; return whether they were restored."""
-    if not run_by_dvc() or not (work / RECORD).exists():
+    """Restore the saved outputs, if DVC has not recorded them; return whether they were restored.
+
+    Every process of a training may call this: rank 0 writes, the others return the same.
+    """
+    if not recorded_by_dvc() or not (work / RECORD).exists():
         return False
     try:
         record = read_json(work / RECORD)
@@ -63,6 +67,8 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
     if not intact or recorded != _hash_entry(workspace, stage):
         _delete_saved(work)  # damaged, or recorded meanwhile: this run is a forced one, or the code has changed
         return False
+    if not is_main_process():
+        return True
     for name, path in kept.items():
         if path.is_dir():
             with output_directory(workspace.root / name) as directory:

@@ -37,6 +37,7 @@ from vlp_models.common.packages import describe_machine
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params
+from vlp_models.pipeline.guard import run_by_dvc
 
 logger = get_logger(__name__)
 
@@ -55,6 +56,7 @@ class Launch:
     """A training that an engine is asked to start.
 
     id: of this attempt; a process of an earlier one stops when it finds another id.
+    by_dvc: DVC runs the stage, and records its outputs once they are hashed.
     machine: what every node must have (common/packages.py).
     """
 
@@ -66,6 +68,7 @@ class Launch:
     nodes: int
     devices: int
     gpu: bool
+    by_dvc: bool
     machine: dict[str, Any]
 
     @property
@@ -129,6 +132,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
         nodes=trainer.num_nodes,
         devices=trainer.devices,
         gpu=trainer.accelerator in ("gpu", "cuda"),
+        by_dvc=run_by_dvc(),
         machine=describe_machine(),
     )
     folder = wanted.folder

@@ -13,6 +13,7 @@ import io
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.cluster import cluster_mapper
+from vlp_models.pipeline.unrecorded import FINISHED, RECORD, restore_unrecorded_result, save_unrecorded_result
 
 logger = get_logger(__name__)
 
@@ -76,6 +78,8 @@ def run(
             _check_features(validated, store, workspace)
         texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
         work = _work(workspace, to_plain(p), required)
+        if restore_unrecorded_result(workspace, work, "shards"):
+            return
         features = workspace.features if required.regions else None
         make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, required=required)
         facts = {
@@ -108,7 +112,12 @@ def run(
             )
             known = {kind: facts if kind == "regions" else {} for kind in required.kinds}
             write_contents(contents, hashes, sources, known)
-        shutil.rmtree(work)
+        save_unrecorded_result(workspace, work, "shards", [workspace.shards, workspace.contents])
+        for path in work.iterdir():
+            if path.name not in (FINISHED, RECORD):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with suppress(OSError):  # not empty while it keeps the result for DVC
+            work.rmdir()
     described = (
         f"{split} {', '.join(f'{count:,} {name}' for name, count in numbers.items() if count)}"
         for split, numbers in counts.items()

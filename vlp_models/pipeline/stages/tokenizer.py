@@ -5,7 +5,6 @@ The vocabulary comes from the train split only; the answers come from train and 
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.common.io import output_directory, read_json, write_json
+from vlp_models.common.io import output_directory, read_json, scratch_directory, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.packages import PREFIX
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
@@ -79,10 +78,7 @@ def _read(
     validated: Path, sources: list[str], workspace: Workspace, without: Set[str] = frozenset()
 ) -> Iterator[tuple[MappedValues, MappedValues]]:
     """Yield the texts of the vocabulary and the answers of each question, except those of the images `without`."""
-    scratch = workspace.root / ".work"
-    scratch.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="texts-", dir=scratch) as name, Database.within(Path(name)) as database:
-        folder = Path(name)
+    with scratch_directory(workspace.root / ".work" / "texts") as folder, Database.within(folder) as database:
         corpus = _Corpus(database, validated, sources, without)
         texts = (
             column.texts(rows)
