@@ -15,6 +15,7 @@ from soho_toys import ALL, CODES, PUBLIC, batch_of, build, losses
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.soho.pairs import first_with_code, hide_codes, make_pairs
+from vlp_models.models.soho.variants import Gate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soho_expanded import expanded_losses
@@ -298,6 +299,17 @@ def test_process_without_images_joins_synchronized_batch_norm(monkeypatch) -> No
     kernels = [module.weight for module in model.backbone.modules() if isinstance(module, torch.nn.Conv2d)]
     assert kernels and all(not kernel.grad.any() for kernel in kernels)  # there, so the others' backward passes go on
     model.eval().extract_features(batch_of(2).empty().image)
+    assert seen == [0]
+
+
+def test_gate_without_cells_joins_synchronized_batch_norm(monkeypatch) -> None:
+    monkeypatch.setattr(torch.nn.SyncBatchNorm, "forward", lambda self, input: input)
+    gate, seen = torch.nn.SyncBatchNorm.convert_sync_batchnorm(Gate(4)), []
+    gate.norm.register_forward_hook(lambda module, given, found: seen.append(len(given[0])))
+    nothing = torch.zeros(0, 3, 4)
+    assert gate.train()(nothing, nothing).shape == (0, 3, 4) and seen == [0]
+    gate.eval()(nothing, nothing)
+    Gate(4).train()(nothing, nothing)
     assert seen == [0]
 
 

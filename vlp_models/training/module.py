@@ -146,7 +146,8 @@ class TrainingModule(LightningModule):
             self._set_training_mode()
             if isinstance(self.loss, LooksAhead) and self.loss.looks_ahead:
                 window = [batch, *(b.to(self.device, non_blocking=True) for b in self._remaining())]
-                self.loss.look_ahead(window, lambda number: self._seed_dropout(self.micro_batches + number))
+                with spare_buffers(self.model):
+                    self.loss.look_ahead(window, lambda number: self._seed_dropout(self.micro_batches + number))
         self._seed_dropout(self.micro_batches)
         loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
         found = total_over_ranks(loss)

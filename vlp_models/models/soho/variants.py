@@ -137,7 +137,8 @@ class Gate(nn.Module):
     def forward(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
         vectors_BRD = self.vectors(vectors_BRD)
         scores_BR2 = self.scores(torch.cat([vectors_BRD, features_BRD], -1))
-        if len(scores_BR2):  # batch statistics of an empty batch would be NaN
+        # Batch statistics of an empty batch would be NaN; synchronized, other processes wait for this one's share.
+        if len(scores_BR2) or (isinstance(self.norm, nn.SyncBatchNorm) and self.norm.training):
             scores_BR2 = self.norm(scores_BR2.flatten(0, 1)).unflatten(0, scores_BR2.shape[:2])
         weights_BR2 = scores_BR2.softmax(-1)
         return vectors_BRD * weights_BR2[..., :1] + features_BRD * weights_BR2[..., 1:]
