@@ -117,11 +117,11 @@ def score_without_leaked(
     evidence = score.evidence
     if evidence is None or not score.kept:
         return None
-    names = [str(item) for item in evidence.items or evidence.groups]
+    names = evidence.samples or [[str(item)] for item in evidence.items or evidence.groups]
 
     def positions(ids: frozenset[str]) -> set[int]:
         # A caption's item id is `<image>#<number>`.
-        return {i for i, item in enumerate(names) if item in ids or item.rpartition("#")[0] in ids}
+        return {i for i, own in enumerate(names) if any(name in ids or name.rpartition("#")[0] in ids for name in own)}
 
     def score_rest(left_out: set[int]) -> dict[str, Any] | None:
         chosen = [i for i in range(len(names)) if i not in left_out]

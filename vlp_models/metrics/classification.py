@@ -90,12 +90,14 @@ def score_nlvr(judgements: Sequence[Judgment], name: str = "accuracy") -> list[S
     right = [judgement.label == judgement.prediction for judgement in judgements]
     groups = [judgement.group for judgement in judgements]
     whole: dict[str, bool] = {}
-    for group, correct in zip(groups, right, strict=True):
-        whole[group] = whole.get(group, True) and correct
+    members: dict[str, list[str]] = {}
+    for judgement, correct in zip(judgements, right, strict=True):
+        whole[judgement.group] = whole.get(judgement.group, True) and correct
+        members.setdefault(judgement.group, []).append(judgement.item)
     consistency = name.replace("accuracy", "consistency")
     return [
         mean_score(name, [float(correct) for correct in right], groups, items=[j.item for j in judgements]),
-        mean_score(consistency, [float(correct) for correct in whole.values()], list(whole)),
+        mean_score(consistency, list(map(float, whole.values())), list(whole), samples=list(members.values())),
     ]
 
 

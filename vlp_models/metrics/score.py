@@ -34,12 +34,14 @@ class Evidence:
                independent, so an interval that resamples items would be too narrow
     parts_NK   float64
     items      ids that pair the scores of two models; empty if every item is its own group
+    samples    for each item the ids of the samples that it is about; empty if its own id is that of its sample
     """
 
     groups: Sequence[str]
     parts_NK: FloatArray
     statistic: Statistic
     items: Sequence[str] = ()
+    samples: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +71,7 @@ def mean_score(
     note: str = "",
     *,
     items: Sequence[str] = (),
+    samples: Sequence[Sequence[str]] = (),
     kept: bool = True,
 ) -> Score:
     """Return the mean of per-item values between 0 and 1, in percent."""
@@ -77,7 +80,7 @@ def mean_score(
     if not len(values):
         return not_computed(metric, 0, "nothing to score")
     parts = np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))])
-    evidence = Evidence(groups=groups, parts_NK=parts, statistic=mean_percent, items=items)
+    evidence = Evidence(groups=groups, parts_NK=parts, statistic=mean_percent, items=items, samples=samples)
     return Score(
         metric=metric,
         value=float(mean_percent(parts.sum(axis=0, keepdims=True))[0]),
