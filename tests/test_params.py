@@ -16,7 +16,9 @@ import yaml
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.errors import ParamsError
-from vlp_models.params import Params, load_params, parse_params, read_yaml, to_plain
+from vlp_models.models import FAMILIES
+from vlp_models.models.meta_model import meta_model
+from vlp_models.params import ModelParams, Params, load_params, parse_params, read_yaml, to_plain
 from vlp_models.params.load import parse_yaml
 from vlp_models.params.renamed import RENAMED, RENAMED_VALUES
 
@@ -42,6 +44,8 @@ def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
     [
         ("defaults.finetune.optimizer.lr", float("nan")),
         ("defaults.finetune.batch_size", 0),
+        ("defaults.finetune.optimizer.betas", [0.9, 1.0]),
+        ("defaults.pretrain.snapshots", {"keep": 2, "metric": "loss"}),
         ("validate.max_bad_fraction", 7.0),
         ("ingest.max_bad_fraction", float("nan")),
         ("ingest.settle_seconds", -1.0),
@@ -64,6 +68,16 @@ def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
 def test_values_out_of_range_are_rejected_with_their_key(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(ParamsError, match=key.rpartition(".")[2]):
         load_params(edited(tmp_path, {key: value}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "wrong", [{"heads": 0}, {"hidden": 0}, {"dropout": 1.5}, {"attention_dropout": -0.1}, {"intermediate": 0}]
+)
+def test_configs_out_of_range_are_rejected_with_their_key(family: str, wrong: dict[str, float]) -> None:
+    (key,) = wrong
+    with pytest.raises(ParamsError, match=key):
+        meta_model(ModelParams(family=family, config=wrong), "models.a.config")
 
 
 @pytest.mark.parametrize("section", ["generate", "data", "models", "pretrain", "finetune"])

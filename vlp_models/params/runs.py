@@ -204,6 +204,8 @@ class OptimizerParams:
             raise ValueError(f"`min_lr: {self.min_lr}` is above `lr: {self.lr}`")
         if len(self.betas) != 2:
             raise ValueError(f"`betas: {self.betas}` must have two values")
+        if max(self.betas) == 1:
+            raise ValueError(f"`betas: {self.betas}` must be below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,10 @@ class SnapshotParams:
     metric: str = "val_loss"
     mode: Literal["min", "max"] = "min"
     average: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.metric.startswith("val_"):
+            raise ValueError(f"`metric: {self.metric}` is not of the validation, whose names begin with `val_`")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,16 +76,16 @@ class Snapshots(Callback):
     """Keep the weights of the `keep` best validations in `work`; the average is often better than any of them (XGPT
     averages four).
 
-    The resume state lists the best. Files that one of the last two resume points lists are kept even if they are no
-    longer among the best, so that a run resumed from there finds them. This must come before the resume points, and
-    after the callback that validates.
+    The resume state lists the best. Files that the resume point being written or one of the two before it lists are
+    kept even if they are no longer among the best, so that a run resumed from there finds them. This must come before
+    the resume points, and after the callback that validates.
     """
 
     def __init__(self, work: Path, params: SnapshotParams) -> None:
         self.params = params
         self._work = work
         self._best: dict[int, float] = {}  # update -> the metric's value
-        self._listed: list[list[int]] = []  # the updates that each of the last two resume points lists
+        self._listed: list[list[int]] = []  # the updates that each of the last three resume points lists
 
     def offer(self, module: TrainingModule, step: int, validation: dict[str, float]) -> None:
         """Save the weights if this validation is one of the best; call it on every process.
@@ -142,7 +142,7 @@ class Snapshots(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Called when a resume point is written: also deletes the files that no resume point lists any more."""
-        self._listed = [*self._listed, list(self._best)][-2:]
+        self._listed = [*self._listed, list(self._best)][-3:]
         listed = {step for steps in self._listed for step in steps}
         for file in self._work.glob("snapshot-*.safetensors"):
             if int(file.stem.partition("-")[2]) not in listed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import PositiveInt
+from vlp_models.params.schema import PositiveFloat, PositiveInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +49,23 @@ class TDENConfig(PublicSwitches):
     feature_dim: int  # of one detected region; the paper's detector: 2048
     num_classes: int  # of the detector, background included; 0: no class probabilities, hence no MOC
 
-    hidden: int = 768
-    heads: int = 12
-    intermediate: int = 3072
-    object_layers: int = 6  # K_I
-    sentence_layers: int = 12  # K_S
-    encoder_layers: int = 6  # K_E
-    decoder_layers: int = 6  # K_D
-    similarity_dim: int | None = None  # of ISM's vectors; None: hidden. The authors' code: 1024
-    fusion_dim: int | None = None  # of the holistic feature; None: hidden. The authors' code for VCR: 1024
-    max_positions: int = 512
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    hidden: PositiveInt = 768
+    heads: PositiveInt = 12
+    intermediate: PositiveInt = 3072
+    object_layers: PositiveInt = 6  # K_I
+    sentence_layers: PositiveInt = 12  # K_S
+    encoder_layers: PositiveInt = 6  # K_E
+    decoder_layers: PositiveInt = 6  # K_D
+    similarity_dim: PositiveInt | None = None  # of ISM's vectors; None: hidden. The authors' code: 1024
+    fusion_dim: PositiveInt | None = None  # of the holistic feature; None: hidden. The authors' code for VCR: 1024
+    max_positions: PositiveInt = 512
+    dropout: Share = 0.1
+    attention_dropout: Share = 0.1
     feature_dropout: float = 0.0  # from 0 to below 1; the same entries of all regions of an image
-    layer_norm_eps: float = 1e-12
-    embedding_norm_eps: float = 1e-5  # with 1e-12 the gradient of a blank region would grow by a factor of 1e6
+    layer_norm_eps: PositiveFloat = 1e-12
+    embedding_norm_eps: PositiveFloat = 1e-5  # with 1e-12 the gradient of a blank region would grow by a factor of 1e6
     images_per_text: PositiveInt = 1  # of a text, in one sequence; above 1: a learned vector for each later image
-    init_std: float = 0.02
+    init_std: PositiveFloat = 0.02
     mask_id: int = 4  # of [MASK]: 4 in a vocabulary trained here, 103 in BERT's
     separate_region_norms: bool = False  # normalize feature and location before adding them, as UNITER and LXMERT do
     tie_lm_head: bool = True  # as in BERT; the authors' checkpoints are untied
@@ -91,8 +91,6 @@ class TDENConfig(PublicSwitches):
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if not 0 <= self.feature_dropout < 1:
             raise ParamsError(f"config: feature_dropout ({self.feature_dropout}) must be from 0 to below 1")
-        if min(self.object_layers, self.sentence_layers, self.encoder_layers, self.decoder_layers) < 1:
-            raise ParamsError("config: TDEN needs at least one layer in each of its four modules")
         if self.is_ablation and self.set_switches():
             name = self.set_switches()[0]
             raise ParamsError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import PositiveInt
+from vlp_models.params.schema import PositiveFloat, PositiveInt, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +23,18 @@ class UnifiedVLPConfig:
     sep_id: int = 3
     mask_id: int = 4  # in a vocabulary trained here; 101, 102 and 103 in BERT's
 
-    hidden: int = 768
-    heads: int = 12
-    intermediate: int = 3072
-    layers: int = 12
-    max_positions: int = 512
+    hidden: PositiveInt = 768
+    heads: PositiveInt = 12
+    intermediate: PositiveInt = 3072
+    layers: PositiveInt = 12
+    max_positions: PositiveInt = 512
     region_slots: int = 100  # positions reserved for regions: [SEP] has position region_slots + 1
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    dropout: Share = 0.1
+    attention_dropout: Share = 0.1
     feature_dropout: float = 0.0  # the same entries of all regions of an image
-    layer_norm_eps: float = 1e-5
+    layer_norm_eps: PositiveFloat = 1e-5
     images_per_text: PositiveInt = 1  # of a text, in one sequence; above 1: a learned vector for each later image
-    init_std: float = 0.02
+    init_std: PositiveFloat = 0.02
     # of the region embedding and VQA's first layer: torch's default, which depends on the width, or N(0, init_std)
     image_init: Literal["torch", "normal"] = "torch"
 
@@ -50,8 +50,6 @@ class UnifiedVLPConfig:
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
-        if self.layers < 1:
-            raise ParamsError(f"config: layers: {self.layers}, but Unified VLP needs at least one")
         if not 0 <= self.feature_dropout < 1:
             raise ParamsError(f"config: feature_dropout ({self.feature_dropout}) must be from 0 to below 1")
         if self.max_masked < 0:
