@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import vlp_models
+from vlp_models.common import packages
 from vlp_models.common.io import write_together
 from vlp_models.common.packages import check_recorded, dependency, outdated_records, package_files
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 
+ROOT = Path(__file__).parents[2]
 SOURCE, KEY = "package:toy-words", "models.m.text_init"
 
 
@@ -59,3 +64,19 @@ def test_missing_package_error_names_the_install_command(monkeypatch: pytest.Mon
         package_files("package:no-such-words", KEY)
     with pytest.raises(ParamsError, match="not a valid package name"):
         package_files("package:../etc", KEY)
+
+
+def test_code_on_the_path_needs_no_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is in the image, where every stage asks for the version."""
+    version = metadata.version
+
+    def hidden(name: str) -> str:
+        if name == packages.OWN:
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", hidden)
+    packages.check_own_record(tmp_path)
+    assert packages.describe_machine()["package"]["version"] == packages.own_version() == vlp_models.__version__
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert pyproject["project"]["version"] == vlp_models.__version__

@@ -330,12 +330,10 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
 
 def _print_upgrade(workspace: Workspace) -> None:
     """Print what another version of this package makes stale, if the project was planned with one."""
-    from importlib import metadata
-
-    from vlp_models.common.packages import OWN, recorded_version
+    from vlp_models.common.packages import OWN, own_version, recorded_version
     from vlp_models.pipeline.stages.plan import changed_code
 
-    before, now = recorded_version(workspace.root), metadata.version(OWN)
+    before, now = recorded_version(workspace.root), own_version()
     if before:
         changed = changed_code(workspace)
         step = f"{before} -> {now}" if before != now else f"{now}, changed"

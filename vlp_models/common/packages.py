@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vlp_models import __version__
 from vlp_models.common.io import hash_file, to_json
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
 
@@ -248,6 +249,14 @@ def own_record(root: Path) -> dict[Path, str]:
     return {} if _read_record(file) == running else {file: to_json(running)}
 
 
+def own_version() -> str:
+    """Return the version of the package that is running."""
+    try:
+        return metadata.version(OWN)
+    except metadata.PackageNotFoundError:  # code on the path that was not installed, as in the image
+        return __version__
+
+
 def recorded_version(root: Path) -> str:
     """Return the version in packages/vlp-flows.json; empty without one."""
     return str((_read_record(root / OWN_RECORD) or {}).get("version", ""))
@@ -259,7 +268,7 @@ def check_own_record(root: Path) -> None:
     Raises:
         DataError: it is not, so that DVC would attribute results to other code.
     """
-    before, now = recorded_version(root), metadata.version(OWN)
+    before, now = recorded_version(root), own_version()
     if before and own_record(root):
         change = f"version {before} is recorded, {now} is running" if before != now else "its code has changed"
         raise DataError(f"{OWN_RECORD}: {change}; run `vlp plan`, which lists what becomes stale")
@@ -270,7 +279,7 @@ def describe_own() -> dict[str, str]:
     root, digest = Path(__file__).parents[1], sha256()
     for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
         digest.update(f"{hash_file(path)}  {path.relative_to(root).as_posix()}\n".encode())
-    return {"package": OWN, "version": metadata.version(OWN), "code": digest.hexdigest()}
+    return {"package": OWN, "version": own_version(), "code": digest.hexdigest()}
 
 
 def describe_machine() -> dict[str, Any]:
