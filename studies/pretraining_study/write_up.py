@@ -248,9 +248,9 @@ def _power(plan: Plan, findings: Sequence[Finding]) -> str:
             f"{f.found.deviation:.4f} | {math.nan if least is None else least:.4f} |"
         )
     return (
-        f"The plan: {plan.seeds} seeds. Deviations are of one seed's difference; the planned ones came from other "
-        f"seeds. The level is {worst:.4f}, Holm's correction for the smallest of {len(plan.contrasts)} "
-        "p-values.\n\n" + "\n".join(rows)
+        f"The plan: {plan.seeds} seeds. Deviations are of one seed's difference; where the planned ones came from "
+        f"stands in the study's toml. The level is {worst:.4f}, Holm's correction for the smallest of "
+        f"{len(plan.contrasts)} p-values.\n\n" + "\n".join(rows)
     )
 
 

@@ -16,7 +16,7 @@ def compare(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NAME=]FILE...",
+            metavar="[NAME=]FILE",
             help="Result files, the baseline's first. Files of one name are seeds of one model. In a project, names of "
             "evaluated runs, too.",
             show_default=False,

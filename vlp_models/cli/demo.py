@@ -26,7 +26,8 @@ TASKS = ("captioning", "vqa", "retrieval")
 
 def demo(
     runs: Annotated[
-        list[str] | None, typer.Option("--run", help="Use the newest version of this run instead of the champion.")
+        list[str] | None,
+        typer.Option("--run", help="Use the newest version of this run instead of the champion; may be repeated."),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; default: localhost only.", show_default=False)
