@@ -61,6 +61,22 @@ def test_conceptual_captions_are_identified_by_row(tmp_path: Path) -> None:
     assert len(load(tmp_path, "conceptual_captions", limit=1)["images"]) == 2, "one of each split"
 
 
+def test_header_for_img2dataset_is_no_pair(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    touch(root / "images" / "train", "00000/000000000.jpg", "00000/000000001.jpg")
+    (root / "Train_GCC-training.tsv").write_text("\n".join(["caption\turl", *LINES[:2]]) + "\n")
+    tables = load(tmp_path, "conceptual_captions")
+    assert [(row["image_id"], Path(row["path"]).name) for row in tables["images"]] == [
+        ("d/train-0", "000000000.jpg"),
+        ("d/train-1", "000000001.jpg"),
+    ]
+    assert [(row["text"], row["provenance"]) for row in tables["captions"]] == [
+        ("a small boat drifts past the harbour wall", "Train_GCC-training.tsv:2"),
+        ('person says " hello to actor', "Train_GCC-training.tsv:3"),  # plain-ok
+    ]
+    assert not tables["quarantine"] and not tables.skipped
+
+
 def test_sbu_is_one_object_of_parallel_lists(tmp_path: Path) -> None:
     root = tmp_path / "d"
     touch(root / "images", "000000000.jpg", "2.jpg")

@@ -4,7 +4,8 @@ The image of a row is found by the row's number, from 0: as img2dataset names it
 a folder of their first five) or as plain `123456.jpg`. Addresses go stale, so a row without an image is not an error:
 it is skipped and counted.
 
-Conceptual Captions (Sharma et al. 2018): lines of `caption<tab>address` without a header or ids.
+Conceptual Captions (Sharma et al. 2018): lines of `caption<tab>address` without ids. A header, such as the line
+`caption<tab>url` of img2dataset's recipe, is skipped: rows count from the line after it.
 `Train_GCC-training.tsv` is train, `Validation_GCC-1.1.0-Validation.tsv` is val; `params.captions` names other files by
 split. The id of a pair is its row, `train-17`; its image is below `<params.images>/<split>/`.
 
@@ -146,15 +147,19 @@ def read_conceptual_captions(name: str, params: ConceptualCaptionsParams, base: 
 
 
 def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures: Downloaded, tables: Tables) -> None:
-    kept = 0
-    for row, line in enumerate(open_lines(path, "Conceptual Captions, one caption<tab>address a line")):
-        local, provenance = f"{split}-{row}", f"{path.name}:{row + 1}"
+    kept = headers = 0
+    for number, line in enumerate(open_lines(path, "Conceptual Captions, one caption<tab>address a line"), start=1):
+        parts = line.rstrip("\r").split("\t")  # not csv: captions contain unpaired quotes
+        if number == 1 and _is_header(parts):
+            headers = 1
+            continue
+        row = number - 1 - headers  # img2dataset numbers images from the first pair
+        local, provenance = f"{split}-{row}", f"{path.name}:{number}"
         if params.limit and kept >= params.limit:
             break
         if not line.strip():
             continue
         with tables.record("captions", provenance, join_id(name, local)):
-            parts = line.rstrip("\r").split("\t")  # not csv: captions contain unpaired quotes
             if len(parts) != 2:
                 raise RecordError(f"{len(parts) - 1} tabs, expected one, between caption and address")
             picture = pictures.find(row)
@@ -169,3 +174,7 @@ def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures:
             tables["images"].append(image_row(**image, source=name, split=ours, path=os.path.normpath(picture)))
             tables["captions"].append({**image, "caption_id": image_id, "text": text})
     pictures.require_any(f"data.{name}: {path}")
+
+
+def _is_header(fields: list[str]) -> bool:
+    return len(fields) == 2 and bool(fields[1].strip()) and "://" not in fields[1]
