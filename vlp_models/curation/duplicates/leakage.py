@@ -1,7 +1,8 @@
 """Leakage between splits: training images and sentences that repeat what a model is evaluated on.
 
 Images: `prepare` reads every image once and stores its fingerprint in `fingerprints.parquet` next to the tables.
-`validate` indexes the fingerprints of the evaluation splits and streams all images past them.
+`validate` indexes the fingerprints of the evaluation splits and streams all images past them. Of images with equal
+pixels, such as a placeholder that a website returns for each missing photo, only one is indexed.
 
 Sentences: two match if deleting at most one word from each makes them equal (a word replaced, added or dropped). Case,
 punctuation and spaces do not count. Both are compared by hashes, so memory holds one hash for each
@@ -13,9 +14,9 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
@@ -41,6 +42,7 @@ LEAKS = "leaks.parquet"  # in data/validated: every leak found, quarantined or n
 BATCH = 512  # images that are streamed together
 INDEXED = 4096  # evaluation images indexed together, about 60 kB each
 SERIES = 12  # images verified per image when near-duplicates are grouped: a photo may have many copies
+EQUAL = "pixel for pixel"
 _WORTH_A_PROCESS = 2  # batches; with fewer, starting another process takes longer than the search
 RANK = {split: number for number, split in enumerate(SPLITS)}  # train < val < test: keep the copy in the higher split
 MIN_WORDS = 4  # below it only equal sentences count: without a word, little of "a red ball" is left
@@ -102,6 +104,10 @@ def find_leaks(
 ) -> list[Leak]:
     """Find every copy across splits, sorted by image id; for each image, the copy in the highest split comes first.
 
+    Evaluation images of one split with equal pixels are a group. An image that is a copy of a group has a leak for the
+    first of them, so that the number of leaks grows with the number of images, not of pairs. Of each dataset and split,
+    the first copy has a leak for every image of the group: all of them are named for every dataset.
+
     Args:
         files: `fingerprints.parquet` of every dataset; missing files are skipped.
         held_out: image id -> split of each evaluation image; all others are in train.
@@ -128,10 +134,11 @@ def find_leaks(
         disable=not sys.stderr.isatty(),
         transient=True,
     )
-    blocks: dict[int, list[tuple[int, Leak]]] = {}
+    blocks: dict[int, _Found] = {}
     for task, part in zip(tasks, parts, strict=True):
-        blocks.setdefault(task.first, []).extend(part)
-    found = [leak for part in blocks.values() for leak in _first_of_each_pair(part)]
+        block = blocks.setdefault(task.first, _Found([], part.groups))  # shares of a block have the same groups
+        block.leaks.extend(part.leaks)
+    found = [leak for block in blocks.values() for leak in _list_leaks(block, held_out)]
     return sorted(found, key=lambda leak: (leak.image_id, -RANK[leak.split], leak.copy_of))
 
 
@@ -145,56 +152,88 @@ class _Task(NamedTuple):
     shares: int
 
 
-def _first_of_each_pair(found: Iterable[tuple[int, Leak]]) -> Iterable[Leak]:
-    """Return one leak of each pair of ids, that of the first batch: ids may be repeated."""
+class _Found(NamedTuple):
+    """Copies of a block of evaluation images.
+
+    leaks   (number of the batch, number of the group, leak): for the first image of each group only
+    groups  ids of the evaluation images of one split with equal pixels, in order
+    """
+
+    leaks: list[tuple[int, int, Leak]]
+    groups: list[list[str]]
+
+
+def _list_leaks(block: _Found, held_out: Mapping[str, str]) -> Iterable[Leak]:
+    """Return one leak of each pair of ids, that of the first batch: ids may be repeated.
+
+    The first copy of a group in each dataset and split has a leak for each image of the group; and so has the first one
+    with equal pixels, since `validate` may quarantine one kind of copy and keep the other.
+    """
     pairs: dict[tuple[str, str], Leak] = {}
-    for _, leak in sorted(found, key=itemgetter(0)):
+    named = set[tuple[int, str, str, bool]]()
+    for _, group, leak in sorted(block.leaks, key=itemgetter(0)):
         pairs.setdefault((leak.image_id, leak.copy_of), leak)
+        dataset, split = leak.image_id.partition("/")[0], held_out.get(leak.image_id, SPLITS[0])
+        kind = (group, dataset, split, leak.how == EQUAL)
+        if kind not in named:
+            named.add(kind)
+            for other in block.groups[group]:
+                pairs.setdefault((leak.image_id, other), replace(leak, copy_of=other))
     return pairs.values()
 
 
-def _find_in_block(
-    files: Sequence[Path], held_out: Mapping[str, str], rules: NearRules, task: _Task
-) -> list[tuple[int, Leak]]:
-    """Return the copies of a task's evaluation images, each with the number of its batch."""
-    found: dict[tuple[str, str], tuple[int, Leak]] = {}
+def _find_in_block(files: Sequence[Path], held_out: Mapping[str, str], rules: NearRules, task: _Task) -> _Found:
+    """Return the copies of a task's evaluation images."""
+    found: dict[tuple[str, str], tuple[int, int, Leak]] = {}
 
-    def add(image_id: str, split: str, indexed_id: str, indexed_split: str, how: str) -> None:
+    def add(image_id: str, split: str, group: int, how: str) -> None:
+        indexed_id, indexed_split, _ = rows[group]
         if RANK[split] < RANK[indexed_split]:
             leak = Leak(image_id=image_id, copy_of=indexed_id, split=indexed_split, how=how)
-            found.setdefault((image_id, indexed_id), (number, leak))
+            found.setdefault((image_id, indexed_id), (number, group, leak))
 
-    ours = list(islice(_read_fingerprints(files, held_out, train=False), task.first, task.end))
-    rows = [row for row, _ in ours]
-    index = NearDuplicateIndex([fingerprint for _, fingerprint in ours], rules)
-    by_pixels: dict[bytes, list[int]] = defaultdict(list)
-    for place, (_, _, pixels) in enumerate(rows):
-        by_pixels[pixels].append(place)
+    rows: list[Row] = []  # the first of each group
+    indexed_fingerprints: list[Fingerprint] = []
+    groups: list[list[str]] = []
+    by_pixels: dict[bytes, dict[str, int]] = defaultdict(dict)  # pixels -> split -> group
+    for row, fingerprint in islice(_read_fingerprints(files, held_out, train=False), task.first, task.end):
+        image_id, split, pixels = row
+        if split not in by_pixels[pixels]:
+            by_pixels[pixels][split] = len(rows)
+            rows.append(row)
+            indexed_fingerprints.append(fingerprint)
+            groups.append([])
+        groups[by_pixels[pixels][split]].append(image_id)
+    index = NearDuplicateIndex(indexed_fingerprints, rules)
 
     for number, (batch, fingerprints) in enumerate(batches(_read_fingerprints(files, held_out, train=True))):
         if number % task.shares != task.share:
             continue
         for image_id, split, pixels in batch:
-            for place in by_pixels.get(pixels, ()):
-                add(image_id, split, *rows[place][:2], "pixel for pixel")
+            for group in by_pixels.get(pixels, {}).values():
+                add(image_id, split, group, EQUAL)
 
-        def in_lower_split(query: int, indexed: int, batch: Sequence[Row] = batch) -> bool:
-            return RANK[batch[query][1]] < RANK[rows[indexed][1]]
+        def is_verified(query: int, indexed: int, batch: Sequence[Row] = batch) -> bool:
+            """Return whether a pair is across splits and not already found by its pixels."""
+            _, split, pixels = batch[query]
+            return RANK[split] < RANK[rows[indexed][1]] and pixels != rows[indexed][2]
 
-        for match in index.search(fingerprints, in_lower_split):
-            add(*batch[match.query][:2], *rows[match.indexed][:2], describe_match(match))
-    return list(found.values())
+        for match in index.search(fingerprints, is_verified):
+            add(*batch[match.query][:2], match.indexed, describe_match(match))
+    return _Found(list(found.values()), groups)
 
 
 def find_near_duplicates(
-    file: Path, rules: NearRules, *, workers: int = 1, mapper: Mapper | None = None
+    file: Path, rules: NearRules, *, fixed: Set[str] = frozenset(), workers: int = 1, mapper: Mapper | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of ids of images that are copies of each other, whatever their splits.
 
     Every image is compared with every other one: about five times the work of `find_leaks` with a fifth held out.
+    Images with equal pixels are each paired with the first of them in a block, and only that one is compared.
 
     Args:
         file: `fingerprints.parquet` of a dataset, all of whose images were hashed as `held_out`.
+        fixed: ids of images that join no others. None of them represents other images with its pixels.
         workers: processes.
         mapper: executes the search in their place.
 
@@ -205,7 +244,7 @@ def find_near_duplicates(
     blocks = [(first, first + INDEXED) for first in range(0, count, INDEXED)]
     parts = track(
         (mapper or LocalMapper(max(1, min(workers, len(blocks))))).map(
-            partial(_find_pairs_in_block, file, rules), blocks
+            partial(_find_pairs_in_block, file, rules, fixed), blocks
         ),
         description="searching for near-duplicates",
         total=len(blocks),
@@ -217,19 +256,29 @@ def find_near_duplicates(
         yield from part
 
 
-def _find_pairs_in_block(file: Path, rules: NearRules, block: tuple[int, int]) -> list[tuple[str, str]]:
-    ours = list(islice(_read_fingerprints([file], {}, train=True), *block))
-    ids = [image_id for (image_id, _, _), _ in ours]
-    by_pixels = {pixels: image_id for (image_id, _, pixels), _ in ours}
-    index = NearDuplicateIndex([fingerprint for _, fingerprint in ours], rules)
+def _find_pairs_in_block(
+    file: Path, rules: NearRules, fixed: Set[str], block: tuple[int, int]
+) -> list[tuple[str, str]]:
+    rows: list[Row] = []  # the first with its pixels, of the fixed images and of the others
+    indexed_fingerprints: list[Fingerprint] = []
+    by_pixels: dict[bytes, dict[bool, str]] = defaultdict(dict)  # pixels -> is it fixed -> image id
+    for row, fingerprint in islice(_read_fingerprints([file], {}, train=True), *block):
+        image_id, _, pixels = row
+        if (image_id in fixed) not in by_pixels[pixels]:
+            by_pixels[pixels][image_id in fixed] = image_id
+            rows.append(row)
+            indexed_fingerprints.append(fingerprint)
+    index = NearDuplicateIndex(indexed_fingerprints, rules)
     found: list[tuple[str, str]] = []
     for batch, fingerprints in batches(_read_fingerprints([file], {}, train=True)):
-        found += [(name, by_pixels[pixels]) for name, _, pixels in batch if by_pixels.get(pixels, name) != name]
+        for name, _, pixels in batch:
+            found += [(name, first) for first in by_pixels.get(pixels, {}).values() if first != name]
 
-        def are_two(query: int, indexed: int, batch: Sequence[Row] = batch) -> bool:
-            return batch[query][0] != ids[indexed]
+        def is_verified(query: int, indexed: int, batch: Sequence[Row] = batch) -> bool:
+            name, _, pixels = batch[query]
+            return name != rows[indexed][0] and pixels != rows[indexed][2]
 
-        found += [(batch[m.query][0], ids[m.indexed]) for m in index.search(fingerprints, are_two, SERIES)]
+        found += [(batch[m.query][0], rows[m.indexed][0]) for m in index.search(fingerprints, is_verified, SERIES)]
     return found
 
 

@@ -198,16 +198,17 @@ def _group_near_duplicates(
         How many images changed their split.
     """
     divided = tables.divided or tables.held_out
-    clusters = Clusters()
-    fingerprints = directory / FINGERPRINTS
-    pairs = find_near_duplicates(fingerprints, rules, workers=cpu_count(MAX_PROCESSES), mapper=mapper)
-    for one, other in pairs:
-        if one in divided and other in divided:
-            clusters.join(divided[one], divided[other])
     listed = tables["images"]
     assert isinstance(listed, TableWriter)
     listed.close()
     waiting = listed.path.rename(directory / ".divided.parquet")
+    clusters = Clusters()
+    fixed = {row["image_id"] for row in _read_rows(waiting) if row["image_id"] not in divided}
+    fingerprints = directory / FINGERPRINTS
+    pairs = find_near_duplicates(fingerprints, rules, fixed=fixed, workers=cpu_count(MAX_PROCESSES), mapper=mapper)
+    for one, other in pairs:
+        if one in divided and other in divided:
+            clusters.join(divided[one], divided[other])
     units = {image_id: clusters.first(unit) for image_id, unit in divided.items()}
     if tables.divided:
         split_of = Division(units[row["image_id"]] for row in _read_rows(waiting)).split_of
