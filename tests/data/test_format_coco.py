@@ -193,6 +193,30 @@ def test_same_id_for_two_files_reaches_validation(root: Path) -> None:
     assert [row["image_id"] for row in tables["images"]].count("d/9") == 2, "validation's rule id_unique"
 
 
+def test_val_fraction_holds_out_training_images(root: Path) -> None:
+    keys = {"all": ["captions.json"]}
+    tables = read_source("d", source(captions=keys, val_fraction=1.0), root)
+    splits = {row["image_id"]: row["split"] for row in tables["images"]}
+    assert splits == {"d/9": "val", "d/42": "val", "d/73": "test"}
+    assert len(tables["images"]) == 3, "instances.json lists the same images again"
+    assert not tables["quarantine"] and not tables.held_out
+    grouped = read_source("d", source(val_fraction=1.0, group_near_duplicates=True), root)
+    assert grouped.held_out == {"d/9": "9", "d/42": "42"}
+    assert {row["split"] for row in read_source("d", source(val_fraction=0.0), root)["images"]} == {"train", "test"}
+
+
+def test_file_that_lists_only_images(root: Path) -> None:
+    """VQA v2's image_info_test2015.json has the images of the test questions and no annotations."""
+    images = captions_file()["images"]
+    (root / "image_info_test2015.json").write_text(json.dumps({"info": {}, "images": images}))
+    for section in ("captions", "instances"):
+        files: dict[str, Any] = {"captions": {}, "instances": {}, "karpathy": "", "annotations": {}}
+        files |= {section: {"test": ["image_info_test2015.json"]}, "questions": {"test": ["questions.json"]}}
+        tables = read_source("d", source(**files), root)
+        assert {row["split"] for row in tables["images"]} == {"test"} and len(tables["questions"]) == 3
+        assert not tables["captions"] and not tables["objects"] and not tables["quarantine"]
+
+
 def test_limit_drops_rows_of_dropped_images(root: Path) -> None:
     tables = read_source("d", source(limit=1), root)
     assert [row["image_id"] for row in tables["images"]] == ["d/9", "d/73"], "the first of each split"
@@ -273,6 +297,7 @@ def test_truth_carries_the_source_name(root: Path) -> None:
         ({"captions": {"trial": ["captions.json"]}}, None, "captions.trial: expected one of train, val, test"),
         ({"karpathy": ""}, None, "captions.all: files of every split need data.d.karpathy"),
         ({"captions": {}, "instances": {}, "karpathy": ""}, None, "data.d lists no images"),
+        ({}, '{"images": [], "annotations": 3}', "expected a list under `annotations`, found the keys images"),
         ({"questions": {}}, None, "annotations has `all`, but data.d.questions has not"),
     ],
 )

@@ -77,6 +77,10 @@ def test_keys_stay_next_to_each_other_in_plain_data() -> None:
     [
         ({"format": "coco", "capton": {}}, "unknown key `data.x.capton` of the format coco; did you mean `captions`?"),
         ({"format": "pairs", "karpathy": "a"}, "unknown key `data.x.karpathy` of the format pairs"),
+        ({"format": "nlvr", "val_fraction": 0.1}, "`data.x.val_fraction`: the format nlvr takes its splits from its"),
+        ({"format": "nlvr2", "val_fraction": 0.1}, "remove the key (name directories of train for val in data.x.valid"),
+        ({"format": "vcr", "group_near_duplicates": True}, "`data.x.group_near_duplicates`: the format vcr takes its"),
+        ({"format": "texts", "val_fraction": 0.1}, "remove the key (name the files of val in data.x.texts)"),
         (
             {"format": "vcr", "options": {"splits": []}},
             "unknown key `data.x.options` of the format vcr; known: format, root",
@@ -85,7 +89,7 @@ def test_keys_stay_next_to_each_other_in_plain_data() -> None:
         ({"format": "own", "colums": 1}, "unknown key `data.x.colums` of the format own; did you mean `columns`?"),
         ({"format": "own", "columns": "b"}, "`data.x.columns` must be an integer"),
     ],
-    ids=["typo", "other format", "options", "type", "plugin typo", "plugin type"],
+    ids=["typo", "other format", "nlvr", "nlvr2", "vcr", "texts", "options", "type", "plugin typo", "plugin type"],
 )
 def test_a_wrong_key_is_named_before_anything_runs(
     own: Callable[[str], None], keys: dict[str, Any], message: str

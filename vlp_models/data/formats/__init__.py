@@ -36,6 +36,14 @@ FORMATS = Table(
     },
 )
 
+# Formats whose reader divides no split, and where their val comes from.
+UNDIVIDED = {
+    "nlvr": "name directories of train for val in data.{name}.validation_directories",
+    "nlvr2": "name directories of train for val in data.{name}.validation_directories",
+    "vcr": "its val is val.jsonl",
+    "texts": "name the files of val in data.{name}.texts",
+}
+
 
 def read_source(name: str, dataset: DatasetParams, base: Path) -> Tables:
     """Read one dataset.
@@ -61,7 +69,8 @@ def source_params(name: str, dataset: DatasetParams) -> SourceParams:
     """Return a dataset's params as the class that its reader annotates `params` with.
 
     Raises:
-        ParamsError: an unknown format, or a key or value that the format does not have.
+        ParamsError: an unknown format, a key or value that the format does not have, or a part of train to hold out
+            in a format that divides no split.
     """
     check_known(dataset.format, FORMATS, f"data.{name}.format")
     cls = params_class(dataset.format)
@@ -71,6 +80,12 @@ def source_params(name: str, dataset: DatasetParams) -> SourceParams:
         if key not in names:
             raise ParamsError(
                 f"params.yaml: unknown key `data.{name}.{key}` of the format {dataset.format}{suggestion(key, names)}"
+            )
+    for key in ("val_fraction", "group_near_duplicates"):
+        if keys[key] and dataset.format in UNDIVIDED:
+            raise ParamsError(
+                f"params.yaml: `data.{name}.{key}`: the format {dataset.format} takes its splits from its files; "
+                f"remove the key ({UNDIVIDED[dataset.format].format(name=name)})"
             )
     return build(cls, keys, where=f"data.{name}")
 

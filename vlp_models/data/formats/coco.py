@@ -1,11 +1,15 @@
 """MSCOCO captions and instances, with an optional Karpathy split file, and VQA v2 questions.
 
 The split of an image is the key of its file in params (`train`, `val`, `test`) or, with a Karpathy file, the split in
-that file; files with all splits have the key `all` and need one. Boxes are x, y, width, height and become corners.
+that file; files with all splits have the key `all` and need one. `params.val_fraction` of train becomes val, by a hash
+of the image's id. Boxes are x, y, width, height and become corners.
 Crowd regions are groups, not objects, and are skipped.
 
 VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each. Your own
 files may lack `question_type` and `answer_type`, and an answer may be a number. `width` and `height` are optional.
+
+A file that lists images without `annotations` is read for its images, such as image_info_test2015.json, which has those
+of VQA v2's test questions: `captions: {test: [image_info_test2015.json]}`.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_lines, read_records
-from vlp_models.data.formats.splits import KarpathyEntry, read_karpathy, safe_name
+from vlp_models.data.formats.splits import KarpathyEntry, hold_out, photo_id, read_karpathy, safe_name
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -74,7 +78,7 @@ def read(name: str, params: CocoParams, base: Path) -> Tables:
     _check(name, params)
     root = base / params.root
     tables = Tables()
-    images = _Images(name=name, root=root, directory=root / params.images, limit=params.limit, tables=tables)
+    images = _Images(name=name, root=root, params=params, tables=tables)
     if params.karpathy:
         images.entries = read_karpathy(root / params.karpathy, tables, sentences=not params.captions)
         if not params.captions:
@@ -114,11 +118,10 @@ class _Images:
 
     name: str
     root: Path
-    directory: Path
-    limit: int
+    params: CocoParams
     tables: Tables
     entries: dict[str, KarpathyEntry] | None = None
-    known: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> file name, split
+    known: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> file name, split in the files
     counts: dict[str, int] = field(default_factory=dict)  # split -> images kept
     cut: set[str] = field(default_factory=set)
     unlisted: set[str] = field(default_factory=set)  # ids that the Karpathy file lacks
@@ -174,13 +177,16 @@ class _Images:
     ) -> None:
         """Add one image; a second one of the same id is kept here and reported by validation."""
         self.known.setdefault(local, (file_name, split))
-        if self.limit and self.counts.get(split, 0) >= self.limit:
+        image_id = join_id(self.name, local)
+        if split == "train":
+            split = hold_out(self.tables, self.params, image_id, photo_id(local))
+        if self.params.limit and self.counts.get(split, 0) >= self.params.limit:
             self.cut.add(local)
             return
         self.counts[split] = self.counts.get(split, 0) + 1
         self.tables["images"].append(
             image_row(
-                join_id(self.name, local),
+                image_id,
                 source=self.name,
                 split=split,
                 path=str(self.find(file_name, folders)),
@@ -192,7 +198,8 @@ class _Images:
 
     def find(self, file_name: str, folders: list[str]) -> Path:
         """Return the file's path: in `images` or the dataset's root, or in one of `folders` below these."""
-        for parent in (self.directory, self.root):
+        directory = self.root / self.params.images
+        for parent in (directory, self.root):
             for folder in [*folders, ""]:
                 path = Path(os.path.normpath(parent / folder / file_name))
                 if path.parent not in self.listings:  # list each directory once, not once per image
@@ -200,16 +207,16 @@ class _Images:
                     self.listings[path.parent] = frozenset(file.name for file in files)
                 if path.name in self.listings[path.parent]:
                     return path
-        for parent in (self.directory, self.root):
+        for parent in (directory, self.root):
             for folder in [*folders, ""]:
                 found = self.names.find(parent / folder, file_name)
                 if len(found) == 1:
                     return found[0]
-        return Path(os.path.normpath(self.directory / file_name))
+        return Path(os.path.normpath(directory / file_name))
 
 
 def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
-    for provenance, record in read_records(path, "annotations", "a COCO captions file"):
+    for provenance, record in read_records(path, "annotations", "a COCO captions file", only_with="annotations"):
         with tables.record("captions", provenance):
             local = get_id(record, "id")
             image = get_id(record, "image_id")
@@ -228,10 +235,10 @@ def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
 
 def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
     categories: dict[str, str] = {}
-    for provenance, record in read_records(path, "categories", "a COCO instances file"):
+    for provenance, record in read_records(path, "categories", "a COCO instances file", only_with="annotations"):
         with tables.record("objects", provenance):
             categories[get_id(record, "id")] = get_text(record, "name")
-    for provenance, record in read_records(path, "annotations", "a COCO instances file"):
+    for provenance, record in read_records(path, "annotations", "a COCO instances file", only_with="annotations"):
         with tables.record("objects", provenance):
             local = get_id(record, "id")
             image = get_id(record, "image_id")

@@ -87,9 +87,18 @@ def read_json(path: Path, purpose: str) -> Any:
         raise DataError(f"{path}: not {purpose}: {error}") from None
 
 
-def read_records(path: Path, key: str, purpose: str) -> Iterator[tuple[str, Any]]:
-    """Yield (provenance, record) of the list under `key` of a JSON file: `captions.json#annotations[17]`."""
+def read_records(path: Path, key: str, purpose: str, *, only_with: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (provenance, record) of the list under `key` of a JSON file: `captions.json#annotations[17]`.
+
+    Args:
+        only_with: a key; a file without it has no records. Default: the list must exist.
+
+    Raises:
+        DataError: the file is missing, not JSON, or has no such list.
+    """
     document = read_json(path, purpose)
+    if only_with and isinstance(document, dict) and only_with not in document:
+        return
     if not isinstance(document, dict) or not isinstance(document.get(key), list):
         found = f"the keys {', '.join(map(str, document))}" if isinstance(document, dict) else type(document).__name__
         raise DataError(f"{path}: not {purpose}: expected a list under `{key}`, found {found}")
