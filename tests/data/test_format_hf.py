@@ -112,6 +112,61 @@ def read(tmp_path: Path, **settings: Any) -> Any:
         return read_source("pets", DatasetParams.of(**{"format": "hf", "root": "pets", **settings}), tmp_path)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_limit_counts_the_rows_of_each_split_that_is_read(tmp_path: Path, layout: str) -> None:
+    write, per_image = LAYOUTS[layout]
+    write(tmp_path / "pets")
+    tables = read(tmp_path, limit=2)
+    assert [row["split"] for row in tables["images"]] == ["test", "test", "train", "train"]
+    assert len(tables["captions"]) == 4 * per_image
+    tables = read(tmp_path, limit=2, splits=["train"])
+    assert [row["split"] for row in tables["images"]] == ["train", "train"]
+    assert tables.skipped == {"rows of splits that `splits` does not name": 3}
+
+
+def test_limit_with_a_column_of_splits(tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    splits = ["train", "train", "train", "dev", "test", "val", "train", "test"]
+    rows = {"image": [image(2 * n + 1) for n in range(8)], "text": [f"text {n}" for n in range(8)], "split": splits}
+    pq.write_table(pa.table(rows), tmp_path / "pets" / "all.parquet")
+    assert [row["text"] for row in read(tmp_path, limit=1)["captions"]] == ["text 0", "text 3", "text 4"]
+    assert [row["text"] for row in read(tmp_path, limit=2, splits=["val"])["captions"]] == ["text 3", "text 5"]
+
+
+def test_a_file_is_read_up_to_the_limit_of_its_split(tmp_path: Path) -> None:
+    write_imagefolder(tmp_path / "pets")
+    for split in ("train", "test"):
+        with (tmp_path / "pets" / split / "metadata.jsonl").open("a") as file:
+            file.write("broken\n")
+    assert len(read(tmp_path)["quarantine"]) == 2
+    tables = read(tmp_path, limit=2)
+    assert len(tables["images"]) == 4 and not tables["quarantine"]
+
+
+def test_images_of_a_tar_with_a_suffix_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "pets" / "train.tar"
+    write_tar(path, {"a.input.jpg": image(0), "a.edited.jpg": image(2), "a.txt": b"fine"})
+    tables = read(tmp_path, image_column="input.jpg")
+    (row,) = tables["images"]
+    assert Path(row["path"]).read_bytes() == image(0) and not tables["quarantine"]
+    path.write_bytes(_sized("00000.input.jpg", 2**40).tobuf() + bytes(1024))
+    with pytest.raises(DataError, match=r"has 1,099,511,627,776 bytes; \.input\.jpg may have 268,435,456"):
+        read(tmp_path, image_column="input.jpg")
+
+
+def test_other_columns_of_a_csv_are_listed_and_not_taken_for_typos(tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "pets" / "0.png").write_bytes(image(1))
+    metadata = tmp_path / "pets" / "metadata.csv"
+    metadata.write_text("file_name,text,language,splits\n0.png,a cat,en,all\n")
+    tables = read(tmp_path)
+    assert [row["text"] for row in tables["captions"]] == ["a cat"]
+    assert tables.ignored == {"language", "splits"}
+    metadata.write_text("file_name,title\n0.png,a cat\n")
+    tables = read(tmp_path)
+    assert [row["text"] for row in tables["captions"]] == ["a cat"] and not tables.ignored
+
+
 def test_columns_are_guessed_named_or_listed(tmp_path: Path) -> None:
     names = ["first", "second", "third"]
     write_parquet(tmp_path / "pets", title=names, alt=[{"bytes": image(n), "path": None} for n in (1, 3, 5)])

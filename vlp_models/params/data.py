@@ -65,7 +65,7 @@ class SourceParams:
     allow_external_images: bool = False  # true: files may name images outside `root` and `images`
     group_near_duplicates: bool = False  # where `prepare` divides: near-duplicates into one split
     val_fraction: Share = 0.0  # share of train moved to val, by a hash of the photo's id or group
-    limit: NonNegativeInt = 0  # read only the first records; 0: all
+    limit: NonNegativeInt = 0  # read only the first records of each split (format pairs: of all files); 0: all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,7 +149,9 @@ MAX_NAME = 40
 TYPO = 0.8  # similarity from which a name is a misspelled one: `splt` for `split`, but not `long` for `lang`
 
 
-def check_names(where: str, kind: str, found: Iterable[str], known: Sequence[str]) -> list[str]:
+def check_names(
+    where: str, kind: str, found: Iterable[str], known: Sequence[str], *, refuse_typos: bool = True
+) -> list[str]:
     """Return the names that are not known, which a reader ignores.
 
     Args:
@@ -157,13 +159,14 @@ def check_names(where: str, kind: str, found: Iterable[str], known: Sequence[str
         kind: of name: column or key.
 
     Raises:
-        DataError: a name is nearly one of the known ones that are missing, so it is probably a misspelled one.
+        DataError: with `refuse_typos`, a name is nearly one of the known ones that are missing, so it is probably a
+            misspelled one.
     """
     found = list(found)
     others = [name for name in found if name and name not in known and len(name) <= MAX_NAME]
     missing = [name for name in known if name not in found]
     for name in others:
-        if near := find_typo(name, missing):
+        if refuse_typos and (near := find_typo(name, missing)):
             raise DataError(f"{where}: unknown {kind} `{printable(name)}`; did you mean `{near}`?")
     return [printable(name) for name in others]
 
@@ -200,11 +203,15 @@ def read_csv(
     optional: Sequence[str] = (),
     *,
     delimiter: str = ",",
+    refuse_typos: bool = True,
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (provenance, row) of each record: `captions.txt:12`, its first line.
 
     White space around column names is ignored, and so is the case of `needed` and `optional` ones. If there are
     `optional` ones, other columns are added to `tables.ignored`.
+
+    Args:
+        refuse_typos: whether a column that is nearly an `optional` one is an error.
 
     Raises:
         DataError: the file is missing or empty, names a column twice, lacks one of the `needed` columns, or has a
@@ -225,7 +232,10 @@ def read_csv(
                     f"{path}:{number}: the column {twice[0]!r} is named twice; rename or delete one of them"
                 )
             if optional:
-                tables.ignored.update(check_names(f"{path}:{number}", "column", header, (*needed, *optional)))
+                known = (*needed, *optional)
+                tables.ignored.update(
+                    check_names(f"{path}:{number}", "column", header, known, refuse_typos=refuse_typos)
+                )
             if not set(needed) <= set(header):
                 more = f" (and may name {', '.join(optional)})" if optional else ""
                 raise DataError(

@@ -2,12 +2,13 @@
 
     parquet      data/train-00000-of-00002.parquet: an image column (struct of bytes and path), a column of captions
     imagefolder  metadata.jsonl or metadata.csv with `file_name` and a caption column, next to the images
-    webdataset   train/00000.tar: KEY.jpg with KEY.txt, or with KEY.json
+    webdataset   train/00000.tar: KEY.jpg with KEY.txt, or with KEY.json; `image_column: input.jpg` for KEY.input.jpg
 
 A caption is a string, or a list of them. Columns are guessed if there is exactly one candidate; `image_column` and
 `caption_column` name others. The split is the column `split`, or the word (train, validation, test, ...) in the file's
 name or its folder's. If all files name the same split, or none, images are divided 80/10/10 as in `pairs`, unless
-`splits` names that split. The columns `group` and `lang` are those of `pairs`.
+`splits` names that split. The columns `group` and `lang` are those of `pairs`. `limit` keeps the first rows of each
+split, of those that `splits` names.
 
 Images inside parquet files and tars are copied to files, named by their content: rows with one image are joined. So are
 the images of an imagefolder on the Hub: its files are in a cache, which later stages do not depend on.
@@ -20,6 +21,7 @@ import os
 import posixpath
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +64,9 @@ class HuggingFaceParams(SplitsParams):
 
 @fills("captions")
 def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
-    """Read a folder of parquet files, of tars, or of images with their metadata; `params.limit` keeps the first rows.
+    """Read a folder of parquet files, of tars, or of images with their metadata.
+
+    `params.limit` keeps the first rows of each split; if no row names a split, of the dataset.
 
     Raises:
         DataError: the dataset cannot be downloaded (`hub_datasets.download`), the folder has none of these, a file is
@@ -126,12 +130,10 @@ class _Reader:
         self._split_by_files = split_by_files
         self._wanted = {standard_split(split) for split in params.splits}
         self._caption = ""  # column of JSON records: that of the first one
-        self._rows = 0
+        self._rows: Counter[str] = Counter()  # split -> rows taken
 
-    def _take_row(self) -> bool:
-        """Count a row; return False if `limit` rows are read already."""
-        self._rows += 1
-        return not self.params.limit or self._rows <= self.params.limit
+    def _is_full(self, split: str) -> bool:
+        return bool(self.params.limit) and self._rows[split] >= self.params.limit
 
     def read_parquet(self, path: Path) -> None:
         # By default Arrow keeps all that it has read, and reads a whole column of a row group at once.
@@ -145,32 +147,31 @@ class _Reader:
             number = 0
             for batch in file.iter_batches(BATCH, columns=columns):
                 for place in range(len(batch)):  # one at a time: a row in Python is another copy of its image
-                    if not self._take_row():
-                        return
                     (row,) = batch.slice(place, 1).to_pylist()
-                    self._add(path, number, row, caption, lambda row: self._extract(row[image]))
+                    if not self._add(path, number, row, caption, lambda row: self._extract(row[image])):
+                        return
                     number += 1
 
     def read_metadata(self, path: Path) -> None:
         column = self.params.image_column or FILE_NAME
         if path.suffix == ".csv":
             named = (self.params.caption_column,) if self.params.caption_column else CAPTIONS
-            records = read_csv(path, self.tables, "captions", (column,), (*named, *OPTIONAL))
+            # no column is a typo: datasets of others may have a `language`, or any other name
+            records = read_csv(path, self.tables, "captions", (column,), (*named, *OPTIONAL), refuse_typos=False)
         else:
             records = read_lines(path, self.tables, "captions", "metadata of images, one object per line")
         for provenance, row in records:
-            if not self._take_row():
-                return
             if not self._caption:
                 texts = [key for key in _texts(row) if key != column]
                 self._caption = self._choose("caption", path, texts, list(row))
             number = provenance.rpartition(":")[2]
-            self._add(path, number, row, self._caption, lambda row: self._locate(path, row, column))
+            if not self._add(path, number, row, self._caption, lambda row: self._locate(path, row, column)):
+                break
+        self.tables.ignored.discard(self._caption)
 
     def read_tar(self, path: Path) -> None:
-        for number, (key, members) in enumerate(groupby(_members(path), key=lambda member: member[0])):
-            if not self._take_row():
-                return
+        records = groupby(_members(path, self.params.image_column), key=lambda member: member[0])
+        for number, (key, members) in enumerate(records):
             files: dict[str, list[bytes | None]] = {}
             for _, suffix, content in members:
                 several = files.setdefault(suffix, [])
@@ -181,7 +182,8 @@ class _Reader:
                 if not self._caption:
                     texts = [TEXT] if TEXT in row else _texts(row)
                     self._caption = self._choose("caption", f"{path}, {key}", texts, list(row))
-                self._add(path, number, row, self._caption, lambda row: self._extract(image))  # noqa: B023
+                if not self._add(path, number, row, self._caption, lambda row: self._extract(image)):  # noqa: B023
+                    return
 
     def _parts_of(self, where: str, key: str, files: Mapping[str, Sequence[bytes | None]]) -> tuple[bytes | None, Row]:
         """Return the image of the files of a tar that have one key, and the fields of their JSON and text.
@@ -254,8 +256,12 @@ class _Reader:
         with file.open("rb") as content:
             return key, self.tables.extract(content.read(MAX_BYTES + 1))
 
-    def _add(self, path: Path, number: int | str, row: Row, caption: str, find: Find) -> None:
-        """Write the mentions of one row; `find` returns id and file of its image."""
+    def _add(self, path: Path, number: int | str, row: Row, caption: str, find: Find) -> bool:
+        """Write the mentions of one row; `find` returns id and file of its image.
+
+        Returns:
+            False if `limit` allows no further row of the file: the split of its name is full, or all splits are.
+        """
         relative = path.relative_to(self.root).as_posix()
         provenance = f"{relative}:{number}"
         with self.tables.record("captions", provenance, join_id(self.name, provenance)):
@@ -266,11 +272,15 @@ class _Reader:
             if not several:
                 raise RecordError(f"`{caption}` is an empty list")
             split = _split_of(relative) if self._split_by_files else ""
-            if row.get("split") is not None:
+            is_named = row.get("split") is not None
+            if is_named:
                 split = standard_split(get_text(row, "split"))
             if self._wanted and split not in self._wanted:
                 self.tables.skipped["rows of splits that `splits` does not name"] += 1
-                return
+                return True
+            if self._is_full(split):
+                return is_named and not all(self._is_full(name) for name in self._wanted or SPLITS)
+            self._rows[split] += 1
             key, file = find(row)
             shared = {
                 "key": key,
@@ -286,13 +296,17 @@ class _Reader:
                     text = get_sentence({caption: text}, caption)
                     about = {"number": len(self.mentions) + 1, "caption_id": caption_id, "text": text}
                     self.mentions.append(shared | about)
+        return True
 
 
-def _members(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
+def _members(path: Path, image: str = "") -> Iterator[tuple[str, str, bytes | None]]:
     """Yield (key, suffix, content) of a tar's files, in order; content of files that are not read is None.
 
     Nothing is written under a member's name. A tar with links, devices or paths that lead out of it is refused as a
     whole: it is an attack, or not a dataset.
+
+    Args:
+        image: a suffix of images besides the usual ones.
 
     Raises:
         DataError
@@ -310,7 +324,7 @@ def _members(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
             if not base:
                 continue
             suffix = suffix.lower()
-            limit = MAX_BYTES if suffix in SUFFIXES else MAX_TEXT.get(suffix)
+            limit = MAX_BYTES if suffix in SUFFIXES or (image and suffix == image) else MAX_TEXT.get(suffix)
             if limit is not None and info.size > limit:
                 raise DataError(f"{path}: {info.name!r:.80} has {info.size:,} bytes; .{suffix} may have {limit:,}")
             member = archive.extractfile(info) if limit is not None else None
