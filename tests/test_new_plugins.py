@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import typer
 import yaml
 from cloned_project import ROOT
+from hf_folders import Write, write_parquet, write_webdataset
 
 from vlp_models.cli.plugins import KINDS, new, try_plugin
 from vlp_models.cli.project import template_files
@@ -149,6 +151,21 @@ def test_a_format_lists_tables_and_quarantined_records(project: Path, capsys: py
     assert "problem images: try/b.png: split 'trian' is not one of train, val, test" in run_try(
         "mine", capsys, code=1, root="data"
     )
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_webdataset], ids=["parquet", "tar"])
+def test_images_inside_files_are_extracted_and_removed_again(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    write: Write,
+) -> None:
+    write(project / "pets")
+    (project / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(project / "tmp"))
+    shown = run_try("hf", capsys, root="pets")
+    assert "ok      images: train 3, test 3\n" in shown and "problem" not in shown
+    assert not list((project / "tmp").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -79,13 +79,17 @@ def spooled(directory: Path) -> Iterator[None]:
         _spool.reset(token)
 
 
-_extracted: ContextVar[Path | None] = ContextVar("extracted", default=None)
+_extracted: ContextVar[tuple[Path | None, bool]] = ContextVar("extracted", default=(None, False))
 
 
 @contextmanager
-def extracted_in(directory: Path) -> Iterator[None]:
-    """Let readers name the images that `prepare` has extracted to its output `directory`, and write none."""
-    token = _extracted.set(directory)
+def extracted_in(directory: Path, *, write: bool = False) -> Iterator[None]:
+    """Let readers name the images that `prepare` has extracted to its output `directory`.
+
+    Args:
+        write: whether readers write the images there; by default they are there.
+    """
+    token = _extracted.set((directory, write))
     try:
         yield
     finally:
@@ -184,13 +188,13 @@ class Tables:
             raise RecordError("the image is empty", rule="image_not_empty")
         if len(content) > MAX_BYTES:
             raise RecordError(f"the image has more than {MAX_BYTES >> 20} MiB", rule="image_not_a_bomb")
-        directory = self.directory or _extracted.get()
+        directory, write = (self.directory, True) if self.directory is not None else _extracted.get()
         if directory is None:
             raise ValueError("images are extracted to the output of `prepare`; read within `spooled` or `extracted_in`")
         digest = hashlib.sha256(content).hexdigest()
         suffix = next((suffix for start, suffix in SIGNATURES if content.startswith(start)), ".img")
         file = directory / EXTRACTED / digest[:2] / f"{digest}{suffix}"
-        if self.directory is not None and not file.exists():
+        if write and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)  # the whole folder is complete or absent: `output_directory`
         return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from vlp_models.common.checks import Problem, Result, run_check, shorten_names
 from vlp_models.data.formats import read_source
-from vlp_models.data.formats.base import Row, Tables
+from vlp_models.data.formats.base import Row, Tables, extracted_in
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, SPLITS
 from vlp_models.data.views import OTHER_IMAGES
 from vlp_models.params import DatasetParams
@@ -24,25 +25,26 @@ QUARANTINED = 3  # records that are printed
 def try_format(params: DatasetParams, base: Path) -> Iterator[Result]:
     """Read a folder, and yield the result for each table that has rows, and for the quarantine.
 
+    Images inside other files are copied to a temporary folder.
+
     Args:
         base: the folder that `params.root` is relative to.
     """
     found: list[Tables] = []
+    with tempfile.TemporaryDirectory(prefix="vlp-try-") as extracted:
 
-    def read() -> str:
-        found.append(read_source(NAME, params, base))
-        return check_read(found[0])
+        def read() -> str:
+            with extracted_in(Path(extracted), write=True):
+                found.append(read_source(NAME, params, base))
+            return check_read(found[0])
 
-    result = run_check("reads", read)
-    yield result
-    if not found:
-        return
-    (tables,) = found
-    for name in SCHEMAS:
-        if name != "quarantine" and len(tables[name]):
-            yield run_check(name, partial(check_table, tables, name))
-    if len(tables["quarantine"]):
-        yield Result(check="quarantine", detail=describe_quarantine(tables))
+        yield run_check("reads", read)
+        for tables in found:
+            for name in SCHEMAS:
+                if name != "quarantine" and len(tables[name]):
+                    yield run_check(name, partial(check_table, tables, name))
+            if len(tables["quarantine"]):
+                yield Result(check="quarantine", detail=describe_quarantine(tables))
 
 
 def check_read(tables: Tables) -> str:
