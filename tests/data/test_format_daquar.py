@@ -78,6 +78,25 @@ def test_one_file_per_split_gives_the_same_questions(tmp_path: Path) -> None:
     assert divided.skipped["questions about unlisted photos"] == 1
 
 
+def test_questions_of_several_files_of_a_split_have_ids_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path / "d")
+    for file, chosen in (("more/a.txt", [0, 1]), ("more/b.txt", [3]), ("b.txt", [3]), ("test.txt", [2])):
+        (tmp_path / "d" / file).parent.mkdir(exist_ok=True)
+        (tmp_path / "d" / file).write_text("\n".join(line for number in chosen for line in PAIRS[number]))
+
+    def ids(train: list[str]) -> list[str]:
+        tables = load(tmp_path, questions={"train": train, "test": ["test.txt"]})
+        assert not tables["quarantine"]
+        return [row["question_id"] for row in tables["questions"]]
+
+    assert ids(["more/a.txt"]) == ["d/train-1", "d/train-3", "d/test-1"], "one file: without its name"
+    assert ids(["more/a.txt", "more/b.txt"]) == ["d/train-a-1", "d/train-a-3", "d/train-b-1", "d/test-1"]
+    assert ids(["b.txt", "more/b.txt"]) == ["d/train-b.txt-1", "d/train-more/b.txt-1", "d/test-1"]
+    (tmp_path / "d" / "all.txt").write_text("\n".join(PAIRS[2]))
+    tables = load(tmp_path, questions={"all": ["more/a.txt", "all.txt"]})
+    assert [row["question_id"] for row in tables["questions"]] == ["d/a-1", "d/a-3", "d/all-1"]
+
+
 def test_missing_line_costs_only_its_own_pair(tmp_path: Path) -> None:
     lines = [line for pair in PAIRS for line in pair]
     write(tmp_path / "d", [])

@@ -4,7 +4,8 @@ A file has two lines per question: `what is on the desk in the image3 ?` and `bo
 has all of them, and `train_images_list.txt` and `test_images_list.txt` divide the photos; or files such as
 `qa.894.raw.train.txt` have one split each (`params.questions` names others, e.g. those of 37 classes). Photos are
 `<params.images>/image3.jpg` or .png, or in `nyu_depth_images/`. There is no official val: `val_fraction: 0.1` holds out
-a tenth of train's photos.
+a tenth of train's photos. The id of a question is its line, with the split of a file of one split: `train-17`. If
+several files have one key, the file's name is part of it: `train-qa.894.raw.train-17`.
 
 `image3` in a question becomes `image`: the number would let a text-only model memorize a photo's answers. An answer
 with several things is a set: they are sorted, so that equal sets are equal texts.
@@ -17,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from vlp_models.data.formats.base import RecordError, Tables, fills, get_text, image_row, join_id
@@ -63,10 +64,10 @@ def read(name: str, params: DaquarParams, base: Path) -> Tables:
     kept: Counter[str] = Counter()
     splits: dict[str, str] = {}  # photo -> split
     for own, several in files.items():
-        for file in several:
+        for file, prefix in _prefixes(own, several).items():
             for number, question, answer in _pairs(root / file, tables):
                 provenance = f"{Path(file).name}:{number}"
-                row_id = join_id(name, number if own == "all" else f"{own}-{number}")
+                row_id = join_id(name, f"{prefix}{number}")
                 with tables.record("questions", provenance, row_id):
                     photo = f"image{PHOTO.findall(question)[-1][1]}"
                     photo = names.match(photo) or photo
@@ -119,6 +120,16 @@ def _files(name: str, params: DaquarParams, root: Path) -> dict[str, list[str]]:
     if not found:
         raise DataError(f"{root}: contains neither {ALL} nor {', '.join(FILES.values())}; is it DAQUAR's folder?")
     return found
+
+
+def _prefixes(key: str, files: list[str]) -> dict[str, str]:
+    """Return file -> what the ids of its questions start with, different for each file of a key."""
+    split = "" if key == "all" else f"{key}-"
+    if len(files) == 1:
+        return {files[0]: split}
+    stems = {file: PurePosixPath(file).stem for file in files}
+    distinct = len(set(stems.values())) == len(stems)  # else files of one name in different folders
+    return {file: f"{split}{stem if distinct else file}-" for file, stem in stems.items()}
 
 
 def _pairs(path: Path, tables: Tables) -> Iterator[tuple[int, str, str]]:
