@@ -270,6 +270,20 @@ def unreadable(table: str, row_id: str, rule: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+def test_rows_that_prepare_refused_count_as_checked(tmp_path: Path) -> None:
+    """Both stages have the rule `id_unique`."""
+    workspace, rows = Workspace(tmp_path), good_rows()
+    rows["quarantine"] = [unreadable("captions", f"d/bad-{number}", "id_unique") for number in range(3)]
+    rows["captions"] += [row("captions", "again", text=rows["captions"][0]["text"]), row("captions", "other")]
+    write_interim(workspace, rows)
+    validate.run(params_for(0.9), workspace)
+    report = json.loads((workspace.reports / "validation.json").read_text())
+    entries = {entry["rule"]: entry for entry in report["rules"] if entry["table"] == "captions"}
+    assert (entries["id_unique"]["checked"], entries["id_unique"]["failed"]) == (5, 3)
+    assert (entries["image_good"]["checked"], entries["image_good"]["failed"]) == (2, 0)
+
+
+@pytest.mark.slow
 def test_datasets_are_stacked_and_rows_of_bad_images_follow(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     rows = good_rows()

@@ -257,7 +257,7 @@ def _check_table(
         quarantine.append(row)
         result.quarantine(row)
         result.bad += 1
-    unread, failed_unread, start = result.bad, list(result.failed), 0
+    unread, failed_unread, start = result.bad, result.failed.copy(), 0
     for table, others in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
         rows = add_derived_columns(name, table.to_pylist(), others, start, leaks)
         repeated = {row["row"] for row in rows if row.get("same_as")}
@@ -285,7 +285,9 @@ def _check_table(
         result.repeated += len(repeated)
         start += len(rows)
     result.rows, result.good = start + unread, len(good)
-    result.checked = dict.fromkeys(failed_unread, result.rows) | {rule.name: start - result.repeated for rule in rules}
+    # a rule of `prepare`, too, was checked on the rows that it refused there
+    checked = {rule.name: start - result.repeated + failed_unread[rule.name] for rule in rules}
+    result.checked = dict.fromkeys(failed_unread, result.rows) | checked
     return result
 
 
