@@ -81,7 +81,7 @@ def test_configs_out_of_range_are_rejected_with_their_key(family: str, wrong: di
 
 
 @pytest.mark.parametrize("section", ["generate", "data", "models", "pretrain", "finetune"])
-@pytest.mark.parametrize("name", ["x;touch pwned #", "$(id)", "..", "-x", "a b", "a/b", ""])
+@pytest.mark.parametrize("name", ["x;touch pwned #", "$(id)", "..", "-x", "a b", "a/b", "a.b", ""])
 def test_names_of_sections_are_safe_in_paths_and_commands(tmp_path: Path, section: str, name: str) -> None:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw[section][name] = next(iter(raw[section].values()))

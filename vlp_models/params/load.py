@@ -243,8 +243,8 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path |
         for name in getattr(params, section):  # names become paths, DVC stages and command-line arguments
             if not NAME.fullmatch(name):
                 raise ParamsError(
-                    f"{file}: `{section}.{name}`: names may contain letters, digits, `_`, `-`, `.` and must start with "
-                    "a letter or digit"
+                    f"{file}: `{section}.{name}`: names may contain letters, digits, `_` and `-` (no dot, which separates "
+                    "keys for DVC) and must start with a letter or digit"
                 )
     for source in params.tokenizer.sources:
         if source not in params.data:

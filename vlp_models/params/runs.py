@@ -17,7 +17,7 @@ from vlp_models.common.packages import is_source
 from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
 
 TextLength = Annotated[int, Field(ge=2)]  # room for [CLS] and [SEP]
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads `pretrain.a.b` as three keys
 KINDS = ("initial", "pretrain", "finetune")
 
 

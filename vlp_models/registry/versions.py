@@ -88,8 +88,8 @@ class RegisteredVersion:
 
 
 def run_alias(run: str) -> str:
-    """Return the alias of a fine-tuning run's newest version. MLflow accepts no dot in an alias."""
-    return f"run-{run.replace('.', '_dot_')}"
+    """Return the alias of a fine-tuning run's newest version."""
+    return f"run-{run}"
 
 
 def register(client: MlflowClient, record: VersionRecord) -> RegisteredVersion:
