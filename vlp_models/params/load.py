@@ -243,7 +243,7 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path |
         for name in getattr(params, section):  # names become paths, DVC stages and command-line arguments
             if not NAME.fullmatch(name):
                 raise ParamsError(
-                    f"{file}: `{section}.{name}`: names may contain letters, digits, `_` and `-` (no dot, which separates "
+                    f"{file}: `{section}.{name}`: names may contain letters, digits, `_`, `-` (no dot, which separates "
                     "keys for DVC) and must start with a letter or digit"
                 )
     for source in params.tokenizer.sources:
