@@ -35,8 +35,8 @@ def test_a_live_trainer_and_the_holders_of_dvcs_lock_are_shown(project: Path) ->
     trainer = subprocess.Popen([sys.executable, "vlp", "stage", "finetune", "vqa"], cwd=project)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    held = {"data/a": {"write": {"pid": os.getpid(), "cmd": "dvc repro"}}}
-    held["data/b"] = {"read": [{"pid": gone.pid, "cmd": "dvc status"}]}  # type: ignore[dict-item]
+    writers = {f"{project}/data/a": {"pid": os.getpid(), "cmd": "dvc repro"}}
+    held = {"write": writers, "read": {f"{project}/data/b": [{"pid": gone.pid, "cmd": "dvc status"}]}}
     (project / ".dvc" / "tmp" / "rwlock").write_text(json.dumps(held))
     try:
         deadline = time.monotonic() + 20

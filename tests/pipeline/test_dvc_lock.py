@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +18,16 @@ from vlp_models.cli.pipeline import run_stage
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.pipeline.dvc.consistency import record_params, remove_wrong_entries
-from vlp_models.pipeline.dvc.lock_file import BACKUP, DAMAGED, back_up, repair, stage_entry
+from vlp_models.pipeline.dvc.lock_file import (
+    BACKUP,
+    DAMAGED,
+    REPRO_MODULE,
+    RWLOCK,
+    back_up,
+    read_holders,
+    repair,
+    stage_entry,
+)
 from vlp_models.pipeline.stages import prepare, tokenizer
 from vlp_models.pipeline.unrecorded import RECORD, restore_unrecorded_result, save_unrecorded_result
 
@@ -91,6 +106,81 @@ def test_damaged_lock_file_without_a_backup_is_moved_away(tmp_path: Path, conten
     (tmp_path / "dvc.lock").write_text(content)
     assert "moved to dvc.lock.damaged" in repair(tmp_path)[0]
     assert not (tmp_path / "dvc.lock").exists()
+
+
+@contextmanager
+def running(cwd: Path, *command: str) -> Iterator[int]:
+    """Run a program that waits; yield its pid."""
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"started\n"
+        yield program.pid
+        program.communicate(b"\n")
+
+
+def hold(root: Path, pid: int, command: str) -> None:
+    """Write an rwlock as DVC does, in which a process writes one path and reads another."""
+    (root / RWLOCK).parent.mkdir(parents=True, exist_ok=True)
+    entry = {"pid": pid, "cmd": command}
+    content = {"write": {f"{root}/data/a": entry}, "read": {f"{root}/data/b": [entry]}}
+    (root / RWLOCK).write_text(json.dumps(content))
+
+
+WAITS = "print('started', flush=True); input()"
+
+
+def test_entries_whose_pid_belongs_to_another_program_are_dropped(tmp_path: Path) -> None:
+    """As after a reboot, or in a new pod: DVC would wait for that program forever."""
+    with running(tmp_path, "-c", WAITS) as pid:
+        hold(tmp_path, pid, "/srv/project/.venv/bin/dvc repro pretrain@tden")
+        (dropped,) = repair(tmp_path)
+    assert dropped == f"{RWLOCK}: dropped the entries of DVC processes that have ended: pid {pid}"
+    assert json.loads((tmp_path / RWLOCK).read_text()) == {"write": {}, "read": {}}
+    assert repair(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "command", "inside"),
+    [
+        ("dvc", "/srv/project/.venv/bin/dvc repro", True),
+        ("dvc", "/usr/lib/python3/dvc/__main__.py repro", False),
+        (REPRO_MODULE, "dvc repro", True),
+        (REPRO_MODULE, "dvc repro", False),
+        ("notebook.py", "notebook.py --fast", True),
+        ("notebook.py", "/home/ann/notebook.py", False),
+    ],
+)
+def test_entries_of_a_running_dvc_are_kept(tmp_path: Path, program: str, command: str, inside: bool) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project, elsewhere):
+        folder.mkdir()
+        (folder / program).write_text(WAITS)
+    with running(project if inside else elsewhere, program) as pid:
+        hold(project, pid, command)
+        assert repair(project) == []
+        assert read_holders(project / RWLOCK) == {pid: command}
+
+
+def test_entries_of_others_stay_when_one_is_dropped(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    own = {"pid": os.getpid(), "cmd": sys.argv[0]}
+    hold(tmp_path, gone.pid, "dvc repro")
+    content = json.loads((tmp_path / RWLOCK).read_text())
+    content["write"]["c"] = own
+    content["read"][f"{tmp_path}/data/b"].append(own)
+    (tmp_path / RWLOCK).write_text(json.dumps(content))
+    assert f"pid {gone.pid}" in repair(tmp_path)[0]
+    assert json.loads((tmp_path / RWLOCK).read_text()) == {"write": {"c": own}, "read": {f"{tmp_path}/data/b": [own]}}
+
+
+@pytest.mark.parametrize("content", ["[]", '{"write": 3}', '{"write": {"a": {}}}', '{"read": {"a": {"pid": 1}}}'])
+def test_an_rwlock_of_another_form_is_left_to_dvc(tmp_path: Path, content: str) -> None:
+    (tmp_path / RWLOCK).parent.mkdir(parents=True)
+    (tmp_path / RWLOCK).write_text(content)
+    repair(tmp_path)
+    assert content == "[]" or (tmp_path / RWLOCK).read_text() == content
 
 
 @pytest.mark.parametrize(

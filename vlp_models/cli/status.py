@@ -147,6 +147,8 @@ def _collect_running(root: Path, found: Status) -> None:
     """Collect the stages that run in this folder, and the holders of DVC's lock file."""
     import psutil
 
+    from vlp_models.pipeline.dvc.lock_file import RWLOCK, read_holders
+
     here = os.fspath(root.resolve())
     if holder := find_holder(Workspace(root).lock):
         found.running.append(holder)
@@ -161,19 +163,13 @@ def _collect_running(root: Path, found: Status) -> None:
             progress = _progress(root, key)
             found.running.append(f"pid {process.info['pid']}: {' '.join(stage)}{progress}")
     try:
-        locks = json.loads((root / ".dvc" / "tmp" / "rwlock").read_text(encoding="utf-8"))
-        holders: dict[int, str] = {}
-        for held in locks.values():
-            write = held.get("write") or {}
-            for entry in [*(held.get("read") or []), *([write] if write else [])]:
-                holders[int(entry["pid"])] = str(entry.get("cmd", "dvc"))
-        for pid, command_line in sorted(holders.items()):
+        for pid, command_line in sorted(read_holders(root / RWLOCK).items()):
             state = "" if psutil.pid_exists(pid) else " (dead: DVC will release its lock)"
             found.running.append(f"pid {pid}: {command_line}, holds DVC's lock{state}")
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        found.notes.append("dvc: .dvc/tmp/rwlock cannot be read; if DVC is not running, delete it")
+        found.notes.append(f"dvc: {RWLOCK} cannot be read; if DVC is not running, delete it")
 
 
 def _progress(root: Path, stage: str) -> str:

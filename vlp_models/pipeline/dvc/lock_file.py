@@ -2,13 +2,16 @@
 
 DVC writes .dvc/tmp/rwlock and dvc.lock in place: killed at that moment, or on a full disk, it leaves an empty or
 truncated file, and every later command fails (seen with DVC 3.67: dvc/utils/serialize/_common.py, `_dump_data`).
+
+The rwlock has the pids of the DVC processes that use a path. DVC drops those of processes that have ended, but after a
+reboot or in a new pod such a pid may belong to any program, and DVC then waits for that one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from vlp_models.errors import DataError
 LOCK_FILE = "dvc.lock"
 BACKUP = f".work/{LOCK_FILE}"  # the last intact one
 DAMAGED = f".work/{LOCK_FILE}.damaged"  # what a restored backup replaced
+RWLOCK = ".dvc/tmp/rwlock"  # {"write": {path: {"pid", "cmd"}}, "read": {path: [{"pid", "cmd"}, ...]}}
+REPRO_MODULE = "vlp_models.pipeline.dvc.repro"  # runs `dvc repro` in its own process
 
 
 def read_stages(path: Path) -> dict[str, Any] | None:
@@ -73,7 +78,9 @@ def md5_of(file: Path) -> str | None:
 
 
 def repair(root: Path) -> list[str]:
-    """Restore or remove the files that a killed DVC damaged; do nothing while a DVC process is alive here.
+    """Restore or remove the files that a killed DVC damaged, and drop its entries from the rwlock.
+
+    Do nothing while a DVC process is alive here.
 
     Returns:
         What was done, one line each.
@@ -81,20 +88,22 @@ def repair(root: Path) -> list[str]:
     Raises:
         DataError: a merge left git's conflict markers in dvc.lock.
     """
-    rwlock, lock_file, backup = root / ".dvc" / "tmp" / "rwlock", root / LOCK_FILE, root / BACKUP
+    rwlock, lock_file, backup = root / RWLOCK, root / LOCK_FILE, root / BACKUP
     _check_merged(lock_file)
     rwlock_damaged = _is_damaged_json(rwlock)
     stages, saved = read_stages(lock_file), read_stages(backup)
     # An empty lock file is damaged as well: DVC truncates it before it writes.
     damaged = lock_file.exists() and (stages is None or (not stages and bool(saved or not lock_file.stat().st_size)))
-    if not (rwlock_damaged or damaged or stages) or dvc_is_running(root):
+    if not (rwlock_damaged or damaged or stages or rwlock.exists()) or dvc_is_running(root):
         return []
     if not damaged:
         back_up(root)  # DVC may be killed before its first stage does so
     done = []
     if rwlock_damaged:
         rwlock.unlink()
-        done.append(f"removed a damaged {rwlock.relative_to(root)}: no DVC process is alive")
+        done.append(f"removed a damaged {RWLOCK}: no DVC process is alive")
+    elif dropped := _drop_ended_holders(rwlock):
+        done.append(f"{RWLOCK}: dropped the entries of DVC processes that have ended: pid {', '.join(dropped)}")
     if damaged and saved:
         (root / DAMAGED).write_bytes(lock_file.read_bytes())
         write_text(lock_file, backup.read_text(encoding="utf-8"), sync=True)
@@ -134,9 +143,64 @@ def dvc_is_running(root: Path) -> bool:
     root = root.resolve()
     for process in psutil.process_iter(["cmdline", "cwd"]):
         names = [Path(word).name for word in (process.info["cmdline"] or [])[:3]]  # dvc | python dvc | python -m dvc
-        if "dvc" in names and process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(root):
+        is_dvc = "dvc" in names or REPRO_MODULE in names
+        if is_dvc and process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(root):
             return True
     return False
+
+
+def read_holders(rwlock: Path) -> dict[int, str]:
+    """Return pid -> command of the DVC processes that the rwlock names.
+
+    Raises:
+        FileNotFoundError: there is no rwlock.
+        OSError, ValueError, KeyError, TypeError, AttributeError: it cannot be read.
+    """
+    return {int(entry["pid"]): str(entry["cmd"]) for entry in _entries(json.loads(rwlock.read_text(encoding="utf-8")))}
+
+
+def _entries(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield {"pid", "cmd"} of all writers and readers of the rwlock."""
+    yield from content.get("write", {}).values()
+    for readers in content.get("read", {}).values():
+        yield from readers
+
+
+def _drop_ended_holders(rwlock: Path) -> list[str]:
+    """Remove the entries of processes that have ended, whose pids may belong to other programs now; return the pids.
+
+    An entry stays while a process with its pid may be the one that wrote it.
+    """
+    try:
+        ended = {pid for pid, command in read_holders(rwlock).items() if not _may_be_running(pid, command)}
+        content = json.loads(rwlock.read_text(encoding="utf-8")) if ended else {}
+        writers = {path: entry for path, entry in content.get("write", {}).items() if entry["pid"] not in ended}
+        readers = {
+            path: kept
+            for path, entries in content.get("read", {}).items()
+            if (kept := [entry for entry in entries if entry["pid"] not in ended])
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no such file, or not one of DVC's
+        return []
+    if ended:
+        write_text(rwlock, json.dumps({"write": writers, "read": readers}))
+    return [str(pid) for pid in sorted(ended)]
+
+
+def _may_be_running(pid: int, command: str) -> bool:
+    """Return whether the process with this pid may be the one that the rwlock describes by `command`, its sys.argv.
+
+    A DVC command has `dvc` on its command line, a program that uses DVC as a library the name of its script or module.
+    """
+    program = Path(command.partition(" ")[0])
+    name = program.parent.name if program.stem == "__main__" else program.stem
+    try:
+        words = psutil.Process(pid).cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+    except psutil.Error:  # it may not be examined
+        return True
+    return not {name, "dvc"}.isdisjoint(part for word in words for part in Path(word).name.split("."))
 
 
 def _is_damaged_json(path: Path) -> bool:

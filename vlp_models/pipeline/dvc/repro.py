@@ -11,7 +11,9 @@ import re
 import sys
 from typing import Any, TextIO
 
-REPRO = [sys.executable, "-m", "vlp_models.pipeline.dvc.repro"]  # as a command
+from vlp_models.pipeline.dvc.lock_file import REPRO_MODULE
+
+REPRO = [sys.executable, "-m", REPRO_MODULE]  # as a command
 PARTIAL = "VLP_PARTIAL_REPRO"  # environment variable of a call that others of the same run follow
 UP_TO_DATE = "Data and pipelines are up to date."
 LEFT_OUT = re.compile(
