@@ -1,8 +1,9 @@
 """`vlp up` and `vlp down`: a Prefect server and a worker for this project, on this machine.
 
 `vlp up` runs the commands of docs/guides/deployment.md ("Set up by hand") that are still needed. Everything is in
-.work/stack: logs, Prefect's database (PREFECT_HOME) and record.json with the port and the processes, each with pid
-and start time. Nothing supervises the two processes: deploy/systemd has units that survive crashes and reboots.
+.work/stack: logs, Prefect's database (PREFECT_HOME) and record.json with the port, the processes, each with pid and
+start time, and the deployments whose schedules are still to be resumed. Nothing supervises the two processes:
+deploy/systemd has units that survive crashes and reboots.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from vlp_models.errors import DataError
 
 POOL, POOL_LIMIT = "vlp", 3  # one run works, two may wait for the workspace
 WEEKLY = "retrain/weekly"
+TO_RESUME = "to_resume"  # in record.json: ids of deployments that were active before `prefect deploy`
 NEEDED = ("params.yaml", "prefect.yaml", "deploy/zombie.yaml")
 DEFAULT_PORT = 4200
 START_SECONDS = 180.0
@@ -66,6 +68,8 @@ class Stack:
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             # GPU slots survive a restart of the server.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            # Runs that ended 90 days ago are deleted, with their logs and artifacts; the default keeps them forever.
+            "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "true",
             "DO_NOT_TRACK": "1",
             "PWD": str(self.root),
         }
@@ -218,6 +222,8 @@ def set_up(stack: Stack) -> None:
     if is_new := stack.record.get("deployed") != digest or stack.call(f"/deployments/name/{WEEKLY}") is None:
         register_deployments(stack)
         stack.save(deployed=digest)
+    else:
+        resume_schedules(stack)
     _say("deployments", f"prefect.yaml, {'registered' if is_new else 'unchanged'}")
     name = yaml.safe_load((stack.root / "deploy" / "zombie.yaml").read_text(encoding="utf-8"))["name"]
     if is_new := name not in {automation["name"] for automation in stack.call("/automations/filter", {})}:
@@ -226,12 +232,27 @@ def set_up(stack: Stack) -> None:
 
 
 def register_deployments(stack: Stack) -> None:
-    """Run `prefect deploy --all`, and resume the schedules that it pauses though they were active."""
+    """Run `prefect deploy --all`, and resume the schedules that it pauses though they were active.
+
+    It may fail or be interrupted after it has paused some. If this process is killed, the next `vlp up` resumes them.
+    """
     active = {d["id"] for d in stack.call("/deployments/filter", {}) if any(s["active"] for s in d["schedules"])}
-    stack.prefect("deploy", "--all")
+    stack.save(**{TO_RESUME: sorted(active | set(stack.record.get(TO_RESUME, []))) or None})
+    try:
+        stack.prefect("deploy", "--all")
+    finally:
+        resume_schedules(stack)
+
+
+def resume_schedules(stack: Stack) -> None:
+    """Resume the schedules of the deployments that record.json lists, and remove the list."""
+    paused = stack.record.get(TO_RESUME)
+    if not paused:
+        return
     for deployment in stack.call("/deployments/filter", {}):
-        for schedule in deployment["schedules"] if deployment["id"] in active else ():
+        for schedule in deployment["schedules"] if deployment["id"] in paused else ():
             stack.call(f"/deployments/{deployment['id']}/schedules/{schedule['id']}", {"active": True}, "PATCH")
+    stack.save(**{TO_RESUME: None})
 
 
 def start_worker(stack: Stack) -> None:
