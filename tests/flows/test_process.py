@@ -173,6 +173,16 @@ def test_flow_and_vlp_run_never_share_a_workspace(tmp_path: Path) -> None:
         pass
 
 
+def test_canceled_command_saves_and_leaves_no_output_file(tmp_path: Path) -> None:
+    def cancel(line: str) -> None:
+        raise KeyboardInterrupt
+
+    talkative = TRAINER.replace('Path("started").write_text("x")', 'print("started", flush=True)')
+    with pytest.raises(KeyboardInterrupt):
+        run_supervised(tmp_path, python(talkative), cancel)
+    assert (tmp_path / "saved").exists() and not list((tmp_path / ".work").glob("part-*.log"))
+
+
 @pytest.mark.slow
 def test_killed_holder_keeps_others_out_until_its_trainer_has_saved(tmp_path: Path) -> None:
     process = subprocess.Popen(python(HOLDER), cwd=tmp_path, env=ENV)
@@ -180,8 +190,9 @@ def test_killed_holder_keeps_others_out_until_its_trainer_has_saved(tmp_path: Pa
     process.kill()
     process.wait()
     waits: list[str] = []
+    assert list((tmp_path / ".work").glob("part-*.log")), "the killed flow has left the output of its command"
     with hold_workspace(tmp_path, "two", 30, waits.append):
-        assert (tmp_path / "saved").exists()
+        assert (tmp_path / "saved").exists() and not list((tmp_path / ".work").glob("part-*.log"))
     assert "another flow one (pid" in waits[0]
 
 

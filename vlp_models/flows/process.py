@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ PREEMPTED = 75  # exit code of a trainer that was asked to stop and has saved it
 BUSY = ("is busy", "Unable to acquire lock", "is using this workspace")  # two messages of DVC's, and file_lock's
 MIN_FREE_DISK = 16 * 2**20  # bytes
 TAIL = 20  # output lines quoted in errors
+OUTPUT = ("part-", ".log")  # prefix and suffix of the file in .work with a running command's output
 TERMINATION_SECONDS = 28  # a canceled flow has 30
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONNECTION = re.compile(
@@ -75,11 +76,13 @@ class CommandResult:
     lines: list[str]
 
 
-def hold_workspace(root: Path, name: str, wait: float, log: Log) -> AbstractContextManager[int]:
+@contextmanager
+def hold_workspace(root: Path, name: str, wait: float, log: Log) -> Iterator[int]:
     """Hold the workspace for one flow; yield the lock's file descriptor for `run_supervised(lock_fd=...)`.
 
     The supervisor of a running command inherits the descriptor, so that a flow that is killed keeps the next one out
-    until its trainer has saved its state.
+    until its trainer has saved its state. So the output files that are here at the start are left by killed flows;
+    delete them.
 
     Args:
         name: name of the flow, for the message of another one.
@@ -88,7 +91,11 @@ def hold_workspace(root: Path, name: str, wait: float, log: Log) -> AbstractCont
     Raises:
         WorkspaceInUse: timed out waiting.
     """
-    return file_lock(Workspace(root).lock, f"flow {name}", wait=wait, on_wait=log, busy=WorkspaceInUse)
+    lock = Workspace(root).lock
+    with file_lock(lock, f"flow {name}", wait=wait, on_wait=log, busy=WorkspaceInUse) as descriptor:
+        for left in lock.parent.glob("*".join(OUTPUT)):
+            left.unlink(missing_ok=True)
+        yield descriptor
 
 
 def run_supervised(
@@ -121,7 +128,8 @@ def run_supervised(
         env[HELD_LOCK] = os.fspath(Workspace(root).lock.resolve())
     (root / ".work").mkdir(exist_ok=True)
     supervisor = [sys.executable, "-m", "vlp_models.common.supervise", "--parent", str(os.getpid()), "--"]
-    with tempfile.NamedTemporaryFile("w", dir=root / ".work", prefix="part-", suffix=".log", delete=False) as sink:
+    prefix, suffix = OUTPUT
+    with tempfile.NamedTemporaryFile("w", dir=root / ".work", prefix=prefix, suffix=suffix, delete=False) as sink:
         process = subprocess.Popen(
             [*supervisor, *command],
             cwd=root,
@@ -153,6 +161,7 @@ def run_supervised(
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=TERMINATION_SECONDS)
+            path.unlink(missing_ok=True)
         raise
     path.unlink(missing_ok=True)
     lines = list(tail)
