@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,12 @@ from vlp_models.pipeline.dvc.lock_file import (
     stage_entry,
 )
 from vlp_models.pipeline.stages import prepare, tokenizer
-from vlp_models.pipeline.unrecorded import RECORD, restore_unrecorded_result, save_unrecorded_result
+from vlp_models.pipeline.unrecorded import (
+    RECORD,
+    remove_outdated_work,
+    restore_unrecorded_result,
+    save_unrecorded_result,
+)
 
 ROOT = Path(__file__).parents[2]
 INTACT = "schema: '2.0'\nstages:\n  a:\n    cmd: run a\n  b:\n    cmd: run b\n"
@@ -285,3 +291,29 @@ def test_unrecorded_result_is_restored_unless_its_record_is_damaged(
         (work / RECORD).write_text(record)
     assert restore_unrecorded_result(workspace, work, "tokenizer") == output.exists() == (record is None)
     assert record is None or not (work / RECORD).exists()
+
+
+def test_work_of_other_inputs_is_removed_unless_it_is_in_use_or_unrecorded(tmp_path: Path) -> None:
+    workspace, began = Workspace(tmp_path), time.time()
+    own, old, used, unrecorded = (workspace.work("pretrain-tden", digit * 16) for digit in "0123")
+    kept, other_run = workspace.work("pretrain-tden", "kept"), workspace.work("pretrain-other", "1" * 16)
+    for work in (own, old, used, unrecorded, kept, other_run):
+        (work / "step-00000002.ckpt").touch()
+        os.utime(work / "step-00000002.ckpt", (began - 60, began - 60))
+    os.utime(used / "step-00000002.ckpt", (began + 60, began + 60))
+    (unrecorded / RECORD).touch()
+    os.utime(unrecorded / RECORD, (began - 60, began - 60))
+    remove_outdated_work(own, began)
+    assert sorted(own.parent.iterdir()) == [own, used, unrecorded, kept] and other_run.exists()
+
+
+def test_work_of_the_last_recorded_result_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_STAGE", "pretrain@tden")
+    workspace, output = Workspace(tmp_path), tmp_path / "model"
+    output.write_text("learned")
+    for number, digit in enumerate("01"):
+        began = time.time() + number  # as if the second training started later
+        work = workspace.work("pretrain-tden", digit * 16)
+        save_unrecorded_result(workspace, work, "pretrain@tden", [output])
+        remove_outdated_work(work, began)
+    assert list(work.parent.iterdir()) == [work] and (work / RECORD).exists()

@@ -112,10 +112,14 @@ def test_outputs_of_a_run(tmp_path: Path) -> None:
     assert {"loss", "val_loss", "mlm", "moc", "ism", "msg"} <= set(header)
     checkpoint = workspace.checkpoint("pretrain/tden")
     assert json.loads((checkpoint / "manifest.json").read_text())["stage"] == "pretrain@tden"
-    # a second run starts again and finds the same
+    # a second run starts again and finds the same; it removes what an interrupted one with other settings has left
     weights = (checkpoint / "model.safetensors").read_bytes()
+    (own,) = (tmp_path / ".work" / "pretrain-tden").iterdir()
+    old = workspace.work("pretrain-tden", "0123456789abcdef")
+    (old / "step-00000002.ckpt").touch()
     pretrain.run(params, workspace, "tden")
     assert (checkpoint / "model.safetensors").read_bytes() == weights
+    assert list(old.parent.iterdir()) == [own]
 
 
 def weights(workspace: Workspace, name: str) -> dict[str, torch.Tensor]:

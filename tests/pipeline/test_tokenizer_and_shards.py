@@ -171,7 +171,9 @@ def test_pixel_models_need_no_features(workspace: Workspace, params: Params) -> 
 def test_shards_and_tokenizer_are_deterministic(workspace: Workspace, params: Params) -> None:
     hashes = []
     for _ in range(2):
+        (workspace.work("shards", "0123456789abcdef") / "train-00000000").mkdir()  # an interrupted run, other inputs
         shards.run(params, workspace)
+        assert list((workspace.root / ".work" / "shards").iterdir()) == []
         tokenizer.run(params, workspace)
         hashes.append((hash_path(workspace.shards), hash_path(workspace.tokenizer)))
     assert hashes[0] == hashes[1]

@@ -237,7 +237,7 @@ _STATE = re.compile(r"(?:step|snapshot)-(\d{8})\.(?:ckpt|safetensors)")
 
 
 def leftovers(workspace: Workspace) -> Iterator[Leftover]:
-    """Yield the resume states under .work: of interrupted runs, and of finished ones that DVC has not recorded yet."""
+    """Yield the resume states under .work: of interrupted runs, until the run has been trained again to its end."""
     for path in sorted((workspace.root / ".work").glob("*/*/*")):
         kind, _, name = path.parents[1].name.partition("-")
         if kind in ("pretrain", "finetune") and (match := _STATE.fullmatch(path.name)):

@@ -9,6 +9,7 @@ returns (resuming after a kill), publishes checkpoint, curve and training report
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from vlp_models.params import FinetuneParams, LoraParams, Params, PretrainParams
 from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.lineage import lineage_tags, provenance_of, record_provenance, training_inputs
 from vlp_models.pipeline.prepared_data import PreparedData, stage_of
-from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
+from vlp_models.pipeline.unrecorded import remove_outdated_work, restore_unrecorded_result, save_unrecorded_result
 from vlp_models.registry.logger import STATE, MLflowRun, track_training
 from vlp_models.registry.sinks import START, Trackers, open_sinks
 from vlp_models.training.data import LoaderFactory
@@ -95,6 +96,7 @@ class TrainingJob:
             CheckpointError: the start is damaged.
         """
         kind, key = split_start(name)
+        self._began = time.time()
         self.params, self.workspace = params, workspace
         self.name, self.stage = name, stage_of(name)
         self.view, self.settings = view, settings
@@ -256,7 +258,11 @@ class TrainingJob:
         return [workspace.checkpoint(self.name), workspace.curve(self.name), workspace.training(self.name)]
 
     def clear_resume_state(self) -> None:
-        """Delete the resume state of a published run; the next one starts over, with an MLflow run of its own."""
+        """Delete the resume state of a published run; the next one starts over, with an MLflow run of its own.
+
+        Delete what interrupted trainings of the run with other params, code or inputs have left as well.
+        """
         clear_resume_points(self.work)
         for state in (STATE, *(f"{kind}.json" for kind in START)):
             (self.work / state).unlink(missing_ok=True)
+        remove_outdated_work(self.work, self._began)

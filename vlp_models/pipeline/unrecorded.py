@@ -4,12 +4,15 @@ Between the end of a stage and the entry in dvc.lock, DVC hashes the output, whi
 is killed there, it has no record of the stage: at the next run it deletes the output and starts the stage again. So a
 long stage saves its result in its work directory, as hard links, which take no space; the next run of the same work
 restores it.
+
+A finished stage also deletes the work of interrupted runs with other inputs, which would never be used again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +29,7 @@ logger = get_logger(__name__)
 
 FINISHED = "finished"  # in the work directory
 RECORD = "finished.json"  # {"files": {path: sha256}, "recorded": hash of dvc.lock's entry before the stage ran}
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")  # name of a work directory (Workspace.work)
 
 
 def save_unrecorded_result(workspace: Workspace, work: Path, stage: str, outputs: Sequence[Path]) -> None:
@@ -77,6 +81,26 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
             write_text(workspace.root / name, path.read_text(encoding="utf-8"))
     logger.info("%s: restored the result of a finished run that DVC had not recorded", stage)
     return True
+
+
+def remove_outdated_work(work: Path, began: float) -> None:
+    """Delete the work directories of other inputs next to `work`, whose result is published.
+
+    Only the holder of the stage's lock writes to them (pipeline/guard.py). In case of another, those that have changed
+    since this run began are kept; so are those with a result that DVC has not recorded.
+
+    Args:
+        began: when this run began, in seconds since the epoch.
+    """
+    for other in sorted(work.parent.iterdir()):
+        if other == work or not _FINGERPRINT.fullmatch(other.name) or (other / RECORD).exists():
+            continue
+        try:
+            newest = max((path.lstat().st_mtime for path in other.rglob("*")), default=other.stat().st_mtime)
+        except OSError:  # another process is changing it
+            continue
+        if newest < began:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _delete_saved(work: Path) -> None:

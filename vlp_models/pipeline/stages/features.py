@@ -34,7 +34,7 @@ from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches, read_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
 from vlp_models.pipeline.cluster import cluster_mapper
-from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
+from vlp_models.pipeline.unrecorded import remove_outdated_work, restore_unrecorded_result, save_unrecorded_result
 
 if TYPE_CHECKING:
     from vlp_models.vision.imported_features import Origin
@@ -60,7 +60,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         CheckpointError: data/detector does not contain what `source: detector` or `timm` needs.
         ParamsError: a missing path, or an invalid number; a worker without the GPU that `cluster.gpus` asks for.
     """
-    p = params.features
+    p, began = params.features, time.time()
     _check(p)
     with record_timing(workspace, "features"):
         validated = require_output(workspace.validated, "validate")
@@ -110,6 +110,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
             (work / storage.chunk_name(number)).unlink()
             (work / _notes_name(number)).unlink(missing_ok=True)
         remove_partials(work)  # of lost workers
+        remove_outdated_work(work, began)
         with suppress(OSError):  # not empty while it keeps the result for DVC
             work.rmdir()
     logger.info(

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import io
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -39,7 +40,13 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.cluster import cluster_mapper
-from vlp_models.pipeline.unrecorded import FINISHED, RECORD, restore_unrecorded_result, save_unrecorded_result
+from vlp_models.pipeline.unrecorded import (
+    FINISHED,
+    RECORD,
+    remove_outdated_work,
+    restore_unrecorded_result,
+    save_unrecorded_result,
+)
 
 logger = get_logger(__name__)
 
@@ -64,7 +71,7 @@ def run(
         ParamsError: `images_per_shard` below 1, `shards.pixels: false` although a model reads pixels,
             `validate.min_image_side` below a model's patch size, or `validate.max_image_pixels` above what is decoded.
     """
-    p = params.shards
+    p, began = params.shards, time.time()
     if p.images_per_shard < 1:
         raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}` must be at least 1")
     mapper = mapper or cluster_mapper(params, workspace) or LocalMapper(params.cluster.workers or 1)
@@ -116,6 +123,7 @@ def run(
         for path in work.iterdir():
             if path.name not in (FINISHED, RECORD):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove_outdated_work(work, began)
         with suppress(OSError):  # not empty while it keeps the result for DVC
             work.rmdir()
     described = (
