@@ -231,6 +231,7 @@ def test_kubeflow_runs_a_train_job_of_two_pods(
         wait_until(lambda: step(project) >= MIDWAY, 300)
         (job,) = kubernetes.jobs.values()
         finish(project, process, expected)
+    assert not kubernetes.jobs, "a complete one is deleted with its pods"
     trainer = job["spec"]["trainer"]
     assert (trainer["image"], trainer["numNodes"]) == ("example.org/vlp:1", 2)
     (patch,) = job["spec"]["runtimePatches"]

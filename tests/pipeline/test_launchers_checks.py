@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -21,8 +23,8 @@ from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.guard import LAUNCHED, RECORDED
 from vlp_models.pipeline.launchers import launch as seam
-from vlp_models.pipeline.launchers import node
-from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, launch, write_outcome
+from vlp_models.pipeline.launchers import node, torchrun
+from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, is_there, launch, write_outcome
 from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
 
 OTHER = {"package": {"package": "vlp-flows", "version": "9.9", "code": "f" * 64}, "versions": {}}
@@ -53,6 +55,7 @@ def wanted(tmp_path: Path) -> Launch:
         devices=1,
         gpu=False,
         by_dvc=True,
+        endpoint="",
         machine=describe_machine(),
     )
     made.folder.mkdir(parents=True)
@@ -187,13 +190,16 @@ def test_what_to_reserve_must_be_named(tmp_path: Path, kind: str) -> None:
 class Silent:
     """A job whose engine does not report its end."""
 
-    canceled = False
+    canceled = cleaned_up = False
 
     def end(self) -> str | None:
         return None
 
     def cancel(self) -> None:
         self.canceled = True
+
+    def clean_up(self) -> None:
+        self.cleaned_up = True
 
 
 def test_an_outcome_ends_the_wait_for_an_engine_that_does_not_report(
@@ -245,3 +251,124 @@ def test_a_launched_training_keeps_its_result_until_dvc_has_recorded_it(
     assert restore_unrecorded_result(workspace, work, "pretrain@tden") and not output.exists(), "rank 0 writes"
     monkeypatch.setenv("RANK", "0")
     assert restore_unrecorded_result(workspace, work, "pretrain@tden") and output.read_text() == "learned"
+
+
+def join_until_taking_part(root: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> list[tuple[str, str]]:
+    """Return the training and the endpoint of the first launches in which `vlp join` takes part."""
+    found: list[tuple[str, str]] = []
+
+    def take_part(folder: Path, index: int, endpoint: str) -> int:
+        found.append((folder.name, endpoint))
+        if len(found) == times:
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.setattr(torchrun, "run_node", take_part)
+    with pytest.raises(KeyboardInterrupt):
+        torchrun.join(root, 1)
+    return found
+
+
+def write_launch(wanted: Launch, **changes: Any) -> Path:
+    made = dataclasses.replace(wanted, **changes)
+    made.folder.mkdir(parents=True, exist_ok=True)
+    write_json(made.folder / LAUNCH, dataclasses.asdict(made))
+    return made.folder
+
+
+def test_join_meets_each_training_at_its_own_endpoint(
+    wanted: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """params.yaml may have changed since `vlp join` was started."""
+    write_launch(wanted, nodes=2, endpoint="first:1")
+    write_launch(wanted, nodes=2, endpoint="second:2", key="two-pass", id="abd")
+    (write_launch(wanted, nodes=2, key="refused", id="abe") / STOP).touch()
+    found = join_until_taking_part(tmp_path, monkeypatch, 2)
+    assert found == [("pretrain-tden", "first:1"), ("pretrain-two-pass", "second:2")]
+
+
+def test_join_refuses_a_training_without_an_endpoint(wanted: Launch, tmp_path: Path) -> None:
+    folder = write_launch(wanted, nodes=2)
+    with pytest.raises(LaunchError, match=rf"{folder / LAUNCH}: .*`launchers\.torchrun\.endpoint` in params\.yaml"):
+        torchrun.join(tmp_path, 1)
+
+
+@pytest.mark.parametrize(("kind", "stored"), [("torchrun", "first:29500"), ("slurm", "")])
+def test_the_endpoint_is_stored_with_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stored: str
+) -> None:
+    made = params(tmp_path, launcher=kind, accelerator="cpu", num_nodes=2)
+    place = dataclasses.replace(made.launchers.torchrun, endpoint="first:29500")
+    made = dataclasses.replace(made, launchers=dataclasses.replace(made.launchers, torchrun=place))
+    job = Silent()
+
+    def start(launch: Launch, params: Params) -> Silent:
+        write_outcome(launch.folder, "host", 0)
+        monkeypatch.setattr(job, "end", lambda: "ended")
+        return job
+
+    monkeypatch.setattr(seam, "_engine", lambda kind: start)
+    assert launch(made, Workspace(tmp_path), "pretrain", "tden", "params.yaml") == 0
+    assert Launch.read(tmp_path / ".work" / "launches" / "pretrain-tden").endpoint == stored
+    assert job.cleaned_up and not job.canceled
+
+
+@pytest.mark.parametrize(("status", "deleted"), [("Complete", True), ("Failed", False)])
+def test_a_complete_train_job_is_deleted(monkeypatch: pytest.MonkeyPatch, status: str, deleted: bool) -> None:
+    """With a stand-in for Kubeflow's SDK; tests/cluster has one for the API."""
+    for name in (
+        "kubeflow",
+        "kubeflow.common",
+        "kubeflow.common.types",
+        "kubeflow.trainer",
+        "kubeflow.trainer.options",
+    ):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    own = "vlp_models.pipeline.launchers.kubeflow"
+    monkeypatch.setitem(sys.modules, own, MagicMock())  # is put back in the end
+    del sys.modules[own]
+    kubeflow = importlib.import_module(own)
+    client = MagicMock()
+    client.get_job.return_value.status = status
+    job = kubeflow.TrainJob(client, "vlp-pretrain-abc")
+    assert job.end() == f"TrainJob vlp-pretrain-abc: {status}"
+    client.delete_job.assert_not_called()
+    job.clean_up()
+    assert [call.args for call in client.delete_job.call_args_list] == ([("vlp-pretrain-abc",)] if deleted else [])
+
+
+def test_a_launch_file_that_cannot_be_read_now_does_not_stop_its_processes(wanted: Launch) -> None:
+    file = wanted.folder / LAUNCH
+    assert worker._is_current(wanted.folder, wanted.id) and not worker._is_current(wanted.folder, "newer")
+    file.write_text("")
+    assert worker._is_current(wanted.folder, wanted.id), "read while the file system does not respond"
+    file.unlink()
+    assert not worker._is_current(wanted.folder, wanted.id)
+    file.mkdir()  # reading it is an OSError
+    assert worker._is_current(wanted.folder, wanted.id)
+
+
+def test_signs_of_life_go_on_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "BEAT", 0.01)
+    alive = tmp_path / "folder" / "node-0-host.alive"
+    with node._signs_of_life(alive):
+        time.sleep(0.1)
+        alive.parent.mkdir()
+        deadline = time.monotonic() + 20
+        while not alive.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_file_system_that_does_not_respond_is_no_file_and_no_end(
+    wanted: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not is_there(wanted.folder / ("x" * 300))  # Path.exists raises
+    output = seam._Output(wanted)
+    log = wanted.folder / "node-0-host.log"
+    log.mkdir()
+    output.copy()
+    log.rmdir()
+    log.write_text("a line\n")
+    output.copy()
+    assert capsys.readouterr().err == "a line\n"

@@ -189,7 +189,8 @@ def join(
     from vlp_models.params import load_params
     from vlp_models.pipeline.launchers.torchrun import join as take_part
 
-    take_part(Path.cwd(), load_params().launchers.torchrun.endpoint, index)
+    load_params()  # an error if this is not the project's folder
+    take_part(Path.cwd(), index)
 
 
 def _every_stage() -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ help, or if a newer launch has replaced this one; 1 if another process was lost.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -18,9 +19,9 @@ from pathlib import Path
 
 from vlp_models.cli.main import main as run_command
 from vlp_models.common.device import is_main_process
-from vlp_models.errors import LaunchError, Preempted, ProcessLostError
+from vlp_models.errors import Preempted, ProcessLostError
 from vlp_models.pipeline.guard import LAUNCHED, RECORDED
-from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, STOPPED, Launch, write_outcome
+from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, STOP, STOPPED, Launch, is_there, write_outcome
 
 CHECK_EVERY = 1.0  # seconds
 WAIT = 10.0  # seconds for the outcome of the process that failed first
@@ -54,12 +55,12 @@ def main() -> None:
 def finish(folder: Path, code: int, *, lost: bool) -> int:
     """Record the outcome, and return the exit code for torchrun."""
     # Without a file `stop`, torchrun or the engine sent the signal, because another process or node was lost.
-    replaced = code in STOPPED and not (folder / STOP).exists()
+    replaced = code in STOPPED and not is_there(folder / STOP)
     if lost or replaced:
         deadline = time.monotonic() + WAIT
-        while not (folder / OUTCOME).exists() and time.monotonic() < deadline:
+        while not is_there(folder / OUTCOME) and time.monotonic() < deadline:
             time.sleep(CHECK_EVERY)
-        return 0 if (folder / OUTCOME).exists() else 1
+        return 0 if is_there(folder / OUTCOME) else 1
     # All ranks raise `Preempted` together. Rank 0 writes it last: its node ends other processes soon after the outcome.
     if is_main_process() or code not in (0, STOPPED[0]):
         write_outcome(folder, socket.gethostname(), code)
@@ -70,16 +71,19 @@ def _stop_on_request(folder: Path, launch_id: str) -> None:
     """Send this process SIGTERM once the folder has a file `stop`, or belongs to another launch."""
     while True:
         time.sleep(CHECK_EVERY)
-        if (folder / STOP).exists() or not _is_current(folder, launch_id):
+        if is_there(folder / STOP) or not _is_current(folder, launch_id):
             os.kill(os.getpid(), signal.SIGTERM)
             return
 
 
 def _is_current(folder: Path, launch_id: str) -> bool:
+    """Return whether the folder still belongs to this launch; a file that cannot be read now is no other launch."""
     try:
-        return Launch.read(folder).id == launch_id
-    except LaunchError:
+        return bool(json.loads((folder / LAUNCH).read_text(encoding="utf-8"))["id"] == launch_id)
+    except FileNotFoundError:
         return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 if __name__ == "__main__":

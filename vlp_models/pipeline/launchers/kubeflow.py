@@ -36,6 +36,7 @@ from vlp_models.pipeline.launchers.launch import Launch
 logger = get_logger(__name__)
 
 POLL_EVERY = 5.0  # seconds
+COMPLETE, FAILED = "Complete", "Failed"  # states of a TrainJob that has ended
 CONTAINER = REPLICATED = "node"  # names in the torch runtimes of Kubeflow Trainer
 
 
@@ -59,13 +60,18 @@ class TrainJob:
         if status != self._logged:
             logger.info("TrainJob %s: %s", self.name, status)
             self._logged = status
-        return f"TrainJob {self.name}: {status}" if status in ("Complete", "Failed") else None
+        return f"TrainJob {self.name}: {status}" if status in (COMPLETE, FAILED) else None
 
     def _is_gone(self) -> bool:
         try:
             return all(job.name != self.name for job in self._client.list_jobs())
         except (RuntimeError, TimeoutError):
             return False
+
+    def clean_up(self) -> None:
+        """Delete a complete TrainJob with its pods, which Kubernetes keeps; a failed one stays to be examined."""
+        if self._logged == COMPLETE:
+            self.cancel()
 
     def cancel(self) -> None:
         try:

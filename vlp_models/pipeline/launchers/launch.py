@@ -57,6 +57,7 @@ class Launch:
 
     id: of this attempt; a process of an earlier one stops when it finds another id.
     by_dvc: DVC runs the stage, and records its outputs once they are hashed.
+    endpoint: HOST:PORT where the machines of `vlp join` meet; empty if another engine than torchrun starts the nodes.
     machine: what every node must have (common/packages.py).
     """
 
@@ -69,6 +70,7 @@ class Launch:
     devices: int
     gpu: bool
     by_dvc: bool
+    endpoint: str
     machine: dict[str, Any]
 
     @property
@@ -105,6 +107,10 @@ class Job(Protocol):
         """Take it from the engine: it did not stop by itself, or was never started."""
         ...
 
+    def clean_up(self) -> None:
+        """Remove what the engine keeps of a job that has ended; its output is copied."""
+        ...
+
 
 def launch(params: Params, workspace: Workspace, stage: str, key: str, params_file: str) -> int:
     """Train `stage@key` with the engine of `trainer.launcher`; return the training's exit code.
@@ -133,6 +139,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
         devices=trainer.devices,
         gpu=trainer.accelerator in ("gpu", "cuda"),
         by_dvc=run_by_dvc(),
+        endpoint=params.launchers.torchrun.endpoint if kind == "torchrun" else "",
         machine=describe_machine(),
     )
     folder = wanted.folder
@@ -189,16 +196,20 @@ def _follow(job: Job, launch: Launch) -> str:
         job.cancel()
         raise
     output.copy()
+    job.clean_up()
     return ended
 
 
 def _stop(job: Job, launch: Launch, output: _Output) -> str:
     try:
         while (ended := job.end()) is None:
-            (launch.folder / STOP).touch()  # each time: a SLURM job that is requeued removes it
-            now = (launch.folder / STOP).stat().st_mtime  # by the clock that also stamps the signs of life
-            alive = [path.stat().st_mtime for path in launch.folder.glob("node-*.alive")]
-            if max(alive, default=0) < now - SILENT:
+            silent = False
+            with contextlib.suppress(OSError):  # the file system does not respond: try again
+                (launch.folder / STOP).touch()  # each time: a SLURM job that is requeued removes it
+                now = (launch.folder / STOP).stat().st_mtime  # by the clock that also stamps the signs of life
+                alive = [path.stat().st_mtime for path in launch.folder.glob("node-*.alive")]
+                silent = max(alive, default=0) < now - SILENT
+            if silent:
                 job.cancel()  # it waits in a queue, and nothing reads the file
                 return "stopped while it waited"
             output.copy()
@@ -246,19 +257,34 @@ class _Output:
         self._read: dict[Path, int] = {}
 
     def copy(self) -> None:
-        for path in sorted(self._launch.folder.glob("node-*.log")):
+        try:
+            logs = sorted(self._launch.folder.glob("node-*.log"))
+        except OSError:  # the file system does not respond: the next call copies them
+            return
+        for path in logs:
             for line in self._new_lines(path):
                 prefix = f"[{path.stem.split('-', 2)[2]}] " if self._launch.nodes > 1 else ""
                 print(f"{prefix}{line}", file=sys.stderr, flush=True)
 
     def _new_lines(self, path: Path) -> Iterator[str]:
         start = self._read.get(path, 0)
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read()
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                data = file.read()
+        except OSError:
+            return
         whole = data.rfind(b"\n") + 1
         self._read[path] = start + whole
         yield from data[:whole].decode("utf-8", "replace").splitlines()
+
+
+def is_there(path: Path) -> bool:
+    """Return whether the file is there; False as well while its file system does not respond."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def last_line(error: BaseException) -> str:

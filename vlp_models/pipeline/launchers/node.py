@@ -27,7 +27,7 @@ from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import explain_difference
 from vlp_models.common.supervise import die_with_parent
 from vlp_models.errors import LaunchError, VLPError
-from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, STOPPED, Launch, read_outcome, write_outcome
+from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, STOPPED, Launch, is_there, read_outcome, write_outcome
 
 RESTARTS = 3  # of a node's processes, after one of them was lost
 JOIN_SECONDS = 1800  # that nodes wait for each other
@@ -79,7 +79,7 @@ def _run_agent(launch: Launch, index: int, endpoint: str, stop_requested: Callab
         )
         over, asked = math.inf, False
         while agent.poll() is None:  # not wait(): a handler of signals may ask the process as well
-            over = min(over, time.monotonic()) if (folder / OUTCOME).exists() else math.inf
+            over = min(over, time.monotonic()) if is_there(folder / OUTCOME) else math.inf
             if stop_requested() and not asked:
                 agent.terminate()
                 asked = True
@@ -153,7 +153,8 @@ def _signs_of_life(path: Path) -> Iterator[None]:
 
     def beat() -> None:
         while not ended.is_set():
-            path.touch()
+            with contextlib.suppress(OSError):  # the next beat may succeed
+                path.touch()
             ended.wait(BEAT)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -181,7 +182,7 @@ def main() -> None:
     except VLPError as error:
         print(f"{socket.gethostname()}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    sys.exit(0 if (arguments.folder / OUTCOME).exists() else code)
+    sys.exit(0 if is_there(arguments.folder / OUTCOME) else code)
 
 
 if __name__ == "__main__":

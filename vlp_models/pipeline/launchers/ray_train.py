@@ -60,6 +60,9 @@ class RayRun:
         (self._launch.folder / STOP).touch()
         self._connection.close()
 
+    def clean_up(self) -> None:
+        pass
+
 
 def start(launch: Launch, params: Params) -> RayRun:
     """

@@ -89,6 +89,9 @@ class SlurmJob:
     def cancel(self) -> None:
         subprocess.run(["scancel", self.job_id], check=False)
 
+    def clean_up(self) -> None:
+        pass
+
 
 def start(launch: Launch, params: Params) -> SlurmJob:
     """

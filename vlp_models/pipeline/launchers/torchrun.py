@@ -17,7 +17,7 @@ from pathlib import Path
 from vlp_models.common.log import get_logger
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
-from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, POLL, Launch
+from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, POLL, STOP, Launch, is_there
 from vlp_models.pipeline.launchers.node import RESTARTS, run_node
 
 logger = get_logger(__name__)
@@ -28,10 +28,10 @@ ENDED = "ended"  # file of a launch whose first node has ended
 class LocalNode:
     """This machine's processes; see `launch.Job`."""
 
-    def __init__(self, launch: Launch, endpoint: str) -> None:
+    def __init__(self, launch: Launch) -> None:
         self._launch = launch
         command = [sys.executable, "-m", "vlp_models.pipeline.launchers.node", str(launch.folder)]
-        command += ["--endpoint", endpoint] if endpoint else []
+        command += ["--endpoint", launch.endpoint] if launch.endpoint else []
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def end(self) -> str | None:
@@ -45,25 +45,31 @@ class LocalNode:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 
+    def clean_up(self) -> None:
+        pass
+
 
 def start(launch: Launch, params: Params) -> LocalNode:
     """
     Raises:
         LaunchError: several nodes, but no place to meet.
     """
-    endpoint = params.launchers.torchrun.endpoint
     if launch.nodes > 1:
-        if not endpoint:
+        if not launch.endpoint:
             raise LaunchError(
                 f"params.yaml: `trainer.num_nodes: {launch.nodes}` with `trainer.launcher: torchrun` needs "
                 "`launchers.torchrun.endpoint`: HOST:PORT, this machine's name and a free port that the others reach"
             )
         logger.info("%s: waiting for %d more: run `vlp join` there, in %s", launch.name, launch.nodes - 1, launch.root)
-    return LocalNode(launch, endpoint)
+    return LocalNode(launch)
 
 
-def join(root: Path, endpoint: str, index: int) -> None:
-    """Take part in every training that another machine starts in the project, until this process is interrupted."""
+def join(root: Path, index: int) -> None:
+    """Take part in every training that another machine starts in the project, until this process is interrupted.
+
+    Raises:
+        LaunchError: a training was started without a place to meet.
+    """
     logger.info("waiting for trainings of %s with `trainer.num_nodes` above 1", root)
     left: Counter[str] = Counter()  # launch -> how often this machine has taken part
     while True:
@@ -72,11 +78,17 @@ def join(root: Path, endpoint: str, index: int) -> None:
                 launch = Launch.read(path.parent)
             except LaunchError:  # being replaced
                 continue
-            over = any((path.parent / name).exists() for name in (OUTCOME, ENDED))
+            over = any(is_there(path.parent / name) for name in (OUTCOME, ENDED, STOP))
             if launch.nodes < 2 or over or left[launch.id] > RESTARTS:
                 continue
+            if not launch.endpoint:
+                raise LaunchError(
+                    f"{path}: {launch.name} was started without a place for machines to meet: set "
+                    "`launchers.torchrun.endpoint` in params.yaml to HOST:PORT, with `trainer.launcher: torchrun`, and "
+                    f"start it again; if it has ended, delete {path.parent}"
+                )
             logger.info("%s: taking part", launch.name)
-            code = run_node(path.parent, index, endpoint)
+            code = run_node(path.parent, index, launch.endpoint)
             logger.info("%s: %s", launch.name, "ended" if code == 0 else f"torchrun exited with {code}")
             left[launch.id] += 1
         time.sleep(2 * POLL)
