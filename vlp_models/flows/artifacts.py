@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,9 @@ def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> l
         records = _read(folder / "scores.json") or []
         rows = [{name: record.get(name) for name in COLUMNS} for record in records]
         made.append(
-            Artifact(key=f"alias-{folder.name}", description="A registered model on the current test split", rows=rows)
+            Artifact(
+                key=_key("alias", folder.name), description="A registered model on the current test split", rows=rows
+            )
         )
     return [artifact for artifact in made if artifact is not None and artifact.rows] + _links(root, params)
 
@@ -132,8 +135,13 @@ def _links(root: Path, params: Params) -> list[Artifact]:
         receipt = find_challenger(receipts) or receipts[0]
         version = f"{base}/#/models/{receipt['name']}/versions/{receipt['version']}"
         description = f"{receipt['name']} version {receipt['version']}, with its MLflow run{how}"
-        links.append(Artifact(key=f"mlflow-{task}", description=description, link=version))
+        links.append(Artifact(key=_key("mlflow", task), description=description, link=version))
     return links
+
+
+def _key(*words: str) -> str:
+    """Return an artifact's key: Prefect accepts lower-case letters, digits and dashes, tasks of plugins have others."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower())
 
 
 def _scalars(record: dict[str, Any]) -> dict[str, Any]:
