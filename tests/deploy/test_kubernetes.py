@@ -64,6 +64,13 @@ def test_job_is_valid_and_restricted(variables: dict[str, Any]) -> None:
         assert not [name for name in plain if any(word in name for word in ("KEY", "SECRET", "PASSWORD", "WEBHOOK"))]
 
 
+def test_new_data_starts_the_same_run_as_on_one_machine() -> None:
+    one_machine = yaml.safe_load((FOLDER.parent.parent / "prefect.yaml").read_text())["deployments"]
+    wanted = {d["entrypoint"]: d.get("triggers") for d in one_machine if "retrain" in d["entrypoint"]}
+    assert {d["entrypoint"]: d.get("triggers") for d in DEPLOYMENTS if "retrain" in d["entrypoint"]} == wanted
+    assert all(wanted.values())
+
+
 def test_check_finds_a_mistake() -> None:
     """`env` takes strings, not references to a secret."""
     manifest = job({"image": "x", "env": {"VLP_WEBHOOK": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}}})
