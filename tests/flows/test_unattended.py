@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -15,8 +16,8 @@ from flow_project import break_stage, set_flow
 
 from vlp_models.flows.parts import Part, retrain_parts
 from vlp_models.flows.pipeline import DataDrifted, Outcome, run_without_server, summarize
-from vlp_models.flows.process import StageFailed
-from vlp_models.params import FlowParams, load_params
+from vlp_models.flows.process import StageFailed, hold_workspace
+from vlp_models.params import FlowParams, Params, load_params
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = [
@@ -38,9 +39,8 @@ with gpu_slot("gpu", print):
 
 
 def retrain(project: Path, lines: list[str] | None = None) -> dict[str, Outcome]:
-    params = load_params(project / "params.yaml")
     log = (lines if lines is not None else []).append
-    outcomes = run_without_server(project, retrain_parts(params), params.flow, name="retrain", log=log)
+    outcomes = run_without_server(project, retrain_parts, name="retrain", log=log)
     return {outcome.part: outcome for outcome in outcomes}
 
 
@@ -94,9 +94,8 @@ def test_preempted_trainer_is_resumed(project: Path) -> None:
     once = "import pathlib; f = pathlib.Path('tries'); f.open('a').write('x'); len(f.read_text()) > 1 or sys.exit(75)"
     break_stage(project, "pretrain", once)
     lines: list[str] = []
-    params = load_params(project / "params.yaml")
-    [part] = [part for part in retrain_parts(params) if part.name == "pretrain tden"]
-    assert run_without_server(project, [part], params.flow, name="retrain", log=lines.append)[0].state == "ran"
+    [part] = [part for part in retrain_parts(load_params(project / "params.yaml")) if part.name == "pretrain tden"]
+    assert run_without_server(project, lambda params: [part], name="retrain", log=lines.append)[0].state == "ran"
     assert "pretrain tden: Preempted; trying again in 1 s" in lines
 
 
@@ -104,15 +103,18 @@ def test_preempted_trainer_is_resumed(project: Path) -> None:
 def test_lost_versions_are_registered_again_and_judged_again(project: Path) -> None:
     """DVC compares files; it cannot detect that mlflow.db is gone."""
     retrain(project)
-    params, asked = load_params(project / "params.yaml"), (project / "asked.txt").read_text()
+    asked = (project / "asked.txt").read_text()
     gone = ["vlp-vqa/1"]
 
     def lost(root: Path) -> list[str]:
         return [gone.pop()] if gone else []
 
     lines: list[str] = []
-    parts = [dataclasses.replace(p, lost=lost) if p.name == "register" else p for p in retrain_parts(params)]
-    found = run_without_server(project, parts, params.flow, name="retrain", log=lines.append)
+
+    def parts(params: Params) -> list[Part]:
+        return [dataclasses.replace(p, lost=lost) if p.name == "register" else p for p in retrain_parts(params)]
+
+    found = run_without_server(project, parts, name="retrain", log=lines.append)
     assert {o.part for o in found if o.state == "ran"} == {"register", "promote captioning", "promote vqa"}
     assert "register: vlp-vqa/1 lost; running it again" in lines
     assert (project / "asked.txt").read_text() == 2 * asked
@@ -121,15 +123,14 @@ def test_lost_versions_are_registered_again_and_judged_again(project: Path) -> N
 
 @pytest.mark.pipeline
 def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
-    params = load_params(project / "params.yaml")
     (project / "data" / "inbox").mkdir(parents=True)
     (project / "reports" / "ingest.json").write_text('{"new": 3, "content": "abc"}')
-    new_data = [dataclasses.replace(part, skip="") for part in retrain_parts(params)[:2]]
+
+    def new_data(params: Params) -> list[Part]:
+        return [dataclasses.replace(part, skip="") for part in retrain_parts(params)[:2]]
 
     def run() -> list[str]:
-        return [
-            o.state for o in run_without_server(project, new_data, params.flow, name="retrain", log=lambda line: None)
-        ]
+        return [o.state for o in run_without_server(project, new_data, name="retrain", log=lambda line: None)]
 
     (project / "answer-drift").write_text("4 caption length 31 exceeds 12")
     for _ in range(2):
@@ -138,6 +139,27 @@ def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
     (project / "answer-drift").unlink()
     assert run() == ["ran", "ran"]
     assert run() == ["ran", "up to date"], "the inbox is always checked; the same data is not measured twice"
+
+
+def test_params_edited_while_a_run_waits_are_used(project: Path) -> None:
+    """A run may wait for the workspace for hours."""
+    set_flow(project, wait_minutes=1)
+    asked: list[int] = []
+
+    def parts(params: Params) -> list[Part]:
+        asked.append(params.flow.wait_minutes)
+        return []
+
+    with contextlib.ExitStack() as other:
+        other.enter_context(hold_workspace(project, "other", 0, lambda line: None))
+
+        def log(line: str) -> None:
+            if "waiting up to 60 s for another flow other" in line:
+                set_flow(project, wait_minutes=2)
+                other.close()
+
+        run_without_server(project, parts, name="retrain", log=log)
+    assert asked == [1, 2]
 
 
 def test_time_limits_are_per_part_and_unknown_parts_are_rejected(project: Path) -> None:

@@ -28,7 +28,7 @@ from vlp_models.flows.process import (
     run_supervised,
     update_dvc_yaml,
 )
-from vlp_models.params import FlowParams
+from vlp_models.params import Params, load_params
 from vlp_models.pipeline.dvc.lock_file import repair
 
 Slot = Callable[[], AbstractContextManager[None]]
@@ -142,26 +142,33 @@ def summarize(outcomes: Iterable[Outcome]) -> str:
 
 
 @without_secrets()
-def run_without_server(root: Path, parts: list[Part], params: FlowParams, *, name: str, log: Log) -> list[Outcome]:
+def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, name: str, log: Log) -> list[Outcome]:
     """Run every part in order, with the flow's retries, lock and notification, but without Prefect and its server.
 
+    Args:
+        select: returns the parts; called with params.yaml as it is once the workspace is held, after hours of waiting.
+
     Raises:
+        ParamsError: params.yaml is invalid.
         WorkspaceInUse: another run holds the workspace.
         StageFailed: a part failed; the parts after it did not run.
     """
     label = f"{name} {time.strftime('%F %T')}"
+    params = load_params(root / "params.yaml")
+    select(params)  # reports a wrong parameter before the run waits for anything
 
     def report(state: str, message: str, bad: bool) -> None:
-        notify(params, flow=name, run=label, state=state, message=message, bad=bad, log=log)
+        notify(params.flow, flow=name, run=label, state=state, message=message, bad=bad, log=log)
 
     try:
-        with hold_workspace(root, f"{name} without a server", params.wait_minutes * 60, log) as lock_fd:
+        with hold_workspace(root, f"{name} without a server", params.flow.wait_minutes * 60, log) as lock_fd:
             for line in repair(root):
                 log(line)
             update_dvc_yaml(root, log, lock_fd=lock_fd)
+            params = load_params(root / "params.yaml")
             run = Run(root, lock_fd)
-            for part in parts:
-                _run_with_retries(run, part, params.retry_delays, log)
+            for part in select(params):
+                _run_with_retries(run, part, params.flow.retry_delays, log)
     except WorkspaceInUse as error:
         report("Cancelled", str(error), True)  # Prefect's name of the state; plain-ok
         raise

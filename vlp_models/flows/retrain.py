@@ -20,7 +20,6 @@ from vlp_models.flows.parts import retrain_parts
 from vlp_models.flows.pipeline import log_to_terminal, run_without_server
 from vlp_models.flows.process import StageFailed, WorkspaceInUse
 from vlp_models.flows.tasks import HOOKS, run_parts
-from vlp_models.params import load_params
 
 
 @flow(name="retrain", flow_run_name="retrain", persist_result=False, **HOOKS)
@@ -43,8 +42,7 @@ def main() -> int:
     configure_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        params = load_params()
-        run_without_server(Path.cwd(), retrain_parts(params), params.flow, name="retrain", log=log_to_terminal)
+        run_without_server(Path.cwd(), retrain_parts, name="retrain", log=log_to_terminal)
     except VLPError as error:
         log_to_terminal(f"vlp: {error}")
         return error.exit_code
