@@ -164,6 +164,9 @@ def test_a_file_that_does_not_fit_the_data_is_refused(root: Path) -> None:
         call_public("public")
     with pytest.raises(CheckpointError, match="known: xmodaler-tden, bert"):
         call("public.pth", "--format", "onnx", "--name", "other")
+    for name in ("tden-v1.0", "../tden"):  # refused before the weights are converted, not later by `vlp use`
+        with pytest.raises(CheckpointError, match="a model's name has letters, digits"):
+            call_public(name)
 
 
 def test_bert_fills_the_text_side(root: Path) -> None:

@@ -19,6 +19,7 @@ from vlp_models.data.bert_folder import find_folder
 from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import UNLIMITED
 from vlp_models.params import Params
+from vlp_models.params.runs import NAME
 from vlp_models.params.schema import suggestion
 
 if TYPE_CHECKING:
@@ -158,6 +159,11 @@ def _check_arguments(form: str, name: str, params: Params, out: Path) -> None:
         raise CheckpointError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     if is_source(name):
         raise CheckpointError(f"--name {name}: looks like a file or a library; choose another")
+    if not NAME.fullmatch(name):
+        raise CheckpointError(
+            f"--name {name}: a model's name has letters, digits, `_` and `-`, and starts with a letter or digit; "
+            "choose another"
+        )
     if out.exists():
         raise CheckpointError(f"{out}: exists already; choose another --name, or remove it")
     if form in PARTS and name not in params.models:
