@@ -160,8 +160,8 @@ def _merge(root: Path, name: str, old: Path | None, new: Path, apply: bool) -> b
         _copy(new, own)
         return True
     labels = ("-L", "yours", "-L", "before", "-L", "new template")
-    before = old or Path(os.devnull)  # a file that the template did not have, and you do
-    done = subprocess.run(["git", "merge-file", *labels, own, before, new], capture_output=True)
+    base = old or Path(os.devnull)  # a file that the template did not have, and you do
+    done = subprocess.run(["git", "merge-file", *labels, own, base, new], capture_output=True)
     return done.returncode == 0
 
 

@@ -213,7 +213,7 @@ def _collect_champions(root: Path, params: Params, found: Status, ask_mlflow: bo
             row["champion"] = f"version {champion}{_describe_run(receipts, champion)}{_value(entries, model, champion)}"
         if challenger is not None:
             receipt = next((r for r in receipts if r["version"] == challenger), None)
-            value = receipt and read_value(reports, receipt, metric, split)
+            value = None if receipt is None else read_value(reports, receipt, metric, split)
             row["challenger"] = f"version {challenger}{_describe_run(receipts, challenger)}{_format_value(value)}"
         others = [r for r in receipts if r["version"] not in (champion, challenger)]
         row["candidates"] = "; ".join(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
@@ -24,7 +25,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vlp_models import __version__
 from vlp_models.common.io import hash_file, to_json
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
 
@@ -254,7 +254,7 @@ def own_version() -> str:
     try:
         return metadata.version(OWN)
     except metadata.PackageNotFoundError:  # code on the path that was not installed, as in the image
-        return __version__
+        return str(sys.modules["vlp_models"].__version__)  # not imported: it offers what is above this layer
 
 
 def recorded_version(root: Path) -> str:

@@ -286,8 +286,8 @@ def _check_table(
         start += len(rows)
     result.rows, result.good = start + unread, len(good)
     # a rule of `prepare`, too, was checked on the rows that it refused there
-    checked = {rule.name: start - result.repeated + failed_unread[rule.name] for rule in rules}
-    result.checked = dict.fromkeys(failed_unread, result.rows) | checked
+    of_rules = {rule.name: start - result.repeated + failed_unread[rule.name] for rule in rules}
+    result.checked = dict.fromkeys(failed_unread, result.rows) | of_rules
     return result
 
 
