@@ -31,6 +31,7 @@ from vlp_models.pipeline.dvc.lock_file import (
 )
 from vlp_models.pipeline.stages import prepare, tokenizer
 from vlp_models.pipeline.unrecorded import (
+    KEPT_DAYS,
     RECORD,
     remove_outdated_work,
     restore_unrecorded_result,
@@ -293,27 +294,15 @@ def test_unrecorded_result_is_restored_unless_its_record_is_damaged(
     assert record is None or not (work / RECORD).exists()
 
 
-def test_work_of_other_inputs_is_removed_unless_it_is_in_use_or_unrecorded(tmp_path: Path) -> None:
-    workspace, began = Workspace(tmp_path), time.time()
-    own, old, used, unrecorded = (workspace.work("pretrain-tden", digit * 16) for digit in "0123")
+def test_old_work_of_other_inputs_is_removed_unless_it_is_unrecorded(tmp_path: Path) -> None:
+    workspace, long_ago = Workspace(tmp_path), time.time() - 86_400 * KEPT_DAYS - 60
+    own, old, recent, unrecorded = (workspace.work("pretrain-tden", digit * 16) for digit in "0123")
     kept, other_run = workspace.work("pretrain-tden", "kept"), workspace.work("pretrain-other", "1" * 16)
-    for work in (own, old, used, unrecorded, kept, other_run):
-        (work / "step-00000002.ckpt").touch()
-        os.utime(work / "step-00000002.ckpt", (began - 60, began - 60))
-    os.utime(used / "step-00000002.ckpt", (began + 60, began + 60))
     (unrecorded / RECORD).touch()
-    os.utime(unrecorded / RECORD, (began - 60, began - 60))
-    remove_outdated_work(own, began)
-    assert sorted(own.parent.iterdir()) == [own, used, unrecorded, kept] and other_run.exists()
-
-
-def test_work_of_the_last_recorded_result_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DVC_STAGE", "pretrain@tden")
-    workspace, output = Workspace(tmp_path), tmp_path / "model"
-    output.write_text("learned")
-    for number, digit in enumerate("01"):
-        began = time.time() + number  # as if the second training started later
-        work = workspace.work("pretrain-tden", digit * 16)
-        save_unrecorded_result(workspace, work, "pretrain@tden", [output])
-        remove_outdated_work(work, began)
-    assert list(work.parent.iterdir()) == [work] and (work / RECORD).exists()
+    for work in (own, old, recent, unrecorded, kept, other_run):
+        (work / "step-00000002.ckpt").touch()
+        if work != recent:
+            for path in work.iterdir():
+                os.utime(path, (long_ago, long_ago))
+    remove_outdated_work(own)
+    assert sorted(own.parent.iterdir()) == [own, recent, unrecorded, kept] and other_run.exists()

@@ -117,6 +117,7 @@ def test_outputs_of_a_run(tmp_path: Path) -> None:
     (own,) = (tmp_path / ".work" / "pretrain-tden").iterdir()
     old = workspace.work("pretrain-tden", "0123456789abcdef")
     (old / "step-00000002.ckpt").touch()
+    os.utime(old / "step-00000002.ckpt", (0, 0))
     pretrain.run(params, workspace, "tden")
     assert (checkpoint / "model.safetensors").read_bytes() == weights
     assert list(old.parent.iterdir()) == [own]

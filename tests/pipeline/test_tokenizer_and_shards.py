@@ -171,7 +171,9 @@ def test_pixel_models_need_no_features(workspace: Workspace, params: Params) -> 
 def test_shards_and_tokenizer_are_deterministic(workspace: Workspace, params: Params) -> None:
     hashes = []
     for _ in range(2):
-        (workspace.work("shards", "0123456789abcdef") / "train-00000000").mkdir()  # an interrupted run, other inputs
+        left = workspace.work("shards", "0123456789abcdef") / "train-00000000"  # of an interrupted run, other inputs
+        left.mkdir()
+        os.utime(left, (0, 0))
         shards.run(params, workspace)
         assert list((workspace.root / ".work" / "shards").iterdir()) == []
         tokenizer.run(params, workspace)

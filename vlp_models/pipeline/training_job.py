@@ -9,7 +9,6 @@ returns (resuming after a kill), publishes checkpoint, curve and training report
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,7 +95,6 @@ class TrainingJob:
             CheckpointError: the start is damaged.
         """
         kind, key = split_start(name)
-        self._began = time.time()
         self.params, self.workspace = params, workspace
         self.name, self.stage = name, stage_of(name)
         self.view, self.settings = view, settings
@@ -260,9 +258,9 @@ class TrainingJob:
     def clear_resume_state(self) -> None:
         """Delete the resume state of a published run; the next one starts over, with an MLflow run of its own.
 
-        Delete what interrupted trainings of the run with other params, code or inputs have left as well.
+        Delete what trainings of the run with other params, code or inputs, interrupted weeks ago, have left as well.
         """
         clear_resume_points(self.work)
         for state in (STATE, *(f"{kind}.json" for kind in START)):
             (self.work / state).unlink(missing_ok=True)
-        remove_outdated_work(self.work, self._began)
+        remove_outdated_work(self.work)

@@ -5,7 +5,7 @@ is killed there, it has no record of the stage: at the next run it deletes the o
 long stage saves its result in its work directory, as hard links, which take no space; the next run of the same work
 restores it.
 
-A finished stage also deletes the work of interrupted runs with other inputs, which would never be used again.
+A finished stage also deletes what runs with other inputs that were interrupted weeks ago have left.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from vlp_models.pipeline.guard import recorded_by_dvc
 logger = get_logger(__name__)
 
 FINISHED = "finished"  # in the work directory
+KEPT_DAYS = 14  # since the last change of an interrupted run's work
 RECORD = "finished.json"  # {"files": {path: sha256}, "recorded": hash of dvc.lock's entry before the stage ran}
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")  # name of a work directory (Workspace.work)
 
@@ -83,14 +85,11 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
     return True
 
 
-def remove_outdated_work(work: Path, began: float) -> None:
-    """Delete the work directories of other inputs next to `work`, whose result is published.
+def remove_outdated_work(work: Path) -> None:
+    """Delete the work directories of other inputs next to `work`, whose result is published, after `KEPT_DAYS`.
 
-    Only the holder of the stage's lock writes to them (pipeline/guard.py). In case of another, those that have changed
-    since this run began are kept; so are those with a result that DVC has not recorded.
-
-    Args:
-        began: when this run began, in seconds since the epoch.
+    Until then, undoing a change of params resumes the run that it interrupted. Those with a result that DVC has not
+    recorded are kept.
     """
     for other in sorted(work.parent.iterdir()):
         if other == work or not _FINGERPRINT.fullmatch(other.name) or (other / RECORD).exists():
@@ -99,7 +98,7 @@ def remove_outdated_work(work: Path, began: float) -> None:
             newest = max((path.lstat().st_mtime for path in other.rglob("*")), default=other.stat().st_mtime)
         except OSError:  # another process is changing it
             continue
-        if newest < began:
+        if newest < time.time() - KEPT_DAYS * 86_400:
             shutil.rmtree(other, ignore_errors=True)
 
 

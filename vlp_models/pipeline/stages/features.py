@@ -60,7 +60,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         CheckpointError: data/detector does not contain what `source: detector` or `timm` needs.
         ParamsError: a missing path, or an invalid number; a worker without the GPU that `cluster.gpus` asks for.
     """
-    p, began = params.features, time.time()
+    p = params.features
     _check(p)
     with record_timing(workspace, "features"):
         validated = require_output(workspace.validated, "validate")
@@ -110,7 +110,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
             (work / storage.chunk_name(number)).unlink()
             (work / _notes_name(number)).unlink(missing_ok=True)
         remove_partials(work)  # of lost workers
-        remove_outdated_work(work, began)
+        remove_outdated_work(work)
         with suppress(OSError):  # not empty while it keeps the result for DVC
             work.rmdir()
     logger.info(

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import io
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -71,7 +70,7 @@ def run(
         ParamsError: `images_per_shard` below 1, `shards.pixels: false` although a model reads pixels,
             `validate.min_image_side` below a model's patch size, or `validate.max_image_pixels` above what is decoded.
     """
-    p, began = params.shards, time.time()
+    p = params.shards
     if p.images_per_shard < 1:
         raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}` must be at least 1")
     mapper = mapper or cluster_mapper(params, workspace) or LocalMapper(params.cluster.workers or 1)
@@ -123,7 +122,7 @@ def run(
         for path in work.iterdir():
             if path.name not in (FINISHED, RECORD):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        remove_outdated_work(work, began)
+        remove_outdated_work(work)
         with suppress(OSError):  # not empty while it keeps the result for DVC
             work.rmdir()
     described = (
