@@ -148,13 +148,22 @@ def visual_genome(root: Path, names: list[str]) -> DatasetParams:
     return DatasetParams.of(format="visual_genome", root=".", images=".")
 
 
+def coco(root: Path, names: list[str]) -> DatasetParams:
+    for split, chosen in (("test", names[:5]), ("train", names[5:])):
+        images = [{"id": Path(name).stem, "file_name": name} for name in chosen]
+        captions = [{"id": image["id"], "image_id": image["id"], "caption": "a photo"} for image in images]
+        (root / "raw" / f"{split}.json").write_text(json.dumps({"images": images, "annotations": captions}))
+    files = {"train": ["train.json"], "test": ["test.json"]}
+    return DatasetParams.of(format="coco", root="raw", images=".", captions=files)
+
+
 def pairs_with_splits(root: Path, names: list[str]) -> DatasetParams:
     rows = [f"{name},a photo,{'test' if n < 5 else 'train'}" for n, name in enumerate(names)]
     (root / "raw" / "pairs.csv").write_text("\n".join(["image,caption,split", *rows]))
     return DatasetParams.of(format="pairs", root="raw", pairs="pairs.csv")
 
 
-@pytest.mark.parametrize("write", [flickr8k, visual_genome, pairs_with_splits])
+@pytest.mark.parametrize("write", [flickr8k, visual_genome, coco, pairs_with_splits])
 def test_val_cut_from_train_keeps_copies_together(
     augmented: Path, write: Callable[[Path, list[str]], DatasetParams]
 ) -> None:
