@@ -43,7 +43,7 @@ def make_project(root: Path, params: Params) -> Workspace:
         workspace.detector.mkdir()  # a grid needs none
         client = connect(params.tracking, workspace.root)
         for seed, task in enumerate(TASKS):
-            checkpoint = make_model(workspace, seed, f"own.{task}", task=task)
+            checkpoint = make_model(workspace, seed, f"own-{task}", task=task)
             version = register_model(client, params, workspace, task, checkpoint)
             if task != "vqa":
                 client.set_registered_model_alias(version.name, CHAMPION, str(version.version))
@@ -54,7 +54,7 @@ def register_model(client: Any, params: Params, workspace: Workspace, task: str,
     bundle = workspace.root / "bundles" / task / "bundle"
     bundle.mkdir(parents=True)
     write_bundle(bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features))
-    run = f"own.{task}"
+    run = f"own-{task}"
     evaluation = write_evaluation(bundle.parent / "evaluation", [toy_items([1.0] * 5, metric="accuracy")])
     score = {"metric": "accuracy", "value": 61.0, "low": 50.0, "high": 70.0, "dataset": "scenes", "split": "test"}
     (evaluation / "scores.json").write_text(json.dumps([score | {"task": task}]))

@@ -114,7 +114,7 @@ def test_page_in_a_browser(
     from vlp_models.serving.page.app import serving
 
     monkeypatch.setattr(occlusion, "NEGLIGIBLE", 0.0)  # losses of untrained models are small
-    page: Page = make_page(params, here, runs=["own.vqa"])
+    page: Page = make_page(params, here, runs=["own-vqa"])
     expected, answered = page.caption(str(photo)), page.answer(str(photo), "what is it ?")
     assert expected.overlay is not None and "thick ones matter most" in expected.overlay.note
     broken = here.root / "broken.png"
@@ -137,7 +137,7 @@ def test_page_in_a_browser(
         tab.locator("#question textarea, #question input").fill("what is it ?")
         tab.locator("#ask").click()
         tab.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
-        assert "vlp-vqa version 1 (run own.vqa; model tden)" in tab.locator("#answered-by").inner_text()
+        assert "vlp-vqa version 1 (run own-vqa; model tden)" in tab.locator("#answered-by").inner_text()
         _check_boxes(tab, answered.overlay, photo, tmp_path / "answered.png")
         tab.locator("#wanted textarea, #wanted input").fill("a red square")
         tab.locator("#look").click()
@@ -210,7 +210,7 @@ def test_too_large_upload_is_rejected_and_leaves_no_file(here: Workspace, params
         pytest.skip("gradio is not installed: requirements-photographs.lock")
     from vlp_models.serving.page.app import serving
 
-    with serving(make_page(params, here, runs=["own.vqa"]), host="127.0.0.1", port=_free_port()) as address:
+    with serving(make_page(params, here, runs=["own-vqa"]), host="127.0.0.1", port=_free_port()) as address:
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
         examples = set(folder.rglob("*"))
         for size, status in ((MAX_BYTES // 2, 200), (MAX_BYTES + 1, 413)):

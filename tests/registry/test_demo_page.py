@@ -47,7 +47,7 @@ def test_champions_are_used_and_a_missing_one_names_the_command(here: Workspace,
     assert len(scores) == 5 and scores == sorted(scores, reverse=True) and not found.problem
     assert not any("/" in label for _, label in found.photos), "the file's name alone: a label has little room"
     about = page.about("captioning")
-    assert "vlp-captioning version 1 (champion; model tden)" in about and "run own.captioning" in about
+    assert "vlp-captioning version 1 (champion; model tden)" in about and "run own-captioning" in about
     assert "scenes (synthetic scenes)" in about and "Limits:" in about
     assert "Its initial weights are not recorded." in about and "Its regions are the cells of a plain grid" in about
     assert "5 photos of the split test" in page.about("retrieval")
@@ -69,7 +69,7 @@ def test_the_page_has_controls_only_for_the_models_it_has(here: Workspace, param
     controls = _controls(both)
     assert {"examples", "photo", "picture", "caption", "wanted", "look", "about-captioning"} <= controls
     assert not {"question", "ask", "answers", "about-vqa"} & controls
-    every = make_page(params, here, runs=["own.vqa"])
+    every = make_page(params, here, runs=["own-vqa"])
     assert every.title == "Caption a photo, ask about it and search photos by text"
     assert {"question", "ask", "answers", "wanted", "caption", "about-vqa"} <= _controls(every)
     answerer = dataclasses.replace(every, captioner=None, search=None)
@@ -97,8 +97,8 @@ def test_examples_are_readable_photos_of_the_split(here: Workspace, params: Para
 
 
 def test_run_replaces_the_champion(here: Workspace, params: Params, photo: Path) -> None:
-    page = make_page(params, here, runs=["own.vqa"])
-    assert not page.missing and "(run own.vqa; model tden)" in page.about("vqa")
+    page = make_page(params, here, runs=["own-vqa"])
+    assert not page.missing and "(run own-vqa; model tden)" in page.about("vqa")
     assert "accuracy 61.0 (50.0 to 70.0)" in page.about("vqa")
     answered = page.answer(str(photo), "  what is\nit ? ")
     assert len(answered.answers) == 5 and answered.overlay is not None and answered.overlay.note
@@ -140,7 +140,7 @@ def _boxes_filled(page: Page, photo: Path) -> dict[str, str]:
 
 
 def test_problems_are_shown_as_sentences(here: Workspace, params: Params, photo: Path) -> None:
-    page = make_page(params, here, runs=["own.vqa"])
+    page = make_page(params, here, runs=["own-vqa"])
     (here.root / "words.png").write_bytes(b"no image at all")
     assert page.caption(None).problem == page.answer(None, "what ?").problem == NO_PHOTO
     wrong = page.caption(str(here.root / "words.png"))
@@ -163,7 +163,7 @@ def test_problems_are_shown_as_sentences(here: Workspace, params: Params, photo:
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP"])
 def test_tiny_images_and_animations_are_problems(here: Workspace, params: Params, kind: str) -> None:
-    page, name = make_page(params, here, runs=["own.vqa"]), f"moving.{kind.lower()}"
+    page, name = make_page(params, here, runs=["own-vqa"]), f"moving.{kind.lower()}"
     frames = [Image.new("RGB", (20, 20), color) for color in ("red", "blue", "white")]
     frames[0].save(here.root / name, kind, save_all=True, append_images=frames[1:])
     Image.new("RGB", (1, 1)).save(here.root / f"dot.{kind.lower()}", kind)
@@ -178,7 +178,7 @@ def test_tiny_images_and_animations_are_problems(here: Workspace, params: Params
 
 def test_equal_photos_in_other_formats_give_equal_results(here: Workspace, params: Params, photo: Path) -> None:
     """Each file is compared with its plain twin: RGB, 8 bits, upright."""
-    page = make_page(params, here, runs=["own.vqa"])
+    page = make_page(params, here, runs=["own-vqa"])
     with Image.open(photo) as opened:
         plain = opened.convert("RGB")
     gray = np.asarray(plain.convert("L"))
