@@ -48,8 +48,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda c: c["model_config"].update(hidden=10**9), "`model_config.hidden` is 1000000000; at most"),
         (lambda c: c["model_config"].update(sentence_layers=10**6), "`model_config.sentence_layers`"),
         (lambda c: c["model_config"].update(hidden=20_000, heads=1), "describes .* weights, but model.safetensors has"),
-        (lambda c: c["model_config"].update(heads=0), "`model_config` describes no valid tden"),
-        (lambda c: c["model_config"].update(hidden=-16), "`model_config` describes no valid tden"),
+        (lambda c: c["model_config"].update(heads=0), r"`config\.heads: 0` should be greater than 0"),
+        (
+            lambda c: c["model_config"].update(hidden=-16),
+            r"`config\.hidden: -16` should be greater than 0",
+        ),
         (lambda c: c["model_config"].update(dropout=float("nan")), "`model_config.dropout` is nan"),
         (lambda c: c.update(model_config=[]), "`model_config` is"),
         (lambda c: c.update(max_text_len="12"), "`max_text_len` is '12'"),

@@ -167,7 +167,7 @@ def test_sizes_equal_the_authors_model():
         ({"hidden": 130, "heads": 4}, "multiple of heads"),
         ({"decoder_visual_source": "object_encoders"}, "did you mean `object_encoder`"),
         ({"vocab_size": 31}, "the data has 30"),
-        ({"decoder_layers": 0}, "at least one layer"),
+        ({"decoder_layers": 0}, "decoder_layers: 0` should be greater than 0"),
         ({"mask_id": 30}, "outside the vocabulary"),
         ({"structure": "two_stream", "separate_ffn": True}, "cannot be combined with `structure: two_stream`"),
         ({"ism_source": "cross_modal", "fusion": "product"}, "`fusion: product` is for the authors' code"),

@@ -270,7 +270,7 @@ def test_partial_load_of_longer_tables():
     ("config", "message"),
     [
         ({"heads": 3}, "multiple of heads"),
-        ({"layers": 0}, "at least one"),
+        ({"layers": 0}, "layers: 0` should be greater than 0"),
         ({"max_positions": 10}, "must hold region_slots"),
         ({"max_masked": -1}, "max_masked"),
         ({"compat_reference": True, "region_classes": "none"}, "region_classes: input"),

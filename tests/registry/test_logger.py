@@ -108,16 +108,16 @@ def test_a_run_deleted_in_mlflow_is_sent_again_and_blocks_no_other(
     assert again.info.run_id != run.info.run_id
     assert [m.step for m in client.get_metric_history(again.info.run_id, "loss")] == [1, 2, 3]
 
-    monkeypatch.setattr(logger, "connect", away)
-    for name in ("a", "b"):  # MLflow is away when both end, and then refuses the first one's params
-        work = tmp_path / name
-        work.mkdir()
-        append(work / LOG, 1)
-        with track_training(make_run(tmp_path, work=work), work) as ending:
-            assert ending is not None
-            ending._run_params = {"k" * 300: 1} if name == "a" else {"a": 1}
-            ending.sync(work / LOG)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(logger, "connect", away)
+        for name in ("a", "b"):  # MLflow is away when both end, and then refuses the first one's params
+            work = tmp_path / name
+            work.mkdir()
+            append(work / LOG, 1)
+            with track_training(make_run(tmp_path, work=work), work) as ending:
+                assert ending is not None
+                ending._run_params = {"k" * 300: 1} if name == "a" else {"a": 1}
+                ending.sync(work / LOG)
     assert send_unsent(make_params(), tmp_path) == 1, "the refused one is kept"
     found = client.search_runs([experiment])
     assert "1" in [run.data.params.get("a") for run in found]

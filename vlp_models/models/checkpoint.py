@@ -199,7 +199,8 @@ def build_from_config(info: CheckpointInfo, tokenizer: Tokenizer, where: Path) -
                     raise CheckpointError(f"describes {needed:,} weights, but {WEIGHTS} has {stored:,} bytes")
         return build_model(info.family, info.model_config, facts)
     except (ParamsError, CheckpointError) as error:
-        raise CheckpointError(f"{where / CONFIG}: {error}") from None
+        reason = str(error).removeprefix("params.yaml: ")  # where configs of new models come from
+        raise CheckpointError(f"{where / CONFIG}: {reason}") from None
     except Exception as error:  # the config comes from outside: whatever fails, the file is the cause
         raise CheckpointError(f"{where / CONFIG}: `model_config` describes no valid {info.family}: {error}") from None
 

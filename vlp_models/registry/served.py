@@ -19,7 +19,7 @@ from vlp_models.common.io import stat_file, write_json
 from vlp_models.common.workspace import project_root
 from vlp_models.errors import VLPError
 from vlp_models.params import Params, TrackingParams, to_plain
-from vlp_models.registry.client import SQLITE, connect, mlflow_errors, model_name, tracking_uri
+from vlp_models.registry.client import SQLITE, connect, mlflow_errors, model_name, store_errors, tracking_uri
 from vlp_models.registry.evaluations import CURRENT_EVALUATION, EVALUATIONS, SCORES, get_run_id, read_scores
 from vlp_models.registry.promotion.gate import Baseline, MetricSpec, check_baselines, find_baselines
 from vlp_models.registry.versions import (
@@ -119,13 +119,13 @@ def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tupl
 def remember_served_version(client: MlflowClient, params: Params, root: Path, task: str) -> None:
     """Remember what the commands apply for a task now, right after it changed, while MLflow is imported anyway.
 
-    Raises:
-        DataError or one of `store_errors`: there is no such version, or its files cannot be read.
+    Nothing if there is no such version, or its files cannot be read: the commands will say so.
     """
     name, served = model_name(params.tracking, task), ServedVersions(params.tracking, root)
-    version = find_served_version(client, name)
-    if is_on_this_machine(version):
-        served.open_bundle(name, version)
+    with suppress(*store_errors(VLPError)):
+        version = find_served_version(client, name)
+        if is_on_this_machine(version):
+            served.open_bundle(name, version)
 
 
 def _database_state(uri: str) -> list[Any]:
