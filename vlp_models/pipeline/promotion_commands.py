@@ -103,13 +103,12 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
 
 
 def _remember(ctx: PromotionContext, params: Params, workspace: Workspace) -> None:
-    """Remember for `vlp caption` and its companions what they apply from now on. They can do without."""
-    from vlp_models.registry.client import store_errors
+    """Remember for `vlp caption` and its companions what they apply from now on."""
     from vlp_models.registry.served import find_better_neighbors, remember_served_version
 
-    with suppress(*store_errors(VLPError)):
-        remember_served_version(ctx.client, params, workspace.root, ctx.task)
-        if ctx.task == "captioning":
+    remember_served_version(ctx.client, params, workspace.root, ctx.task)
+    if ctx.task == "captioning":
+        with suppress(VLPError):
             find_better_neighbors(params, workspace.root)
 
 
