@@ -237,7 +237,7 @@ _STATE = re.compile(r"(?:step|snapshot)-(\d{8})\.(?:ckpt|safetensors)")
 
 
 def leftovers(workspace: Workspace) -> Iterator[Leftover]:
-    """Yield the resume states under .work: of interrupted trainings whose run has not been trained to its end since."""
+    """Yield the resume states of interrupted trainings under .work."""
     for path in sorted((workspace.root / ".work").glob("*/*/*")):
         kind, _, name = path.parents[1].name.partition("-")
         if kind in ("pretrain", "finetune") and (match := _STATE.fullmatch(path.name)):
