@@ -33,7 +33,7 @@ from pretraining_study.setting import Setting
 BUDGETS = ("pairs", "flops", "seconds")
 PRIMARY = {"captioning": "nll", "vqa": "answer_nll", "retrieval": "r1"}  # of the tasks that the search is judged by
 STARTUP_TRIALS = 4  # the defaults, then random draws that are equal for all designs; the later trials are TPE's
-ROUNDS = 12  # updates of each stage whose cost is measured; a multiple of the objectives that take turns
+ROUNDS = 48  # updates of each stage whose cost is measured; a multiple of the objectives that take turns
 Settings = Mapping[str, float]
 
 
@@ -48,6 +48,16 @@ class Design:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Range:
+    """Of a setting that the search tunes. step: 0 draws from all values, on a logarithmic scale."""
+
+    low: float
+    high: float
+    default: float
+    step: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class BoardContrast:
     metric: str
     first: str
@@ -58,7 +68,7 @@ class BoardContrast:
 class BoardPlan:
     """What was written down before the runs.
 
-    trials          of each design's search; `space`: name -> (low, high, default) of each setting it tunes
+    trials          of each design's search; `space`: the settings it tunes
     search_seed     of the trials; no seed of the comparison
     pairs           of pretraining, in the first budget; `reference`: the design whose FLOPs and seconds for them are
                     the other two
@@ -73,7 +83,7 @@ class BoardPlan:
     tuning_updates: int
     reference: str
     smallest: Mapping[str, float]
-    space: Mapping[str, tuple[float, float, float]]
+    space: Mapping[str, Range]
     contrasts: tuple[BoardContrast, ...]
 
     def scaled(self, share: float) -> BoardPlan:
@@ -88,14 +98,14 @@ def read_board_plan(path: Path, designs: Sequence[str]) -> BoardPlan:
     """
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
     contrasts = tuple(BoardContrast(**row) for row in raw.pop("contrast"))
-    space = {name: (row["low"], row["high"], row["default"]) for name, row in raw.pop("space").items()}
+    space = {name: Range(**row) for name, row in raw.pop("space").items()}
     plan = BoardPlan(**raw, space=space, contrasts=contrasts)
     for c in contrasts:
         if unknown := {c.first, c.second, plan.reference} - set(designs):
             raise ValueError(f"{path}: no design {', '.join(sorted(unknown))}; there are {', '.join(designs)}")
         if c.metric not in plan.smallest or c.metric not in METRICS:
             raise ValueError(f"{path}: no smallest difference of {c.metric}")
-    if not all(low <= default <= high for low, high, default in space.values()):
+    if not all(one.low <= one.default <= one.high for one in space.values()):
         raise ValueError(f"{path}: a default is outside its range")
     if plan.search_seed <= plan.seeds:
         raise ValueError(f"{path}: the search's seed is also the comparison's")
@@ -174,7 +184,7 @@ class Board:
         )
 
     def defaults(self) -> dict[str, float]:
-        return {name: default for name, (_, _, default) in self.plan.space.items()}
+        return {name: one.default for name, one in self.plan.space.items()}
 
     def pairs_for(self, design: Design, budget: str, costs: Mapping[str, Any]) -> float:
         """How many pairs the design gets for a budget."""
@@ -272,13 +282,13 @@ def suggest(plan: BoardPlan, number: int, earlier: Sequence[tuple[Settings, floa
     """Return the settings of a trial. They depend only on its number and on the earlier trials, (settings, score)
     each, so a killed search continues as if it had not stopped."""
     if number == 0:
-        return {name: default for name, (_, _, default) in plan.space.items()}
+        return {name: one.default for name, one in plan.space.items()}
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {
-        name: optuna.distributions.FloatDistribution(low, high, log=low > 0)
-        for name, (low, high, _) in plan.space.items()
+        name: optuna.distributions.FloatDistribution(one.low, one.high, log=not one.step, step=one.step or None)
+        for name, one in plan.space.items()
     }
     sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=STARTUP_TRIALS)
     study = optuna.create_study(direction="maximize", sampler=sampler)

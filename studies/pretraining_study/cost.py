@@ -17,8 +17,8 @@ from pretraining_study.learn import pretraining
 
 
 def update_costs(arms: Sequence[Arm], data: Data, rounds: int) -> dict[str, float]:
-    """CPU seconds of an update, forward, backward and optimizer, by arm: the mean of the middle half of `rounds`, of
-    which there must be no more than any arm has updates. Of a chain these are the first ones.
+    """CPU seconds of an update, forward, backward and optimizer, by arm: the mean of the first `rounds`, no more than
+    any arm has.
 
     The arms take turns, update by update, so that whatever else the machine does is done to all of them.
     """
@@ -36,7 +36,7 @@ def update_costs(arms: Sequence[Arm], data: Data, rounds: int) -> dict[str, floa
             start = time.process_time()
             next(updates)
             seconds[name].append(time.process_time() - start)
-    return {name: _middle(values) for name, values in seconds.items()}
+    return {name: statistics.fmean(values) for name, values in seconds.items()}
 
 
 def update_flops(arm: Arm, data: Data, rounds: int) -> float:
@@ -52,10 +52,3 @@ def update_flops(arm: Arm, data: Data, rounds: int) -> float:
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
     return counter.get_total_flops() / rounds
-
-
-def _middle(values: Sequence[float]) -> float:
-    """A scheme whose updates are of two kinds (Two-Pass-C) needs a mean; a busy machine's outliers need none."""
-    ordered = sorted(values)
-    edge = len(ordered) // 4
-    return statistics.fmean(ordered[edge : len(ordered) - edge])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from pretraining_study import adapter
 from pretraining_study.arms import Arm, Pretraining
-from pretraining_study.data import Data, Split, Texts, take
+from pretraining_study.data import Data, Images, Split, Texts, take
 from pretraining_study.judging import ROWS, Judgments
+from pretraining_study.pictures import Pictures
 
 CLIP = 1.0  # largest gradient norm
 OTHERS = 3  # images that a caption's own is ranked against, by a model that fuses each pair
@@ -74,29 +76,48 @@ def updates_of(
     modules.requires_grad_(True).eval()
 
 
+class _Stream:
+    """The order in which a seed reads its texts, and the chance that hides tokens and cells.
+
+    It is the same for every arm that reads the same, up to the shorter one's end, and goes on from stage to stage.
+    """
+
+    def __init__(self, seed: int, streams: tuple[int, int], count: int, size: int) -> None:
+        order, self.corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in streams)
+        self.batches = orders(count, size, sys.maxsize, order)
+
+
 def pretraining(model: nn.Module, arm: Arm, data: Data, split: Split, *, seed: int) -> Iterator[int]:
-    """One after the other, update by update. split: the target's training images."""
+    """The stages one after the other, update by update. split: the target's training images."""
+    streams: dict[tuple[str, str], _Stream] = {}
     for part in arm.pretraining:
-        yield from _pretraining(model, part, data, split, family=arm.family, seed=seed)
+        reads = (part.where, part.reads)
+        images, texts = data.web if part.where == "web" else (split.images, split.captions)
+        if reads not in streams:
+            streams[reads] = _Stream(seed, _STREAMS[reads], len(texts), data.setting.batch)
+        yield from _stage(model, part, data, images, texts, streams[reads], family=arm.family)
 
 
-def _pretraining(
-    model: nn.Module, wanted: Pretraining, data: Data, split: Split, *, family: str, seed: int
+def _stage(
+    model: nn.Module,
+    wanted: Pretraining,
+    data: Data,
+    images: Images | Pictures,
+    texts: Texts,
+    stream: _Stream,
+    *,
+    family: str,
 ) -> Iterator[int]:
-    """Batches are the same for every arm of a seed that reads the same, up to the shorter one's end."""
-    images, texts = data.web if wanted.where == "web" else (split.images, split.captions)
     trained = adapter.with_heads(model, wanted, data, family=family)
     loss = adapter.StepLoss(trained, wanted, family=family)
-    streams = _STREAMS[wanted.where, wanted.reads]
-    order, corruption = (torch.Generator().manual_seed(1000 * seed + stream) for stream in streams)
 
     def step(rows: Tensor, update: int) -> Tensor:
         chosen = adapter.batch(images, take(texts, rows), reads=wanted.reads)
-        return loss(chosen, update, corruption)
+        return loss(chosen, update, stream.corruption)
 
     times = loss.updates_per_batch
-    rows = orders(len(texts), data.setting.batch, -(-wanted.updates // times), order)
-    repeated = islice((each for each in rows for _ in range(times)), wanted.updates)
+    batches = islice(stream.batches, -(-wanted.updates // times))
+    repeated = islice((each for each in batches for _ in range(times)), wanted.updates)
     lr = data.setting.lr * wanted.lr_factor
     yield from updates_of(trained, step, repeated, lr=lr, updates=wanted.updates, frozen=wanted.frozen)
 
