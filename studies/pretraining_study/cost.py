@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -15,21 +15,27 @@ from pretraining_study.arms import Arm
 from pretraining_study.data import Data
 from pretraining_study.learn import pretraining
 
+WARM_UP = 4  # updates
+
 
 def update_costs(arms: Sequence[Arm], data: Data, rounds: int) -> dict[str, float]:
     """CPU seconds of an update, forward, backward and optimizer, by arm: the mean of the first `rounds`, no more than
-    any arm has.
+    any arm has. What a process does only once, at its first updates, counts for none: each arm begins twice.
 
     The arms take turns, update by update, so that whatever else the machine does is done to all of them.
     """
+
+    def begin(arm: Arm) -> Iterator[int]:
+        torch.manual_seed(0)
+        seen = data.for_family(arm.family)
+        return pretraining(adapter.build(arm.family, arm.config, seen), arm, seen, seen.train(1), seed=0)
+
     torch.set_num_threads(1)
-    under_way = {}
-    for arm in arms:
-        if arm.pretraining:
-            torch.manual_seed(0)
-            seen = data.for_family(arm.family)
-            model = adapter.build(arm.family, arm.config, seen)
-            under_way[arm.name] = pretraining(model, arm, seen, seen.train(1), seed=0)
+    pretrained = [arm for arm in arms if arm.pretraining]
+    for arm in pretrained:
+        for _ in islice(begin(arm), WARM_UP):
+            pass
+    under_way = {arm.name: begin(arm) for arm in pretrained}
     seconds: dict[str, list[float]] = {name: [] for name in under_way}
     for _ in range(rounds):
         for name, updates in under_way.items():

@@ -140,6 +140,16 @@ def test_only_new_images_are_extracted_with_equal_results(
     assert hash_path(workspace.features) == renamed != grown
 
 
+def test_regions_of_other_instructions_are_not_reused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook computes with its own, whatever `trainer.reproducible` asks of the command."""
+    run(params_with(features=LENIENT), workspace)
+    monkeypatch.setattr("vlp_models.pipeline.stages.features.is_portable", lambda: True)
+    run(params_with(features=LENIENT), workspace)
+    assert "reused" not in capsys.readouterr().err
+
+
 def test_other_settings_reuse_nothing(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     run(params_with(features=LENIENT), workspace)
     run(params_with(features=LENIENT | {"max_regions": 3}), workspace)

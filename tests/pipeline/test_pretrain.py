@@ -197,7 +197,7 @@ def test_changed_code_gets_its_own_work_directory(tmp_path: Path, monkeypatch: p
     assert work() != before
 
 
-def test_changed_params_get_their_own_work_directory(tmp_path: Path) -> None:
+def test_changed_params_get_their_own_work_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vlp_models.pipeline.training_job import TrainingJob
 
     params, workspace = with_start(tmp_path)
@@ -210,6 +210,9 @@ def test_changed_params_get_their_own_work_directory(tmp_path: Path) -> None:
     assert work(1) == work(1, log_every_steps=5, checkpoint_every_steps=9)  # how often to save changes no result
     assert work(1) == work(1, devices=2)  # a run resumes with another number of processes
     assert work(1) != work(2)
+    here = work(1)
+    monkeypatch.setattr("vlp_models.pipeline.training_job.is_portable", lambda: True)
+    assert work(1) != here, "a state of another process's instructions"
 
 
 def with_start(root: Path) -> tuple[Params, Workspace]:

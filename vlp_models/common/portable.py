@@ -81,7 +81,7 @@ def use_portable_instructions() -> bool:
 
 
 def is_portable() -> bool:
-    """Return whether this process runs with the variables."""
+    """Return whether this process runs with the variables, whatever params.yaml asks for: a notebook may not."""
     return os.environ.items() >= VARIABLES.items()
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from vlp_models.common.device import is_main_process
 from vlp_models.common.io import output_directory, write_json, write_text
 from vlp_models.common.packages import is_installed
+from vlp_models.common.portable import is_portable
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, require_output, write_manifest
 from vlp_models.data.shards.contents import CONTENTS, trained_on_file
@@ -120,8 +121,8 @@ class TrainingJob:
     def _work_directory(self, modules: Sequence[str]) -> Path:
         """Return the folder of the resume state: another one whenever something that the result depends on changes."""
         trainer = self.params.trainer
-        names = ("accelerator", "precision", "reproducible")
-        hardware: dict[str, Any] = {name: getattr(trainer, name) for name in names}
+        hardware: dict[str, Any] = {"accelerator": trainer.accelerator, "precision": trainer.precision}
+        hardware["portable"] = is_portable()  # a state of a notebook, which may not be, is not a command's
         if trainer.stream.address:  # block size and window decide the order of samples
             hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}
         identity = {"trainer": hardware, **self.settings, "code": code_hash(modules)}

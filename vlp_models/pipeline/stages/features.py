@@ -25,6 +25,7 @@ from vlp_models.common.device import cpu_count, pick_device
 from vlp_models.common.executors import ChunkNumbers, LocalMapper, Mapper
 from vlp_models.common.io import link_or_copy, output_directory, remove_partials, write_text
 from vlp_models.common.log import get_logger
+from vlp_models.common.portable import is_portable
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data import features as storage
@@ -203,7 +204,7 @@ def _identity(params: Params, source: RegionSource, device: str) -> dict[str, An
         "classes": list(source.classes),
         "code": code_hash([module, storage.__name__]),
         "versions": versions,
-        "reproducible": params.trainer.reproducible,
+        "portable": is_portable(),
         "device": device,  # not the driver's own: a machine without a GPU may use a cluster of GPUs
     }
 
