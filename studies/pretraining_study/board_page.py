@@ -95,11 +95,13 @@ def write_board(board: Board, costs: Mapping[str, Any], found: Found, *, trials:
 
 
 def _figures(board: Board, costs: Mapping[str, Any], found: Found, trials: int) -> dict[str, Any]:
+    searches = {design.name: trials_of(board, design, trials) for design in board.designs}
     return {
         **board.made_of,
         "costs": costs,
         "text_alone": measure_text_alone(board, None, ()),
-        "trials": {design.name: trials_of(board, design, trials) for design in board.designs},
+        "trials": searches,
+        "chosen": {name: best(done) for name, done in searches.items() if len(done) == trials},
         "results": {
             budget: [result for rows in of_budget.values() for result in rows.values()]
             for budget, of_budget in found.items()
