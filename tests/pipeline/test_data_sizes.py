@@ -85,7 +85,7 @@ def test_without_val_plan_states_what_is_ranked_on_what(
             ["promotion.min_images=30"],
             [
                 "data.pairs has 70 images: 40 train, 5 val, 25 test",
-                "too few test images (25) for the gate, which needs 30 (`promotion.min_images`): it will answer "
+                "too few test images (25) for the gate, which needs 30 (`promotion.min_images`): its verdict will be "
                 '`inconclusive`, and a first champion needs `vlp promote TASK --force "why"`',
             ],
         ),

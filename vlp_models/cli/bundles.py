@@ -59,10 +59,10 @@ def replay(
         Path | None, typer.Option(help="Refuse the bundle unless this key (PEM) signed it.", show_default=False)
     ] = None,
 ) -> None:
-    """Compute a packed run's figures again, and say what is equal and what differs. Exit code 1: something differs.
+    """Compute a packed run's figures again, and list what is equal and what differs. Exit code 1: something differs.
 
-    A bundle is refused if any byte of it has changed. With `trainer.reproducible: portable`, a training is
-    bit-identical on every x86-64 processor with AVX2. Example: `vlp replay tden-vqa.run.zip --level predict`
+    A bundle is refused if any byte of it has changed. With `trainer.reproducible: portable`, weights are
+    by design bit-identical on x86-64 processors with AVX2. Example: `vlp replay tden-vqa.run.zip --level predict`
     """
     from vlp_models.pipeline.run_bundle import check_signature, open_bundle
 

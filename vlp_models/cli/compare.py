@@ -31,7 +31,10 @@ def compare(
     lower: Annotated[bool, typer.Option("--lower-is-better", help="The metric is a loss or an error rate.")] = False,
     relevant: Annotated[
         float,
-        typer.Option(min=0, help="The smallest gain that matters, in the metric's unit: below it, keep the baseline."),
+        typer.Option(
+            min=0,
+            help="The smallest gain that matters, in the metric's unit: `keep` also if so large a gain is ruled out.",
+        ),
     ] = 0.0,
     seed_std: Annotated[
         float, typer.Option("--seed-std", min=0, help="Known standard deviation of the metric over seeds of one model.")

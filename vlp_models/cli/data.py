@@ -86,7 +86,7 @@ def forget(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """List the models trained on an image or its copies, and erase it from the data.
+    """List the models trained on an image or its copies, and withdraw the images from the pipeline. No file is deleted.
 
     Example: `vlp forget photo.jpg --dry-run`
     """
@@ -109,7 +109,7 @@ def forget(
             print("\n".join(report_lines(report, params, workspace)))
         if dry_run:
             return
-        if not (yes or typer.confirm("Erase these images from the data?")):
+        if not (yes or typer.confirm("Withdraw these images? Their files stay.")):
             print("nothing changed", file=sys.stderr)
             raise typer.Exit(1)
         new = withdraw_images(params, workspace, report, keep_fingerprint=keep_fingerprint, by=by or current_user())

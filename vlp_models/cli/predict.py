@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Option(
-        help="A registered model or version: vlp-vqa, vlp-vqa/3, vlp-vqa@challenger. Default: the champion, or the "
-        "challenger before the first promotion."
+        help="A registered model or version of the task: vlp-TASK, vlp-TASK/3, vlp-TASK@challenger. Default: the "
+        "champion, or the challenger before the first promotion."
     ),
 ]
 
@@ -140,7 +140,7 @@ def predict(
     ],
     model: Model = "",
 ) -> None:
-    """Apply the champion model of any task to an image.
+    """Apply the champion model of a task to an image. Retrieval and VCR are not served.
 
     Example: `vlp predict entailment photo.jpg "Two dogs are playing."`
     """
@@ -151,7 +151,7 @@ def predict(
     task = resolve_task(load_params().tracking, task)
     request = task_class(task).request
     if request is None:
-        raise ParamsError(f"the task {task} cannot be served: it compares images with each other")
+        raise ParamsError(f"the task {task} is not served; its scores are in reports/eval")
     images, texts = inputs[: request.images], inputs[request.images :]
     usage = f"vlp predict {task} {' '.join(['IMAGE'] * request.images)}{' TEXT' if request.text else ''}"
     if len(images) < request.images or len(texts) > bool(request.text):

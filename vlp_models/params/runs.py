@@ -235,7 +235,7 @@ class TrainingParams:
     sources        dataset -> repeats per epoch; empty: every dataset once
     max_steps      updates; 0: given by the epochs
     cpu_processes  of a local training on a CPU, with `trainer.reproducible: portable` and `trainer.devices: 1`; each
-                   computes a part of every batch. Another number gives other digits. Always one with batch norm
+                   computes a part of every batch. Another number gives other weights. Always one with batch norm
     """
 
     optimizer: OptimizerParams

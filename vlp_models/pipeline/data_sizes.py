@@ -82,8 +82,8 @@ def _explain_few(params: Params, name: str, count: Counter[str], few: int) -> li
         lines.append(f"too few {test} images ({few}) for 95% intervals, which need {MIN_GROUPS}: none are reported")
     if few < minimum:
         lines.append(
-            f"too few {test} images ({few}) for the gate, which needs {minimum} (`promotion.min_images`): it will "
-            'answer `inconclusive`, and a first champion needs `vlp promote TASK --force "why"`'
+            f"too few {test} images ({few}) for the gate, which needs {minimum} (`promotion.min_images`): its "
+            'verdict will be `inconclusive`, and a first champion needs `vlp promote TASK --force "why"`'
         )
     by_chance = chance([1], few) if few else {}
     hidden = [f"R@{k}" for k in TOP_KS if by_chance.get(f"R@{k}", 0) > MAX_CHANCE]
