@@ -129,7 +129,7 @@ PARTS: dict[str, list[Part]] = {
             },
         ),
     ],
-    "deployment": [Part()],
+    "deployment": [Part(long=True)],
     "flickr8k": [
         Part(fresh=True, long=True, photographs=True),
         Part("vlp use flickr8k --set data.flickr8k.root", fresh=True, long=True, photographs=True),

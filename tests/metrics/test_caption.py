@@ -120,7 +120,7 @@ FAILING_JAVA = {  # what METEOR's process does, and the note
         'METEOR failed: Exception in thread "main" java.lang.OutOfMemoryError: Java heap space',
     ),
     "warning": (
-        "read line; echo 'OpenJDK 64-Bit Server VM warning: INFO: os::commit_memory failed'; sleep 9",
+        "read line; echo 'OpenJDK 64-Bit Server VM warning: INFO: os::commit_memory failed'; exec sleep 9",
         "METEOR failed: OpenJDK 64-Bit Server VM warning: INFO: os::commit_memory failed",
     ),
     "half a line": ("read line; printf '1 2 3'; exit 0", "METEOR failed: 1 2 3"),

@@ -21,7 +21,8 @@ EPOCHS, STEPS = 20, 120
 
 @pytest.mark.pipeline
 @pytest.mark.slow
-@pytest.mark.parametrize("mix", ["sample", pytest.param("two passes", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mix", ["sample", "two passes"])
 def test_resume_after_kill_and_stop_is_bitwise_equal(tmp_path: Path, mix: str) -> None:
     """Dropout on; kill -9 at a random step, rerun; SIGTERM at a later one, exit 75; rerun."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
