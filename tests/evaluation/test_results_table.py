@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ def record(split: str, value: float, **changes: Any) -> dict[str, Any]:
     return {
         "task": "vqa",
         "metric": "accuracy",
+        "headline": True,
         "dataset": "scenes",
         "run": "a-run",
         "model": "tden",
@@ -40,6 +43,19 @@ def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         return capsys.readouterr().out
 
     return show
+
+
+def test_only_first_metrics_are_shown_and_torch_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(
+        json.dumps([record("test", 52.5), record("test", 61.5, metric="accuracy (what)", headline=False)])
+    )
+    code = (
+        "import sys; from pathlib import Path; from vlp_models.cli.results import print_results; "
+        "print_results(Path('summary.json')); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "52.5" in done.stdout and "61.5" not in done.stdout
 
 
 def test_val_is_shown_only_without_test_scores(printed: Any) -> None:

@@ -26,9 +26,8 @@ import sys
 from pathlib import Path
 from toy_dataset import write_workspace
 from vlp_models.data.tables import write_table
-from vlp_models.evaluation.report.records import is_headline
+from vlp_models.evaluation.report.records import evaluation_records
 from vlp_models.pipeline.stages import evaluate, finetune, initial, pretrain
-from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 
 root = Path(sys.argv[1])
@@ -45,8 +44,8 @@ initial.run(params, workspace, "tden")
 pretrain.run(params, workspace, "tden")
 finetune.run(params, workspace, "guess")
 evaluate.run(params, workspace, "guess")
-scores = read_json(workspace.evaluation("guess") / "scores.json")
-print("headlines:", [score["metric"] for score in scores if is_headline(score)])
+records = evaluation_records(params, workspace)
+print("headlines:", [record["metric"] for record in records if record["headline"]])
 """
 
 

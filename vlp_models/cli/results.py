@@ -12,7 +12,7 @@ from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import WITHDRAWN, Workspace, run_git
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import TrackingError, VLPError
-from vlp_models.evaluation.report.records import Record, is_headline
+from vlp_models.evaluation.report.records import Record
 from vlp_models.metrics.bootstrap import NO_INTERVAL
 from vlp_models.params import Params
 
@@ -28,7 +28,7 @@ def read_scores(summary: Path) -> Scores:
     """Return the headline scores in a reports/summary.json; none if it does not exist or is damaged."""
     try:
         records = read_json(summary)
-        return {_place(r): r["value"] for r in records if is_headline(r) and r["value"] is not None}
+        return {_place(r): r["value"] for r in records if r["headline"] and r["value"] is not None}
     except (VLPError, OSError, KeyError, TypeError):
         return {}
 
@@ -49,7 +49,7 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120  # a log file has no width; rich would assume 80
     tables: dict[str, list[Record]] = {}
-    for record in _last_split([record for record in read_json(summary) if is_headline(record)]):
+    for record in _last_split([record for record in read_json(summary) if record.get("headline")]):
         tables.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
     for title, records in tables.items():
         order = list(dict.fromkeys(record["metric"] for record in records))

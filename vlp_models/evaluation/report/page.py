@@ -27,7 +27,6 @@ from vlp_models.evaluation.report.records import (
     Record,
     flatten,
     format_without_leaked,
-    is_headline,
     read_if_exists,
     reads_regions,
 )
@@ -274,7 +273,7 @@ def few_images(tables: Sequence[ResultTable], split: str) -> str:
 
 def leakage(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return the headline scores with the scores without leaked items."""
-    chosen = [r for r in records if is_headline(r) and r["value"] is not None and r["leakage"]]
+    chosen = [r for r in records if r["headline"] and r["value"] is not None and r["leakage"]]
     names = ("without_images", "without_both")
     return [{**r, **{name: format_without_leaked(r["leakage"][name]) for name in names}} for r in chosen]
 
@@ -328,7 +327,7 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
     for task, dataset, split in sorted(places, key=lambda p: (order.index(p[:2]), -SPLITS.index(p[2]))):
         own = places[task, dataset, split]
         rows = [(row, _as_cells(row)) for row in variant_rows(own)]
-        first_metrics = {record["metric"] for record in own if is_headline(record)}
+        first_metrics = {record["metric"] for record in own if record["headline"]}
         first = [cells for row, cells in rows if row.metric in first_metrics]
         first.sort(key=lambda cells: cells["metric"] != task_class(task).metric)
         if len({cells["variant"] for cells in first}) > VARIANTS_SHOWN:  # only the metric that they are compared by

@@ -20,7 +20,8 @@ from vlp_models.tasks import TASKS, task_class
 def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
     """Return the scores of every evaluated run of params.yaml with the run's training cost, by task, in file order."""
 
-    found, variants = [], label_variants(params)
+    found: list[Record] = []
+    variants = label_variants(params)
     for run, finetune in params.finetune.items():
         file = workspace.evaluation(run) / "scores.json"
         if finetune.task in TASKS and file.exists():
@@ -33,7 +34,11 @@ def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
                 "control": finetune.blank_images,
                 **costs(params, workspace, f"finetune/{run}"),
             }
-            found += [{**record, **about} for record in read_json(file)]
+            first = task_class(finetune.task).headlines
+            for record in read_json(file):
+                # `extra`: of a metric that params.yaml adds
+                headline = bool(record.get("extra")) or record["metric"] in first
+                found.append({**record, **about, "headline": headline})
     order = list(TASKS)
     return sorted(found, key=lambda record: order.index(record["task"]))
 
@@ -85,7 +90,7 @@ def _record(run: str, dataset: str, metric: str, value: float, n: int) -> Record
     empty: Record = dict.fromkeys(("low", "high", "seed", "seconds", "peak_memory_mb", "leakage", *COSTS))
     empty |= dict.fromkeys(("split", "model", "family", "variant", "note", "git", "data"), "")
     about = {"run": run, "task": run, "dataset": dataset, "metric": metric, "value": value, "n": n}
-    return {**empty, "baselines": {}, "control": False, **about}
+    return {**empty, "baselines": {}, "control": False, "headline": False, **about}
 
 
 def nested(evaluations: Sequence[Record], pipeline: Sequence[Record]) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def nested(evaluations: Sequence[Record], pipeline: Sequence[Record]) -> dict[st
     """
     result: dict[str, Any] = {}
     for record in evaluations:
-        if record["value"] is not None and is_headline(record):
+        if record["value"] is not None and record["headline"]:
             place = f"{record['dataset']} {record['split']}"
             runs = result.setdefault("evaluate", {})
             runs.setdefault(record["run"], {}).setdefault(place, {})[record["metric"]] = record["value"]
@@ -121,13 +126,6 @@ def read_if_exists(path: Path, missing: list[str] | None = None) -> Any:
     if missing is not None:
         missing.append(f"{path.parent.name}/{path.name}")
     return None
-
-
-def is_headline(record: Record) -> bool:
-    """Return whether a record is one of its task's headline metrics, or of a metric that params.yaml adds."""
-    if record.get("extra"):
-        return True
-    return record["task"] in TASKS and record["metric"] in task_class(record["task"]).headlines
 
 
 def format_without_leaked(figure: Record | None) -> str:
