@@ -68,17 +68,16 @@ def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
         ValueError: a module does not exist.
     """
     names = sorted(modules)
-    todo, found = [_find(name.partition(":")[0], root) for name in names], dict[Path, str]()
+    todo, found = [_find(name.partition(":")[0], root) for name in names], dict[Path, tuple[str, str]]()
     while todo:
         source = todo.pop()
         if source.path in found:
             continue
-        found[source.path] = source.name
-        todo += source.files_next_to_it()
-        if source.path.suffix == ".py":
-            todo += _imports(source, root, stat_file(source.path.stat()))
+        sha256, imports = _read(source, root, stat_file(source.path.stat()))
+        found[source.path] = (source.name, sha256)
+        todo += [*source.files_next_to_it(), *imports]
     targets = {name: "" for name in names if ":" in name}
-    return targets | {name: hash_source(path) for path, name in sorted(found.items(), key=lambda item: item[1])}
+    return targets | dict(sorted(found.values()))
 
 
 def plugin_packages() -> dict[str, Path]:
@@ -112,10 +111,13 @@ def hash_source_text(content: bytes, name: str) -> str:
 @functools.lru_cache(2048)  # registered versions hold copies of the same files
 def _hash_python(content: bytes, is_package: bool) -> str:
     with contextlib.suppress(SyntaxError, ValueError):  # a damaged file has a hash, too
-        tree = ast.parse(content)
-        _drop_docstrings_and_tables(tree, is_package)
-        content = _structure(tree).encode(errors="surrogatepass")
+        return _hash_tree(ast.parse(content), is_package)
     return hashlib.sha256(content).hexdigest()
+
+
+def _hash_tree(tree: ast.Module, is_package: bool) -> str:
+    _drop_docstrings_and_tables(tree, is_package)
+    return hashlib.sha256(_structure(tree).encode(errors="surrogatepass")).hexdigest()
 
 
 @functools.cache
@@ -207,9 +209,12 @@ def _find(module: str, root: Path) -> _Source:
 
 
 @functools.cache
-def _imports(source: _Source, root: Path, changed: tuple[int, ...]) -> tuple[_Source, ...]:
-    """Return the files of this package, and of the source's own, that it imports directly."""
-    tree = ast.parse(source.path.read_text(encoding="utf-8"), filename=str(source.path))
+def _read(source: _Source, root: Path, changed: tuple[int, ...]) -> tuple[str, tuple[_Source, ...]]:
+    """Return a file's hash, and the files of this package, and of the source's own, that it imports directly."""
+    content = source.path.read_bytes()
+    if source.path.suffix != ".py":
+        return hash_source_text(content, source.path.name), ()
+    tree = ast.parse(content, filename=str(source.path))
     names: set[str] = set()
     inside = [] if source.path == source.folder else list(source.parts)
     _collect_imports(tree, names, [source.package, *inside])
@@ -217,7 +222,7 @@ def _imports(source: _Source, root: Path, changed: tuple[int, ...]) -> tuple[_So
     for name in sorted(names):
         with contextlib.suppress(ValueError):  # an attribute of a module
             found.append(_find(name, root))
-    return tuple(found)
+    return _hash_tree(tree, source.path.name == "__init__.py"), tuple(found)
 
 
 def _collect_imports(node: ast.AST, names: set[str], package: list[str]) -> None:
