@@ -29,7 +29,7 @@ from vlp_models.training.conformance.families import try_family
 from vlp_models.training.conformance.ranks import check_ranks
 from vlp_models.training.conformance.scenes import SampleScenes, write_sample_scenes
 from vlp_models.training.conformance.tasks import try_task
-from vlp_models.training.conformance.trial import build_trial
+from vlp_models.training.conformance.trial import build_trial, train
 
 SMALL_TOY = {"side": 32, "patch": 8, "hidden": 32, "heads": 2, "image_layers": 1, "text_layers": 1, "decoder_layers": 1}
 BUILT_IN = list(FAMILIES)
@@ -202,6 +202,20 @@ def test_a_broken_task_is_named_by_its_check(
 
 
 @pytest.mark.slow
+def test_the_bias_of_scores_before_a_softmax_is_reached() -> None:
+    """Its gradient is the sum of probabilities less one: 0, or what rounding leaves of it on this processor."""
+    score, spare = nn.Linear(4, 1), nn.Linear(4, 4)
+    module = nn.ModuleDict({"score": score, "spare": spare})
+
+    def loss(_: int) -> Loss:
+        scores_NR = score(torch.zeros(2, 2, 4)).squeeze(-1)  # probabilities of exactly one half
+        losses_N = nn.functional.cross_entropy(scores_NR, torch.tensor([0, 1]), reduction="none")
+        return Loss.of(losses_N.sum() + 0 * score.weight.sum() + 0 * spare.weight.sum(), 2)
+
+    reached, _ = train(module, loss)
+    assert reached == {"score.bias"}
+
+
 def test_a_loss_that_ignores_the_other_process_is_named(
     scenes: SampleScenes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
