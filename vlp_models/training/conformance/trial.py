@@ -208,7 +208,7 @@ def train(
                 raise Problem(f"update {update + 1}: the gradient of {name} is not finite")
             if weight.grad is None or not name.startswith(prefix):
                 continue
-            # Rounding decides if the bias of one score before a softmax has a gradient: its sum is 0.
+            # A bias that is added to all scores of a softmax is used; its gradient is 0, or what rounding leaves.
             if weight.numel() == 1 or bool(weight.grad.any()):
                 reached.add(name.removeprefix(prefix))
         optimizer.step()
