@@ -328,6 +328,7 @@ def test_snapshots_after_resume_are_equal(toy: Toy, tmp_path: Path) -> None:
 
 def test_invalid_snapshot_settings_are_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"snapshots\.metric: val_los`: .* did you mean `val_loss`"):
-        toy.fit(tmp_path / "a", snapshots=SnapshotParams(keep=1, metric="val_los"))
+        toy.fit(tmp_path / "a", snapshots=SnapshotParams(keep=1, metric="val_los"), log_every_steps=1)
+    assert read_log(tmp_path / "a" / LOG) == []  # before the first update, not at the end of the first epoch
     with pytest.raises(ParamsError, match="set one of them to 0"):
         toy.fit(tmp_path / "b", snapshots=SnapshotParams(keep=1), ema_decay=0.9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,17 @@ class Snapshots(Callback):
         self._best: dict[int, float] = {}  # update -> the metric's value
         self._listed: list[list[int]] = []  # the updates that each of the last three resume points lists
 
+    def check(self, metrics: Iterable[str]) -> None:
+        """
+        Raises:
+            ParamsError: the validation has no such metric.
+        """
+        metric, known = self.params.metric, sorted(metrics)
+        if metric not in known:
+            raise ParamsError(
+                f"params.yaml: `snapshots.metric: {metric}`: not a validation metric{suggestion(metric, known)}"
+            )
+
     def offer(self, module: TrainingModule, step: int, validation: dict[str, float]) -> None:
         """Save the weights if this validation is one of the best; call it on every process.
 
@@ -94,12 +106,8 @@ class Snapshots(Callback):
             ParamsError: the validation has no such metric.
             CheckpointError: the file can't be written.
         """
-        metric = self.params.metric
-        if metric not in validation:
-            raise ParamsError(
-                f"params.yaml: `snapshots.metric: {metric}`: not a validation metric{suggestion(metric, validation)}"
-            )
-        self._best[step] = validation[metric]
+        self.check(validation)
+        self._best[step] = validation[self.params.metric]
         self._best = {kept: self._best[kept] for kept in self._ranked()[: self.params.keep]}
         if step not in self._best:
             return

@@ -246,12 +246,19 @@ class TrainingModule(LightningModule):
                 "must share this folder"
             )
 
-    @torch.no_grad()
     def validate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the mean loss and its parts (`val_...`) over all items of all batches and processes.
 
         Corruption is the same every time. The state of training is left unchanged.
         """
+        return {f"val_{name}": float(value) for name, value in mean_losses(self._evaluate(batches)).items()}
+
+    def validation_metrics(self, batches: Iterable[Batch]) -> set[str]:
+        """Return the names that `validate` can return, also of parts without any item in these batches."""
+        return {"val_loss", *(f"val_{name}" for totals in self._evaluate(batches) for name in totals.parts)}
+
+    @torch.no_grad()
+    def _evaluate(self, batches: Iterable[Batch]) -> list[Totals]:
         self.model.eval()
         try:
             found = self.validation_losses(batches)
@@ -260,7 +267,7 @@ class TrainingModule(LightningModule):
             self._set_training_mode()
         if isinstance(self, FSDPModule):
             self.reshard()
-        return {f"val_{name}": float(value) for name, value in mean_losses(found).items()}
+        return found
 
     def validation_losses(self, batches: Iterable[Batch]) -> list[Totals]:
         found: list[Totals] = []

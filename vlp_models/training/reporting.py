@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from contextlib import ExitStack
@@ -46,7 +47,14 @@ class Recorder(Callback):
         self._waited = 0.0  # for data, until the last line
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """
+        Raises:
+            ParamsError: the validation has no such metric as `snapshots.metric`; the first one may be hours away.
+        """
+        assert isinstance(pl_module, TrainingModule)
         self._step = trainer.global_step
+        if self._snapshots is not None and self._val is not None and self._step == 0:
+            self._snapshots.check(pl_module.validation_metrics(itertools.islice(self._val, 1)))
         self._start = time.perf_counter()
         self._last_line, self._waited = (self._start, self._step), self._train.waited
 
