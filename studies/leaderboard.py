@@ -142,7 +142,10 @@ def main(board: Board, arguments: Sequence[str] | None = None) -> None:
         print("making the data", flush=True)
         data = Data(board.setting)
     if chosen.recorded:
-        load_recorded(board)
+        try:
+            load_recorded(board)
+        except ValueError as error:
+            parser.error(str(error))
     costs = measure_costs(board, data)
     measure_text_alone(board, data, seeds)
     if not chosen.finished:

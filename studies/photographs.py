@@ -35,7 +35,7 @@ from pretraining_study.board_page import verdict_of
 from pretraining_study.learn import Learner
 from pretraining_study.measure import METRICS
 from pretraining_study.photos import Photos
-from pretraining_study.results import ROOT, Results
+from pretraining_study.results import ROOT, Results, read_recorded
 from pretraining_study.run import parameters, pretrained
 from pretraining_study.setting import Setting
 from pretraining_study.statistics import Paired, paired
@@ -299,12 +299,9 @@ def load_recorded(file: Path, results: Results, arms: Sequence[Arm], plan: Plan)
     """Take over the runs of an earlier sitting, or of another machine.
 
     Raises:
-        ValueError: they were made with another setting or plan.
+        ValueError: there are none, or they were made with another setting or plan.
     """
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    for name, own in (("setting", asdict(results.setting)), ("plan", asdict(plan))):
-        if kept[name] != json.loads(json.dumps(own)):
-            raise ValueError(f"{file}: its {name} is not this run's; run without --recorded")
+    kept = read_recorded(file, {"setting": asdict(results.setting), "plan": asdict(plan)})
     for arm in arms:
         for seed, result in kept["results"][arm.name].items():
             results.add_missing(arm, int(seed), result)
@@ -331,7 +328,10 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, setting: 
     arms = arms_of(plan, sum(len(photo.captions) for photo in photos.photos["train"]), setting.batch)
     page = root / "benchmarks" / "results" / f"study-{NAME}.md"
     if chosen.recorded:
-        load_recorded(page.with_suffix(".json"), results, arms, plan)
+        try:
+            load_recorded(page.with_suffix(".json"), results, arms, plan)
+        except ValueError as error:
+            parser.error(str(error))
     parts = [(arm, seed) for seed in range(1, chosen.seeds + 1) for arm in arms]
     for arm, seed in () if chosen.finished else parts:
         with results.claimed(arm, seed) as mine:

@@ -27,7 +27,7 @@ from typing import Any
 from pretraining_study.arms import Arm, FineTuning, Pretraining
 from pretraining_study.judging import ROWS
 from pretraining_study.measure import METRICS
-from pretraining_study.results import ROOT, Results, commit, write_whole
+from pretraining_study.results import ROOT, Results, commit, read_recorded, write_whole
 from pretraining_study.setting import Setting
 
 BUDGETS = ("pairs", "flops", "seconds")
@@ -468,12 +468,9 @@ def load_recorded(board: Board) -> None:
     """Take over the costs and runs that benchmarks/results has: those of an earlier sitting, or of another machine.
 
     Raises:
-        ValueError: they were made with another setting, plan or other designs.
+        ValueError: there are none, or they were made with another setting, plan or other designs.
     """
-    kept = json.loads(board.figures.read_text(encoding="utf-8"))
-    for name, own in board.made_of.items():
-        if kept[name] != own:
-            raise ValueError(f"{board.figures}: its {name} is not this run's; run without --recorded")
+    kept = read_recorded(board.figures, board.made_of)
     board.costs.parent.mkdir(parents=True, exist_ok=True)
     if not board.costs.exists():
         write_whole(board.costs, kept["costs"])

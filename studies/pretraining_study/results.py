@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,21 @@ class Results:
         families = {one.family: sizes(one.family, self.setting) for one in (arm, arm.fine_tuning.captioner) if one}
         made_of = self.setting.fingerprint(arm, families)
         return self.directory / f"{arm.name}-{made_of}" / f"seed-{seed}.json"
+
+
+def read_recorded(file: Path, made_of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the runs that `file` has; `made_of`: the settings that this run shares with them.
+
+    Raises:
+        ValueError: there are none, or they were made with other settings.
+    """
+    if not file.exists():
+        raise ValueError(f"{file}: no runs are recorded; run without --recorded")
+    kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    for name, own in made_of.items():
+        if kept[name] != json.loads(json.dumps(own)):
+            raise ValueError(f"{file}: its {name} is not this run's; run without --recorded")
+    return kept
 
 
 def write_whole(file: Path, value: Any) -> None:

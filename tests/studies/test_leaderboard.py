@@ -132,7 +132,9 @@ def test_the_page_has_every_design_and_every_verdict(finished: Board) -> None:
 
 
 @pytest.mark.slow
-def test_another_sitting_begins_with_the_recorded_runs(finished: Board, tmp_path: Path) -> None:
+def test_another_sitting_begins_with_the_recorded_runs(
+    finished: Board, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     elsewhere = dataclasses.replace(finished, root=tmp_path)
     elsewhere.page.parent.mkdir(parents=True)
     elsewhere.figures.write_text(finished.figures.read_text())
@@ -140,8 +142,11 @@ def test_another_sitting_begins_with_the_recorded_runs(finished: Board, tmp_path
     assert elsewhere.page.read_text() == finished.page.read_text(), "nothing is lost, commits and costs included"
     assert elsewhere.figures.read_text() == finished.figures.read_text()
     other = dataclasses.replace(elsewhere, setting=dataclasses.replace(TINY, lr=1.0))
-    with pytest.raises(ValueError, match="its setting is not this run's"):
-        leaderboard.main(other, ["--recorded", "--finished"])
+    nowhere = dataclasses.replace(elsewhere, root=tmp_path / "nowhere")
+    for refused, reason in ((other, "its setting is not this run's"), (nowhere, "no runs are recorded")):
+        with pytest.raises(SystemExit):
+            leaderboard.main(refused, ["--recorded", "--finished"])
+        assert reason in capsys.readouterr().err
 
 
 def measure_name(metric: str) -> str:
