@@ -139,11 +139,9 @@ class Board:
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """Return what decides the results, as JSON has it."""
+        """Return what decides the results."""
         designs = [asdict(design) for design in self.designs]
-        whole = {"setting": asdict(self.setting), "plan": asdict(self.plan), "designs": designs}
-        plain: dict[str, Any] = json.loads(json.dumps(whole))
-        return plain
+        return {"setting": asdict(self.setting), "plan": asdict(self.plan), "designs": designs}
 
     @property
     def page(self) -> Path:
