@@ -92,6 +92,7 @@ for rows in (0, 1, 3, 40):
         "linear": (torch.nn.functional.linear(a, b.T, c), torch.nn.functional.linear(A, B.T, C)),
         "sqrt": ((a * a).sqrt(), (A * A).sqrt()),
         "sqrt_": ((a * a + 1).sqrt_(), (A * A + 1).sqrt()),
+        "sqrt of a scalar": ((a * a).sum().add(1).sqrt(), (A * A).sum().add(1).sqrt()),
     }
     for name, (found, expected) in pairs.items():
         gradients = torch.autograd.grad(found.square().sum(), (a, b, c), retain_graph=True, allow_unused=True)
@@ -125,7 +126,7 @@ def run(script: str, *, python: tuple[str, ...] = (), **environment: str) -> obj
 def test_kernels_agree_with_double_precision() -> None:
     found = run(KERNELS)
     assert isinstance(found, dict)
-    assert len(found["worst"]) == 8 and max(found["worst"].values()) < 2e-6
+    assert len(found["worst"]) == 9 and max(found["worst"].values()) < 2e-6
     assert found["other"] == ["torch.bfloat16", "torch.float64", "torch.int64"]  # PyTorch's own kernels
     assert found["nan"] and found["threads"] == 1
 

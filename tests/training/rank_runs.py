@@ -14,14 +14,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from vlp_models.common.portable import VARIABLES
+
 SCRIPT = str(Path(__file__).with_name("rank_fit.py"))
 LONGEST = 150  # seconds: a run that hangs fails here
 
 
-def run(root: Path, work: str, launcher: list[str] | None = None, **settings: Any) -> tuple[int, str]:
-    """Exit code and stderr of the process that a user would have started."""
+def run(
+    root: Path, work: str, launcher: list[str] | None = None, portable: bool = False, **settings: Any
+) -> tuple[int, str]:
+    """Exit code and stderr of the process that a user would have started, with portable instructions or without."""
     command = [sys.executable, *(launcher or []), SCRIPT, str(root), json.dumps({"work": work, **settings})]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    env = {**os.environ, **VARIABLES} if portable else None
+    process = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
         _, stderr_text = process.communicate(timeout=LONGEST)
     finally:

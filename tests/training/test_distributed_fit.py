@@ -50,21 +50,24 @@ def apart(work: Path, root: Path, weights: dict[str, torch.Tensor], **settings: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_match_one_process(root: Path, tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "portable"), [("ddp", False), ("fsdp", False), ("fsdp", True)], ids=["ddp", "fsdp", "fsdp-portable"]
+)
+def test_two_processes_match_one_process(root: Path, tmp_path: Path, strategy: str, portable: bool) -> None:
     """All objectives, clipping, EMA, an epoch's uneven end, validation; Lightning starts the second process."""
+    work = f"{strategy}-{portable}"
     # AdamW divides by what is nearly nothing, and makes much of float32's order of adding up, unless eps is larger.
     settings = {**EVERYTHING, "optimizer": {"clip_norm": 0.5, "eps": 1e-4}}
-    code, stderr = run(root, strategy, config=STILL, strategy=strategy, **settings)
+    code, stderr = run(root, work, portable=portable, config=STILL, strategy=strategy, **settings)
     assert code == 0, stderr
-    weights, _, rows = result(root, strategy)
+    weights, _, rows = result(root, work)
     distance, alone = apart(tmp_path, root, weights, **settings)
     assert distance < 1e-5
     assert alone.steps == STEPS == rows[-1]["step"]
     for row, wanted in zip(rows, untimed(alone.rows), strict=True):
         assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-    assert len(list((root / strategy).glob("*.ckpt"))) == 2
-    assert (root / strategy / "log.jsonl").read_text().count("\n") == STEPS  # written once, not twice
+    assert len(list((root / work).glob("*.ckpt"))) == 2
+    assert (root / work / "log.jsonl").read_text().count("\n") == STEPS  # written once, not twice
 
 
 @pytest.mark.slow

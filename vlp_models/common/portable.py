@@ -99,8 +99,21 @@ def _replace_kernels() -> Any:
     import numpy as np
     import torch
 
+    class Memory:
+        """A tensor's memory for NumPy. After `Tensor.numpy()`, FSDP2 could not free a weight that it has gathered."""
+
+        __slots__ = ("__array_interface__",)
+
+        def __init__(self, tensor: Tensor) -> None:
+            strides = tuple(4 * stride for stride in tensor.stride())
+            self.__array_interface__ = {
+                **{"version": 3, "typestr": "<f4", "data": (tensor.data_ptr(), False)},
+                **{"shape": tuple(tensor.shape), "strides": strides},
+            }
+
     def array(tensor: Tensor) -> np.ndarray:
-        return tensor.detach().numpy()
+        """Return a view, to be used while the tensor exists."""
+        return np.asarray(Memory(tensor))
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         result = a.new_empty((*a.shape[:-1], b.shape[-1]))
@@ -114,7 +127,9 @@ def _replace_kernels() -> Any:
         return result.add_(c, alpha=beta) if beta else result
 
     def square_root(a: Tensor) -> Tensor:
-        return torch.from_numpy(np.sqrt(array(a)))
+        result = torch.empty_like(a)
+        np.sqrt(array(a), out=array(result))
+        return result
 
     def square_root_in_place(a: Tensor) -> Tensor:
         np.sqrt(array(a), out=array(a))
