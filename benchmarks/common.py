@@ -38,10 +38,11 @@ def vlp(
         emulator: a command that runs this Python for another processor.
     """
     python = [*emulator, "-0", sys.executable, os.path.realpath(sys.executable)] if emulator else [sys.executable]
+    path = os.pathsep.join(filter(None, [str(RESULTS.parents[1]), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [*python, "-m", "vlp_models.cli.main", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(RESULTS.parents[1]), **(environment or {})},
+        env={**os.environ, "PYTHONPATH": path, **(environment or {})},
         capture_output=True,
         text=True,
     )

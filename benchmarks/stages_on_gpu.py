@@ -11,6 +11,7 @@ benchmarks/results/stages-<device>.json.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import time
 import traceback
@@ -23,14 +24,20 @@ from vlp_models.common.log import configure_logging
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import load_params
 
+KINDS = ("detector", "features", "tokenizer", "shards", "initial", "pretrain", "finetune", "evaluate")
+
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="stages to run; default: all")
+    kinds = parser.parse_args().kinds
     configure_logging()
     params, workspace = load_params(), Workspace(Path.cwd())
     stages = [(kind, "") for kind in ("detector", "features", "tokenizer", "shards")]
     stages += [("initial", name) for name in params.models]
     stages += [("pretrain", name) for name in params.pretrain]
     stages += [(kind, name) for kind in ("finetune", "evaluate") for name in params.finetune]
+    stages = [(kind, key) for kind, key in stages if kind in kinds]
     found: dict[str, float | str] = {}
     for kind, key in stages:
         name, start = f"{kind}@{key}" if key else kind, time.perf_counter()

@@ -47,7 +47,8 @@ KillWait=10
 MinJobAge=600
 JobRequeue=1
 SlurmdParameters=config_overrides
-NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=1 RealMemory=4000 State=UNKNOWN
+{gpus}
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=1 RealMemory=4000 {gres} State=UNKNOWN
 NodeName={host}-b NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=1 RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes={host},{host}-b Default=YES MaxTime=INFINITE State=UP
 """
@@ -60,8 +61,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """Start SLURM with two nodes of one CPU on this host; yield the environment that its commands need."""
+def slurm(folder: Path, gpus: int = 0) -> Iterator[dict[str, str]]:
+    """Start SLURM with two nodes of one CPU on this host; yield the environment that its commands need.
+
+    Args:
+        gpus: 1: the first node has this machine's first GPU.
+    """
     folder.mkdir()
     (folder / "state").mkdir()
     key = folder / "munge.key"
@@ -70,7 +75,9 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     host = socket.gethostname()
     ports = {"control": free_port(), "first": free_port(), "second": free_port()}
     config = folder / "slurm.conf"
-    config.write_text(SLURM_CONF.format(folder=folder, host=host, **ports))
+    kinds, gres = ("GresTypes=gpu", "Gres=gpu:1") if gpus else ("", "")
+    config.write_text(SLURM_CONF.format(folder=folder, host=host, gpus=kinds, gres=gres, **ports))
+    (folder / "gres.conf").write_text(f"NodeName={host} Name=gpu File=/dev/nvidia0\n" if gpus else "")
     env = {**os.environ, "SLURM_CONF": str(config)}
     munge = [f"--{name}={folder}/munge.{end}" for name, end in (
         ("key-file", "key"), ("socket", "sock"), ("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed")
