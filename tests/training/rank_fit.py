@@ -27,6 +27,7 @@ from toy_dataset import CLASSES, FEATURE_DIM, Toy, untimed
 from vlp_models.common.log import configure_logging
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import VLPError
+from vlp_models.params import SnapshotParams
 
 
 class SignalAt:
@@ -67,6 +68,8 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
         settings["objectives"] = WEIGHTS
     else:
         model = toy.model(**config)
+    if "snapshots" in settings:
+        settings["snapshots"] = SnapshotParams(**settings["snapshots"])
     wanted = settings.pop("signal", None)
     tracker = SignalAt(work, **wanted) if wanted else None
     model, result = toy.fit(work, model, tracker=tracker, **{"devices": 2, **settings})

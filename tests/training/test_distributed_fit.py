@@ -88,6 +88,17 @@ def test_two_processes_match_one_process_with_muon(root: Path, tmp_path: Path) -
     assert apart(tmp_path, root, result(root, "muon")[0], **settings)[0] < 0.05
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [{"strategy": "fsdp"}, FORKED], ids=["fsdp", "forked"])
+def test_a_misspelled_snapshot_metric_stops_all_processes_before_the_first_update(
+    root: Path, tmp_path: Path, processes: dict[str, Any]
+) -> None:
+    work = str(tmp_path / "work")
+    code, stderr = run(root, work, snapshots={"keep": 1, "metric": "val_los"}, batch_size=6, **processes)
+    assert code == 2 and "did you mean `val_loss`" in stderr, stderr
+    assert not list(Path(work).glob("*.ckpt"))
+
+
 def test_batch_size_must_be_divisible_by_the_number_of_processes(root: Path) -> None:
     from vlp_models.training.data import LoaderFactory
 
