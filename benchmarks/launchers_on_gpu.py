@@ -38,8 +38,13 @@ from engines import has_slurm, slurm, wait_until
 EPOCHS, EVERY = 10, 10  # epochs of four updates each, and updates between checkpoints
 SIZES: dict[str, dict[str, Any]] = {
     "paper": {
-        **{"hidden": 768, "heads": 12, "intermediate": 3072},
-        **{"object_layers": 6, "sentence_layers": 12, "encoder_layers": 6, "decoder_layers": 6},
+        "hidden": 768,
+        "heads": 12,
+        "intermediate": 3072,
+        "object_layers": 6,
+        "sentence_layers": 12,
+        "encoder_layers": 6,
+        "decoder_layers": 6,
     },
     "small": {},
 }

@@ -105,10 +105,12 @@ def _replace_kernels() -> Any:
         __slots__ = ("__array_interface__",)
 
         def __init__(self, tensor: Tensor) -> None:
-            strides = tuple(4 * stride for stride in tensor.stride())
             self.__array_interface__ = {
-                **{"version": 3, "typestr": "<f4", "data": (tensor.data_ptr(), False)},
-                **{"shape": tuple(tensor.shape), "strides": strides},
+                "version": 3,
+                "typestr": "<f4",
+                "data": (tensor.data_ptr(), False),
+                "shape": tensor.shape,
+                "strides": tuple([4 * stride for stride in tensor.stride()]),
             }
 
     def array(tensor: Tensor) -> np.ndarray:
