@@ -27,13 +27,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from common import vlp, write_result
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cluster"))
-from engines import has_slurm, slurm, wait_until
+from engines import has_slurm, slurm, step, wait_until, workers
 
 EPOCHS, EVERY = 10, 10  # epochs of four updates each, and updates between checkpoints
 SIZES: dict[str, dict[str, Any]] = {
@@ -68,11 +67,6 @@ class Project:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.weights.unlink(missing_ok=True)
 
-    def step(self) -> int:
-        """Return the last update that the training has saved."""
-        found = (self.root / ".work").glob("pretrain-tden/*/step-*.ckpt")
-        return max((int(path.stem.removeprefix("step-")) for path in found), default=0)
-
     def log(self) -> str:
         return (self.root / "launch.log").read_text(encoding="utf-8", errors="replace")
 
@@ -93,19 +87,9 @@ class Project:
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until a checkpoint is saved."""
-        wait_until(lambda: self.step() or process.poll() is not None, 200)
+        wait_until(lambda: step(self.root) or process.poll() is not None, 200)
         if process.poll() is not None:
             sys.exit(f"ended before its first checkpoint\n{self.log()[-3000:]}")
-
-    def workers(self) -> list[psutil.Process]:
-        """Return the processes that train for a launcher."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                if "vlp_models.cli.worker" in line and str(self.root) in " ".join(line):
-                    found.append(process)
-        return sorted(found, key=lambda process: process.create_time())
 
 
 def undisturbed(project: Project) -> None:
@@ -129,7 +113,7 @@ def killed(project: Project, strategy: str = "auto") -> None:
     project.use({"trainer.launcher": "torchrun", "trainer.strategy": strategy})
     with project.training() as process:
         project.wait(process)
-        project.workers()[-1].kill()
+        workers(project.root)[-1].kill()
         project.finish(process)
 
 
@@ -147,7 +131,7 @@ def requeued(project: Project) -> None:
         project.wait(process)
         job = call("squeue", "--noheader", "--format=%i").split()[0]
         call("scontrol", "requeue", job)
-        wait_until(lambda: not project.workers(), 60)
+        wait_until(lambda: not workers(project.root), 60)
         call("scontrol", "update", f"jobid={job}", "starttime=now")
         project.finish(process)
 
@@ -164,7 +148,7 @@ def lost_actor(project: Project) -> None:
         project.use(settings)
         with project.training() as process:
             project.wait(process)
-            agent = project.workers()[-1].parent()
+            agent = workers(project.root)[-1].parent()
             actor = agent.parent() if agent else None
             if actor is None or "ray::" not in " ".join(actor.cmdline()):
                 sys.exit("the training's processes do not belong to a worker of Ray")

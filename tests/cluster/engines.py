@@ -1,10 +1,11 @@
-"""Real engines on loopback for the tests of launchers: SLURM with two nodes, and a stand-in for Kubernetes' API.
+"""Launched trainings: what one has saved, its processes; SLURM with two nodes and a stand-in for Kubernetes' API.
 
 The stand-in accepts a TrainJob, checks it against Kubeflow's own models, and runs each pod's command as a process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 SLURM_COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
 SLURM_CONF = """
@@ -114,6 +117,22 @@ def wait_until(condition: Any, seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain"
         time.sleep(0.2)
+
+
+def step(project: Path) -> int:
+    """Return the last update that a training has saved."""
+    found = (project / ".work").glob("pretrain-tden/*/step-*.ckpt")
+    return max((int(path.stem.removeprefix("step-")) for path in found), default=0)
+
+
+def workers(project: Path) -> list[psutil.Process]:
+    """Return the processes of a launched training, the newest last."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "vlp_models.cli.worker" in process.cmdline() and str(project) in " ".join(process.cmdline()):
+                found.append(process)
+    return sorted(found, key=lambda process: process.create_time())
 
 
 class Kubernetes:

@@ -18,7 +18,7 @@ from cloned_project import copy_project, environment, run
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engines import Kubernetes, free_port, has_slurm, slurm, wait_until
+from engines import Kubernetes, free_port, has_slurm, slurm, step, wait_until, workers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 WEIGHTS = "checkpoints/pretrain/tden/model.safetensors"
@@ -80,24 +80,8 @@ def training(project: Path, env: dict[str, str] | None = None) -> Iterator[subpr
                 process.kill()
 
 
-def step(project: Path) -> int:
-    """Return the last update that a training has saved."""
-    found = (project / ".work").glob("pretrain-tden/*/step-*.ckpt")
-    return max((int(path.stem.removeprefix("step-")) for path in found), default=0)
-
-
 def output(project: Path) -> str:
     return (project.parent / "out.log").read_text()
-
-
-def workers(project: Path) -> list[psutil.Process]:
-    """Return the processes of a launched training, the newest last."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if "vlp_models.cli.worker" in process.cmdline() and str(project) in " ".join(process.cmdline()):
-                found.append(process)
-    return sorted(found, key=lambda process: process.create_time())
 
 
 def finish(project: Path, process: subprocess.Popen[str], expected: dict[str, Any]) -> None:

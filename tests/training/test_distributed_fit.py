@@ -18,6 +18,7 @@ import torch
 from rank_runs import result, run
 from toy_dataset import Toy, untimed, write_shards, write_tokenizer
 
+from vlp_models.common.portable import NEEDED, cpu_flags
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import TrainerParams
@@ -51,7 +52,13 @@ def apart(work: Path, root: Path, weights: dict[str, torch.Tensor], **settings: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "portable"), [("ddp", False), ("fsdp", False), ("fsdp", True)], ids=["ddp", "fsdp", "fsdp-portable"]
+    ("strategy", "portable"),
+    [
+        ("ddp", False),
+        ("fsdp", False),
+        pytest.param("fsdp", True, marks=pytest.mark.skipif(bool(NEEDED - cpu_flags()), reason="needs AVX2")),
+    ],
+    ids=["ddp", "fsdp", "fsdp-portable"],
 )
 def test_two_processes_match_one_process(root: Path, tmp_path: Path, strategy: str, portable: bool) -> None:
     """All objectives, clipping, EMA, an epoch's uneven end, validation; Lightning starts the second process."""
