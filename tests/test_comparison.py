@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
 from vlp_models.comparison import compare
-from vlp_models.comparison.read import ZSTANDARD, Columns, Run, read_runs
+from vlp_models.comparison.inspect_logs import ZSTANDARD
+from vlp_models.comparison.read import read_runs
+from vlp_models.comparison.scored import Columns, Run
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.score import item_scores, mean_score, write_items
 
@@ -244,7 +246,8 @@ def test_items_that_differ_are_listed_and_never_dropped_silently(tmp_path: Path)
     [
         ("a.csv", "item,score\nq1,1\nq1,0\n", "q1 occurs more than once"),
         ("a.csv", "item,score\nq1,1\nq2,good\n", "line 3: score is 'good'"),
-        ("a.csv", "item,score\nq1,nan\n", "line 2: score is 'nan'"),
+        ("a.csv", "item,score\nq1,nan\nq2,\n", "no scores per item; 2 items have no number for score"),
+        ("a.csv", "item,score\nq1,inf\n", "line 2: score is 'inf'"),
         ("a.csv", "item,score\nq1,1_0\n", "line 2: score is '1_0'"),
         ("a.csv", "item,score\n\nq1,1\n,\nq2,good\n", "line 5: score is 'good'"),  # after empty lines
         ("a.csv", 'item,score\n"a\nb",1\nq2,good\n', "line 4: score is 'good'"),  # after a cell of two lines
@@ -255,8 +258,11 @@ def test_items_that_differ_are_listed_and_never_dropped_silently(tmp_path: Path)
         ("a.csv", "item,score\nq1,1,0\n", "line 2 has 3 cells, but there are 2 columns"),
         ("a.csv", "item,score,score\nq1,1,0\n", "several columns are called score"),
         ("a.csv", "item,score,image_id\nq1,1,\nq2,1,im1\n", "image_id is empty for 1 items (q1)"),
-        ("a.jsonl", '{"item": 1, "score": 1}\n{"item": 2}', "line 2: score is None"),
-        ("a.jsonl", '\n{"item": 1, "score": 1}\n\n{"item": 2}', "line 4: score is None"),
+        ("a.jsonl", '{"item": 1, "score": 1}\n{"item": 2, "score": []}', "line 2: score is []"),
+        ("a.jsonl", '\n{"item": 1, "score": 1}\n\n{"item": 2, "score": {}}', "line 4: score is {}"),
+        ("a.jsonl", '{"doc_id": 1, "acc": "1.0"}', 'not compared: acc (such as "1.0")'),
+        ("a.jsonl", '{"doc_id": 1, "acc": [1]}\n{"doc_id": 2, "acc": [0]}', "not compared: acc (such as [1])"),
+        ("a.json", '{"results": {"task": {"acc": 0.5}}}', "totals of tasks, without scores per item"),
         ("a.jsonl", '{"item": 1, "score": 1' + "0" * 400 + "}", "line 1: score is 1"),
         ("a.jsonl", '{"doc_id": 1, "acc": 1}\n{"doc_id": 2, "acc"', "line 2"),
         ("a.json", '{"samples": [{"id": 1, "scores": {"m": {"value": "great"}}}]}', "'great', not a number"),
@@ -298,7 +304,7 @@ def test_reading_a_table_leaves_the_limit_of_other_readers(tmp_path: Path) -> No
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlp_models.comparison.read.MAX_BYTES", 1000)
+    monkeypatch.setattr("vlp_models.comparison.scored.MAX_BYTES", 1000)
     with zipfile.ZipFile(tmp_path / "a.eval", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("samples/1_epoch_1.json", "0" * 100_000)
     with pytest.raises(DataError, match="unpacks to 100,000 bytes"):
@@ -343,6 +349,98 @@ def test_other_contents_or_clusters_of_an_item_are_refused(tmp_path: Path) -> No
     assert run.metrics["score"].clusters == run.metrics["score"].items
 
 
+def write_samples(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_metrics_of_one_dictionary_are_one_metric_and_likelihoods_have_their_name(tmp_path: Path) -> None:
+    """POPE logs the same dictionary for its F1 as for its accuracy; lambada's `perplexity` is a log-likelihood."""
+    entry = [{"question_id": i, "score": float(i % 3 > 0)} for i in range(30)]
+    pope = [{"doc_id": i, "pope_accuracy": entry[i], "pope_f1_score": entry[i]} for i in range(30)]
+    (run,) = read_runs(write_samples(tmp_path / "pope.jsonl", pope))
+    assert list(run.metrics) == ["pope_accuracy"]
+    assert "the scores per item of pope_f1_score are those of pope_accuracy" in run.notes
+    rows = [{"doc_id": i, "perplexity": -0.1 * i, "filter": "none"} for i in range(30)]
+    assert list(read_runs(write_samples(tmp_path / "lambada.jsonl", rows))[0].metrics) == ["log-likelihood"]
+    rows = [{**row, "perplexity": 2.0, "filter": "strict"} for row in rows]
+    assert list(read_runs(write_samples(tmp_path / "real.jsonl", rows))[0].metrics) == ["perplexity,strict"]
+
+
+def test_a_named_score_of_samples_keeps_clusters_and_contents(tmp_path: Path) -> None:
+    rows = [{"doc_id": i, "doc_hash": f"{i}", "image_id": i // 2, "acc": i % 2, "f1": 0.5} for i in range(60)]
+    file = write_samples(tmp_path / "a.jsonl", rows)
+    (run,) = read_runs(file, columns=Columns(score="acc"))
+    assert list(run.metrics) == ["acc"] and len(set(run.metrics["acc"].clusters)) == 30
+    assert run.metrics["acc"].documents["7"] == "7"
+    with pytest.raises(DataError, match="no number in hit; there are: doc_id, "):
+        read_runs(file, columns=Columns(score="hit"))
+    bare = write_samples(tmp_path / "b.jsonl", [{"doc_id": i, "acc": 1} for i in range(60)])
+    with pytest.raises(DataError, match=r"b\.jsonl: no clusters, although .*a\.jsonl has some. --cluster names"):
+        compare([file, bare], metrics="acc")
+    assert compare([file, bare], metrics="acc", columns=Columns(cluster="doc_id")).rows[0].clusters == 60
+    other = write_samples(tmp_path / "c.jsonl", [{"doc_id": f"x{i}", "acc": 1} for i in range(60)])
+    with pytest.raises(DataError, match=r"no item in common .*0, 1, .*x0, x1, .*--item names the column"):
+        compare([file, other], metrics="acc")
+
+
+def test_tables_of_vlmevalkit_are_scored_as_it_does(tmp_path: Path) -> None:
+    """For DocVQA its `eval_score` is a distance; -1 and an empty cell are answers that were not judged."""
+
+    def read(name: str, score: str, cells: list[Any]) -> Run:
+        rows = [{"index": i, "prediction": "?", score: cell} for i, cell in enumerate(cells)]
+        if score == "eval_match":
+            rows = [{**row, "eval_score": float(np.mean(row[score]))} for row in rows]
+        (tmp_path / name).write_text(json.dumps(rows))
+        return read_runs(tmp_path / name)[0]
+
+    matches = [[0.0], [0.3, 0.8], [0.51], [0.5]]
+    for name, expected in {
+        "m_DocVQA_VAL_results.json": [1.0, 0.7, 0.0, 0.5],
+        "m_ChartQA_TEST_results.json": [0.0, 0.8, 0.51, 0.5],
+        "m_TextVQA_VAL_results.json": [0.0, 0.55, 0.51, 0.5],
+    }.items():
+        assert read(name, "eval_match", matches).metrics["eval_score"].parts_NK[:, 0] == pytest.approx(expected)
+    run = read("m_MMBench-Video_score.json", "score", [3, -1, 0, None, "", math.nan])
+    assert run.metrics["score"].items == ["0", "2"]
+    assert "4 items have no number for score and are left out: 1, 3, 4, 5" in run.notes
+    assert "a score of -1 is VLMEvalKit's for an answer that was not judged" in run.notes
+    assert len(read("m_other.json", "score", [3, -1, -2]).metrics["score"].items) == 3
+    full, gap = tmp_path / "full.csv", tmp_path / "gap.csv"
+    full.write_text("item,score\nq1,1\nq2,0\n")
+    gap.write_text("item,score\nq1,1\nq2,\n")
+    with pytest.raises(DataError, match=r"only in .*full\.csv: q2\)\. .*gap\.csv: 1 items have no number .* --common"):
+        compare([full, gap])
+
+
+def test_logs_of_inspect_pair_the_same_samples_only(tmp_path: Path) -> None:
+    """Samples without ids are numbered after a shuffle, and another task's samples have the same numbers."""
+
+    def log(name: str, question: str) -> Path:
+        samples = [
+            {
+                **{"id": i, "input": [{"id": f"{name}{i}", "content": [{"type": "text", "text": f"{question}{i}"}]}]},
+                **{"target": "A", "metadata": {"row": f"r{i}"}, "scores": {"m": {"value": i % 2}, "n": {"value": 1}}},
+            }
+            for i in range(30)
+        ]
+        (tmp_path / name).write_text(json.dumps({"eval": {"model": name}, "samples": samples}))
+        return tmp_path / name
+
+    a, b, other = log("a.json", "How many?"), log("b.json", "How many?"), log("c.json", "Why?")
+    assert compare([a, b], metrics=["m"]).rows[0].items == 30
+    with pytest.raises(DataError, match="item 0 has other contents"):
+        compare([a, other], metrics=["m"])
+    (run,) = read_runs(a, columns=Columns(item="row", score="m"))
+    assert list(run.metrics) == ["m"] and run.metrics["m"].items[7] == "r7"
+    for columns, message in (
+        (Columns(score="q"), "no scorer q with numbers; there are: m, n"),
+        (Columns(item="q"), "a row without q"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_runs(a, columns=columns)
+
+
 def test_samples_as_lmms_eval_writes_them(tmp_path: Path) -> None:
     """Its documents have one hash, and the images of a question are known only by the files that it shows."""
     rows: list[dict[str, Any]] = [
@@ -353,20 +451,19 @@ def test_samples_as_lmms_eval_writes_them(tmp_path: Path) -> None:
         for i in range(60)
     ]
 
-    def write_samples(name: str, rows: list[dict[str, Any]]) -> None:
-        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
-
-    write_samples("a.jsonl", rows)
+    write_samples(tmp_path / "a.jsonl", rows)
     (run,) = read_runs(tmp_path / "a.jsonl")
     assert set(run.metrics) == {"accuracy"} and len(set(run.metrics["accuracy"].clusters)) == 20
     assert run.notes == ["items: doc_id", "clusters: input_media"]
-    write_samples("b.jsonl", [{**row, "input_media": [f"/other/{row['input_media'][0]}"]} for row in rows])
+    write_samples(tmp_path / "b.jsonl", [{**row, "input_media": [f"/other/{row['input_media'][0]}"]} for row in rows])
     assert compare([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]).rows
-    write_samples("b.jsonl", [{**row, "target": "other" if row["doc_id"] == 7 else row["target"]} for row in rows])
+    write_samples(
+        tmp_path / "b.jsonl", [{**row, "target": "other" if row["doc_id"] == 7 else row["target"]} for row in rows]
+    )
     with pytest.raises(DataError, match="item 7 has other contents"):
         compare([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
     del rows[5]["input_media"]  # larger than lmms-eval writes into the file
-    write_samples("c.jsonl", rows)
+    write_samples(tmp_path / "c.jsonl", rows)
     (run,) = read_runs(tmp_path / "c.jsonl")
     assert run.metrics["accuracy"].clusters == run.metrics["accuracy"].items
 
@@ -374,21 +471,20 @@ def test_samples_as_lmms_eval_writes_them(tmp_path: Path) -> None:
 def test_images_form_the_same_clusters_in_any_order_and_on_common_items(tmp_path: Path) -> None:
     """The clusters of lmms-eval's samples have no names of their own."""
 
-    def write_samples(name: str, order: Iterable[int], images: int = 2) -> Path:
+    def samples(name: str, order: Iterable[int], images: int = 2) -> Path:
         rows = [
             {"doc_id": i, "target": f"{i}", "input_media": [f"/{name}/{i // images}.png"], "acc": float(i * i % 3 > 0)}
             for i in order
         ]
-        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
-        return tmp_path / name
+        return write_samples(tmp_path / name, rows)
 
-    a = write_samples("a.jsonl", range(100))
-    b = write_samples("b.jsonl", reversed(range(100)))
+    a = samples("a.jsonl", range(100))
+    b = samples("b.jsonl", reversed(range(100)))
     assert compare([a, b]).rows == compare({"a": a, "b": a}).rows and compare([a, b]).rows[0].clusters == 50
-    (row,) = compare([a, write_samples("c.jsonl", range(1, 100))], common=True).rows
+    (row,) = compare([a, samples("c.jsonl", range(1, 100))], common=True).rows
     assert (row.items, row.clusters) == (99, 50)
     with pytest.raises(DataError, match="in other clusters"):
-        compare([a, write_samples("d.jsonl", range(100), images=3)])
+        compare([a, samples("d.jsonl", range(100), images=3)])
 
 
 def test_several_metrics_must_be_chosen(tmp_path: Path) -> None:
@@ -396,7 +492,7 @@ def test_several_metrics_must_be_chosen(tmp_path: Path) -> None:
         rows = [{"doc_id": i, "acc": i % 2, "f1": i / 30, "details": {"text": "?"}} for i in range(30)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    with pytest.raises(DataError, match="choose with --metric: acc, f1"):
+    with pytest.raises(DataError, match="choose with --metric: acc; f1"):
         compare(files)
     found = compare(files, metrics=("acc", "f1"))
     assert [row.metric for row in found.rows] == ["acc", "f1"]

@@ -53,14 +53,15 @@ def compare(
     """Compare models by the scores of their test items: promote, keep or inconclusive.
 
     Reads the results of this project (items.parquet, or a run's folder), lmms-eval and lm-evaluation-harness (samples),
-    VLMEvalKit, Inspect, and any table with the columns item, score and, if there are, cluster, seed and model.
+    VLMEvalKit, Inspect, and any table with the columns item, score and, if there are, cluster, seed, model and metric.
+    Values are means of the scores per item.
 
     Example: `vlp compare old=old.csv new=new-seed1.csv new=new-seed2.csv --html comparison.html`
     """
     from vlp_models.comparison.compare import compare as compare_files
     from vlp_models.comparison.page import as_json as to_json
     from vlp_models.comparison.page import print_comparison, write_page
-    from vlp_models.comparison.read import Columns
+    from vlp_models.comparison.scored import Columns
 
     if html is not None and html.is_dir():
         raise ParamsError(f"--html {html}: a folder; name the file to write")

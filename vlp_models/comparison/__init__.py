@@ -4,5 +4,6 @@ Needs neither a project nor torch. `compare` is the function behind the command.
 """
 
 from vlp_models.comparison.compare import compare
+from vlp_models.comparison.scored import Columns
 
-__all__ = ["compare"]
+__all__ = ["Columns", "compare"]

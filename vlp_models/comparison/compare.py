@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlp_models.comparison.read import Columns, Run, read_runs
+from vlp_models.comparison.read import read_runs
+from vlp_models.comparison.scored import Columns, Run
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS, Gain, gain_over_seeds, holm
 from vlp_models.metrics.score import Evidence
@@ -109,6 +110,8 @@ def compare(files: Files, *, columns: Columns = Columns(), **settings: Any) -> C
             if same is not None and not (run.seed and same.seed):
                 raise DataError(f"{same.source} and {run.source} are both called {run.model}; name them: NAME=PATH")
             runs.append(run)
+    if isinstance(settings.get("metrics"), str):
+        settings["metrics"] = (settings["metrics"],)
     return compare_runs(runs, Settings(**settings))
 
 
@@ -283,13 +286,13 @@ def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> Sequence[str]:
         for name in asked:
             for run in runs:
                 if name not in run.metrics:
-                    raise DataError(f"{run.source}: no metric {name}; it has: {', '.join(run.metrics)}")
+                    raise DataError(f"{run.source}: no metric {name}; it has: {'; '.join(run.metrics)}")
         return list(dict.fromkeys(asked))
     if not common:
-        has = "; ".join(f"{run.source}: {', '.join(run.metrics)}" for run in runs)
+        has = ". ".join(f"{run.source}: {'; '.join(run.metrics)}" for run in runs)
         raise DataError(f"the files have no metric in common. {has}")
     if len(common) > 1:
-        raise DataError(f"the files have several metrics; choose with --metric: {', '.join(common)}")
+        raise DataError(f"the files have several metrics; choose with --metric: {'; '.join(common)}")
     return common
 
 
@@ -298,12 +301,14 @@ def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Ev
     scored = [run.metrics[metric] for run in runs]
     shared = set(scored[0].items).intersection(*(one.items for one in scored[1:]))
     lacking = [tuple(item for item in one.items if item not in shared) for one in scored]
+    if not shared:
+        names = "; ".join(f"{_describe(run)}: {_some(list(run.metrics[metric].items))}" for run in runs)
+        raise DataError(f"the files have no item in common ({names}); --item names the column that identifies one")
     if any(lacking) and not settings.common:
         unpaired = [(run, items) for run, items in zip(runs, lacking, strict=True) if items]
         lists = "; ".join(f"{len(items):,} scored only in {_describe(run)}: {_some(items)}" for run, items in unpaired)
-        raise DataError(f"the files have different items ({lists}). --common compares the {len(shared):,} common ones")
-    if not shared:
-        raise DataError("the files have no item in common; --item names the column that identifies one")
+        why = "".join(f" {run.source}: {note}." for run in runs for note in run.notes if "left out" in note)
+        raise DataError(f"the files have different items ({lists}).{why} --common compares the {len(shared):,} common")
     order = [item for item in scored[0].items if item in shared]
     derived = any(one.derived for one in scored)
     evidence: list[Evidence] = []
@@ -328,6 +333,12 @@ def _check_same(a: Run, b: Run, metric: str, first: Evidence, other: Evidence) -
             raise DataError(f"{b.source}: {what} than in {a.source}")
     clusters = zip(first.items, first.groups, other.groups, strict=True)
     if differ := [item for item, one, another in clusters if one != another]:
+        for run, own in ((a, first), (b, other)):
+            if list(own.groups) == list(own.items):
+                raise DataError(
+                    f"{run.source}: no clusters, although {(b if run is a else a).source} has some. --cluster names a "
+                    "column of both; with the name of the items' column, each item counts by itself"
+                )
         raise DataError(f"{b.source}: {len(differ):,} items are in other clusters than in {a.source}: {_some(differ)}")
     if first.parts_NK.shape[1] != other.parts_NK.shape[1]:
         raise DataError(f"{b.source}: scored by another statistic than {a.source}")
