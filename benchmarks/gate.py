@@ -54,6 +54,7 @@ class Scenario:
     noise, cluster_noise, seed    std of a run's own effect on an item, on a cluster, on all items
     taste       std of a variant's own effect on an item, the same for all its runs
     seeds       of each variant
+    champions   seeds of the other variant, where they are fewer; 0: as many
     stated      deviation over seeds that the gate is given: a factor of the true one; 0: it is to estimate it
     wilder      factor of the noise of the variant in question; 1: both vary alike
     looks       decisions on one test, each with fresh runs; promotion.error_budget holds for all of them together
@@ -71,6 +72,7 @@ class Scenario:
     taste: float = 0.0
     seed: float = 0.0
     seeds: int = 1
+    champions: int = 0
     stated: float = 0.0
     wilder: float = 1.0
     looks: int = 1
@@ -92,6 +94,9 @@ SCENARIOS = {
     "wilder": Scenario(about="300 graded scores, one variant varies twice as much", kind="share", wilder=2.0),
     "two seeds": Scenario(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=2),
     "three seeds": Scenario(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=3),
+    "two seeds against one": Scenario(
+        about="50 questions, 91% right, 2 seeds against 1", items=50, accuracy=91.0, seeds=2, champions=1
+    ),
     "ten seeds": Scenario(about="300 questions, 10 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=10),
     "one seed, stated": Scenario(
         about="300 questions, 1 seed each, deviation stated", seed=0.06, taste=0.4, stated=1.0
@@ -143,7 +148,7 @@ def draw(scenario: Scenario, rng: np.random.Generator, better: float, size: int,
         return np.exp(0.6 * sums)  # a skewness of about 4
 
     ours = side(better, scenario.seeds * scenario.candidates, scenario.noise * scenario.wilder)
-    theirs = side(0.0, scenario.seeds, scenario.noise)
+    theirs = side(0.0, scenario.champions or scenario.seeds, scenario.noise)
     if scenario.candidates > 1:
         best_B = ours.mean(axis=2).argmax(axis=1)
         ours = ours[np.arange(size), best_B][:, None]

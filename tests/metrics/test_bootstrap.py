@@ -11,6 +11,7 @@ from vlp_models.metrics.bootstrap import (
     LEVELS,
     MIN_GROUPS,
     compare_variants,
+    gain_over_seeds,
     holm,
     interval,
     paired,
@@ -220,3 +221,16 @@ def test_false_positive_rate_of_equal_variants(seeds: int) -> None:
         pair = {name: make_variant(seeds, 0.5, seed_spread=0.05, number=n) for name, n in numbers.items()}
         called += compare_variants(pair, resamples=400, seed=trial)[0].is_significant
     assert called <= 20
+
+
+def test_equal_totals_of_two_runs_leave_the_items_variance() -> None:
+    """Their noise on single items is still there. Without a deviation to hold it, one seed more made a verdict."""
+    rng = np.random.default_rng(0)
+    right = [set(rng.permutation(100)[:count]) for count in (50, 56, 56)]  # the two runs of one side: other items
+    old, *new = [
+        mean_score("accuracy", [float(i in one) for i in range(100)], [str(i) for i in range(100)]).evidence
+        for one in right
+    ]
+    alone, both = (gain_over_seeds(runs, [old], seed_std=0, resamples=2000, seed=0) for runs in (new[:1], new))
+    assert alone is not None and both is not None and both.seeds == pytest.approx(0, abs=1e-12)
+    assert both.p_value(0) > 0.1 and both.items > 0.7 * alone.items  # of a mean of two runs against one

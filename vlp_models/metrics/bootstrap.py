@@ -8,7 +8,8 @@ difference of two means of k_a and k_b runs whose values deviate by s, from Stud
 both sides and from a stated prior deviation, as in Smyth (2004), "Linear models and empirical Bayes": the stated
 deviation counts like one measured with `PRIOR_DEGREES` degrees of freedom, so it decides if a side has one run and
 fades with many. What runs of one side do differently on an item is in s: the draws of the items are shrunk by that part
-of their variance, which with one run per side is unknown and stays (the interval is then slightly wide).
+of their variance, at most by s, which is 0 for runs with equal totals. With one run per side that part is unknown and
+stays (the interval is then slightly wide).
 
 With few items, or few on which the sides differ (two models that are right on 98%), a bootstrap finds gains too easily.
 A gain must therefore pass a second test, too: each group's share of the gain gets a random sign (a paired permutation
@@ -207,8 +208,10 @@ def gain_over_seeds(
     if deviation is not None:
         both, variance = 1 / len(ours) + 1 / len(theirs), float(items_S.var())
         scale = deviation * float(np.sqrt(both))
-        # The runs' own noise on the items is in their deviation: the items' draws keep the rest of their variance.
-        rest = float(np.sqrt(max(0.0, 1 - run_noise * both / variance))) if variance > 0 else 1.0
+        # The runs' own noise on the items is in their deviation: the items' draws keep the rest of their variance. No
+        # more is taken than the deviation has: totals of two runs may be equal by chance, and their noise is not gone.
+        in_both = min(run_noise, deviation**2) * both
+        rest = float(np.sqrt(max(0.0, 1 - in_both / variance))) if variance > 0 else 1.0
         items_S, chance_S = items_S.mean() + rest * (items_S - items_S.mean()), rest * chance_S
         noise_S = scale * _student(degrees, resamples * SEED_DRAWS, seed)
         draws_S, chance_S = np.repeat(items_S, SEED_DRAWS) + noise_S, np.repeat(chance_S, SEED_DRAWS) + noise_S
