@@ -224,8 +224,7 @@ def choose_precision(params: TrainerParams) -> Precision:
     """Return the precision of a run that starts on this machine.
 
     `auto` is bf16-mixed on a GPU that supports bfloat16, otherwise 32-true: on CPUs, the same numbers everywhere.
-    `bf16-where-native` is also bf16-mixed on a CPU with bfloat16 instructions; where they are emulated, bf16 is slower
-    than 32-true.
+    `bf16-where-native` is also bf16-mixed on a CPU where bfloat16 is faster (`has_native_bfloat16`).
     """
     if params.precision in ("32-true", "bf16-mixed"):
         return cast(Precision, params.precision)
