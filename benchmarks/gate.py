@@ -92,11 +92,11 @@ SCENARIOS = {
         about="60 images, 1 to 20 questions", items=600, clusters=(1, 20), shared=0.3, cluster_noise=0.5
     ),
     "wilder": Scenario(about="300 graded scores, one variant varies twice as much", kind="share", wilder=2.0),
-    "two seeds": Scenario(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=2),
-    "three seeds": Scenario(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=3),
     "two seeds against one": Scenario(
         about="50 questions, 91% right, 2 seeds against 1", items=50, accuracy=91.0, seeds=2, champions=1
     ),
+    "two seeds": Scenario(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=2),
+    "three seeds": Scenario(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=3),
     "ten seeds": Scenario(about="300 questions, 10 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=10),
     "one seed, stated": Scenario(
         about="300 questions, 1 seed each, deviation stated", seed=0.06, taste=0.4, stated=1.0
