@@ -19,6 +19,7 @@ import shlex
 import shutil
 import socket
 import time
+import unicodedata
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ from typing import Any
 from vlp_models.errors import DataError, is_disk_full
 
 _WRITER = re.compile(r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}")
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories of characters that are not shown
 LOST_SECONDS = 24 * 3600.0  # a partial output of another machine, unchanged for so long, is left over
 
 
@@ -248,6 +250,11 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: no such file; run `dvc repro`") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {error}") from None
+
+
+def is_line(value: Any) -> bool:
+    """Return whether a value is a text of one line, without characters that control a terminal or hide text."""
+    return isinstance(value, str) and not any(unicodedata.category(character) in _UNSEEN for character in value)
 
 
 def read_zip_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:

@@ -9,6 +9,7 @@ Shape suffixes: N items (images, questions, statements), K additive statistics p
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vlp_models.common.io import is_line
 from vlp_models.errors import DataError
 
 FloatArray = NDArray[np.float64]
@@ -150,8 +152,11 @@ STATISTICS: dict[str, Statistic] = {
     "METEOR": meteor_from_statistics,
     **{f"BLEU-{n}": partial(bleu_percent, n=n) for n in range(1, 5)},
 }
-COLUMNS = ("dataset", "split", "metric", "item", "group", "parts", "slices")  # of items.parquet
+TEXTS = ("dataset", "split", "metric", "item", "group")
+COLUMNS = (*TEXTS, "parts", "slices")  # of items.parquet
 HEADER = b"vlp"
+EXTRA = "extra"  # key of scores.json's records whose metric is a plugin's
+MAX_ROWS, MAX_VALUES, MAX_BYTES = 2_000_000, 50_000_000, 1 << 30  # of items.parquet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -256,43 +261,94 @@ def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
     pq.write_table(table, path, compression="zstd")
 
 
-def read_items(path: Path, statistics: Mapping[str, Statistic] = STATISTICS) -> list[ItemScores]:
+def read_items(
+    file: Path | bytes, statistics: Mapping[str, Statistic] = STATISTICS, *, name: str = ""
+) -> list[ItemScores]:
     """Read items.parquet.
 
     Args:
+        file: its path or its content.
         statistics: those of the file's task.
+        name: of the file, in errors; default: its path.
 
     Raises:
-        DataError: the file is missing, or was not written by `write_items`.
+        DataError: the file is missing, too large, or was not written by `write_items`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path).read()
+        source = pa.BufferReader(file) if isinstance(file, bytes) else file
+        # As dictionaries: a text that is repeated a million times is in memory once.
+        parquet = pq.ParquetFile(source, read_dictionary=list(TEXTS))
+        _check_size(parquet.metadata)
+        table = parquet.read()
         header = json.loads((table.schema.metadata or {})[HEADER])
-        columns = {name: table[name].to_pylist() for name in COLUMNS}
+        columns = {column: _texts(table[column]) for column in TEXTS}
+        slices = _lists(table["slices"], _texts)
+        parts = _lists(table["parts"], lambda values: values.to_numpy())
         rows: dict[tuple[str, str, str], list[int]] = {}
         for i, key in enumerate(zip(columns["dataset"], columns["split"], columns["metric"], strict=True)):
             rows.setdefault(key, []).append(i)
         found = []
         for entry in header:
-            own = rows.get((entry["dataset"], entry["split"], entry["metric"]), [])
+            place = (entry["dataset"], entry["split"], entry["metric"])
+            if not all(map(is_line, place)):
+                raise ValueError("a dataset, split or metric is not a text of one line")
+            if place not in rows:
+                raise ValueError(f"no items of {entry['metric']} on {entry['dataset']} {entry['split']}")
             if entry["statistic"] not in statistics:
                 raise KeyError(f"unknown statistic {entry['statistic']}")
+            own = rows[place]
             found.append(
                 ItemScores(
                     **entry,
                     items=[columns["item"][i] for i in own],
                     groups=[columns["group"][i] for i in own],
-                    parts_NK=np.array([columns["parts"][i] for i in own], dtype=np.float64),
-                    slices=[columns["slices"][i] for i in own],
+                    parts_NK=np.stack([parts[i] for i in own]).astype(np.float64),
+                    slices=[slices[i] for i in own],
                     statistics=statistics,
                 )
             )
         return found
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: not an items.parquet written by `write_items`: {error}") from None
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
+        name = name or (str(file) if isinstance(file, Path) else "the content")
+        raise DataError(f"{name}: not an items.parquet written by `write_items`: {error}") from None
+
+
+def _check_size(metadata: Any) -> None:
+    """Check the size that a parquet file has in memory, which compression hides.
+
+    Raises:
+        ValueError: it is too large.
+    """
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    size = sum(group.total_byte_size for group in groups)
+    values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+    if metadata.num_rows > MAX_ROWS or values > MAX_VALUES or size > MAX_BYTES:
+        raise ValueError(
+            f"{metadata.num_rows:,} rows with {values:,} values in {size:,} bytes; at most {MAX_ROWS:,} rows with "
+            f"{MAX_VALUES:,} values in {MAX_BYTES:,} bytes are read"
+        )
+
+
+def _texts(column: Any) -> list[str]:
+    """Return the texts of a column or an array; equal ones are the same object."""
+    found: list[str] = []
+    for chunk in getattr(column, "chunks", [column]):
+        encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
+        values = encoded.dictionary.to_pylist()
+        found += [values[i] for i in encoded.indices.to_pylist()]
+    return found
+
+
+def _lists(column: Any, convert: Callable[[Any], Any]) -> list[Any]:
+    """Return the lists of a column, as parts of what `convert` makes of the values of a chunk."""
+    found: list[Any] = []
+    for chunk in column.chunks:
+        values, ends = convert(chunk.flatten()), np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))
+        found += [values[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
+    return found
 
 
 def _name(statistic: Statistic, statistics: Mapping[str, Statistic]) -> str | None:

@@ -134,10 +134,10 @@ class _AllStatistics(Mapping[str, Statistic]):
         return len(STATISTICS)
 
 
-def read_item_scores(path: Path) -> list[ItemScores]:
-    """Read items.parquet of any task.
+def read_item_scores(file: Path | bytes, *, name: str = "") -> list[ItemScores]:
+    """Read items.parquet of any task; see `read_items`.
 
     Raises:
-        DataError: the file is missing, or was not written by `write_items`.
+        DataError: the file is missing, too large, or was not written by `write_items`.
     """
-    return read_items(path, _AllStatistics())
+    return read_items(file, _AllStatistics(), name=name)

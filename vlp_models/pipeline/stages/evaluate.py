@@ -26,7 +26,7 @@ from vlp_models.evaluation.contamination import LeakedItems, read_training_data,
 from vlp_models.evaluation.test_set import hash_shards, hash_test_set, slices_of
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, interval
 from vlp_models.metrics.extra import load_metric, score_by
-from vlp_models.metrics.score import ItemScores, item_scores, write_items
+from vlp_models.metrics.score import EXTRA, ItemScores, item_scores, write_items
 from vlp_models.params import EvaluateParams, Params, to_plain
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 ITEMS = "items.parquet"
-EXTRA = "extra"  # key of records whose metric is a plugin's
 
 
 def run(
