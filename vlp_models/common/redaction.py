@@ -44,15 +44,19 @@ def redact(text: str) -> str:
 def redact_yaml(text: str) -> str:
     """Return a YAML file's text without secrets, also those under secret-like keys; comments and order stay.
 
-    `env:NAME` is not a secret.
+    The text remains valid YAML: secrets under such keys become a quoted `"***"`, and a webhook becomes empty, for it
+    must be a URL. `env:NAME` is not a secret.
     """
     import yaml
 
     try:
-        secrets = set(_values_of_secret_keys(yaml.safe_load(text)))
+        secrets = {node.start_mark.index: (key, node) for key, node in _secret_nodes(yaml.compose(text), set())}
     except yaml.YAMLError:
-        secrets = set()
-    for value in sorted(secrets, key=len, reverse=True):
+        secrets = {}
+    for start, (key, node) in sorted(secrets.items(), reverse=True):  # the last one first: places before it stay
+        end = node.start_mark.index + len(text[start : node.end_mark.index].rstrip())
+        text = text[:start] + ('""' if key.lower().endswith("webhook") else f'"{HIDDEN}"') + text[end:]
+    for value in sorted({node.value for _, node in secrets.values()}, key=len, reverse=True):  # in comments
         text = text.replace(value, HIDDEN)
     return redact(text)
 
@@ -91,9 +95,19 @@ def _is_secret(key: object, value: Any) -> bool:
     return isinstance(value, str) and bool(_SECRET_KEY.search(str(key))) and bool(value) and value[:4] != "env:"
 
 
-def _values_of_secret_keys(value: Any) -> Iterator[str]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        if _is_secret(key, item):
-            yield item
-        yield from _values_of_secret_keys(item)
+def _secret_nodes(node: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield key and node of each scalar below a YAML node that is a secret by its key."""
+    import yaml
+
+    if id(node) in seen:  # an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        for key, item in node.value:
+            text = item.value if item.tag == "tag:yaml.org,2002:str" else None
+            if _is_secret(key.value, text):
+                yield str(key.value), item
+            yield from _secret_nodes(item, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _secret_nodes(item, seen)
