@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import random
+import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -16,12 +18,23 @@ from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import DataError
-from vlp_models.params import load_params
-from vlp_models.pipeline.run_bundle import RunBundle, open_bundle, pack
+from vlp_models.errors import DataError, MissingToolError, VLPError
+from vlp_models.params import load_params, parse_params
+from vlp_models.pipeline import replay, run_bundle
+from vlp_models.pipeline.run_bundle import (
+    RunBundle,
+    check_signature,
+    hash_weights,
+    load_signer,
+    open_bundle,
+    pack,
+    sign,
+)
 
 pytestmark = pytest.mark.pipeline
 RUN = "tden-vqa"
+SHIPPED = Path(__file__).parents[2] / "docs" / "results" / "runs" / f"{RUN}.run.zip"
+HOOK = "https://hooks.example.org/services/T0/B0/xyz"
 
 
 @pytest.fixture(scope="module")
@@ -75,23 +88,71 @@ def test_a_thousand_mutations_are_refused(packed: RunBundle, tmp_path: Path) -> 
         open_bundle(tmp_path / "absent.zip")
 
 
-def test_scores_replay_anywhere_and_a_forged_score_does_not(
-    packed: RunBundle, project: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_replay_anywhere(packed: RunBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # no project
     result = CliRunner().invoke(app, ["replay", str(packed.path)])
     assert result.exit_code == 0 and "equal" in result.output and packed.id in result.output
-    forged = tmp_path / "forged"
-    shutil.copytree(project.root, forged, symlinks=True, ignore=shutil.ignore_patterns("cache", ".git"))
-    path = forged / "reports" / "eval" / RUN / "scores.json"
-    scores = json.loads(path.read_text())
-    first = next(record for record in scores if record["metric"] == "accuracy")
-    first["value"] += 1
-    path.unlink()
-    path.write_text(json.dumps(scores))
-    pack(load_params(forged / "params.yaml"), Workspace(forged), RUN, tmp_path / "forged.zip")
-    result = CliRunner().invoke(app, ["replay", "forged.zip"])
-    assert result.exit_code == 1 and "accuracy" in result.output and "from its items" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (f"checkpoints/finetune/{RUN}/model.safetensors", b"", f"evaluate@{RUN}, finetune@{RUN}: not up to date"),
+        ("checkpoints/pretrain/tden/model.safetensors", None, "pretrain@tden: not up to date"),
+        ("params.yaml", b"bootstrap: 7", f"`evaluate` was edited .* run `vlp run evaluate@{RUN}`"),
+        ("params.yaml", b"max_text_len: 23", f"evaluate@{RUN}, finetune@{RUN}.*: not up to date"),
+        (f"reports/eval/{RUN}/scores.json", b'"value": 99.9', f"evaluate@{RUN}: not up to date"),
+    ],
+    ids=["weights", "no weights", "bootstrap", "training", "scores"],
+)
+def test_pack_refuses_scores_of_another_training_or_other_params(
+    name: str, change: bytes | None, message: str, project: Workspace, tmp_path: Path
+) -> None:
+    file, key = project.root / name, (change or b"").partition(b" ")[0]
+    kept = file.read_bytes()
+    file.unlink()  # a link to DVC's cache
+    try:
+        if change is not None:
+            file.write_bytes(re.sub(key + rb" [\d.]+", change, kept) if key else kept[:-4] + bytes(4))
+        with pytest.raises(VLPError, match=message):
+            pack(load_params(project.root / "params.yaml"), project, RUN, tmp_path / "a.run.zip")
+        assert not list(tmp_path.iterdir())
+    finally:
+        file.unlink(missing_ok=True)
+        file.write_bytes(kept)
+
+
+def test_pack_refuses_a_score_that_does_not_follow_from_its_items(
+    project: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_bundle, "_check_recorded", lambda *_: None)
+    params = load_params(project.root / "params.yaml")
+    params = dataclasses.replace(params, evaluate=dataclasses.replace(params.evaluate, bootstrap=7))
+    with pytest.raises(DataError, match=r"not written: .*bootstrap is 7 in bundle\.json"):
+        pack(params, project, RUN, tmp_path / "a.run.zip")
+    monkeypatch.setattr(replay, "interval", lambda *_, **__: (0.0, 0.0))
+    with pytest.raises(DataError, match=r"not written: accuracy on .* from its items 0\.0"):
+        pack(load_params(project.root / "params.yaml"), project, RUN, tmp_path / "a.run.zip")
+    assert not list(tmp_path.iterdir())
+
+
+def test_packed_params_are_valid_without_their_secrets(project: Workspace, tmp_path: Path) -> None:
+    file = project.root / "params.yaml"
+    kept = file.read_text()
+    try:
+        file.write_text(kept.replace('webhook: ""', f"webhook: {HOOK}"))
+        assert load_params(file).flow.webhook == HOOK
+        bundle = pack(load_params(file), project, RUN, tmp_path / "a.run.zip")
+    finally:
+        file.write_text(kept)
+    assert parse_params(open_bundle(bundle.path).params(), root=project.root).flow.webhook == ""
+    assert not any(HOOK.encode() in content for content in bundle.files.values())
+
+
+def test_run_without_weights_is_refused(tmp_path: Path) -> None:
+    params = load_params(Path(__file__).parents[2] / "params.yaml")
+    with pytest.raises(DataError, match=rf"checkpoints/finetune/{RUN}: has no weights; .*vlp run evaluate@{RUN}"):
+        hash_weights(params, Workspace(tmp_path), RUN)
 
 
 def test_predictions_replay_in_the_project_with_its_weights_only(packed: RunBundle, project: Workspace) -> None:
@@ -119,32 +180,62 @@ def test_the_training_replays_bit_for_bit(packed: RunBundle, project: Workspace)
     assert len(found) == len(packed.manifest["weights"])
 
 
-def test_signature_names_who_packed_it(packed: RunBundle, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing")
-    from vlp_models.pipeline.run_bundle import check_signature, sign
+def make_key(path: Path, *kind: str) -> Path:
+    """Write a private key and, with the suffix .pub, its public key."""
+    subprocess.run(["openssl", "genpkey", *kind, "-out", str(path)], check=True, capture_output=True)
+    public = ["-in", str(path), "-pubout", "-out", str(path.with_suffix(".pub"))]
+    subprocess.run(["openssl", "pkey", *public], check=True, capture_output=True)
+    return path
 
-    for name in ("own", "other"):
-        command = [
-            "openssl",
-            "ecparam",
-            "-name",
-            "prime256v1",
-            "-genkey",
-            "-noout",
-            "-out",
-            str(tmp_path / f"{name}.pem"),
-        ]
-        subprocess.run(command, check=True)
-        public = ["-in", str(tmp_path / f"{name}.pem"), "-pubout", "-out", str(tmp_path / f"{name}.pub")]
-        subprocess.run(["openssl", "ec", *public], check=True, capture_output=True)
+
+def ec(curve: str) -> tuple[str, ...]:
+    return ("-algorithm", "EC", "-pkeyopt", f"ec_paramgen_curve:{curve}")
+
+
+def test_signature_names_who_packed_it(tmp_path: Path) -> None:
+    pytest.importorskip("model_signing")
+    own, other = (make_key(tmp_path / f"{name}.pem", *ec("P-256")) for name in ("own", "other"))
     path = tmp_path / "run.zip"
-    shutil.copy(packed.path, path)
+    shutil.copy(SHIPPED, path)
     with pytest.raises(DataError, match="not signed"):
-        check_signature(path, tmp_path / "own.pub")
-    sign(path, tmp_path / "own.pem")
-    check_signature(path, tmp_path / "own.pub")
+        check_signature(path, own.with_suffix(".pub"))
+    sign(path, load_signer(own))
+    check_signature(path, own.with_suffix(".pub"))
     with pytest.raises(DataError, match="not signed by"):
-        check_signature(path, tmp_path / "other.pub")
+        check_signature(path, other.with_suffix(".pub"))
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(DataError, match="not signed by"):
-        check_signature(path, tmp_path / "own.pub")
+        check_signature(path, own.with_suffix(".pub"))
+
+
+@pytest.mark.parametrize(
+    "kind", [ec("secp256k1"), ("-algorithm", "ed25519"), ("-algorithm", "RSA")], ids=lambda k: k[-1]
+)
+def test_key_that_cannot_sign_is_refused_before_packing(kind: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("model_signing")
+    key = make_key(tmp_path / "a.pem", *kind)
+    with pytest.raises(DataError, match=r"a\.pem: .*P-256, P-384 or P-521"):
+        load_signer(key)
+    with pytest.raises(DataError, match=r"a\.pub: .*P-256, P-384 or P-521"):
+        check_signature(SHIPPED, key.with_suffix(".pub"))
+    with pytest.raises(DataError, match=r"absent\.pem: no such file"):
+        load_signer(tmp_path / "absent.pem")
+    with pytest.raises(DataError, match=r"absent\.pub: no such file"):
+        check_signature(SHIPPED, tmp_path / "absent.pub")
+
+
+def test_missing_module_is_named_and_nothing_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """model-signing 1.1 imports OpenSSL, which it does not declare."""
+    (tmp_path / "model_signing").mkdir()
+    for name, text in (("__init__", ""), ("signing", "import OpenSSL_of_nobody"), ("verifying", "")):
+        (tmp_path / "model_signing" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "model_signing"]:
+        monkeypatch.delitem(sys.modules, name)
+    message = "module OpenSSL_of_nobody: pip install model-signing pyopenssl"
+    with pytest.raises(MissingToolError, match=message):
+        check_signature(SHIPPED, tmp_path / "a.pub")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr(run_bundle, "pack", lambda *_: pytest.fail("was packed"))
+    result = CliRunner().invoke(app, ["pack", RUN, "--key", str(tmp_path / "a.pem")])
+    assert isinstance(result.exception, MissingToolError)

@@ -25,7 +25,9 @@ def pack(
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(help="A private key (PEM, elliptic curve) to sign with; needs model-signing.", show_default=False),
+        typer.Option(
+            help="A private key (PEM; P-256, P-384 or P-521) to sign with; needs model-signing.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Pack what a run's figures come from into one file: scores per item, predictions, lineage, hashes, environment.
@@ -34,16 +36,17 @@ def pack(
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.run_bundle import SUFFIX, sign
+    from vlp_models.pipeline.run_bundle import SUFFIX, load_signer, sign
     from vlp_models.pipeline.run_bundle import pack as write
 
     params = load_params()
     if run not in params.finetune:
         raise ParamsError(f"no run `{run}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
+    signer = None if key is None else load_signer(key)  # before a file is written
     bundle = write(params, Workspace(), run, output or Path(f"{run}{SUFFIX}"))
     print(f"{bundle.path}: {len(bundle.files)} files of {run}, id {bundle.id}")
-    if key is not None:
-        print(f"{sign(bundle.path, key)}: its signature")
+    if signer is not None:
+        print(f"{sign(bundle.path, signer)}: its signature")
 
 
 def replay(
@@ -64,7 +67,7 @@ def replay(
     A bundle is refused if any byte of it has changed. With `trainer.reproducible: portable`, weights are
     by design bit-identical on x86-64 processors with AVX2. Example: `vlp replay tden-vqa.run.zip --level predict`
     """
-    from vlp_models.pipeline.run_bundle import check_signature, open_bundle
+    from vlp_models.pipeline.run_bundle import SCORES, check_signature, open_bundle, short_commit
 
     opened = open_bundle(bundle)
     if public_key is not None:
@@ -73,8 +76,10 @@ def replay(
     from vlp_models.common.workspace import Workspace
     from vlp_models.pipeline.replay import replay as compute
 
-    made = opened.manifest
-    print(f"{bundle}: {made['run']} ({made['task']}), id {opened.id}, commit {made['git_commit'][:12]}")
+    commit = short_commit(opened.manifest["git_commit"])
+    evaluated = ", ".join(sorted({short_commit(record["git"]) for record in opened.json(SCORES)}))
+    commits = f"commit {commit}" if evaluated == commit else f"packed at commit {commit}, evaluated at {evaluated}"
+    print(f"{bundle}: {opened.run} ({opened.task}), id {opened.id}, {commits}")
     findings = compute(opened, level.value, Workspace())
     for finding in findings:
         state = {True: "equal", False: "differs", None: "unchecked"}[finding.equal]

@@ -27,14 +27,17 @@ from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.workspace import WITHDRAWN, Workspace
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
-from vlp_models.params import Params, parse_params, read_yaml
+from vlp_models.metrics.score import EXTRA, ItemScores
+from vlp_models.params import Params, parse_params
 from vlp_models.pipeline.checked_params import check_params
 from vlp_models.pipeline.dvc.external import check_files, check_roots, local_inputs
-from vlp_models.pipeline.run_bundle import RunBundle, environment
+from vlp_models.pipeline.run_bundle import ITEMS, PARAMS, SCORES, RunBundle, environment
+from vlp_models.tasks.judging import main_metric, own_statistic
 from vlp_models.tasks.scoring import read_item_scores
 
 Level = Literal["score", "predict", "train"]
 ROUNDING = 5e-5  # scores.json has four decimals
+COMPARED = ("value", "low", "high", "n", "baselines", "leakage")  # of a score that was computed again
 SHOWN = 5
 
 
@@ -62,34 +65,62 @@ def replay(bundle: RunBundle, level: Level, workspace: Workspace) -> list[Findin
 
 
 def score(bundle: RunBundle) -> list[Finding]:
-    """Recompute the values and intervals whose scores per item are in the bundle; list the other scores."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "items.parquet"
-        path.write_bytes(bundle.files["items.parquet"])
-        items = read_item_scores(path)
-    records = _records(bundle.json("scores.json"))
+    """Recompute the values and intervals whose scores per item are in the bundle; list the other scores.
+
+    A score needs items if its metric has items on another split, or is the task's main one. A metric of a built-in task
+    needs its own statistic; a plugin's metric names its statistic itself. A test item that was left out, and is not in
+    the score's `n`, is found only at level predict.
+
+    Raises:
+        DataError: items.parquet cannot be read, or a metric cannot be computed from it.
+    """
+    records, items = _records(bundle.json(SCORES)), bundle_items(bundle)
+    main = main_metric(bundle.task)
+    with_items = {main, *(own.metric for own in items)}
+    checked: dict[str, list[str]] = {}  # dataset and split -> metrics
     wrong, count = [], 0
     for own in items:
+        place = f"{own.metric} on {own.dataset} {own.split}"
         record = records.pop((own.dataset, own.split, own.metric), None)
         if record is None:
-            wrong.append(f"{own.metric} on {own.dataset} {own.split}: has items, but no score")
+            wrong.append(f"{place}: has items, but no score")
             continue
-        evidence = own.evidence()
-        value = float(evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0])
-        ends = interval(evidence, resamples=bundle.manifest["bootstrap"], seed=record["seed"]) or (None, None)
+        if record["n"] != len(own.items):
+            wrong.append(f"{place}: n is {record['n']}, and it has {len(own.items)} items")
+        is_extra = bool(record.get(EXTRA)) and own.metric != main
+        statistic = None if is_extra else own_statistic(bundle.task, own.metric)
+        if own.statistic != (statistic or own.statistic):
+            wrong.append(f"{place}: its items have the statistic {own.statistic}, not {statistic}")
+        try:
+            evidence = own.evidence()
+            value = float(evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0])
+            ends = interval(evidence, resamples=bundle.manifest["bootstrap"], seed=record["seed"]) or (None, None)
+        except (ArithmeticError, IndexError, ValueError) as error:
+            raise DataError(f"{bundle.path}: {ITEMS}: cannot compute {place}: {error}") from None
         for name, found in zip(("value", "low", "high"), (value, *ends), strict=True):
             count += found is not None
-            if not _close(record[name], found):
-                wrong.append(
-                    f"{own.metric} on {own.dataset} {own.split}: {name} {record[name]}, from its items {found}"
-                )
-    text = f"{count} values and ends of intervals follow from {len(items)} metrics' items"
-    findings = [Finding(subject="scores", equal=not wrong and count > 0, text=_list(wrong) or text)]
+            if not _equal(record[name], found):
+                wrong.append(f"{place}: {name} {record[name]}, from its items {found}")
+        name = own.metric if statistic else f"{own.metric}, by its statistic {own.statistic!r}"
+        checked.setdefault(f"{own.dataset} {own.split}", []).append(name)
+    for dataset, split, metric in [key for key, record in records.items() if record["value"] is not None]:
+        if metric in with_items:
+            wrong.append(f"{metric} on {dataset} {split}: has a score, but no items")
+            del records[dataset, split, metric]
+    if not items:
+        wrong.append("no score has items")
+    names = "; ".join(f"{place}: {', '.join(metrics)}" for place, metrics in checked.items())
+    text = f"{count} values and ends of intervals follow from their items ({names})"
+    findings = [Finding(subject="scores", equal=not wrong, text=_list(wrong) or text)]
     if records:
         names = _list([f"{metric} ({split})" for _, split, metric in records])
         text = f"{len(records)} scores have no items, such as {names}; --level predict computes them"
         findings.append(Finding(subject="other scores", equal=None, text=text))
     return findings
+
+
+def bundle_items(bundle: RunBundle) -> list[ItemScores]:
+    return read_item_scores(bundle.files[ITEMS], name=f"{bundle.path}: {ITEMS}")
 
 
 def _records(scores: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -101,7 +132,7 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
     from vlp_models.evaluation.test_set import hash_shards
     from vlp_models.pipeline.stages import evaluate
 
-    run, record = bundle.run, bundle.json("scores.json")[0]
+    run, record = bundle.run, bundle.json(SCORES)[0]
     for name, digest in bundle.manifest["weights"].items():
         if not (workspace.root / name).is_file():
             raise DataError(f"{name}: not in this project; `dvc pull` with the bundle's dvc.lock, or use --level train")
@@ -125,7 +156,7 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
     with scratch_directory(_place_of_copies(workspace)) as folder:
         project = folder / "project"
         _vlp(folder, "init", str(project))
-        (project / "params.yaml").write_bytes(bundle.files["params.yaml"])
+        (project / PARAMS).write_bytes(bundle.files[PARAMS])
         _link_inputs(params, workspace, project)
         try:
             check_roots(params, project)
@@ -144,10 +175,7 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
 
 
 def _params_of(bundle: RunBundle, workspace: Workspace) -> Params:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "params.yaml"
-        path.write_bytes(bundle.files["params.yaml"])
-        return parse_params(read_yaml(path), root=workspace.root)
+    return parse_params(bundle.params(), f"{bundle.path}: {PARAMS}", workspace.root)
 
 
 def _place_of_copies(workspace: Workspace) -> Path:
@@ -201,7 +229,7 @@ def _vlp(folder: Path, *words: str) -> None:
 
 
 def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Finding]:
-    """Compare what an evaluation wrote with the bundle's: predictions, scores per item, values and intervals."""
+    """Compare what an evaluation wrote with the bundle's: predictions, scores per item, scores (`COMPARED`)."""
     folder, findings = workspace.evaluation(bundle.run), []
     written = {path.name for path in folder.glob("predictions-*.jsonl")}
     for name in sorted(written | {name for name in bundle.files if name.startswith("predictions-")}):
@@ -210,32 +238,31 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Findin
         differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
         text = f"{differ:,} of {len(before):,} differ" if differ else f"all {len(before):,} are equal"
         findings.append(Finding(subject=name, equal=not differ, text=text))
-    wrong = [] if _items_equal(bundle, folder / "items.parquet") else ["items.parquet"]
-    packed = _records(bundle.json("scores.json"))
-    found = _records(json.loads((folder / "scores.json").read_text(encoding="utf-8")))
+    wrong = [] if _items_equal(bundle, folder / "items.parquet") else [ITEMS]
+    packed = _records(bundle.json(SCORES))
+    found = _records(json.loads((folder / SCORES).read_text(encoding="utf-8")))
     for key in {**packed, **found}:
         place = f"{key[2]} on {key[0]} {key[1]}"
         if key not in packed or key not in found:
             wrong.append(f"{place}: only {'in the bundle' if key in packed else 'now'}")
             continue
-        for end in ("value", "low", "high"):
-            if not _close(packed[key].get(end), found[key].get(end)):
-                wrong.append(f"{place}: {end} {packed[key].get(end)}, now {found[key].get(end)}")
-    text = f"all {len(packed)} scores with their intervals and items are equal"
+        for name in COMPARED:
+            old, new = packed[key].get(name), found[key].get(name)
+            if not _equal(old, new):
+                wrong.append(f"{place}: {name} {json.dumps(old)}, now {json.dumps(new)}")
+    text = f"all {len(packed)} scores with their intervals, items and baselines are equal"
     return [*findings, Finding(subject="computed again", equal=not wrong and bool(packed), text=_list(wrong) or text)]
 
 
 def _items_equal(bundle: RunBundle, path: Path) -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder) / "items.parquet"
-        own.write_bytes(bundle.files["items.parquet"])
-        sides = [read_item_scores(own), read_item_scores(path)]
+    sides = [bundle_items(bundle), read_item_scores(path)]
     described = [
         {(s.dataset, s.split, s.metric): (list(s.items), list(s.groups), s.parts_NK) for s in side} for side in sides
     ]
     return described[0].keys() == described[1].keys() and all(
         items == described[1][key][0]
         and groups == described[1][key][1]
+        and parts.shape == described[1][key][2].shape
         and np.allclose(parts, described[1][key][2], rtol=1e-6, atol=1e-9)
         for key, (items, groups, parts) in described[0].items()
     )
@@ -254,10 +281,13 @@ def _explain(bundle: RunBundle, params: Params, weights: Iterable[Finding]) -> l
     return [Finding(subject="why", equal=False, text=text)]
 
 
-def _close(before: Any, now: Any) -> bool:
-    if before is None or now is None:
-        return before is now
-    return bool(abs(before - now) <= ROUNDING + 1e-6 * abs(before))
+def _equal(before: Any, now: Any) -> bool:
+    """Return whether two values of scores.json are equal, numbers up to their rounding."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before.keys() == now.keys() and all(_equal(before[key], now[key]) for key in before)
+    if type(before) in (int, float) and type(now) in (int, float):
+        return bool(abs(before - now) <= ROUNDING + 1e-6 * abs(before))
+    return bool(before == now)
 
 
 def _list(wrong: list[str]) -> str:

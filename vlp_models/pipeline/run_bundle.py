@@ -19,28 +19,35 @@ import io
 import json
 import math
 import platform
-import unicodedata
+import re
+import subprocess
+import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import atomic_write, hash_file, read_zip_member, to_json
+from vlp_models.common.io import atomic_write, hash_file, is_line, read_zip_member, to_json
 from vlp_models.common.redaction import redact_yaml, redacted
+from vlp_models.common.supervise import command_environment
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import DataError, MissingToolError
-from vlp_models.params import Params
+from vlp_models.params import Params, parse_params
+from vlp_models.params.load import explain_yaml_error, parse_yaml
 from vlp_models.params.runs import NAME
 
 FORMAT = "vlp-run/1"
-MANIFEST, LINEAGE = "bundle.json", "lineage.json"
+MANIFEST, LINEAGE, PARAMS, SCORES, ITEMS = "bundle.json", "lineage.json", "params.yaml", "scores.json", "items.parquet"
+REQUIRED = {MANIFEST, LINEAGE, PARAMS, SCORES, ITEMS}
+OTHERS = re.compile(r"dvc\.lock|predictions-[\w.-]+\.jsonl")
 SUFFIX = ".run.zip"
-EVALUATED = ("scores.json", "items.parquet")
-MAX_BYTES = 1 << 30  # unpacked
+MAX_BYTES = 1 << 30  # of the file, and unpacked
 MAX_RESAMPLES = 1_000_000  # of an interval, which a replay draws again
 DIGEST = 64  # bytes of the archive's comment
+_HEADER = 30  # bytes of a member's header, without its name
+_MODE = 0o600 << 16  # of every member
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every member: zip's earliest
 
 
@@ -60,26 +67,44 @@ class RunBundle:
     def run(self) -> str:
         return str(self.manifest["run"])
 
+    @property
+    def task(self) -> str:
+        return str(self.manifest["task"])
+
     def json(self, name: str) -> Any:
-        return json.loads(self.files[name])
+        return parse_json(self.files[name])
+
+    def params(self) -> Any:
+        """Return params.yaml as plain data."""
+        return _parse_yaml(self.files[PARAMS])
 
 
 def bundle_id(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()[:16]
 
 
+def short_commit(commit: str) -> str:
+    """Return the first characters of a commit, with `+changes` if it has that."""
+    name, plus, changes = commit.partition("+")
+    return f"{name[:12]}{plus}{changes}"
+
+
 def pack(params: Params, workspace: Workspace, run: str, path: Path) -> RunBundle:
     """Write the bundle of an evaluated fine-tuning run.
 
     Raises:
-        DataError: the run was not evaluated, or with more than `MAX_RESAMPLES`.
+        DataError: the run is not evaluated, or not with the present weights and params; weights are missing; a score
+            does not follow from its items; or the evaluation has more than `MAX_RESAMPLES`.
+        ParamsError: params.yaml is invalid without its secrets, or was edited since the evaluation.
     """
     from vlp_models.pipeline.lineage import lineage_files, lineage_record
+    from vlp_models.pipeline.replay import score
 
     if params.evaluate.bootstrap > MAX_RESAMPLES:
         raise DataError(f"params.yaml: `evaluate.bootstrap`: a run bundle may have {MAX_RESAMPLES:,} at most")
-    evaluated = require_output(workspace.evaluation(run) / EVALUATED[0], f"evaluate@{run}").parent
-    names = [*EVALUATED, *sorted(file.name for file in evaluated.glob("predictions-*.jsonl"))]
+    evaluated = require_output(workspace.evaluation(run) / SCORES, f"evaluate@{run}").parent
+    _check_recorded(params, workspace, run)
+    names = [SCORES, ITEMS, *sorted(file.name for file in evaluated.glob("predictions-*.jsonl"))]
     files = {name: (evaluated / name).read_bytes() for name in names}
     for name, text in lineage_files(workspace).items():
         if name != "requirements.lock":  # long; its hash is in the lineage, and the commit has it
@@ -99,26 +124,58 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path) -> RunBundl
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
     }
     files[MANIFEST] = to_json(manifest).encode()
+    bundle = RunBundle(path=path, manifest=manifest, files=files)
+    try:
+        _check_manifest(manifest, files)
+    except ValueError as error:
+        raise DataError(f"{path}: not written: {error}") from None
+    parse_params(bundle.params(), f"{PARAMS} without its secrets", workspace.root)
+    if wrong := [finding.text for finding in score(bundle) if finding.equal is False]:
+        raise DataError(f"{path}: not written: {wrong[0]}; run `vlp run evaluate@{run}`")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
         temporary.write_bytes(_archive(files))
-    return RunBundle(path=path, manifest=manifest, files=files)
+    return bundle
+
+
+def _check_recorded(params: Params, workspace: Workspace, run: str) -> None:
+    """Check that evaluation and weights are those that dvc.lock records, for the present params, data and code.
+
+    Raises:
+        DataError: they are not, or DVC cannot tell.
+        ParamsError: `evaluate` was edited since.
+    """
+    from vlp_models.pipeline.dvc.consistency import check_settings
+
+    check_settings(params, workspace, "evaluate", run)
+    stages = [f"evaluate@{run}", *(name.replace("/", "@", 1) for name in params.chain(f"finetune/{run}"))]
+    command = [sys.executable, "-m", "dvc", "status", "--json", *stages]
+    done = subprocess.run(command, cwd=workspace.root, env=command_environment(), capture_output=True, text=True)
+    try:
+        changed = sorted(json.loads(done.stdout))
+    except ValueError:
+        raise DataError(f"`dvc status evaluate@{run}` failed: {done.stderr.strip()[-500:]}") from None
+    if changed:
+        raise DataError(
+            f"{', '.join(changed)}: not up to date, so these scores may be of other weights, data or params "
+            f"(`dvc status {changed[0]}`); run `vlp run evaluate@{run}` first"
+        )
 
 
 def open_bundle(path: Path) -> RunBundle:
     """Open a bundle.
 
     Raises:
-        DataError: it does not exist, is no bundle, or a byte of it has changed.
+        DataError: it does not exist, is no bundle, is none that `pack` writes, or a byte of it has changed.
     """
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path}: has more than {MAX_BYTES:,} bytes")
         content = path.read_bytes()
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-            if size > MAX_BYTES:
-                raise DataError(f"{path}: unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
+            _check_members(archive)
             files = {member.filename: read_zip_member(archive, member) for member in archive.infolist()}
-        manifest = json.loads(files[MANIFEST])
+        manifest = parse_json(files[MANIFEST])
         if manifest["format"] != FORMAT:
             raise DataError(f"{path}: a bundle of format {manifest['format']!r}; this release reads {FORMAT}")
         hashes = {name: hashlib.sha256(own).hexdigest() for name, own in files.items() if name != MANIFEST}
@@ -136,13 +193,36 @@ def open_bundle(path: Path) -> RunBundle:
     return RunBundle(path=path, manifest=manifest, files=files)
 
 
+def _check_members(archive: zipfile.ZipFile) -> None:
+    """Check that an archive has the form that `_archive` gives it: different members, one after the other.
+
+    Raises:
+        ValueError: it has not.
+    """
+    members, place = archive.infolist(), 0
+    if (size := sum(member.file_size for member in members)) > MAX_BYTES:
+        raise ValueError(f"unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
+    if not all(is_line(member.filename) for member in members):
+        raise ValueError("the name of a member is not a text of one line")
+    if len({member.filename for member in members}) < len(members):
+        raise ValueError("two members have the same name")
+    for member in members:
+        if member.header_offset != place:
+            raise ValueError(f"other bytes before {member.filename}")
+        if member.external_attr != _MODE:
+            raise ValueError(f"{member.filename} is a link, or has another mode than a bundle's files")
+        place += _HEADER + len(member.filename.encode()) + member.compress_size
+    if archive.start_dir != place:
+        raise ValueError("other bytes after its members")
+
+
 def _check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     """
     Raises:
-        ValueError: a key or a file is missing, or a value is invalid.
+        ValueError: a key or a file is missing or unknown, a value is invalid, or two files contradict each other.
     """
-    for name in ("run", "task", "git_commit"):
-        if not _is_line(manifest.get(name)):
+    for name in ("run", "task", "model", "git_commit"):
+        if not is_line(manifest.get(name)):
             raise ValueError(f"{MANIFEST}: {name} is not a text of one line")
     if not NAME.fullmatch(manifest["run"]):
         raise ValueError(f"{MANIFEST}: run is not a name: {manifest['run']!r}")
@@ -150,32 +230,83 @@ def _check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> 
         raise ValueError(f"{MANIFEST}: bootstrap is not a number from 0 to {MAX_RESAMPLES:,}")
     for name in ("environment", "weights"):
         values = manifest.get(name)
-        if not isinstance(values, dict) or not all(_is_line(text) for item in values.items() for text in item):
+        if not isinstance(values, dict) or not all(is_line(text) for item in values.items() for text in item):
             raise ValueError(f"{MANIFEST}: {name} does not map names to texts")
-    if missing := {*EVALUATED, LINEAGE, "params.yaml"} - set(files):
+    if missing := REQUIRED - set(files):
         raise ValueError(f"{', '.join(sorted(missing))} missing")
+    if unknown := sorted(name for name in set(files) - REQUIRED if not OTHERS.fullmatch(name)):
+        raise ValueError(f"{', '.join(unknown)}: not a file of a bundle")
     if "mode" not in manifest["environment"]:
         raise ValueError(f"{MANIFEST} has no environment.mode")
-    records = json.loads(files[EVALUATED[0]])
+    if not any(name.startswith(f"checkpoints/finetune/{manifest['run']}/") for name in manifest["weights"]):
+        raise ValueError(f"{MANIFEST}: weights has none of the run")
+    records = parse_json(files[SCORES])
     if not isinstance(records, list) or not records or not all(isinstance(r, dict) and _is_score(r) for r in records):
-        raise ValueError(f"{EVALUATED[0]} is not a list of scores")
+        raise ValueError(f"{SCORES} is not a list of scores")
+    if len({(record["dataset"], record["split"], record["metric"]) for record in records}) < len(records):
+        raise ValueError(f"{SCORES} has two scores of one metric on one dataset and split")
+    _check_same_run(manifest, parse_json(files[LINEAGE]), records, _parse_yaml(files[PARAMS]))
+
+
+def _check_same_run(
+    manifest: Mapping[str, Any], lineage: Any, records: Sequence[Mapping[str, Any]], params: Any
+) -> None:
+    """Check that the other files are of the manifest's run. Only the scores may be of an earlier commit.
+
+    Raises:
+        ValueError: one is not.
+    """
+    run, defaults = params["finetune"][manifest["run"]], (params.get("defaults") or {}).get("finetune") or {}
+    evaluate = {**lineage["params"]["evaluate"], **(params.get("evaluate") or {})}
+    seed = lineage["params"]["finetune"][manifest["run"]]["seed"]
+    found = [
+        *((SCORES, name, record.get(name)) for record in records for name in ("run", "task", "model", "seed")),
+        *((LINEAGE, name, lineage.get(name)) for name in ("run", "task", "model", "seed", "git_commit")),
+        (LINEAGE, "bootstrap", lineage["params"]["evaluate"]["bootstrap"]),
+        (PARAMS, "bootstrap", evaluate["bootstrap"]),
+        (PARAMS, "task", run["task"]),
+        (PARAMS, "seed", run.get("seed", defaults.get("seed", seed))),
+    ]
+    for file, name, value in found:
+        if value != manifest.get(name):
+            raise ValueError(f"{name} is {manifest.get(name)!r} in {MANIFEST}, but {value!r} in {file}")
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse JSON of which there is one reading: UTF-8, and no object has a key twice.
+
+    Raises:
+        ValueError: it is not.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a JSON object has a key twice")
+        return found
+
+    return json.loads(content.decode("utf-8"), object_pairs_hook=unique)
+
+
+def _parse_yaml(content: bytes) -> Any:
+    import yaml
+
+    try:
+        return parse_yaml(content.decode("utf-8"), yaml.safe_load)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{PARAMS}: not valid YAML: {explain_yaml_error(error)}") from None
 
 
 def _is_score(record: Mapping[str, Any]) -> bool:
     """Return whether a record has the keys that a replay reads, with values of their types."""
     ends = [record.get(name, "") for name in ("value", "low", "high")]
-    texts = [record.get(name) for name in ("dataset", "split", "metric", "data")]
+    texts = [record.get(name) for name in ("dataset", "split", "metric", "data", "git")]
     numbers = all(end is None or (type(end) in (int, float) and math.isfinite(end)) for end in ends)
-    return numbers and _is_count(record.get("seed")) and all(_is_line(text) for text in texts)
+    return numbers and all(map(_is_count, (record.get("seed"), record.get("n")))) and all(map(is_line, texts))
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0  # not bool
-
-
-def _is_line(value: Any) -> bool:
-    """Return whether a value is a text without control characters, which a terminal would obey."""
-    return isinstance(value, str) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
@@ -207,40 +338,44 @@ def processor() -> str:
 
 
 def hash_weights(params: Params, workspace: Workspace, run: str) -> dict[str, str]:
-    """Return file -> SHA-256 of the run's weights and of all that they start from, its detector included."""
-    folders, start = [], f"finetune/{run}"
-    while start:
-        folders.append(workspace.checkpoint(start))
-        kind, _, name = start.partition("/")
-        if kind == "finetune":
-            start = params.finetune[name].start
-        elif kind == "pretrain":
-            start = params.pretrain[name].start or f"initial/{params.pretrain[name].model}"
-        else:
-            start = ""
-    files = [file for folder in (workspace.detector, *folders) for file in sorted(folder.glob("*.safetensors"))]
-    return {workspace.relative(file): hash_file(file) for file in files}
+    """Return file -> SHA-256 of the run's weights and of all that they start from, its detector included.
+
+    Raises:
+        DataError: a checkpoint has no weights.
+    """
+    folders = [workspace.checkpoint(name) for name in params.chain(f"finetune/{run}")]
+    weights = {folder: sorted(folder.glob("*.safetensors")) for folder in (workspace.detector, *folders)}
+    if missing := [folder for folder in folders if not weights[folder]]:
+        raise DataError(f"{workspace.relative(missing[0])}: has no weights; run `vlp run evaluate@{run}` or `dvc pull`")
+    return {workspace.relative(file): hash_file(file) for files in weights.values() for file in files}
 
 
 # ---- Signatures ------------------------------------------------------------------------------------------------------
 
 
-def sign(path: Path, key: Path) -> Path:
-    """Sign a bundle with a private key (PEM, elliptic curve), by model-signing; return the signature's path.
+KEYS = "an elliptic-curve key of P-256, P-384 or P-521 (PEM, without a password)"
+
+
+def load_signer(key: Path) -> Any:
+    """Return what signs with a private key, by model-signing.
 
     Raises:
-        MissingToolError: model-signing is not installed.
-        DataError: the key cannot be read.
+        MissingToolError: model-signing or what it needs is not installed.
+        DataError: the key cannot be used.
     """
+    signing, _ = _import_signing()
     try:
-        from model_signing import signing
-    except ModuleNotFoundError:
-        raise MissingToolError("signing needs model-signing: pip install model-signing") from None
+        return signing.Config().use_elliptic_key_signer(private_key=key)
+    except FileNotFoundError:
+        raise DataError(f"{key}: no such file") from None
+    except Exception:  # of the library, for each kind of key another
+        raise DataError(f"{key}: cannot sign with it; a private key must be {KEYS}") from None
+
+
+def sign(path: Path, signer: Any) -> Path:
+    """Sign a bundle with a signer of `load_signer`; return the signature's path."""
     signature = path.with_name(path.name + ".sig")
-    try:
-        signing.Config().use_elliptic_key_signer(private_key=key).sign(path, signature)
-    except Exception as error:  # of OpenSSL, or of the library
-        raise DataError(f"{key}: cannot sign with it: {error}") from None
+    signer.sign(path, signature)
     return signature
 
 
@@ -248,17 +383,29 @@ def check_signature(path: Path, public_key: Path) -> None:
     """Check the signature next to a bundle.
 
     Raises:
-        MissingToolError: model-signing is not installed.
-        DataError: it is missing, or not of this bundle by this key.
+        MissingToolError: model-signing or what it needs is not installed.
+        DataError: the key cannot be used; the signature is missing, or not of this bundle by this key.
     """
+    _, verifying = _import_signing()
     try:
-        from model_signing import verifying
-    except ModuleNotFoundError:
-        raise MissingToolError("checking a signature needs model-signing: pip install model-signing") from None
+        verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    except FileNotFoundError:
+        raise DataError(f"{public_key}: no such file") from None
+    except Exception:  # see load_signer
+        raise DataError(f"{public_key}: cannot check a signature with it; a public key must be {KEYS}") from None
     signature = path.with_name(path.name + ".sig")
     if not signature.is_file():
         raise DataError(f"{signature}: no such file; the bundle is not signed")
     try:
-        verifying.Config().use_elliptic_key_verifier(public_key=public_key).verify(path, signature)
+        verifier.verify(path, signature)
     except Exception as error:
         raise DataError(f"{path}: not signed by {public_key}: {error}") from None
+
+
+def _import_signing() -> tuple[Any, Any]:
+    try:
+        from model_signing import signing, verifying
+    except ModuleNotFoundError as error:  # model-signing 1.1 imports OpenSSL and does not declare it
+        command = "pip install model-signing pyopenssl"
+        raise MissingToolError(f"signatures need the Python module {error.name}: {command}") from None
+    return signing, verifying

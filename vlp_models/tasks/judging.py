@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vlp_models.metrics.score import STATISTICS
 from vlp_models.tasks import TASKS, check_task, task_class
 from vlp_models.tasks.scoring import CHANCE, CONSTANT, MAJORITY, NEAREST
 
@@ -39,7 +40,24 @@ def judging_of(task: str) -> Judging:
         ParamsError: unknown task; names the nearest one.
     """
     check_task(task)
-    if task in BUILT_IN and TASKS[task] == TASKS.builtin[task]:
+    if _is_built_in(task):
         return BUILT_IN[task]
     own = task_class(task)
     return Judging(metric=own.metric, direction=own.direction, baselines_to_beat=tuple(own.baselines_to_beat))
+
+
+def main_metric(task: str) -> str | None:
+    """Return the metric by which versions of a built-in task are judged by default; None for a task of a plugin."""
+    return BUILT_IN[task].metric if _is_built_in(task) else None
+
+
+def own_statistic(task: str, metric: str) -> str | None:
+    """Return the name of the statistic that computes a metric of a built-in task; None for a task of a plugin."""
+    if not _is_built_in(task):
+        return None
+    return metric if metric in STATISTICS else "mean"
+
+
+def _is_built_in(task: str) -> bool:
+    """Return whether a task is of this package and no plugin replaces it."""
+    return task in BUILT_IN and TASKS[task] == TASKS.builtin[task]
