@@ -196,6 +196,19 @@ def test_error_names_file_line_and_what_there_is(
         ("<!-- figures: one.json\n-->\n| |\n|---|\n| 1 |", "names no columns"),
         ("<!-- figures: one.json\nrows: a; b\n| a |\n-->\n| |\n|---|\n| 1 |", "names 2 rows; there are 1"),
         ("<!-- figures: one.json\n| a |\n", "a comment without"),
+        ("it is 1<!-- figures: one.json\na -->", "page.md:1: a comment is read as"),
+        (
+            "- list\n\n  <!-- figures: one.json\n  | a |\n  -->\n  | |\n  |---|\n  | 1 |",
+            "page.md:3: a comment is read as",
+        ),
+        ("1<!--figures: one.json a -->", "a comment is read as"),
+        ("1<!--\nfigures: one.json a -->", "page.md:1: a comment is read as"),
+        ("<!--figures: one.json\n| a |\n-->\n| |\n|---|\n| 1 |", "a comment is read as"),
+        ("<!-- figures: one.json\n| a |\n--> 1<!-- figures: one.json a -->\n| |\n|---|\n| 3 |", "page.md:3: "),
+        ("```x``` is code\n1<!-- figures: one.json nothing -->", "page.md:2: one.json nothing"),
+        ("```\n```text\n```\n1<!-- figures: one.json nothing -->", "page.md:4: one.json nothing"),
+        ("```\n1<!-- figures: one.json a -->", "a code block without its end"),
+        ("<!-- figures: one.json\n| a |\n-->\n```\n1  2\n```", "page.md:5: the row has 2 cells, the comment 1 columns"),
     ],
 )
 def test_comment_that_cannot_be_read_is_an_error(

@@ -48,13 +48,14 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.errors import DataError
-from vlp_models.pipeline.run_bundle import LINEAGE, SUFFIX, open_bundle
+from vlp_models.pipeline.run_bundle import LINEAGE, SUFFIX, open_bundle, parse_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "docs" / "results" / "runs", ROOT / "benchmarks" / "results")
 OPEN, CLOSE = "<!-- figures:", "-->"
 INLINE = re.compile(rf"{OPEN}(.*?){CLOSE}")
-FENCE = re.compile(r"^\s*(```+)")
+COMMENT = re.compile(r"<!--\s*figures:")  # as somebody may write it
+FENCE = re.compile(r"^\s*(```+)[^`]*$")
 SOURCE = re.compile(r"^[\w.$-]+(?:\.json|\.run\.zip)(?= |$)")
 FORMAT = re.compile(r"^(?=[+,./*])(\+?,?(?:\.\d\d?)?[fs%]?)(?:([*/])(\d+(?:e\d)?))?$")
 FILTER = re.compile(r"^\[([^=\]]+)=([^\]]*)\]")
@@ -125,7 +126,7 @@ def bundle_document(path: Path) -> dict[str, Any]:
     bundle = open_bundle(path)
     lineage = bundle.json(LINEAGE)
     predictions = {
-        name.removeprefix("predictions-").removesuffix(".jsonl"): [json.loads(line) for line in content.splitlines()]
+        name.removeprefix("predictions-").removesuffix(".jsonl"): [parse_json(line) for line in content.splitlines()]
         for name, content in bundle.files.items()
         if name.startswith("predictions-")
     }
@@ -272,13 +273,17 @@ class Page:
         while number < len(self.lines):
             line = self.lines[number]
             match = FENCE.match(line)
-            if match:
-                fence = "" if fence and match[1].startswith(fence) else fence or match[1]
-            elif not fence and line.startswith(OPEN):
+            if fence:
+                fence = "" if match and match[1].startswith(fence) and line.strip() == match[1] else fence
+            elif match:
+                fence = match[1]
+            elif line.startswith(OPEN):
                 number = self._fill_block(number)
-            elif not fence and OPEN in line:
+            else:
                 self._guard(number, functools.partial(self._fill_line, number))
             number += 1
+        if fence:
+            self.errors.append(f"{self.name}: a code block without its end {fence}")
 
     def _guard(self, number: int, action: Callable[[], None]) -> None:
         """Do something for a line; note an error with the line's number."""
@@ -289,6 +294,11 @@ class Page:
 
     def _fill_line(self, number: int) -> None:
         """Fill in the figures before each comment of a line."""
+        line = self.lines[number]
+        with_next = "\n".join(self.lines[number : number + 2])
+        comments = [match for match in COMMENT.finditer(with_next) if match.start() < len(line)]
+        if len(comments) != len(INLINE.findall(line)):
+            raise FigureError(f"a comment is read as `{OPEN} ... {CLOSE}` on one line, or from the start of a line")
         done, rest = "", self.lines[number]
         while match := INLINE.search(rest):
             before, cell = rest[: match.start()], 0
@@ -305,7 +315,9 @@ class Page:
         if end is None:
             self.errors.append(f"{self.name}:{start + 1}: a comment without {CLOSE}")
             return len(self.lines)
-        text = "\n".join(self.lines[start : end + 1]).removeprefix(OPEN).partition(CLOSE)[0]
+        text, _, after = "\n".join(self.lines[start : end + 1]).removeprefix(OPEN).partition(CLOSE)
+        if after.strip():
+            self.errors.append(f"{self.name}:{end + 1}: {after.strip()!r} after a comment for the block below")
         self._guard(start, functools.partial(self._fill_rows, text, end + 1))
         return end
 
@@ -343,7 +355,7 @@ class Page:
         parts = separator.split(self.lines[number])  # cells at even places
         table = separator.pattern == r"(\|)"
         cells = list(range(2, len(parts) - 1, 2)) if table else list(range(0, len(parts), 2))
-        if table and len(cells) != len(columns):
+        if len(cells) > len(columns) or (table and len(cells) < len(columns)):
             raise FigureError(f"the row has {len(cells)} cells, the comment {len(columns)} columns")
         texts = [parts[at].strip(" *`") for at in cells]
         replacements = {"row": name or texts[0], **{str(n): text for n, text in enumerate(texts, 1)}}
