@@ -142,7 +142,7 @@ def _check_recorded(params: Params, workspace: Workspace, run: str) -> None:
     """Check that evaluation and weights are those that dvc.lock records, for the present params, data and code.
 
     Raises:
-        DataError: they are not, or DVC cannot tell.
+        DataError: they are not, or `dvc status` fails.
         ParamsError: `evaluate` was edited since.
     """
     from vlp_models.pipeline.dvc.consistency import check_settings
