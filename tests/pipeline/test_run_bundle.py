@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import DataError, MissingToolError, VLPError
+from vlp_models.errors import DataError, MissingToolError
 from vlp_models.params import load_params, parse_params
 from vlp_models.pipeline import replay, run_bundle
 from vlp_models.pipeline.run_bundle import (
@@ -97,11 +97,11 @@ def test_scores_replay_anywhere(packed: RunBundle, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (f"checkpoints/finetune/{RUN}/model.safetensors", b"", f"evaluate@{RUN}, finetune@{RUN}: not up to date"),
-        ("checkpoints/pretrain/tden/model.safetensors", None, "pretrain@tden: not up to date"),
-        ("params.yaml", b"bootstrap: 7", f"`evaluate` was edited .* run `vlp run evaluate@{RUN}`"),
-        ("params.yaml", b"max_text_len: 23", f"evaluate@{RUN}, finetune@{RUN}.*: not up to date"),
-        (f"reports/eval/{RUN}/scores.json", b'"value": 99.9', f"evaluate@{RUN}: not up to date"),
+        (f"checkpoints/finetune/{RUN}/model.safetensors", b"", f"evaluate@{RUN}, finetune@{RUN}: changed since"),
+        ("checkpoints/pretrain/tden/model.safetensors", None, "pretrain@tden: changed since"),
+        ("params.yaml", b"bootstrap: 7", f"`params.yaml: evaluate`: changed since .*`vlp run evaluate@{RUN}`"),
+        ("params.yaml", b"max_text_len: 23", f"evaluate@{RUN}, finetune@{RUN}.*: changed since"),
+        (f"reports/eval/{RUN}/scores.json", b'"value": 99.9', f"evaluate@{RUN}: changed since"),
     ],
     ids=["weights", "no weights", "bootstrap", "training", "scores"],
 )
@@ -114,7 +114,7 @@ def test_pack_refuses_scores_of_another_training_or_other_params(
     try:
         if change is not None:
             file.write_bytes(re.sub(key + rb" [\d.]+", change, kept) if key else kept[:-4] + bytes(4))
-        with pytest.raises(VLPError, match=message):
+        with pytest.raises(DataError, match=message):
             pack(load_params(project.root / "params.yaml"), project, RUN, tmp_path / "a.run.zip")
         assert not list(tmp_path.iterdir())
     finally:

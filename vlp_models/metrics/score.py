@@ -286,7 +286,7 @@ def read_items(
         header = json.loads((table.schema.metadata or {})[HEADER])
         columns = {column: _texts(table[column]) for column in TEXTS}
         slices = _lists(table["slices"], _texts)
-        parts = _lists(table["parts"], lambda values: values.to_numpy())
+        parts = _lists(table["parts"], np.from_dlpack)  # to_numpy would import pandas
         rows: dict[tuple[str, str, str], list[int]] = {}
         for i, key in enumerate(zip(columns["dataset"], columns["split"], columns["metric"], strict=True)):
             rows.setdefault(key, []).append(i)
@@ -346,8 +346,8 @@ def _lists(column: Any, convert: Callable[[Any], Any]) -> list[Any]:
     """Return the lists of a column, as parts of what `convert` makes of the values of a chunk."""
     found: list[Any] = []
     for chunk in column.chunks:
-        values, ends = convert(chunk.flatten()), np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))
-        found += [values[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
+        values, ends = convert(chunk.flatten()), itertools.accumulate(chunk.value_lengths().to_pylist(), initial=0)
+        found += [values[start:end] for start, end in itertools.pairwise(ends)]
     return found
 
 

@@ -95,7 +95,7 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path) -> RunBundl
     Raises:
         DataError: the run is not evaluated, or not with the present weights and params; weights are missing; a score
             does not follow from its items; or the evaluation has more than `MAX_RESAMPLES`.
-        ParamsError: params.yaml is invalid without its secrets, or was edited since the evaluation.
+        ParamsError: params.yaml is invalid without its secrets.
     """
     from vlp_models.pipeline.lineage import lineage_files, lineage_record
     from vlp_models.pipeline.replay import score
@@ -139,26 +139,25 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path) -> RunBundl
 
 
 def _check_recorded(params: Params, workspace: Workspace, run: str) -> None:
-    """Check that evaluation and weights are those that dvc.lock records, for the present params, data and code.
+    """Check that evaluation and weights are those that dvc.lock records, for the present params and data.
 
     Raises:
         DataError: they are not, or `dvc status` fails.
-        ParamsError: `evaluate` was edited since.
     """
-    from vlp_models.pipeline.dvc.consistency import check_settings
-
-    check_settings(params, workspace, "evaluate", run)
     stages = [f"evaluate@{run}", *(name.replace("/", "@", 1) for name in params.chain(f"finetune/{run}"))]
-    command = [sys.executable, "-m", "dvc", "status", "--json", *stages]
+    command = [sys.executable, "-m", "dvc", "status", "--json", *stages, "plan"]
     done = subprocess.run(command, cwd=workspace.root, env=command_environment(), capture_output=True, text=True)
     try:
-        changed = sorted(json.loads(done.stdout))
+        changed = json.loads(done.stdout)
     except ValueError:
         raise DataError(f"`dvc status evaluate@{run}` failed: {done.stderr.strip()[-500:]}") from None
-    if changed:
+    # Evaluations read the settings that `plan` writes; its other inputs, such as code, are not theirs before a run.
+    plan = [entry.get("changed deps", {}) for entry in changed.pop("plan", []) if isinstance(entry, dict)]
+    wrong = [f"`{PARAMS}: evaluate`"] * any("evaluate" in entry.get(PARAMS, {}) for entry in plan) + sorted(changed)
+    if wrong:
         raise DataError(
-            f"{', '.join(changed)}: not up to date, so these scores may be of other weights, data or params "
-            f"(`dvc status {changed[0]}`); run `vlp run evaluate@{run}` first"
+            f"{', '.join(wrong)}: changed since {run} was evaluated, so its scores may be of other weights, data or "
+            f"params; `dvc status` has details, `vlp run evaluate@{run}` brings it up to date"
         )
 
 

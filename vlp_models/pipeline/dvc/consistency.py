@@ -44,7 +44,7 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
     """
     used = read_yaml(params_file)
     params = parse_params(used, params_file)
-    check_settings(params, workspace, stage, key)
+    _check_settings(params, workspace, stage, key)
     before = _input_files(params, workspace, stage, key)
     yield params
     after = _input_files(params, workspace, stage, key)
@@ -65,7 +65,7 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
     record_params(workspace.root, f"{stage}@{key}" if key else stage, content)
 
 
-def check_settings(params: Params, workspace: Workspace, stage: str, key: str) -> None:
+def _check_settings(params: Params, workspace: Workspace, stage: str, key: str) -> None:
     """Check that an evaluation runs with the settings that DVC records, those that `plan` wrote.
 
     Raises:
