@@ -20,16 +20,9 @@ from vlp_models.cli.main import app
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, MissingToolError
 from vlp_models.params import load_params, parse_params
-from vlp_models.pipeline import replay, run_bundle
-from vlp_models.pipeline.run_bundle import (
-    RunBundle,
-    check_signature,
-    hash_weights,
-    load_signer,
-    open_bundle,
-    pack,
-    sign,
-)
+from vlp_models.pipeline import pack as packing
+from vlp_models.pipeline.pack import hash_weights, pack
+from vlp_models.pipeline.run_bundle import RunBundle, check_signature, load_signer, open_bundle, sign
 
 pytestmark = pytest.mark.pipeline
 RUN = "tden-vqa"
@@ -125,12 +118,12 @@ def test_pack_refuses_scores_of_another_training_or_other_params(
 def test_pack_refuses_a_score_that_does_not_follow_from_its_items(
     project: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_bundle, "_check_recorded", lambda *_: None)
+    monkeypatch.setattr(packing, "_check_recorded", lambda *_: None)
     params = load_params(project.root / "params.yaml")
     params = dataclasses.replace(params, evaluate=dataclasses.replace(params.evaluate, bootstrap=7))
     with pytest.raises(DataError, match=r"not written: .*bootstrap is 7 in bundle\.json"):
         pack(params, project, RUN, tmp_path / "a.run.zip")
-    monkeypatch.setattr(replay, "interval", lambda *_, **__: (0.0, 0.0))
+    monkeypatch.setattr("vlp_models.pipeline.replay.interval", lambda *_, **__: (0.0, 0.0))
     with pytest.raises(DataError, match=r"not written: accuracy on .* from its items 0\.0"):
         pack(load_params(project.root / "params.yaml"), project, RUN, tmp_path / "a.run.zip")
     assert not list(tmp_path.iterdir())
@@ -236,6 +229,6 @@ def test_missing_module_is_named_and_nothing_is_packed(tmp_path: Path, monkeypat
     with pytest.raises(MissingToolError, match=message):
         check_signature(SHIPPED, tmp_path / "a.pub")
     monkeypatch.chdir(Path(__file__).parents[2])
-    monkeypatch.setattr(run_bundle, "pack", lambda *_: pytest.fail("was packed"))
+    monkeypatch.setattr(packing, "pack", lambda *_: pytest.fail("was packed"))
     result = CliRunner().invoke(app, ["pack", RUN, "--key", str(tmp_path / "a.pem")])
     assert isinstance(result.exception, MissingToolError)

@@ -36,8 +36,8 @@ def pack(
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
+    from vlp_models.pipeline.pack import pack as write
     from vlp_models.pipeline.run_bundle import SUFFIX, load_signer, sign
-    from vlp_models.pipeline.run_bundle import pack as write
 
     params = load_params()
     if run not in params.finetune:

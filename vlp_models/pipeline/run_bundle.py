@@ -20,8 +20,6 @@ import json
 import math
 import platform
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +27,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import atomic_write, hash_file, is_line, read_zip_member, to_json
-from vlp_models.common.redaction import redact_yaml, redacted
-from vlp_models.common.supervise import command_environment
-from vlp_models.common.workspace import Workspace, require_output
+from vlp_models.common.io import atomic_write, is_line, read_zip_member
 from vlp_models.errors import DataError, MissingToolError
-from vlp_models.params import Params, parse_params
+from vlp_models.params import Params
 from vlp_models.params.load import explain_yaml_error, parse_yaml
 from vlp_models.params.runs import NAME
 
@@ -89,78 +84,6 @@ def short_commit(commit: str) -> str:
     return f"{name[:12]}{plus}{changes}"
 
 
-def pack(params: Params, workspace: Workspace, run: str, path: Path) -> RunBundle:
-    """Write the bundle of an evaluated fine-tuning run.
-
-    Raises:
-        DataError: the run is not evaluated, or not with the present weights and params; weights are missing; a score
-            does not follow from its items; or the evaluation has more than `MAX_RESAMPLES`.
-        ParamsError: params.yaml is invalid without its secrets.
-    """
-    from vlp_models.pipeline.lineage import lineage_files, lineage_record
-    from vlp_models.pipeline.replay import score
-
-    if params.evaluate.bootstrap > MAX_RESAMPLES:
-        raise DataError(f"params.yaml: `evaluate.bootstrap`: a run bundle may have {MAX_RESAMPLES:,} at most")
-    evaluated = require_output(workspace.evaluation(run) / SCORES, f"evaluate@{run}").parent
-    _check_recorded(params, workspace, run)
-    names = [SCORES, ITEMS, *sorted(file.name for file in evaluated.glob("predictions-*.jsonl"))]
-    files = {name: (evaluated / name).read_bytes() for name in names}
-    for name, text in lineage_files(workspace).items():
-        if name != "requirements.lock":  # long; its hash is in the lineage, and the commit has it
-            files[name] = redact_yaml(text).encode()
-    lineage = redacted(lineage_record(params, workspace, run))
-    files[LINEAGE] = to_json(lineage).encode()
-    manifest = {
-        "format": FORMAT,
-        "run": run,
-        "task": lineage["task"],
-        "model": lineage["model"],
-        "seed": lineage["seed"],
-        "git_commit": lineage["git_commit"],
-        "environment": environment(params),
-        "bootstrap": params.evaluate.bootstrap,
-        "weights": hash_weights(params, workspace, run),
-        "files": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
-    }
-    files[MANIFEST] = to_json(manifest).encode()
-    bundle = RunBundle(path=path, manifest=manifest, files=files)
-    try:
-        _check_manifest(manifest, files)
-    except ValueError as error:
-        raise DataError(f"{path}: not written: {error}") from None
-    parse_params(bundle.params(), f"{PARAMS} without its secrets", workspace.root)
-    if wrong := [finding.text for finding in score(bundle) if finding.equal is False]:
-        raise DataError(f"{path}: not written: {wrong[0]}; run `vlp run evaluate@{run}`")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(_archive(files))
-    return bundle
-
-
-def _check_recorded(params: Params, workspace: Workspace, run: str) -> None:
-    """Check that evaluation and weights are those that dvc.lock records, for the present params and data.
-
-    Raises:
-        DataError: they are not, or `dvc status` fails.
-    """
-    stages = [f"evaluate@{run}", *(name.replace("/", "@", 1) for name in params.chain(f"finetune/{run}"))]
-    command = [sys.executable, "-m", "dvc", "status", "--json", *stages, "plan"]
-    done = subprocess.run(command, cwd=workspace.root, env=command_environment(), capture_output=True, text=True)
-    try:
-        changed = json.loads(done.stdout)
-    except ValueError:
-        raise DataError(f"`dvc status evaluate@{run}` failed: {done.stderr.strip()[-500:]}") from None
-    # Evaluations read the settings that `plan` writes; its other inputs, such as code, are not theirs before a run.
-    plan = [entry.get("changed deps", {}) for entry in changed.pop("plan", []) if isinstance(entry, dict)]
-    wrong = [f"`{PARAMS}: evaluate`"] * any("evaluate" in entry.get(PARAMS, {}) for entry in plan) + sorted(changed)
-    if wrong:
-        raise DataError(
-            f"{', '.join(wrong)}: changed since {run} was evaluated, so its scores may be of other weights, data or "
-            f"params; `dvc status` has details, `vlp run evaluate@{run}` brings it up to date"
-        )
-
-
 def open_bundle(path: Path) -> RunBundle:
     """Open a bundle.
 
@@ -180,7 +103,7 @@ def open_bundle(path: Path) -> RunBundle:
         hashes = {name: hashlib.sha256(own).hexdigest() for name, own in files.items() if name != MANIFEST}
         digest = hashlib.sha256(content[:-DIGEST]).hexdigest().encode()
         same = manifest["files"] == hashes and digest == content[-DIGEST:]
-        _check_manifest(manifest, files)
+        check_manifest(manifest, files)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except DataError:
@@ -215,8 +138,9 @@ def _check_members(archive: zipfile.ZipFile) -> None:
         raise ValueError("other bytes after its members")
 
 
-def _check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-    """
+def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    """Check a bundle's manifest, and that its files are of one run.
+
     Raises:
         ValueError: a key or a file is missing or unknown, a value is invalid, or two files contradict each other.
     """
@@ -308,6 +232,13 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0  # not bool
 
 
+def write_bundle(bundle: RunBundle) -> None:
+    """Write a bundle to its path; equal files give equal bytes."""
+    bundle.path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(bundle.path) as temporary:
+        temporary.write_bytes(_archive(bundle.files))
+
+
 def _archive(files: Mapping[str, bytes]) -> bytes:
     """Return the archive of these files, sorted and without times or modes, with the hash of itself at its end."""
     buffer = io.BytesIO()
@@ -334,19 +265,6 @@ def processor() -> str:
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     name = fields.get("model name", platform.machine())
     return f"{name} (family {fields.get('cpu family')}, model {fields.get('model')})"
-
-
-def hash_weights(params: Params, workspace: Workspace, run: str) -> dict[str, str]:
-    """Return file -> SHA-256 of the run's weights and of all that they start from, its detector included.
-
-    Raises:
-        DataError: a checkpoint has no weights.
-    """
-    folders = [workspace.checkpoint(name) for name in params.chain(f"finetune/{run}")]
-    weights = {folder: sorted(folder.glob("*.safetensors")) for folder in (workspace.detector, *folders)}
-    if missing := [folder for folder in folders if not weights[folder]]:
-        raise DataError(f"{workspace.relative(missing[0])}: has no weights; run `vlp run evaluate@{run}` or `dvc pull`")
-    return {workspace.relative(file): hash_file(file) for files in weights.values() for file in files}
 
 
 # ---- Signatures ------------------------------------------------------------------------------------------------------
