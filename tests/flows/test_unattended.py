@@ -14,10 +14,13 @@ import pytest
 import yaml
 from flow_project import break_stage, set_flow
 
+from vlp_models.errors import DataError, ParamsError, TrackingError
+from vlp_models.flows import pipeline
 from vlp_models.flows.parts import Part, retrain_parts
-from vlp_models.flows.pipeline import DataDrifted, Outcome, run_without_server, summarize
+from vlp_models.flows.pipeline import DataDrifted, Outcome, Run, run_without_server, summarize
 from vlp_models.flows.process import StageFailed, hold_workspace
 from vlp_models.params import FlowParams, Params, load_params
+from vlp_models.pipeline import promotion_commands
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = [
@@ -119,6 +122,54 @@ def test_lost_versions_are_registered_again_and_judged_again(project: Path) -> N
     assert "register: vlp-vqa/1 lost; running it again" in lines
     assert (project / "asked.txt").read_text() == 2 * asked
     assert retrain(project)["register"].state == "up to date"
+
+
+@pytest.mark.pipeline
+def test_promotions_are_judged_again_if_the_registration_fails_at_its_end(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost any more at the second try."""
+    retrain(project)
+    register = next(part for part in retrain_parts(load_params(project / "params.yaml")) if part.name == "register")
+    register = dataclasses.replace(register, lost=lambda root: ["vlp-vqa/1"])
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "is_stale", lambda *_: False)
+        patch.setattr(pipeline, "repro", lambda *_, **__: exit(137))
+        with pytest.raises(SystemExit):
+            Run(project, None).run_part(register, print, contextlib.nullcontext)
+    found = retrain(project)
+    assert {o.part for o in found.values() if o.state == "ran"} == {"promote captioning", "promote vqa"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "hashed"), [(False, True), (True, False), (TrackingError(""), True), (DataError(""), False)]
+)
+def test_promotion_is_not_up_to_date_while_the_aliases_are_behind(
+    project: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, hashed: bool
+) -> None:
+    def behind(*_: Any) -> bool:
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    (project / "reports").mkdir(exist_ok=True)
+    (project / "reports" / "registered.json").write_text('{"vqa": []}')
+    monkeypatch.setattr(promotion_commands, "aliases_are_behind", behind)
+    (part,) = (p for p in retrain_parts(load_params(project / "params.yaml")) if p.name == "promote vqa")
+    assert bool(part.evidence(project)) is hashed and part.evidence(project) is not None
+
+
+def test_an_invalid_key_is_reported_to_the_webhook(project: Path, listener: Any) -> None:
+    set_flow(project, webhook=listener.url)
+    (project / "params.yaml").write_text((project / "params.yaml").read_text() + "\npromotoin: {}\n")
+    with pytest.raises(ParamsError, match="promotoin"):
+        retrain(project)
+    (received,) = listener.bodies
+    assert received["state"] == "Failed" and "did you mean `promotion`" in received["message"]
+    (project / "params.yaml").write_text("flow: [")
+    with pytest.raises(ParamsError, match="not valid YAML"):
+        retrain(project)
+    assert len(listener.bodies) == 1
 
 
 @pytest.mark.pipeline

@@ -17,7 +17,7 @@ from vlp_models.errors import DataError
 from vlp_models.registry.promotion import promote as promotion
 from vlp_models.registry.promotion.gate import Verdict
 from vlp_models.registry.promotion.ledger import Ledger, LedgerError
-from vlp_models.registry.promotion.reconcile import LEDGER_TAG
+from vlp_models.registry.promotion.reconcile import LEDGER_TAG, aliases_follow
 
 HERE = Path(__file__).parent
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
@@ -107,6 +107,46 @@ def test_interrupted_rollback_is_completed_and_not_repeated(
     assert (again.action, again.version, again.champion) == ("rolled back", 2, 3)
     assert registry.aliases()["champion"] == 2 and len(registry.actions()) == 4
     assert registry.rollback().version == 1
+
+
+@pytest.mark.slow
+def test_repeated_rollback_of_a_named_champion_is_one_rollback(new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stores the last tag, and its answer is lost."""
+    registry = promoted(new, GOOD, BETTER, BEST)
+    store = MlflowClient.set_registered_model_tag
+
+    def lose_answer(*arguments: Any) -> None:
+        store(*arguments)
+        raise requests.ReadTimeout("read timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_registered_model_tag", lose_answer)
+        with pytest.raises(requests.ReadTimeout):
+            registry.rollback(3)
+    again = registry.rollback(3)
+    assert (again.action, again.version, again.champion) == ("rolled back", 2, 3)
+    assert registry.aliases()["champion"] == 2 and registry.actions()[3:] == ["rolled back"]
+    with pytest.raises(DataError, match="version 1 is not the champion by the ledger; version 2 is"):
+        registry.rollback(1)
+    assert registry.rollback(2).version == 1
+
+
+@pytest.mark.slow
+def test_aliases_that_do_not_follow_the_ledger_are_found(new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the unattended flow calls `vlp promote`, which moves them."""
+    registry = promoted(new, GOOD, BETTER)
+
+    def follow() -> bool:
+        return aliases_follow(registry.client, registry.ledger, registry.model)
+
+    assert follow()
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_registered_model_alias", lambda *_: exit(137))
+        with pytest.raises(SystemExit):
+            registry.rollback()
+    assert registry.aliases()["champion"] == 2 and not follow()
+    registry.promote()
+    assert registry.aliases()["champion"] == 1 and follow()
 
 
 @pytest.mark.slow

@@ -142,8 +142,8 @@ class ToyRegistry:
         )
         return promote(context, request)
 
-    def rollback(self) -> Decision:
-        return rollback(self.context, hash_bundle)
+    def rollback(self, champion_now: int | None = None) -> Decision:
+        return rollback(self.context, hash_bundle, champion_now=champion_now)
 
     def withdraw(self, *versions: int) -> int | None:
         return withdraw(self.context, set(versions), "forget")

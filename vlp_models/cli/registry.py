@@ -47,16 +47,28 @@ def promote(
     raise typer.Exit(REFUSED if decision.action == "refused" else 0)
 
 
-def rollback(task: Task, by: User = "") -> None:
+def rollback(
+    task: Task,
+    champion: Annotated[
+        int,
+        typer.Option(
+            "--from",
+            help="Roll back this version; nothing is done if it was rolled back before, so this may be repeated.",
+            show_default=False,
+        ),
+    ] = 0,
+    by: User = "",
+) -> None:
     """Restore the previous champion.
 
-    The rolled-back version can only be promoted again with `--version N`.
+    The rolled-back version can only be promoted again with `--version N`. Example: `vlp rollback vqa --from 3`
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.promotion_commands import explain, rollback_task
 
-    print("\n".join(explain(rollback_task(load_params(), Workspace(), task, by=by))))
+    decision = rollback_task(load_params(), Workspace(), task, champion_now=champion or None, by=by)
+    print("\n".join(explain(decision)))
 
 
 def history(

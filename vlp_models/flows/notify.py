@@ -10,6 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from vlp_models.common.redaction import redact
@@ -47,6 +48,17 @@ def notify(
     thread.join(params.webhook_timeout)
     if problem[0]:
         log(f"the webhook was not notified ({state}): {problem[0]}")
+
+
+def read_webhook(file: Path) -> FlowParams:
+    """Return the webhook, with its timeout, of a params.yaml that may be invalid elsewhere; none if it is not YAML."""
+    import yaml
+
+    try:
+        flow = yaml.safe_load(file.read_text(encoding="utf-8"))["flow"]
+        return FlowParams(webhook=str(flow["webhook"]), webhook_timeout=float(flow.get("webhook_timeout", 5)))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+        return FlowParams()
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

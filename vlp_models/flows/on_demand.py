@@ -11,11 +11,13 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
 from vlp_models.cli.presets import find_preset, merge_overlay
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.flows.notify import notify
 from vlp_models.flows.parts import Part, promotion_part, training_parts
 from vlp_models.flows.tasks import HOOKS, run_parts
 from vlp_models.params import Params, load_params
+from vlp_models.pipeline.promotion_commands import ledger_champion
 from vlp_models.tasks import TASKS
 
 OPTIONS: dict[str, Any] = {"persist_result": False, **HOOKS}
@@ -69,13 +71,16 @@ def promote(task: str, root: str = ".") -> State[Any]:
 
 @flow(name="rollback", flow_run_name="rollback {task}", **OPTIONS)
 def rollback(task: str, root: str = ".") -> State[Any]:
-    """Restore a task's previous champion."""
+    """Restore a task's previous champion, also while another flow uses the workspace: the ledger has its own lock."""
 
     def parts(params: Params) -> list[Part]:
         _check_known(task, TASKS, "task")
-        return [Part(name=f"rollback {task}", kind="promote", command=("rollback", task))]
+        champion = ledger_champion(params, Workspace(Path(root)), task)
+        # With its number a retry cannot roll back twice.
+        number = () if champion is None else ("--from", str(champion))
+        return [Part(name=f"rollback {task}", kind="promote", command=("rollback", task, *number))]
 
-    return run_parts(root, parts)
+    return run_parts(root, parts, hold=False)
 
 
 @flow(name="notify", flow_run_name="notify about {run}", persist_result=False)

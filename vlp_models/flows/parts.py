@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import DataError, TrackingError
 from vlp_models.params import Params, to_plain
 from vlp_models.registry.receipts import find_lost_versions, is_report_outdated
 
@@ -127,7 +129,8 @@ def _with_timeout(part: Part, params: Params) -> Part:
 def _promotion_evidence(params: Params, task: str) -> Callable[[Path], str | None]:
     """Return the hash of the registered version, the gate's settings and the scores.
 
-    So a promotion that was rolled back is not repeated on its own.
+    So a promotion that was rolled back is not repeated on its own. An empty string if MLflow's aliases do not follow
+    the ledger, after a kill or in a registry restored from a backup: `vlp promote` moves them.
     """
 
     def evidence(root: Path) -> str | None:
@@ -140,9 +143,23 @@ def _promotion_evidence(params: Params, task: str) -> Callable[[Path], str | Non
             if run.task == task
         ]
         scores = [hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files]
+        if _aliases_are_behind(params, task, root):
+            return ""
         return _hash(registered, to_plain(params.promotion), to_plain(params.tracking), scores)
 
     return evidence
+
+
+def _aliases_are_behind(params: Params, task: str, root: Path) -> bool:
+    """Return whether `vlp promote` has aliases to move, or a fault to report; False if MLflow does not answer."""
+    from vlp_models.pipeline.promotion_commands import aliases_are_behind
+
+    try:
+        return aliases_are_behind(params, Workspace(root), task)
+    except TrackingError:
+        return False
+    except DataError:  # of a damaged ledger
+        return True
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Literal
 from vlp_models.common.io import write_json
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import TrackingError
-from vlp_models.flows.notify import notify
+from vlp_models.flows.notify import notify, read_webhook
 from vlp_models.flows.parts import DRIFTED, Part
 from vlp_models.flows.process import (
     WORTH_A_RETRY,
@@ -98,12 +98,11 @@ class Run:
             lost = []
         if lost:
             log(f"{part.name}: {', '.join(lost)} lost; running it again")
+            for record in (self.root / ".work" / "flow").glob("promote-*.json"):
+                record.unlink()  # before: a retry finds nothing lost
         if lost or (not ran and part.outdated(self.root)):
             forced = ["--force", "--single-item", *targets]
             ran = repro(self.root, forced, log, timeout=part.timeout, lock_fd=self.lock_fd) or bool(lost)
-        if lost:
-            for record in (self.root / ".work" / "flow").glob("promote-*.json"):
-                record.unlink()
         return ("ran" if ran else "up to date"), ""
 
     def _run_command(self, part: Part, log: Log) -> tuple[Literal["ran", "up to date", "skipped", "refused"], str]:
@@ -154,18 +153,21 @@ def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, na
         StageFailed: a part failed; the parts after it did not run.
     """
     label = f"{name} {time.strftime('%F %T')}"
-    params = load_params(root / "params.yaml")
-    select(params)  # reports a wrong parameter before the run waits for anything
+    settings = read_webhook(root / "params.yaml")
 
     def report(state: str, message: str, bad: bool) -> None:
-        notify(params.flow, flow=name, run=label, state=state, message=message, bad=bad, log=log)
+        notify(settings, flow=name, run=label, state=state, message=message, bad=bad, log=log)
 
     try:
+        params = load_params(root / "params.yaml")
+        settings = params.flow
+        select(params)  # reports a wrong parameter before the run waits for anything
         with hold_workspace(root, f"{name} without a server", params.flow.wait_minutes * 60, log) as lock_fd:
             for line in repair(root):
                 log(line)
             update_dvc_yaml(root, log, lock_fd=lock_fd)
             params = load_params(root / "params.yaml")
+            settings = params.flow
             run = Run(root, lock_fd)
             for part in select(params):
                 _run_with_retries(run, part, params.flow.retry_delays, log)

@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed  # plain-ok
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import ParamsError
 from vlp_models.flows.artifacts import make_artifacts
-from vlp_models.flows.notify import notify
+from vlp_models.flows.notify import notify, read_webhook
 from vlp_models.flows.parts import Part
 from vlp_models.flows.pipeline import Run, summarize
 from vlp_models.flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, update_dvc_yaml
@@ -36,7 +36,7 @@ STATES = {"ran": "Completed", "up to date": "Up to date", "skipped": "Skipped", 
 
 
 @without_secrets()  # the server stores the exception of a failed run
-def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[Any]:
+def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool = True) -> State[Any]:
     """Run the body of every flow: hold the workspace, run the parts in order, publish artifacts.
 
     The flow's own state keeps its standard name: automations and heartbeats identify a finished run by it.
@@ -44,6 +44,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[A
     Args:
         selections: functions from params to parts; each is called with the current params, because an earlier part may
             have changed them.
+        hold: False for parts that change no file that another run uses: they do not wait for it.
 
     Raises:
         StageFailed: a part failed; the parts after it did not run, and artifacts of the others are published.
@@ -53,9 +54,14 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]]) -> State[A
     params = load_params(folder / "params.yaml")
     selections[0](params)  # reports a wrong parameter before the run waits for anything
     flow, name = str(current.get_flow_name()), str(current.get_name())
+    wait = params.flow.wait_minutes * 60
+    workspace: contextlib.AbstractContextManager[int | None] = (
+        hold_workspace(folder, f"{flow} ({name})", wait, logger.info) if hold else contextlib.nullcontext()
+    )
     try:
-        with hold_workspace(folder, f"{flow} ({name})", params.flow.wait_minutes * 60, logger.info) as lock_fd:
-            prepare_workspace(str(folder))
+        with workspace as lock_fd:
+            if hold:
+                prepare_workspace(str(folder))
             run = Run(folder, lock_fd)
             delays: list[float] = [float(delay) for delay in params.flow.retry_delays]
             retries: dict[str, Any] = {"retries": len(delays), "retry_delay_seconds": delays or 0}
@@ -159,11 +165,14 @@ def report_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     The parameter names are Prefect's: a worker passes them by name.
     """
     logger = get_logger("flows")
+    file = Path(str(flow_run.parameters.get("root", "."))) / "params.yaml"
     try:
-        params = load_params(Path(str(flow_run.parameters.get("root", "."))) / "params.yaml").flow
+        params = load_params(file).flow
     except ParamsError as error:
-        logger.warning("no notification: %s", error)
-        return
+        params = read_webhook(file)
+        if not params.webhook:
+            logger.warning("no notification: %s", error)
+            return
     message = state.message or ""
     notify(
         params,

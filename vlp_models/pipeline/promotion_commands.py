@@ -83,8 +83,13 @@ def _reevaluate(
     return reevaluate_bundle(params, workspace, bundle, lineage)
 
 
-def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = "") -> Decision:
+def rollback_task(
+    params: Params, workspace: Workspace, task: str, *, champion_now: int | None = None, by: str = ""
+) -> Decision:
     """Restore the previous champion and write reports/promotion/TASK.json.
+
+    Args:
+        champion_now: the champion to roll back; nothing is done if it was rolled back before.
 
     Raises:
         DataError: there is no previous champion. Otherwise as `promote_task`.
@@ -96,7 +101,7 @@ def rollback_task(params: Params, workspace: Workspace, task: str, *, by: str = 
     task = resolve_task(params.tracking, task)
     with mlflow_errors(params):
         context = _make_context(params, workspace, task, by)
-        decision = rollback(context, hash_bundle)
+        decision = rollback(context, hash_bundle, champion_now=champion_now)
         write_json(report_path(workspace, task), decision.to_plain())
         _remember(context, params, workspace)
     return decision
@@ -130,6 +135,35 @@ def open_ledger(params: Params, workspace: Workspace) -> Ledger:
     from vlp_models.registry.promotion.ledger import Ledger
 
     return Ledger(workspace.root / params.promotion.ledger)
+
+
+def aliases_are_behind(params: Params, workspace: Workspace, task: str) -> bool:
+    """Return whether MLflow's aliases of a task do not follow the ledger; False without a ledger or a database.
+
+    Raises:
+        LedgerError: a line was changed, inserted or removed.
+        TrackingError: MLflow cannot be reached.
+    """
+    from vlp_models.registry.client import connect, database_exists, model_name, tracking_errors, tracking_uri
+    from vlp_models.registry.promotion.reconcile import aliases_follow
+
+    ledger, uri = open_ledger(params, workspace), tracking_uri(params.tracking, workspace.root)
+    if not params.tracking.uri or not ledger.path.exists() or not database_exists(uri):
+        return False
+    client = connect(params.tracking, workspace.root)
+    with tracking_errors(uri):
+        return not aliases_follow(client, ledger, model_name(params.tracking, task))
+
+
+def ledger_champion(params: Params, workspace: Workspace, task: str) -> int | None:
+    """Return the number of a task's champion by the ledger, without asking MLflow; None if it has none.
+
+    Raises:
+        LedgerError: a line was changed, inserted or removed.
+    """
+    from vlp_models.registry.client import model_name
+
+    return open_ledger(params, workspace).state(model_name(params.tracking, task)).champion
 
 
 def report_path(workspace: Workspace, task: str) -> Path:

@@ -165,20 +165,31 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
         return decision
 
 
-def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str]) -> Decision:
+def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str], *, champion_now: int | None = None) -> Decision:
     """Make the previous champion champion again; the one rolled back returns only if requested by its number.
 
     If a kill interrupted a rollback, that one is completed and no other is made.
 
+    Args:
+        champion_now: the champion to roll back, by its number in the ledger. If it was rolled back already, nothing is
+            done, so that a call whose answer was lost can be repeated. None: whichever is champion.
+
     Raises:
         LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
-        DataError: there is no previous champion, or its files are damaged.
+        DataError: there is no previous champion, its files are damaged, or another version is champion.
     """
     with ctx.ledger.locked():
         found = reconcile(ctx, allow_missing=True)
         if found.completed is not None and found.completed["action"] == "rolled back":
             logger.warning("%s: completed the rollback that was interrupted; run again for another one", ctx.model)
             return Decision(**found.completed["decision"])
+        if champion_now is not None and found.state.champion != champion_now:
+            done = found.state.last_move
+            if done is not None and (done["action"], done.get("from")) == ("rolled back", champion_now):
+                logger.info("%s: version %d was rolled back before", ctx.model, champion_now)
+                return Decision(**done["decision"])
+            now = describe_version(found.state.champion)
+            raise DataError(f"{ctx.model}: version {champion_now} is not the champion by the ledger; {now} is")
         if found.previous is None and (found.champion is not None or not found.state.champions):
             now = f"version {found.champion} is its first" if found.champion else "it has no champion"
             raise DataError(f"{ctx.model}: no earlier champion to go back to; {now} (`vlp history {ctx.task}`)")

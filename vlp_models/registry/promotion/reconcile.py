@@ -156,6 +156,12 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
     )
 
 
+def aliases_follow(client: MlflowClient, ledger: Ledger, model: str) -> bool:
+    """Return whether MLflow's aliases are those of the ledger's last line, as `reconcile` would leave them."""
+    state, registry = ledger.state(model), read_registry(client, model)
+    return not registry.exists or (registry.head, registry.champion) == (state.head, registry.locate_champion(state))
+
+
 def describe_version(version: int | None) -> str:
     return "none" if version is None else f"version {version}"
 
