@@ -67,8 +67,11 @@ def test_damage_becomes_notes(project: Path) -> None:
     (project / "promotions" / "ledger.jsonl").write_text("{}\n")
     (project / "reports").mkdir()
     (project / "reports" / "registered.json").write_text("{")
+    (project / ".work" / "stack").mkdir(parents=True)
+    (project / ".work" / "stack" / "record.json").write_text("[]")
     found = status(project)
     notes = "\n".join(found.notes)
+    assert "record.json: damaged" in notes
     assert "rwlock cannot be read" in notes and "ledger.jsonl, line 1" in notes
     assert {row["task"] for row in found.tasks} == {"captioning", "vqa"}
 

@@ -19,7 +19,8 @@ from flow_project import break_stage, make_project
 from prefect_server import free_port
 from unattended_site import ROOT, TRAINER, documented_commands, wait_until
 
-from vlp_models.cli.stack import describe
+from vlp_models.cli.stack import NEEDED, describe, down, up
+from vlp_models.errors import DataError
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 PAGE = "get-started/unattended.md"
@@ -128,6 +129,20 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     assert prefect_processes(project) == {}
     assert not (Path(os.environ["PREFECT_HOME"])).exists() or not list(Path(os.environ["PREFECT_HOME"]).glob("*.db"))
     assert describe(project) == []
+
+
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_damaged_record_is_an_error_with_a_way_out(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*NEEDED, ".work/stack/record.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".work" / "stack" / "record.json").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    for command in (up, down):
+        with pytest.raises(DataError, match=r"record\.json: damaged: .* `kill -INT PID`, delete the file"):
+            command()
 
 
 def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path) -> None:

@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,12 +43,15 @@ SAVE_SECONDS = 120.0  # a trainer has 20 s to save, then Prefect and its supervi
 
 
 class Stack:
-    """Prefect's server and worker of one project, and the server's REST API."""
+    """Prefect's server and worker of one project, and the server's REST API.
+
+    Raises:
+        DataError: record.json is damaged.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root, self.folder = root.absolute(), root.absolute() / ".work" / "stack"
-        path = self.folder / "record.json"
-        self.record: dict[str, Any] = read_json(path) if path.exists() else {}
+        self.record = _read_record(self.folder / "record.json")
 
     @property
     def port(self) -> int:
@@ -336,6 +340,20 @@ def describe(root: Path) -> list[str]:
         when = [datetime.fromisoformat(run["expected_start_time"]).astimezone() for run in runs]
         lines.append(f"next run: {when[0]:%Y-%m-%d %H:%M %Z}" if when else "next run: none; the schedule is paused")
     return lines
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    with suppress(DataError):
+        record = read_json(path)
+        if isinstance(record, dict):
+            return record
+    raise DataError(
+        f"{path}: damaged: not a JSON object, so the processes that `vlp up` started are unknown. "
+        "`ps -ef | grep 'prefect --no-prompt'` shows them: end this project's worker and server with `kill -INT PID`, "
+        "delete the file, and run `vlp up` again"
+    )
 
 
 def _started(stack: Stack, name: str, running: psutil.Process | None) -> str:
