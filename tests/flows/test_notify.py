@@ -12,10 +12,10 @@ from vlp_models.flows.notify import notify
 from vlp_models.params import FlowParams
 
 
-def send(bad: bool = True, **params: Any) -> list[str]:
+def send(bad: bool = True, message: str = "disk full", **params: Any) -> list[str]:
     lines: list[str] = []
     flow = FlowParams(webhook_timeout=params.pop("timeout", 5.0), **params)
-    notify(flow, flow="retrain", run="monday", state="Failed", message="disk full", bad=bad, log=lines.append)
+    notify(flow, flow="retrain", run="monday", state="Failed", message=message, bad=bad, log=lines.append)
     return lines
 
 
@@ -25,6 +25,14 @@ def test_message_is_json(listener: Any) -> None:
     assert body.pop("time") == pytest.approx(time.time(), abs=30)
     text = "retrain monday: Failed. disk full"
     assert body == {"text": text, "flow": "retrain", "run": "monday", "state": "Failed", "message": "disk full"}
+
+
+def test_a_name_in_a_message_is_no_markup_in_slack(listener: Any) -> None:
+    message = "data/inbox/<!channel> & <https://evil.example|sign in>: unreadable"
+    send(webhook=listener.url, message=message)
+    body = listener.bodies[0]
+    escaped = "data/inbox/&lt;!channel&gt; &amp; &lt;https://evil.example|sign in&gt;: unreadable"
+    assert (body["text"], body["message"]) == (f"retrain monday: Failed. {escaped}", message)
 
 
 def test_url_may_come_from_the_environment(listener: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import threading
@@ -24,6 +25,8 @@ def notify(
 ) -> None:
     """Post `{text, flow, run, state, message, time}` as JSON; `text` is what Slack and similar tools show. Never raise.
 
+    In `text`, &, < and > are entities, as Slack requires: a file name in a message must not become a link or a mention.
+
     Args:
         bad: a person should look at it; with `notify: failures` nothing else is sent.
     """
@@ -37,7 +40,8 @@ def notify(
     if params.notify == "failures" and not bad:
         return
     message = redact(message)[-MAX_LENGTH:]
-    body = {"text": f"{flow} {run}: {state}. {message}", "flow": flow, "run": run, "state": state, "message": message}
+    text = html.escape(f"{flow} {run}: {state}. {message}", quote=False)
+    body = {"text": text, "flow": flow, "run": run, "state": state, "message": message}
     problem: list[str] = ["no response"]
     # The socket's timeout is per read; leaving the thread behind bounds the whole call.
     thread = threading.Thread(
