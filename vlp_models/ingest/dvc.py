@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vlp_models.data.formats.base import printable
 from vlp_models.errors import DataError, first_line
 from vlp_models.ingest.index import batch_folders
 
@@ -82,5 +83,6 @@ def _dvc(root: Path, *arguments: str) -> None:
         output = (done.stderr or done.stdout).strip()
         busy = "is busy" in output or "Unable to acquire lock" in output
         if not busy or time.monotonic() > deadline:
-            raise DataError(f"dvc {arguments[0]} failed; run `vlp ingest` again once it works:\n{output[-2000:]}")
+            shown = "\n".join(map(printable, output[-2000:].splitlines()))
+            raise DataError(f"dvc {arguments[0]} failed; run `vlp ingest` again once it works:\n{shown}")
         time.sleep(1.0)

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.common.io import convert_command
+from vlp_models.common.io import convert_command, is_line
 from vlp_models.data.images import MAX_BYTES
 from vlp_models.data.tables import BATCH_ROWS, LANGUAGES, SCHEMAS, TableWriter, read_batches
 from vlp_models.data.views import OTHER_IMAGES
@@ -234,7 +234,7 @@ class Tables:
         self["quarantine"].append(
             {
                 "table": table,
-                "row_id": printable(row_id),
+                "row_id": _storable(row_id),
                 "rule": rule,
                 "reason": printable(reason),
                 "provenance": provenance,
@@ -293,7 +293,17 @@ def image_row(
 
 
 def printable(text: str) -> str:
-    """Return `text` with bytes that are not UTF-8 escaped, so that it can be stored and shown."""
+    """Return `text` with bytes that are not UTF-8 escaped, and characters that control a terminal or hide text.
+
+    Line ends are among them: the result is one line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if is_line(char) else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _storable(text: str) -> str:
+    """Return `text` with bytes that are not UTF-8 escaped. An id keeps its other characters for look-ups."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
