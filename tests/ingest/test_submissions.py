@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from ingest_project import (
 
 from vlp_models.errors import DataError
 from vlp_models.ingest import ingest
+from vlp_models.ingest.index import HashIndex
 
 
 def test_unfinished_submission_waits(tmp_path: Path) -> None:
@@ -33,6 +36,14 @@ def test_unfinished_submission_waits(tmp_path: Path) -> None:
     report = json.loads((workspace.reports / "ingest.json").read_text())
     assert [entry["state"] for entry in report["submissions"]] == ["unfinished"]
     assert folder.exists() and not held(workspace)
+
+
+def test_a_clock_that_was_ahead_delays_no_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = make_project(tmp_path / "p", settle_seconds=300.0)
+    simple_submission(workspace, "early", range(1, 4))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 86400)  # the clock was corrected by a day
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
 
 
 def test_submission_that_changes_while_read_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +141,51 @@ def test_listing_next_to_its_images_and_a_damaged_index(tmp_path: Path) -> None:
     assert ingest_counts(workspace) == (3, 0, 0, 0)
     assert (folder / "done" / "today.csv").exists() and (folder / "photos" / "1.jpg").exists()
     assert ingest_counts(workspace) == (0, 0, 0, 0)
+
+
+def test_an_index_with_damaged_pages_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workspace = make_project(tmp_path / "p")
+    simple_submission(workspace, "monday", range(1, 4))
+    assert ingest_counts(workspace) == (3, 0, 0, 0)
+    index = workspace.root / ".work" / "ingest" / "index.sqlite"
+    page = 4096
+    index.write_bytes(index.read_bytes()[: 2 * page] + b"\xff" * (index.stat().st_size - 2 * page))
+    simple_submission(workspace, "tuesday", range(2, 6))
+    with caplog.at_level("WARNING", logger="vlp_models"):
+        assert ingest_counts(workspace) == (2, 2, 0, 0)
+    assert f"{index}: damaged" in caplog.text
+
+
+def test_pairs_written_before_the_index_was_found_damaged_are_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = make_project(tmp_path / "p")
+    for name, seeds in (("monday", range(1, 4)), ("tuesday", range(4, 6)), ("wednesday", range(6, 7))):
+        simple_submission(workspace, name, seeds)
+    sync, calls = HashIndex.sync_batches, iter(range(100))
+
+    def damaged_once(index: HashIndex, dataset: Path) -> None:
+        if next(calls) == 2:  # after the batch of tuesday
+            raise sqlite3.DatabaseError("database disk image is malformed")
+        sync(index, dataset)
+
+    monkeypatch.setattr(HashIndex, "sync_batches", damaged_once)
+    assert ingest_counts(workspace) == (6, 0, 0, 0)
+    report = json.loads((workspace.reports / "ingest.json").read_text())
+    assert [entry["name"] for entry in report["submissions"]] == ["monday", "tuesday", "wednesday"]
+    assert len(held(workspace)) == 6
+
+
+def test_names_cannot_control_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workspace = make_project(tmp_path / "p")
+    name = "bad \x1b[2J\nsubmission \u202e"
+    make_submission(workspace, name, [("missing.jpg", "a dog on the grass", "")], {})
+    (workspace.root / "data" / "inbox" / f"{name} without a listing").mkdir()
+    with pytest.raises(DataError, match="1 of 1 pairs are bad") as caught:
+        ingest.run(params_of(workspace), workspace)
+    for text in (str(caught.value), *capsys.readouterr().out.splitlines()):
+        assert text.isprintable()
+    assert r"bad \x1b[2J\nsubmission \u202e/pairs.jsonl: " in str(caught.value)
 
 
 def test_a_folder_that_may_not_be_read_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,9 @@ import os
 import shutil
 import sqlite3
 import tempfile
-import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from vlp_models.common.io import write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
+from vlp_models.data.formats.base import printable
 from vlp_models.errors import DataError, explain_system_error
 from vlp_models.ingest.index import MANIFEST, batch_folders
 from vlp_models.params import IngestParams, Params
@@ -98,47 +98,67 @@ class _Run:
 def _ingest_all(
     submissions: list[Submission], params: Params, workspace: Workspace, report: dict[str, Any], check: bool
 ) -> list[str]:
-    """Ingest one submission after the other; return why some were rejected."""
+    """Ingest one submission after the other; return why some were rejected.
+
+    An index that turns out to be damaged is deleted, and the rest is done with a new one.
+
+    Raises:
+        sqlite3.DatabaseError: the new index is damaged as well.
+    """
     from vlp_models.ingest.dvc import require_project
     from vlp_models.ingest.index import HashIndex
 
-    p, keypoints = params.ingest, params.validate.near_duplicates.keypoints
-    if p.track:
+    if params.ingest.track:
         require_project(workspace.root)
-    problems = []
-    index = HashIndex(workspace.root / ".work" / "ingest" / "index.sqlite", dataset_name(params), keypoints=keypoints)
-    run = _Run(params, workspace, index, report["notes"])
-    try:
-        index.sync_batches(run.dataset)
-        for submission in submissions:
-            entry: dict[str, Any] = {"name": submission.name, "state": "", "batch": ""}
-            report["submissions"].append(entry)
-            try:
-                snapshot = submission.snapshot()
-            except OSError as error:
-                entry["state"] = "rejected"
-                problems.append(f"{submission.folder}: unreadable: {explain_system_error(error)}")
-                continue
-            if index.is_ingested(snapshot.id):
-                entry["state"] = "known"
-                if not check:
-                    _archive(submission, snapshot.id, run)
-                if submission.dvc_tracked:
-                    report["submissions"].remove(entry)  # it stays in place for good: nothing to report
-            elif not submission.dvc_tracked and time.time() - snapshot.changed < p.settle_seconds:
-                entry["state"] = "unfinished"
-            elif check:
-                entry |= {"state": "ready", "files": snapshot.files}
-            else:
-                with record_timing(workspace, "ingest"):
-                    problem = _ingest_one(submission, snapshot.id, entry, run)
-                if problem:
-                    problems.append(problem)
-    finally:
-        index.close()
+    path, keypoints = workspace.root / ".work" / "ingest" / "index.sqlite", params.validate.near_duplicates.keypoints
+    entries = [{"name": submission.name, "state": "", "batch": ""} for submission in submissions]
+    pending, problems = deque(zip(submissions, entries, strict=True)), []
+    for is_last_try in (False, True):
+        try:
+            with closing(HashIndex(path, dataset_name(params), keypoints=keypoints)) as index:
+                run = _Run(params, workspace, index, report["notes"])
+                index.sync_batches(run.dataset)
+                while pending:
+                    submission, entry = pending[0]
+                    if problem := _process(submission, entry, run, check):
+                        problems.append(printable(problem))
+                    if entry["state"] != "known" or not submission.dvc_tracked:
+                        report["submissions"].append(entry)  # otherwise it stays in place for good: nothing to report
+                    pending.popleft()
+            break
+        except sqlite3.DatabaseError as error:
+            if is_last_try or isinstance(error, sqlite3.OperationalError):  # the latter: a full disk
+                raise
+            logger.warning("%s: damaged (%s); deleted, and rebuilt from the datasets", path, error)
+            path.unlink(missing_ok=True)
     for name in COUNTS:
         report[name] = sum(entry.get(name, 0) for entry in report["submissions"] if entry["state"] == "ingested")
     return problems
+
+
+def _process(submission: Submission, entry: dict[str, Any], run: _Run, check: bool) -> str:
+    """Ingest a submission if it is complete and new; set the entry's state, and return why it was rejected, if it was.
+
+    Args:
+        entry: of the report; it has a batch already if the index was found damaged after that was written.
+    """
+    try:
+        snapshot = submission.snapshot()
+    except OSError as error:
+        entry["state"] = "rejected"
+        return f"{submission.folder}: unreadable: {explain_system_error(error)}"
+    if run.index.is_ingested(snapshot.id):
+        entry["state"] = "ingested" if entry["batch"] else "known"
+        if not check:
+            _archive(submission, snapshot.id, run)
+    elif not submission.dvc_tracked and snapshot.age < run.params.ingest.settle_seconds:
+        entry["state"] = "unfinished"
+    elif check:
+        entry |= {"state": "ready", "files": snapshot.files}
+    else:
+        with record_timing(run.workspace, "ingest"):
+            return _ingest_one(submission, snapshot.id, entry, run)
+    return ""
 
 
 def _ingest_one(submission: Submission, snapshot: str, entry: dict[str, Any], run: _Run) -> str:
@@ -149,7 +169,7 @@ def _ingest_one(submission: Submission, snapshot: str, entry: dict[str, Any], ru
         try:
             name, problem = _make_batch(submission, snapshot, entry, partial, run)
         except (OSError, sqlite3.OperationalError) as error:  # a full disk
-            reason = explain_system_error(error)
+            reason = printable(explain_system_error(error))
             raise DataError(f"ingest: {reason}; nothing of {submission.name} was ingested") from error
         if problem:
             entry["state"] = "rejected"
@@ -164,9 +184,9 @@ def _ingest_one(submission: Submission, snapshot: str, entry: dict[str, Any], ru
                 entry["state"] = "rejected"
                 return str(error)
             entry["batch"] = name
-            run.index.sync_batches(run.dataset)
             if run.params.ingest.track:
                 track(run.workspace.root, run.dataset)
+            run.index.sync_batches(run.dataset)
     entry["state"] = "ingested"
     _archive(submission, snapshot, run)
     return ""
@@ -331,7 +351,8 @@ def _archive(submission: Submission, snapshot: str, run: _Run) -> None:
             target = run.inbox / DONE / f"{name}-{number}{source.suffix * submission.loose}"
         source.rename(target)
     except OSError as error:  # for example a folder of another user
-        run.notes.append(f"{source}: ingested, but cannot be moved to {target.parent}: {explain_system_error(error)}")
+        reason = explain_system_error(error)
+        run.notes.append(printable(f"{source}: ingested, but cannot be moved to {target.parent}: {reason}"))
         run.index.record_submission(snapshot)
 
 

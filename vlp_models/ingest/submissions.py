@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,12 @@ LISTINGS = (*DELIMITERS, *JSON_LINES)
 class Snapshot:
     """The state of a submission's files.
 
-    id       hash of every file's name, size, inode and times; any change changes it
-    changed  newest change time, in seconds since the epoch
+    id    hash of every file's name, size, inode and times; any change changes it
+    age   seconds between now and the nearest change, also one in the future: the clock was ahead when it was recorded
     """
 
     id: str
-    changed: float
+    age: float
     files: int
 
 
@@ -52,17 +53,17 @@ class Submission:
 
     def snapshot(self) -> Snapshot:
         """Stat every file without opening any. A file that disappears meanwhile counts as a change just now."""
-        root, lines, changed = str(self.folder), [], 0.0
+        root, lines, age, now = str(self.folder), [], math.inf, time.time()
         try:
             for path, status in self._entries():
-                changed = max(changed, status.st_ctime)
+                age = min(age, abs(now - status.st_ctime))
                 if not stat.S_ISDIR(status.st_mode):
                     about = f"{status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
                     lines.append(f"{path[len(root) :]}\0{about}".encode("utf-8", "surrogateescape"))
         except FileNotFoundError:
-            return Snapshot("", math.inf, 0)
+            return Snapshot("", -math.inf, 0)
         digest = hashlib.sha256(b"\n".join(sorted(lines)))
-        return Snapshot(digest.hexdigest(), changed, len(lines))
+        return Snapshot(digest.hexdigest(), age, len(lines))
 
     def _entries(self) -> Iterator[tuple[str, os.stat_result]]:
         if not self.loose:
