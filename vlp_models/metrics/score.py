@@ -343,7 +343,7 @@ def _texts(column: Any) -> list[str]:
 
 
 def _lists(column: Any, convert: Callable[[Any], Any]) -> list[Any]:
-    """Return the lists of a column, as parts of what `convert` makes of the values of a chunk."""
+    """Return the lists of a column, cut from the converted values of each chunk."""
     found: list[Any] = []
     for chunk in column.chunks:
         values, ends = convert(chunk.flatten()), itertools.accumulate(chunk.value_lengths().to_pylist(), initial=0)

@@ -196,7 +196,7 @@ def _check_same_run(
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse JSON of which there is one reading: UTF-8, and no object has a key twice.
+    """Parse JSON that every reader reads alike: UTF-8, and no object has a key twice.
 
     Raises:
         ValueError: it is not.
