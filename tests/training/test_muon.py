@@ -107,7 +107,14 @@ def test_resumes_from_state_dict() -> None:
 
 def test_bfloat16_only_on_hardware_with_native_support(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    for flags, native in (({"avx2", "avx512f"}, False), ({"avx512f", "avx512_bf16"}, False), ({"amx_bf16"}, True)):
+    for vendor, flags, native in (
+        ("AuthenticAMD", {"avx2", "avx512f"}, False),
+        ("AuthenticAMD", {"avx512f", "avx512_bf16"}, True),
+        ("GenuineIntel", {"avx512f", "avx512_bf16"}, False),
+        ("GenuineIntel", {"avx512_bf16", "amx_bf16"}, True),
+        ("", {"bf16"}, True),  # Arm
+    ):
+        monkeypatch.setattr(device, "cpu_vendor", lambda vendor=vendor: vendor)
         monkeypatch.setattr(device, "cpu_flags", lambda flags=flags: frozenset(flags))
         assert has_native_bfloat16(cpu) is native
         wanted = torch.bfloat16 if native else torch.float32

@@ -21,6 +21,7 @@ from vlp_models.training.distributed import SMALL_MODEL, choose_precision, set_t
 
 def multiply_bfloat16(patch: pytest.MonkeyPatch, native: bool) -> None:
     """A CPU that does, or does not."""
+    patch.setattr(device, "cpu_vendor", lambda: "GenuineIntel")
     patch.setattr(device, "cpu_flags", lambda: frozenset({"amx_bf16"} if native else {"avx512_bf16"}))
 
 

@@ -46,11 +46,21 @@ NEEDED = {"avx2", "fma", "bmi2"}  # Intel's processors since 2013, AMD's since 2
 @cache
 def cpu_flags() -> frozenset[str]:
     """Return the processor's features as Linux names them; empty on other systems."""
+    return frozenset(_cpuinfo("flags", "Features").split())
+
+
+def cpu_vendor() -> str:
+    """Return the processor's maker as Linux names it, such as `AuthenticAMD`; empty on other systems and on Arm."""
+    return _cpuinfo("vendor_id")
+
+
+def _cpuinfo(*names: str) -> str:
+    """Return the value of the first line of /proc/cpuinfo with one of these names."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
 def choose_instructions(reproducible: str) -> None:

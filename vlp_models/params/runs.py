@@ -110,7 +110,8 @@ class TrainerParams:
                        training at a time (`launchers`)
     devices            per node
     precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
-                       CPU with instructions for it (AMX, or BF16 of Arm). A resumed run keeps its precision
+                       CPU with instructions for it (AMX, Arm's BF16, AMD's AVX512-BF16). A resumed run keeps its
+                       precision
     reproducible       portable: equal digits on every x86-64 processor with AVX2; an operation has one thread. machine:
                        the instructions and threads that are fastest on this machine. Digits of a GPU are its own
     torch_threads      0: chosen by the size of the model (training/distributed.py); not with `reproducible: portable`
