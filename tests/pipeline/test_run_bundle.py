@@ -166,6 +166,15 @@ def test_predictions_replay_in_the_project_with_its_weights_only(packed: RunBund
         weights.write_bytes(kept)
 
 
+def test_without_predictions_their_scores_are_computed_again(packed: RunBundle, project: Workspace) -> None:
+    run(project.root, "vlp", "pack", RUN, "--scores-only", "-o", "scores.run.zip")
+    kept = {name for name in packed.files if not name.startswith("predictions-")}
+    assert set(open_bundle(project.root / "scores.run.zip").files) == kept < set(packed.files)
+    done = run(project.root, "vlp", "replay", "scores.run.zip", "--level", "predict", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "unchecked  predictions: not in the bundle" in done.stdout and "equal      computed again:" in done.stdout
+
+
 def test_the_training_replays_bit_for_bit(packed: RunBundle, project: Workspace) -> None:
     done = run(project.root, "vlp", "replay", packed.path.name, "--level", "train", check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -29,6 +29,9 @@ def pack(
             help="A private key (PEM; P-256, P-384 or P-521) to sign with; needs model-signing.", show_default=False
         ),
     ] = None,
+    scores_only: Annotated[
+        bool, typer.Option("--scores-only", help="Leave predictions out: those of retrieval contain the test captions.")
+    ] = False,
 ) -> None:
     """Pack what a run's figures come from into one file: scores per item, predictions, lineage, hashes, environment.
 
@@ -43,7 +46,7 @@ def pack(
     if run not in params.finetune:
         raise ParamsError(f"no run `{run}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
     signer = None if key is None else load_signer(key)  # before a file is written
-    bundle = write(params, Workspace(), run, output or Path(f"{run}{SUFFIX}"))
+    bundle = write(params, Workspace(), run, output or Path(f"{run}{SUFFIX}"), not scores_only)
     print(f"{bundle.path}: {len(bundle.files)} files of {run}, id {bundle.id}")
     if signer is not None:
         print(f"{sign(bundle.path, signer)}: its signature")

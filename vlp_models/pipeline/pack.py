@@ -31,8 +31,11 @@ from vlp_models.pipeline.run_bundle import (
 )
 
 
-def pack(params: Params, workspace: Workspace, run: str, path: Path) -> RunBundle:
+def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions: bool = True) -> RunBundle:
     """Write the bundle of an evaluated fine-tuning run.
+
+    Args:
+        predictions: include them; those of some tasks contain the test set's texts.
 
     Raises:
         DataError: the run is not evaluated, or not with the present weights and params; weights are missing; a score
@@ -43,7 +46,7 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path) -> RunBundl
         raise DataError(f"params.yaml: `evaluate.bootstrap`: a run bundle may have {MAX_RESAMPLES:,} at most")
     evaluated = require_output(workspace.evaluation(run) / SCORES, f"evaluate@{run}").parent
     _check_recorded(params, workspace, run)
-    names = [SCORES, ITEMS, *sorted(file.name for file in evaluated.glob("predictions-*.jsonl"))]
+    names = [SCORES, ITEMS, *sorted(file.name for file in evaluated.glob("predictions-*.jsonl") if predictions)]
     files = {name: (evaluated / name).read_bytes() for name in names}
     for name, text in lineage_files(workspace).items():
         if name != "requirements.lock":  # long; its hash is in the lineage, and the commit has it

@@ -232,7 +232,11 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Findin
     """Compare what an evaluation wrote with the bundle's: predictions, scores per item, scores (`COMPARED`)."""
     folder, findings = workspace.evaluation(bundle.run), []
     written = {path.name for path in folder.glob("predictions-*.jsonl")}
-    for name in sorted(written | {name for name in bundle.files if name.startswith("predictions-")}):
+    packed_names = {name for name in bundle.files if name.startswith("predictions-")}
+    if not packed_names:
+        text = "not in the bundle (`vlp pack --scores-only`)"
+        findings.append(Finding(subject="predictions", equal=None, text=text))
+    for name in sorted(written | packed_names) if packed_names else ():
         before = bundle.files.get(name, b"").decode().splitlines()
         after = (folder / name).read_text(encoding="utf-8").splitlines() if name in written else []
         differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
