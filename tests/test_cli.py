@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from typer.testing import CliRunner
 from vlp_models.cli import pipeline
 from vlp_models.cli.main import COMMANDS, app
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.portable import VARIABLES
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.registry import receipts
@@ -51,6 +55,23 @@ def test_shells_complete_presets() -> None:
 def test_an_unknown_stage_names_the_nearest_one(project: Path) -> None:
     with pytest.raises(ParamsError, match="no stage `pretrian`; did you mean `pretrain`"):
         pipeline.run_stage("pretrian", "tden", "params.yaml")
+
+
+@pytest.mark.slow
+def test_all_stages_compute_with_the_instructions_of_params(tmp_path: Path) -> None:
+    """`vlp stage all` imports NumPy for the list of stages, before the first stage runs."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    code = (
+        "from vlp_models.cli import pipeline\n"
+        "from vlp_models.common.portable import is_portable\n"
+        "pipeline.run_stage = lambda *_: print('portable' if is_portable() else 'not')\n"
+        "pipeline.stage('all')\n"
+    )
+    variables = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"portable"}
 
 
 @pytest.mark.parametrize(

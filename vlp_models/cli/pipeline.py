@@ -169,7 +169,9 @@ def stage(
     """
     if name == "all":
         from vlp_models.common.workspace import Workspace
+        from vlp_models.params import load_params
 
+        choose_instructions(load_params(params).trainer.reproducible)  # before `_every_stage` imports NumPy
         with run_lock(Workspace(), "stage all"):
             for one, entry in _every_stage():
                 print(f"stage {one} {entry}".rstrip(), file=sys.stderr)

@@ -66,9 +66,16 @@ def _cpuinfo(*names: str) -> str:
 def choose_instructions(reproducible: str) -> None:
     """Apply `trainer.reproducible` to this process and those that it starts.
 
-    A process that has imported NumPy before, such as a notebook, keeps its instructions.
+    A process that has imported NumPy before, such as a notebook, keeps its instructions, with a warning.
     """
-    if reproducible == "portable" and "numpy" not in sys.modules and not use_portable_instructions():
+    if reproducible != "portable" or is_portable():
+        return
+    if "numpy" in sys.modules:
+        logger.warning(
+            "trainer.reproducible: portable: not in this process, which imported NumPy before; its digits are those of "
+            "this kind of processor"
+        )
+    elif not use_portable_instructions():
         logger.warning(
             "trainer.reproducible: portable: this processor lacks AVX2; its digits are those of its kind only. Set "
             "`machine` to be rid of this line"
