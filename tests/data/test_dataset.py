@@ -57,6 +57,8 @@ def test_sources_select_and_repeat_datasets(shards: Path) -> None:
     both = ShardDataset(shards, "train", "captions", {"scenes": 1, "nlvr": 3})
     ids = [sample.sample_id for sample in both]
     assert len(ids) == 10 + 3 * 4 and ids.count("nlvr/000.a b#0") == 3 and ids.count("scenes/000.a b#0") == 1
+    turned = ShardDataset(shards, "train", "captions", {"nlvr": 3, "scenes": 1})
+    assert ids == [sample.sample_id for sample in turned], "whatever the order in params.yaml"
     assert {s.source for s in ShardDataset(shards, "train", "captions", {"nlvr": 1})} == {"nlvr"}
     assert len(ShardDataset(shards, "val", "captions", {"nlvr": 1})) == 0
     with pytest.raises(ParamsError, match=r"no dataset `coco`.*nlvr, scenes"):

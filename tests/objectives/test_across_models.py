@@ -238,7 +238,7 @@ def test_own_and_shared_objectives_are_summed(scenes: SampleScenes) -> None:
     loss = make_loss(model, recipe, ScheduledSamplingParams(), name="tden")(
         batch_of(trial), update=0, generator=generator(3)
     )
-    assert list(loss.losses) == ["itm", "mlm"]
+    assert list(loss.losses) == ["mlm", "itm"]
     expected = 0.5 * loss.losses["itm"].mean + loss.losses["mlm"].mean
     torch.testing.assert_close(loss.mean, expected)
     assert {"itm", "itm_accuracy", "mlm", "mlm_accuracy"} <= loss.parts.keys()

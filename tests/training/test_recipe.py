@@ -17,7 +17,7 @@ from vlp_models.params import RecipeParams
 from vlp_models.params.schema import build
 from vlp_models.training.recipe import PretrainingLoss, Recipe, make_recipe
 
-KNOWN = frozenset({"mlm", "msg", "ism"})
+KNOWN = ("msg", "mlm", "ism")
 CPU = torch.device("cpu")
 
 
@@ -32,14 +32,25 @@ def loss(total: float, count: int, name: str) -> Loss:
 
 def test_sum_weights_the_mean_of_each_loss() -> None:
     made = recipe({"mlm": 1.0, "msg": 0.5, "ism": 0.0})
-    assert made.objectives(17) == ("mlm", "msg")
+    assert set(made.objectives(17)) == {"mlm", "msg"}
     assert made.assign(17, 3, generator(), CPU) == {"mlm": None, "msg": None}
     mixed = made.weigh({"mlm": loss(4.0, 2, "mlm"), "msg": loss(12.0, 3, "msg")}, 17)
     assert mixed.mean.item() == 4.0
     assert {name: float(part.mean) for name, part in mixed.parts.items()} == {"mlm": 2.0, "msg": 4.0}  # unweighted
 
 
-def test_alternate_follows_order_and_shares_independent_of_weights() -> None:
+@pytest.mark.parametrize("mix", ["sum", "sample", "alternate"])
+def test_order_in_params_changes_nothing(mix: str) -> None:
+    one, other = (
+        recipe(dict.fromkeys(names, 1.0), mix=mix) for names in (("mlm", "ism", "msg"), ("msg", "mlm", "ism"))
+    )
+    for update in (0, 1, 2, None):
+        assert one.objectives(update) == other.objectives(update)
+        first, second = one.assign(update, 50, generator(3), CPU), other.assign(update, 50, generator(3), CPU)
+        assert all(mask is second[name] or torch.equal(mask, second[name]) for name, mask in first.items())
+
+
+def test_alternate_follows_the_models_order_and_shares_independent_of_weights() -> None:
     made = recipe({"msg": 0.3, "mlm": 1.0}, mix="alternate", shares={"msg": 2, "mlm": 1})
     assert [made.objectives(k)[0] for k in range(6)] == ["msg", "msg", "mlm", "msg", "msg", "mlm"]
     assert made.weigh({"msg": loss(3.0, 1, "msg")}, 0).mean.item() == pytest.approx(0.9)
@@ -60,16 +71,16 @@ def test_validation_loss_equals_the_average_training_loss(mix: str) -> None:
 def test_each_sample_gets_one_objective_by_share() -> None:
     made = recipe({"mlm": 1.0, "msg": 1.0, "ism": 1.0}, mix="sample", shares={"mlm": 1.0, "msg": 2.0, "ism": 0.0})
     masks = made.assign(5, 6000, generator(3), CPU)
-    assert list(masks) == ["mlm", "msg"]
-    mlm_B, msg_B = masks.values()
+    assert list(masks) == ["msg", "mlm"]
+    msg_B, mlm_B = masks.values()
     assert mlm_B is not None and msg_B is not None
     assert torch.equal(mlm_B, ~msg_B), "one each"
     assert abs(msg_B.float().mean().item() - 2 / 3) < 0.02
     again = made.assign(9, 6000, generator(3), CPU)["mlm"]
     assert again is not None and torch.equal(mlm_B, again), "a function of the generator alone"
     assert {name: list(m.shape) for name, m in made.assign(0, 0, generator(), CPU).items() if m is not None} == {
-        "mlm": [0],
         "msg": [0],
+        "mlm": [0],
     }
 
 

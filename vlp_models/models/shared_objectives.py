@@ -505,7 +505,8 @@ def add_objectives(
     """
     names = list(names)
     check_objectives(model, names, facts, where, model_name)
-    heads = {name: SHARED[name](model, facts) for name in names if name not in own_objectives(model)}
+    shared = [name for name in SHARED if name in names and name not in own_objectives(model)]
+    heads = {name: SHARED[name](model, facts) for name in shared}
     for head in heads.values():
         init_weights(head, getattr(model.config, "init_std", 0.02))
     return PretrainingModel(model, heads) if heads else model

@@ -257,7 +257,8 @@ class ObjectiveParams:
     """`mlm: 1.0` stands for `mlm: {weight: 1.0}`.
 
     weight  of the loss
-    share   of the samples (`mix: sample`), or of the updates, a whole number (`mix: alternate`)
+    share   of the samples (`mix: sample`), or of the updates, a whole number (`mix: alternate`). With `sample`, an
+            objective that none of an update's samples drew has no weight in it, so small batches train rare ones less
     """
 
     weight: NonNegativeFloat = 1.0
@@ -273,7 +274,7 @@ class RecipeParams:
     """The objectives of a pretraining run and how they are mixed.
 
     mix            sum: every sample is used for every objective. sample: one objective is drawn for each sample.
-                   alternate: one objective per update, in order
+                   alternate: one objective per update, in the model's order
     contrast_over  candidates of contrastive losses with accumulation: the micro-batch, or the whole update. The latter
                    adds a forward pass without gradients (Gao et al. 2021), and a further one of all micro-batches but
                    the first, to count the terms of each loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -25,8 +25,8 @@ class Recipe:
     - `sum`: all objectives on all samples (TDEN, VLMo, SOHO). Minimizes the sum of weight * loss.
     - `sample`: one objective per sample, drawn with probabilities proportional to the shares (Unified VLP). Minimizes
       the mean of weight * loss with the shares as its weights, in each update.
-    - `alternate`: one objective per update, in order; each takes as many consecutive updates as its share (XGPT).
-      Minimizes the same mean as `sample`, over a cycle.
+    - `alternate`: one objective per update, in the model's order; each takes as many consecutive updates as its share
+      (XGPT). Minimizes the same mean as `sample`, over a cycle.
 
     weights, shares: of the objectives whose weight and share are above 0.
     reuse_batch: for `alternate`: all updates of a cycle use the same batch.
@@ -78,8 +78,10 @@ class Recipe:
         )
 
 
-def make_recipe(params: RecipeParams, *, known: Collection[str], section: str = "pretrain") -> Recipe:
+def make_recipe(params: RecipeParams, *, known: Sequence[str], section: str = "pretrain") -> Recipe:
     """Check the recipe of a run against its model.
+
+    The objectives have the model's order: neither DVC nor a run's fingerprint reads that of params.yaml.
 
     Args:
         known: the model's objectives (`Pretrains.objectives`).
@@ -110,7 +112,8 @@ def make_recipe(params: RecipeParams, *, known: Collection[str], section: str = 
             )
     if params.reuse_batch and params.mix != "alternate":
         raise ParamsError(f"{where}.reuse_batch` requires `mix: alternate`, not {params.mix}")
-    trained = {name: one for name, one in params.objectives.items() if one.weight > 0 and one.share > 0}
+    ordered = {name: params.objectives[name] for name in known if name in params.objectives}
+    trained = {name: one for name, one in ordered.items() if one.weight > 0 and one.share > 0}
     if not trained:
         raise ParamsError(f"{where}.objectives` has no objective with a weight and share above 0")
     return Recipe(

@@ -325,6 +325,9 @@ def _select(
 ) -> NDArray[np.uint32] | range:
     """Return the rows of an epoch; those of a dataset with k repeats k times.
 
+    Datasets follow in the order of their repeats, most first, then of their names: neither DVC nor a run's fingerprint
+    reads that of params.yaml.
+
     Args:
         rows: rows to choose from; None: all.
     """
@@ -332,7 +335,7 @@ def _select(
         return range(len(index)) if rows is None else rows
     check_sources(sources, known)
     chosen: list[NDArray[np.uint32]] = []
-    for name, repeats in sources.items():
+    for name, repeats in sorted(sources.items(), key=lambda entry: (-entry[1], entry[0])):
         if repeats < 1:
             raise ParamsError(f"sources: `{name}: {repeats}`; remove a dataset from the list to skip it")
         of_name = index.where(pc.field("source") == name)

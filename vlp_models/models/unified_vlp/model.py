@@ -113,7 +113,7 @@ class UnifiedVLP(nn.Module):
         self.config = config
         self.inputs = ModelInputs(image=RegionInput(scores=config.compat_reference))
         pretext = config.region_classes == "pretext" and config.num_classes > 0
-        self.objectives = (BIDIRECTIONAL, SEQ2SEQ, "moc") if pretext else (BIDIRECTIONAL, SEQ2SEQ)
+        self.objectives = (SEQ2SEQ, BIDIRECTIONAL, "moc") if pretext else (SEQ2SEQ, BIDIRECTIONAL)
         self.fused_dim = 2 * config.hidden
         self.text_dim = self.located_dim = config.hidden
         self.stores_finished = config.compat_reference
