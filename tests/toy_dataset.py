@@ -90,6 +90,7 @@ class Toy:
         batch_size: int = 8,
         accumulate: int = 1,
         max_epochs: int = 2,
+        max_steps: int = 0,
         ema_decay: float = 0.0,
         optimizer: Mapping[str, Any] | None = None,
         loss: Any = None,
@@ -129,7 +130,7 @@ class Toy:
         plan = Plan(
             seed=1,
             max_epochs=max_epochs,
-            max_steps=0,
+            max_steps=max_steps,
             accumulate=accumulate,
             optimizer=OptimizerParams(**{"lr": 1e-3, "ema_decay": ema_decay, **(optimizer or {})}),
             snapshots=snapshots or SnapshotParams(),

@@ -304,6 +304,26 @@ def test_result_is_the_average_of_the_best_snapshots(toy: Toy, tmp_path: Path, a
     assert not list(tmp_path.glob("*snapshot*"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["a bit", "its end", "all of it"])
+def test_damaged_snapshot_is_named(toy: Toy, tmp_path: Path, damage: str) -> None:
+    settings = {**SETTINGS, "snapshots": SnapshotParams(keep=2), "checkpoint_every_steps": 4}
+    with pytest.raises(InterruptedError):
+        toy.fit(tmp_path, tracker=KilledAt(tmp_path, 28), **settings)
+    for file in tmp_path.glob("snapshot-*.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 4
+        file.write_bytes({"a bit": content, "its end": content[:-20], "all of it": bytes(len(content))}[damage])
+    with pytest.raises(CheckpointError, match=r"snapshot-\d+\.safetensors: .*damaged .* delete"):
+        toy.fit(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("every", [1, 4, 1000])
+def test_the_last_update_is_logged(toy: Toy, tmp_path: Path, every: int) -> None:
+    _, result = toy.fit(tmp_path, max_steps=5, log_every_steps=every)
+    assert result.rows[-1]["step"] == result.steps == 5
+
+
 def test_nan_validation_ranks_last(tmp_path: Path) -> None:
     for mode, wanted in (("min", [30, 20, 10]), ("max", [20, 30, 10])):
         snapshots = Snapshots(tmp_path, SnapshotParams(keep=3, mode=mode))

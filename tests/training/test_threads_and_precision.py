@@ -16,7 +16,7 @@ from vlp_models.data.inputs import ModelInputs, RegionInput
 from vlp_models.data.pixels import PixelInput
 from vlp_models.params import TrainerParams
 from vlp_models.training import distributed
-from vlp_models.training.distributed import SMALL_MODEL, choose_precision, set_threads
+from vlp_models.training.distributed import SMALL_MODEL, choose_precision, keep_threads, set_threads
 
 
 def multiply_bfloat16(patch: pytest.MonkeyPatch, native: bool) -> None:
@@ -98,6 +98,31 @@ def model(inputs: ModelInputs | None, parameters: int) -> nn.Module:
 def test_number_of_threads(inputs: ModelInputs | None, parameters: int, asked: int, expected: int) -> None:
     set_threads(model(inputs, parameters), TrainerParams(accelerator="cpu", torch_threads=asked))
     assert torch.get_num_threads() == expected
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "processors", "expected"), [(1, 0, 3, 1), (2, 0, 3, 2), (1, 3, 3, 3), (8, 0, 3, 3)]
+)
+def test_a_resumed_run_keeps_its_threads(
+    monkeypatch: pytest.MonkeyPatch, saved: int, asked: int, processors: int, expected: int
+) -> None:
+    """Such as those of one of two parallel fine-tunings, if the other one has finished since."""
+    monkeypatch.setattr(distributed, "cpu_count", lambda: processors)
+    keep_threads(saved, TrainerParams(accelerator="cpu", torch_threads=asked), "toy")
+    assert torch.get_num_threads() == expected
+
+
+def test_a_killed_runs_threads_are_in_its_resume_point(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vlp_models.training.run.set_threads", lambda *_: None)  # one for a toy
+    torch.set_num_threads(1)
+    settings = {"max_steps": 6, "checkpoint_every_steps": 3, "torch_threads": 0}
+    with pytest.raises(InterruptedError):
+        toy.fit(tmp_path, tracker=KilledAt(tmp_path, 3), **settings)
+    torch.set_num_threads(2)
+    toy.fit(tmp_path, **settings)
+    assert torch.get_num_threads() == 1
 
 
 def test_a_larger_model_explains_its_one_thread(

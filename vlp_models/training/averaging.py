@@ -12,12 +12,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vlp_models.common.io import atomic_write
+from vlp_models.common.io import atomic_write, hash_file
 from vlp_models.common.log import get_logger
 from vlp_models.errors import CheckpointError, ParamsError, explain_system_error
 from vlp_models.params import SnapshotParams
 from vlp_models.params.schema import suggestion
 from vlp_models.training.module import TrainingModule
+from vlp_models.training.resume import hash_file_of, is_intact, write_hash
 from vlp_models.training.sharding import own_part, sharded_like, whole
 
 logger = get_logger(__name__)
@@ -114,8 +115,9 @@ class Snapshots(Callback):
         weights = {name: whole(tensor.detach()).cpu().clone() for name, tensor in module.model.state_dict().items()}
         if module.trainer.is_global_zero:
             try:
-                with atomic_write(self._file(step)) as partial:
+                with atomic_write(self._file(step), sync=True) as partial:
                     save_file(weights, partial)
+                    write_hash(self._file(step), hash_file(partial))
             except OSError as error:
                 raise CheckpointError(
                     f"{self._file(step)}: cannot be written: {explain_system_error(error)}"
@@ -130,18 +132,19 @@ class Snapshots(Callback):
         Buffers (running statistics, counters) are those of the best. Without any validation the last weights stay.
 
         Raises:
-            CheckpointError: a file is missing.
+            CheckpointError: a file is missing or damaged.
         """
         ranked = self._ranked()
         if not ranked:
             logger.warning("snapshots: the run had no validation; using the last weights")
             return
-        try:
-            kept = [load_file(self._file(step)) for step in (ranked if self.params.average else ranked[:1])]
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{self._work}: a snapshot is missing: {error}; delete the folder to start over"
-            ) from error
+        files = [self._file(step) for step in (ranked if self.params.average else ranked[:1])]
+        for file in files:
+            if not is_intact(file):
+                raise CheckpointError(
+                    f"{file}: missing, or damaged (its sha256 does not match); delete {self._work} to start over"
+                )
+        kept = [load_file(file) for file in files]
         result = dict(kept[0])
         for name, _ in model.named_parameters(remove_duplicate=False):
             if len(kept) > 1:
@@ -155,6 +158,7 @@ class Snapshots(Callback):
         for file in self._work.glob("snapshot-*.safetensors"):
             if int(file.stem.partition("-")[2]) not in listed:
                 file.unlink(missing_ok=True)
+                hash_file_of(file).unlink(missing_ok=True)
         return {"best": dict(self._best), "listed": self._listed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

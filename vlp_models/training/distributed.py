@@ -234,7 +234,24 @@ def choose_precision(params: TrainerParams) -> Precision:
     return "bf16-mixed" if has_native_bfloat16(torch.device("cuda" if on_gpu else "cpu")) else "32-true"
 
 
-def read_precision(checkpoint: Path) -> Precision:
-    """Return the precision of the run that saved a resume point, without reading its weights."""
+def read_precision_and_threads(checkpoint: Path) -> tuple[Precision, int]:
+    """Return what the run that saved a resume point computed with, without reading its weights."""
     state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    return cast(Precision, state["precision"])
+    return cast(Precision, state["precision"]), state["threads"]
+
+
+def keep_threads(saved: int, trainer: TrainerParams, title: str) -> None:
+    """Set the number of threads that a resumed run started with: another one changes the rounding.
+
+    With `trainer.parallel_finetune` it is that of several trainings at a time, also if this one is resumed alone.
+    `trainer.torch_threads` and the number of processors go first.
+    """
+    if trainer.torch_threads or saved == torch.get_num_threads() or use_cuda(trainer.accelerator):
+        return
+    if saved > cpu_count():
+        logger.warning(
+            "%s: started with %d threads, this machine has %d processors: rounding differs", title, saved, cpu_count()
+        )
+        return
+    logger.info("%s: keeping %d threads from the start of the run", title, saved)
+    torch.set_num_threads(saved)

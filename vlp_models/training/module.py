@@ -230,6 +230,7 @@ class TrainingModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["micro_batches"] = self.micro_batches
         checkpoint["precision"] = str(self.trainer.precision)
+        checkpoint["threads"] = torch.get_num_threads()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.micro_batches = checkpoint["micro_batches"]

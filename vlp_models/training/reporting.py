@@ -65,7 +65,7 @@ class Recorder(Callback):
             return
         self._step = step
         epoch_ended = self._train.epoch_ended
-        if step % self.every and not epoch_ended:
+        if step % self.every and not epoch_ended and step < trainer.max_steps:
             return
         losses = mean_losses([micro_batch.totals for micro_batch in pl_module.window])
         row: dict[str, Any] = {"step": step, "epoch": self._train.epoch + 1}

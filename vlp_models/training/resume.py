@@ -3,11 +3,11 @@
 It is written to `.work/STAGE-RUN/FINGERPRINT/` (`TrainingJob.work`, pipeline/training_job.py):
 
     step-00000200.ckpt          weights, optimizer, scheduler (Lightning); cursor of data loader and windows (data.py);
-                                number of micro-batches, which seeds all random numbers, and precision (module.py);
+                                number of micro-batches, which seeds all random numbers, precision, threads (module.py);
                                 weight average and snapshots (averaging.py); seconds and peak memory (reporting.py)
     step-00000200.ckpt.sha256   its hash; the last two checkpoints are kept
     step-00000200.damaged       a checkpoint whose hash did not match
-    snapshot-00000180.safetensors   weights after a good validation (training/averaging.py)
+    snapshot-00000180.safetensors   weights after a good validation, with a hash of its own (training/averaging.py)
     log.jsonl                   the curve (training/log.py)
     provenance.json             data, code and parents of the run (pipeline/lineage.py)
     mlflow.json                 id of the MLflow run (registry/logger.py)
@@ -87,11 +87,11 @@ class ResumePoints(Callback):
                 digest = hash_file(partial)
                 with partial.open("rb+") as file:
                     os.fsync(file.fileno())
-                _hash_file_of(path).write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+                write_hash(path, digest)
                 partial.replace(path)
                 for old in _resume_points(self.work)[KEEP:]:
                     old.path.unlink(missing_ok=True)
-                    _hash_file_of(old.path).unlink(missing_ok=True)
+                    hash_file_of(old.path).unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             if trainer.is_global_zero:
                 partial.unlink(missing_ok=True)
@@ -109,13 +109,13 @@ def newest_resume_point(work: Path, tidy: bool = True) -> ResumePoint | None:
         tidy: False on all processes but the first, which must not move files.
     """
     for point in _resume_points(work):
-        if _is_intact(point.path):
+        if is_intact(point.path):
             return point
         if not tidy:
             continue
         aside = point.path.with_suffix(".damaged")
         point.path.replace(aside)
-        _hash_file_of(point.path).unlink(missing_ok=True)
+        hash_file_of(point.path).unlink(missing_ok=True)
         logger.warning(
             "%s: damaged (its sha256 does not match); moved to %s, trying the checkpoint before it",
             point.path,
@@ -138,14 +138,20 @@ def _resume_points(work: Path) -> list[ResumePoint]:
     return sorted(points, key=lambda point: -point.step)
 
 
-def _is_intact(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
+    """Return whether a checkpoint or snapshot exists and matches its hash."""
     try:
-        return hash_file(path) == _hash_file_of(path).read_text(encoding="utf-8").split()[0]
+        return hash_file(path) == hash_file_of(path).read_text(encoding="utf-8").split()[0]
     except (OSError, IndexError, UnicodeDecodeError):
         return False
 
 
-def _hash_file_of(path: Path) -> Path:
+def write_hash(path: Path, digest: str) -> None:
+    """Write the hash of a file, in the form that sha256sum reads."""
+    hash_file_of(path).write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+
+
+def hash_file_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 

@@ -36,8 +36,9 @@ from vlp_models.training.distributed import (
     Precision,
     block_options,
     choose_precision,
+    keep_threads,
     make_trainer,
-    read_precision,
+    read_precision_and_threads,
     set_threads,
 )
 from vlp_models.training.log import LOG, read_log, truncate_log
@@ -182,7 +183,10 @@ def _fit(
     """Train in this process, as one of `trainer.devices` times `trainer.num_nodes`."""
     start = newest_resume_point(work, tidy=is_main_process())
     chosen = choose_precision(trainer)
-    precision = read_precision(start.path) if start else chosen  # a run keeps its precision on another machine
+    precision = chosen
+    if start is not None:  # a run keeps its precision on another machine, and its threads
+        precision, threads = read_precision_and_threads(start.path)
+        keep_threads(threads, trainer, title)
     lightning = make_trainer(trainer, model, accumulate=plan.accumulate, precision=precision)
     batches, val = loaders(lightning.global_rank, lightning.world_size)
     train = Windows(batches, plan.accumulate, getattr(loss, "updates_per_batch", 1))

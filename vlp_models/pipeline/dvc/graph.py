@@ -40,7 +40,7 @@ NO_EFFECT: dict[type, dict[str, str]] = {
         "checkpoint_every_steps": "resume is bitwise equal",
         "log_every_steps": "curves only",
         "torch_threads": "speed, and float rounding",
-        "parallel_finetune": "how many fine-tunings `vlp run` trains at a time",
+        "parallel_finetune": "how many fine-tunings `vlp run` trains at a time: float rounding",
         "launcher": "which engine starts the processes",
         "devices": "processes share the same batches: float rounding, and dropout's draws",
         "num_nodes": "as `devices`",
