@@ -112,8 +112,8 @@ class TrainerParams:
     precision          auto: bf16-mixed on a GPU that supports it, else 32-true. bf16-where-native: also bf16-mixed on a
                        CPU with instructions for it (AMX, Arm's BF16, AMD's AVX512-BF16). A resumed run keeps its
                        precision
-    reproducible       portable: equal digits on every x86-64 processor with AVX2; an operation has one thread. machine:
-                       the instructions and threads that are fastest on this machine. Digits of a GPU are its own
+    reproducible       portable: equal bits on every x86-64 processor with AVX2; an operation has one thread. machine:
+                       the instructions and threads that are fastest on this machine. A GPU computes other bits
     torch_threads      0: chosen by the size of the model (training/distributed.py); not with `reproducible: portable`
     strategy           auto: ddp with two processes or more. fsdp: weights, gradients and optimizer state are sharded
     activation_checkpointing  recompute the activations of transformer blocks in the backward pass: less memory, equal
