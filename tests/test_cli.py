@@ -18,6 +18,9 @@ from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.portable import VARIABLES
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import DataError, ParamsError, TrackingError
+from vlp_models.params import load_params
+from vlp_models.pipeline.checked_params import check_params
+from vlp_models.pipeline.stages.plan import check_current
 from vlp_models.registry import receipts
 
 ROOT = Path(__file__).parent.parent
@@ -134,3 +137,22 @@ def test_a_missing_initial_checkpoint_is_named_with_the_command_that_creates_it(
         pipeline.run_pipeline([])
     (project / "checkpoints" / "imported" / "resnet").mkdir(parents=True)
     assert pipeline.run_pipeline([]) == 1
+
+
+def test_a_project_with_crlf_line_ends_can_be_changed_again_and_again(project: Path, capsys: Any) -> None:
+    """As a checkout with git's `core.autocrlf` has them: no line end is doubled, and dvc.yaml is up to date."""
+    file, dvc_yaml = project / "params.yaml", project / "dvc.yaml"
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    pipeline.use("", [], False)
+    dvc_yaml.write_bytes(dvc_yaml.read_bytes().replace(b"\n", b"\r\n"))
+    capsys.readouterr()
+    for seed in (2, 3):
+        pipeline.use("", [f"pretrain.tden.seed={seed}"], False)
+        assert capsys.readouterr().out.endswith(f"-> {seed}\n"), "dvc.yaml does not change"
+    pipeline.use("", ["finetune.tden-vqa=null"], False)
+    assert capsys.readouterr().out == "finetune.tden-vqa: removed\ndvc.yaml updated\n"
+    for path in (file, dvc_yaml):
+        content = path.read_bytes()
+        assert b"\r\r" not in content and content.count(b"\r\n") == content.count(b"\n")
+    params, workspace = load_params(file), Workspace()
+    check_current(params, workspace, check_params(params, project))

@@ -435,9 +435,11 @@ def test_overlay_keeps_link_and_mode_and_prints_no_secret(tmp_path: Path, monkey
 def test_overlay_keeps_line_endings(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_bytes((ROOT / "params.yaml").read_bytes().replace(b"\n", b"\r\n"))
-    apply_overlay(path, None, ["pretrain.tden.max_epochs=9"])
-    assert path.read_bytes().count(b"\r\n") == path.read_bytes().count(b"\n")
-    assert load_params(path).pretrain["tden"].max_epochs == 9
+    for epochs in (9, 8):
+        apply_overlay(path, None, [f"pretrain.tden.max_epochs={epochs}"])
+        assert load_params(path).pretrain["tden"].max_epochs == epochs
+        changed = (ROOT / "params.yaml").read_text().replace("    max_epochs: 1\n", f"    max_epochs: {epochs}\n")
+        assert path.read_bytes() == changed.encode().replace(b"\n", b"\r\n"), "every other byte stays"
 
 
 @pytest.mark.parametrize(

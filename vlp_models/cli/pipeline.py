@@ -306,6 +306,7 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
         ParamsError: a run is not possible.
         MissingToolError: a package that params.yaml names is not installed.
     """
+    from vlp_models.common.io import is_same_text
     from vlp_models.common.packages import OWN_RECORD, outdated_records, own_record
     from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
@@ -326,7 +327,7 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
         )
         return files
     text = planned(params, workspace, raw)
-    if not file.exists() or file.read_bytes() != text.encode():
+    if not file.exists() or not is_same_text(file, text):
         files[file] = text
     return files
 

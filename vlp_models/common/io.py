@@ -200,7 +200,10 @@ def write_text(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def write_together(texts: Mapping[Path, str]) -> None:
-    """Replace several files with UTF-8 text, all or none. Keeps symbolic links, permissions and CRLF line ends."""
+    """Replace several files with UTF-8 text, all or none. Keeps symbolic links, permissions and CRLF line ends.
+
+    texts: with line ends of either kind; a file has those of its first line before, a new one LF.
+    """
     targets = {path.resolve(): text for path, text in texts.items()}
     before = {path: path.read_bytes() if path.exists() else None for path in targets}
     replaced: list[Path] = []
@@ -211,7 +214,8 @@ def write_together(texts: Mapping[Path, str]) -> None:
         for path, text in targets.items():
             crlf = (before[path] or b"").partition(b"\n")[0].endswith(b"\r")
             with _named_errors(path):
-                partials[path].write_text(text, encoding="utf-8", newline="\r\n" if crlf else "\n")
+                lines = text.replace("\r\n", "\n")
+                partials[path].write_text(lines, encoding="utf-8", newline="\r\n" if crlf else "\n")
             if path.exists():
                 shutil.copymode(path, partials[path])
         try:
@@ -226,6 +230,11 @@ def write_together(texts: Mapping[Path, str]) -> None:
                 else:
                     path.write_bytes(content)
             raise
+
+
+def is_same_text(path: Path, text: str) -> bool:
+    """Return whether a file has this UTF-8 text, with line ends of either kind (`write_together` keeps them)."""
+    return path.read_bytes().replace(b"\r\n", b"\n") == text.encode()
 
 
 def to_json(value: Any) -> str:

@@ -155,7 +155,7 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
 
 
 def read_yaml_text(path: Path) -> str:
-    """Return the text of a YAML file that a user edits.
+    """Return the text of a YAML file that a user edits, with LF line ends.
 
     Raises:
         ParamsError: it is not UTF-8 text, or a merge left git's conflict markers in it.
@@ -165,7 +165,7 @@ def read_yaml_text(path: Path) -> str:
     if reason := explain_not_text(content[:HEAD], str(path)):
         raise ParamsError(f"{path}: {reason}")
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ParamsError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vlp_models.common.io import output_directory, read_json, write_json
+from vlp_models.common.io import is_same_text, output_directory, read_json, write_json
 from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_code
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
@@ -65,7 +65,7 @@ def check_current(params: Params, workspace: Workspace, facts: PlanFacts) -> Non
     file = workspace.root / FILE
     if not is_generated(workspace.root) or not file.exists():
         return
-    if file.read_bytes() != planned(params, workspace, facts=facts).encode():
+    if not is_same_text(file, planned(params, workspace, facts=facts)):
         raise ParamsError(
             f"{FILE} is out of date: models, runs or datasets in params.yaml have changed; run `vlp plan`"
         )
