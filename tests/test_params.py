@@ -18,7 +18,16 @@ from vlp_models.cli.presets import apply_overlay
 from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES
 from vlp_models.models.meta_model import meta_model
-from vlp_models.params import ModelParams, Params, load_params, parse_params, read_yaml, to_plain
+from vlp_models.params import (
+    ModelParams,
+    OptimizerParams,
+    Params,
+    build,
+    load_params,
+    parse_params,
+    read_yaml,
+    to_plain,
+)
 from vlp_models.params.load import parse_yaml
 from vlp_models.params.renamed import RENAMED, RENAMED_VALUES
 
@@ -317,8 +326,26 @@ def test_no_key_has_a_name_that_dvc_ignores() -> None:
 
 
 def test_scientific_notation_without_a_dot_is_a_number(tmp_path: Path) -> None:
-    path = edited(tmp_path, {"defaults.pretrain.optimizer.lr": "1e-4"})
-    assert load_params(path).pretrain["tden"].optimizer.lr == pytest.approx(1e-4)
+    """YAML 1.1 reads 1e-4 as text. Also where a number may be null."""
+    groups = {"object_encoder": {"lr": "1e-4"}}
+    edit = {"optimizer.lr": "1e-4", "optimizer.groups": groups}
+    path = edited(tmp_path, {f"defaults.pretrain.{key}": value for key, value in edit.items()})
+    optimizer = load_params(path).pretrain["tden"].optimizer
+    assert (optimizer.lr, optimizer.groups["object_encoder"].lr) == (1e-4, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"lr": "fast"}, r"`o\.groups\.head\.lr` must be a number, found 'fast'"),
+        ({"lr": -1}, r"`o\.groups\.head\.lr: -1\.0` should be greater than or equal to 0"),
+        ({"kind": "adamx"}, r"`o\.groups\.head\.kind` must be one of adamw, .*; did you mean `adam`"),
+    ],
+)
+def test_errors_of_a_value_that_may_be_null_are_those_of_its_type(group: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        build(OptimizerParams, {"lr": 1.0, "groups": {"head": group}}, where="o")
+    assert build(OptimizerParams, {"lr": 1.0, "groups": {"head": {"lr": None}}}, where="o").groups["head"].lr is None
 
 
 def test_missing_file_and_bad_yaml_say_so(tmp_path: Path) -> None:

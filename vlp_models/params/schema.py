@@ -122,8 +122,17 @@ def _convert(value: Any, hint: Any, where: str, file: str) -> Any:
     return _convert_leaf(value, hint, where, file)
 
 
+def _bare_type(hint: Any) -> Any:
+    """Return the type of a value that is set, without bounds: float for `PositiveFloat | None`."""
+    args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated or (origin in (typing.Union, types.UnionType) and len(args) == 1):
+        return _bare_type(args[0])
+    return hint
+
+
 def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
-    plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+    plain = _bare_type(hint)
     if plain is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
         with contextlib.suppress(ValueError):
             value = float(value)
