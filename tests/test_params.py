@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from vlp_models.cli.presets import apply_overlay
+from vlp_models.cli.presets import apply_overlay, merge_overlay
 from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES
 from vlp_models.models.meta_model import meta_model
@@ -467,6 +467,123 @@ def test_overlay_keeps_line_endings(tmp_path: Path) -> None:
         assert load_params(path).pretrain["tden"].max_epochs == epochs
         changed = (ROOT / "params.yaml").read_text().replace("    max_epochs: 1\n", f"    max_epochs: {epochs}\n")
         assert path.read_bytes() == changed.encode().replace(b"\n", b"\r\n"), "every other byte stays"
+
+
+SHARED = """\
+  tden-vqa: &base
+    task: vqa
+    start: pretrain/tden
+    max_epochs: 1   # of the base
+    optimizer: &rates {lr: 1.0e-3, clip_norm: 1.0}
+  again: {<<: *base, seed: 2}
+  other: {task: vqa, start: pretrain/tden, optimizer: *rates}
+"""
+
+
+def shared_params(tmp_path: Path) -> Path:
+    """Write a params.yaml whose runs share settings through aliases and a merge key."""
+    whole, path = (ROOT / "params.yaml").read_text(), tmp_path / "params.yaml"
+    line = next(line for line in whole.splitlines(keepends=True) if line.startswith("  tden-vqa: "))
+    path.write_text(whole.replace(line, SHARED))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("setting", "change"),
+    [
+        ("other.optimizer.lr=5.0e-4", {"other": {"optimizer": {"lr": 5e-4}}}),
+        ("other.optimizer.clip_norm=null", {"other": {"optimizer": {"clip_norm": None}}}),
+        ("again.optimizer.lr=5.0e-4", {"again": {"optimizer": {"lr": 5e-4}}}),
+        ("again.max_epochs=3", {"again": {"max_epochs": 3}}),
+        ("again.seed=null", {"again": {"seed": None}}),
+        ("other={seed: 3}", {"other": {"seed": 3}}),
+        ("other=null", {"other": None}),
+        ("tden-vqa=null", {"tden-vqa": None}),
+    ],
+)
+def test_overlay_changes_only_the_named_run_of_those_that_share_settings(
+    tmp_path: Path, setting: str, change: dict[str, Any]
+) -> None:
+    path = shared_params(tmp_path)
+    before = yaml.safe_load(path.read_text())["finetune"]
+    apply_overlay(path, None, [f"finetune.{setting}"])
+    (name,) = change
+    own = change[name]
+    if own is None:
+        del before[name]
+    else:
+        rates = {**before[name]["optimizer"], **own.get("optimizer", {})}
+        before[name] = {**before[name], **own, "optimizer": rates}
+        for section in (before[name], rates):
+            for key in [key for key, value in section.items() if value is None]:
+                del section[key]
+    assert yaml.safe_load(path.read_text())["finetune"] == before
+    assert load_params(path) and "# of the base" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("tden-vqa.optimizer.lr=0.5", r"`finetune\.again\.optimizer\.lr` would be 0\.5 instead of 0\.001"),
+        ("tden-vqa.max_epochs=7", r"`finetune\.again\.max_epochs` would be 7 instead of 1"),
+        ("again.max_epochs=null", r"`finetune\.again\.max_epochs` would be 1 instead of absent"),
+        ("again.optimizer=null", r"`finetune\.again\.optimizer` would be .* instead of absent"),
+    ],
+)
+def test_a_change_that_aliases_do_not_allow_is_refused(tmp_path: Path, setting: str, message: str) -> None:
+    path = shared_params(tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(ParamsError, match=message + r": a YAML alias or merge key .* write its value out"):
+        apply_overlay(path, None, [f"finetune.{setting}"])
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("word", ["on", "No", "y", "1:30", "1_0:30", "~x"])
+def test_a_text_that_yaml_may_read_as_something_else_is_quoted(tmp_path: Path, word: str) -> None:
+    path, preset = tmp_path / "params.yaml", tmp_path / "preset.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    preset.write_text(f"finetune: {{tden-captioning: {{variant: {word}, sources: {{scenes: 1}}}}}}\n")
+    merged = merge_overlay(path, preset, [f"finetune.tden-vqa.variant={word}"])
+    path.write_text(merged.text)
+    assert read_yaml(path) == merged.raw
+    assert [run.variant for run in load_params(path).finetune.values()] == [word, word]
+    assert load_params(path) == merged.params
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("pretrain.tden.seed=010", r"`pretrain\.tden\.seed` would be 8 instead of 10: write it as a decimal number"),
+        ("pretrain.tden.seed=0o10", r"`pretrain\.tden\.seed` would be 0o10 instead of 8: write it as a decimal number"),
+        (
+            "finetune.on={task: vqa, start: pretrain/tden}",
+            r"`finetune\.on` would be absent instead of .*in quotes if it is",
+        ),
+        ("finetune.tden-vqa.variant==", r"not valid YAML: line \d+, column \d+: could not determine a constructor"),
+    ],
+)
+def test_what_yaml_may_read_as_something_else_is_refused(tmp_path: Path, setting: str, message: str) -> None:
+    path = tmp_path / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    with pytest.raises(ParamsError, match=message):
+        apply_overlay(path, None, [setting])
+    assert path.read_bytes() == (ROOT / "params.yaml").read_bytes()
+
+
+def test_what_overlay_does_not_change_is_read_as_before(tmp_path: Path) -> None:
+    """A text that YAML 1.1 and 1.2 read differently, such as on, and a number such as 1e-4."""
+    path = tmp_path / "params.yaml"
+    whole = (ROOT / "params.yaml").read_text()
+    path.write_text(whole.replace("  torch_threads: 0 ", "  compile: on\n  torch_threads: 0 "))
+    assert load_params(path).trainer.compile
+    settings = ["pretrain.tden.optimizer.groups.object_encoder.lr=1e-4", "promotion.tasks.vqa.relevant_gain=1e0"]
+    for _ in range(2):  # the second time, they are there
+        merged = merge_overlay(path, None, settings)
+        path.write_text(merged.text)
+        params = load_params(path)
+        assert params == merged.params and params.trainer.compile and "compile: on\n" in merged.text
+        assert params.pretrain["tden"].optimizer.groups["object_encoder"].lr == 1e-4
+        assert params.promotion.tasks["vqa"].relevant_gain == 1.0
 
 
 @pytest.mark.parametrize(

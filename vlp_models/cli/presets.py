@@ -2,6 +2,9 @@
 
 A preset has only the keys it changes. A mapping is merged, any other value replaces, `null` deletes a key. The result
 is checked as a whole before anything is written.
+
+Only ruamel.yaml keeps comments. It reads YAML 1.2, and edits an alias or merge key together with its anchor. So the
+same change is made to plain data, read as everything else reads params.yaml (YAML 1.1), and the text must give that.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -18,7 +22,7 @@ from vlp_models.common.io import write_together
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, parse_params, to_plain
-from vlp_models.params.load import explain_yaml_error, parse_yaml, read_yaml_text
+from vlp_models.params.load import explain_yaml_error, parse_yaml, read_plain, read_yaml_text
 from vlp_models.params.schema import suggestion
 
 PACKAGED = Path(__file__).parents[1] / "presets"
@@ -94,11 +98,12 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     """Merge `preset`, then `key.path=value` assignments, into the content of `params_file`; nothing is written.
 
     Raises:
-        ParamsError: a missing file, a malformed assignment, a result that breaks the schema, or a run that is not
-            possible.
+        ParamsError: a missing file, a malformed assignment, a result that breaks the schema, a run that is not
+            possible, or a change that YAML aliases do not allow.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
+    from yaml import AliasEvent, parse
     from yaml import YAMLError as SafeYAMLError
 
     from vlp_models.pipeline.checked_params import check_params
@@ -124,13 +129,15 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     unchanged = _dump(yaml, document)
     if not isinstance(document, dict):
         raise ParamsError(f"{params_file}: expected a mapping of params, found {type(document).__name__}")
+    wanted = _plain(read_plain(original, params_file))
     changes: list[str] = []
     if preset is not None:
         overlay = read(preset) or {}
         if not isinstance(overlay, dict):
             raise ParamsError(f"{preset}: expected a mapping of params, found {type(overlay).__name__}")
         _check_names_free(document, overlay, preset)
-        _merge(document, overlay, "", changes)
+        wanted = _merged_plain(wanted, _plain(overlay))
+        _merge(document, overlay, "", changes, _aliases(document))
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
         named = re.split(r"[^\w.@-]", key, maxsplit=1)[0]  # for messages: the value may be secret
@@ -142,14 +149,26 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
             raise ParamsError(f"--set {named}: the value is not valid YAML; quote it if it is a string") from None
         for part in reversed(key.split(".")):
             nested = {part: nested}
-        _merge(document, nested, "", changes)
+        wanted = _merged_plain(wanted, _plain(nested))
+        _merge(document, nested, "", changes, _aliases(document))
     _quote_colons(document)
-    raw = _plain(document)
+    dumped = _dump(yaml, document)
+    text = keep_layout(original, unchanged, dumped)
+    raw: Any = None
+    with suppress(ParamsError):
+        raw = read_plain(text, params_file)
+    if _difference(_plain(raw), wanted):  # a layout that lines cannot be carried over to
+        text, raw = dumped, read_plain(dumped, params_file)
+    if difference := _difference(_plain(raw), wanted):
+        aliases = any(isinstance(event, AliasEvent) for event in parse(original))
+        advice = (
+            "a YAML alias or merge key (`*`, `<<`) shares it with another place; write its value out in both first"
+            if aliases
+            else "write it as a decimal number, or in quotes if it is a text"
+        )
+        raise ParamsError(f"{params_file}: {difference}: {advice}")
     params = parse_params(raw, str(preset or params_file))
     check_params(params, params_file.parent)
-    text = keep_layout(original, unchanged, _dump(yaml, document))
-    if _plain(parsed(text, params_file)) != raw:  # a layout that lines cannot be carried over to
-        text = _dump(yaml, document)
     return Overlay(text, raw, params, changes)
 
 
@@ -216,7 +235,28 @@ def _mapping(value: Any) -> Any:
     return value if isinstance(value, dict) else {}
 
 
-def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
+def _aliases(document: Any) -> set[tuple[int, Any]]:
+    """Return (id of a mapping, key) of the mappings that stand in another place, too, and there first.
+
+    These are aliases, and what a merge key brings.
+    """
+    seen: set[int] = set()
+    found: set[tuple[int, Any]] = set()
+
+    def visit(node: Any) -> None:
+        for key, inner in list(node.items() if isinstance(node, dict) else enumerate(node)):
+            if isinstance(inner, dict | list):
+                if id(inner) in seen:
+                    found.add((id(node), key))
+                else:
+                    seen.add(id(inner))
+                    visit(inner)
+
+    visit(document)
+    return found
+
+
+def _merge(target: Any, overlay: Any, where: str, changes: list[str], aliases: set[tuple[int, Any]]) -> None:
     for key, value in overlay.items():
         place = f"{where}.{key}" if where else str(key)
         if value is None:
@@ -224,7 +264,9 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
                 del target[key]
                 changes.append(f"{place}: removed")
         elif isinstance(value, dict) and isinstance(target.get(key), dict):
-            _merge(target[key], value, place, changes)
+            if (id(target), key) in aliases:
+                target[key] = _copy(target[key])
+            _merge(target[key], value, place, changes, aliases)
             if not target[key]:
                 target[key] = type(target[key])()  # if emptied in place, ruamel writes `{}` below the comment
         else:
@@ -232,7 +274,64 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
             if key not in target or _plain(target[key]) != _plain(value):
                 before = _short(str(key), target[key]) if key in target else "(new)"
                 changes.append(f"{place}: {before} -> {_short(str(key), value)}")
-                target[key] = _quoted_like(value, target.get(key))
+                target[key] = _quoted_like(_quote_unclear(value), target.get(key))
+
+
+def _merged_plain(target: Any, overlay: Any) -> Any:
+    """Return what `_merge` makes of plain data; neither is changed."""
+    if not isinstance(overlay, dict):
+        return overlay
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in overlay.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged_plain(result.get(key), value)
+    return result
+
+
+def _difference(found: Any, wanted: Any, where: str = "") -> str:
+    """Return a sentence on the first value of plain data that is not as wanted; empty if all are."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        inner = (
+            _difference(found.get(key), wanted.get(key), f"{where}.{key}" if where else key)
+            for key in {**wanted, **found}
+        )
+        return next(filter(None, inner), "")
+    if isinstance(found, str) and isinstance(wanted, float):  # YAML 1.1 reads 1e-4 as text, and the schema as a number
+        with suppress(ValueError):
+            found = float(found)
+    if found == wanted or repr(found) == repr(wanted):  # repr: NaN
+        return ""
+    key = where.rpartition(".")[2]
+    old, new = ("absent" if value is None else _short(key, value) for value in (found, wanted))
+    return f"`{where}` would be {old} instead of {new}"
+
+
+def _copy(mapping: Any) -> Any:
+    """Return a mapping of the same values in the same style that shares nothing with this one."""
+    from ruamel.yaml.comments import CommentedMap
+
+    copy = CommentedMap(_plain(mapping))
+    if hasattr(mapping, "fa") and mapping.fa.flow_style():
+        copy.fa.set_flow_style()
+    return copy
+
+
+def _quote_unclear(value: Any) -> Any:
+    """Return a new value with quotes around the strings that YAML 1.1 reads as something else: on, yes, 1:30."""
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, PlainScalarString, ScalarString
+    from yaml import ScalarNode
+    from yaml.resolver import Resolver
+
+    if isinstance(value, dict | list):
+        for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            if (quoted := _quote_unclear(inner)) is not inner:
+                value[key] = quoted
+    bare = isinstance(value, str) and (not isinstance(value, ScalarString) or isinstance(value, PlainScalarString))
+    if bare and Resolver().resolve(ScalarNode, value, (True, False)) != Resolver.DEFAULT_SCALAR_TAG:
+        return DoubleQuotedScalarString(value)
+    return value
 
 
 def _quoted_like(value: Any, before: Any) -> Any:

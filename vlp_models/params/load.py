@@ -138,20 +138,34 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
     Raises:
         ParamsError: the file is missing or is not a YAML mapping.
     """
-    import yaml
-
     path = Path(path)
     refuse_other_package(path.parent)
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        raw = parse_yaml(read_yaml_text(path), lambda text: yaml.load(text, Loader=loader))
+        text = read_yaml_text(path)
     except FileNotFoundError:
         raise ParamsError(f"{path}: not found; run in the project root, or pass --params") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: also an impossible date or number
-        raise ParamsError(f"{path}: not valid YAML: {explain_yaml_error(error)}") from None
+    raw = read_plain(text, path)
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected one section per stage, found {type(raw).__name__}")
     return raw
+
+
+def read_plain(text: str, path: Path) -> Any:
+    """Read a YAML text as plain data.
+
+    Args:
+        path: where it is, for messages.
+
+    Raises:
+        ParamsError: it is not valid YAML.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return parse_yaml(text, lambda text: yaml.load(text, Loader=loader))
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: also an impossible date or number
+        raise ParamsError(f"{path}: not valid YAML: {explain_yaml_error(error)}") from None
 
 
 def read_yaml_text(path: Path) -> str:
