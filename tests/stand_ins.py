@@ -93,7 +93,8 @@ def tiny_sizes(params: Params) -> list[str]:
     runs += [(f"finetune.{name}", run, 1) for name, run in params.finetune.items()]
     for key, run, objectives in runs:
         updates = max(2, objectives)
-        if run.max_steps not in range(1, updates + 1) and (run.max_epochs > 1 or run.batch_size > 32):
+        long = run.max_steps > updates or (not run.max_steps and (run.max_epochs > 1 or run.batch_size > 32))
+        if long:
             changes[f"{key}.max_steps"] = updates
             limit(f"{key}.batch_size", run.batch_size, 8)
     if params.trainer.precision == "bf16-where-native":

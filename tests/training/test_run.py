@@ -56,6 +56,17 @@ def test_resume_after_kill_is_bitwise_equal(
         assert untimed(after.rows) == untimed(result.rows), f"killed after {step}"
 
 
+@pytest.mark.slow
+def test_max_steps_decides_alone_over_as_many_epochs_as_it_takes(toy: Toy, tmp_path: Path) -> None:
+    settings = {"objectives": {"mlm": 1.0}, "log_every_steps": 1}
+    _, epoch = toy.fit(tmp_path / "epoch", max_epochs=1, **settings)
+    _, longer = toy.fit(tmp_path / "longer", max_epochs=1, max_steps=2 * epoch.steps + 1, **settings)
+    assert longer.steps == 2 * epoch.steps + 1 and longer.samples > 2 * epoch.samples
+    assert [row["epoch"] for row in longer.rows][-1] == 3
+    _, shorter = toy.fit(tmp_path / "shorter", max_epochs=9, max_steps=epoch.steps - 1, **settings)
+    assert shorter.steps == epoch.steps - 1
+
+
 def test_batch_norms_added_to_a_built_model_get_right_gradients(toy: Toy, tmp_path: Path) -> None:
     """Such as a task's head; `build_model` fixes those of the model (vlp_models/vision/batch_norm.py)."""
     model = toy.model()

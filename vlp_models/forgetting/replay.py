@@ -123,8 +123,7 @@ class TrainingRun:
         """Count the updates as training does."""
         p = self.params
         found = Updates(count=0, accumulate=p.accumulate, repeats=self.repeats)
-        count = found.per_epoch(order.steps) * p.max_epochs
-        count = min(count, p.max_steps) if p.max_steps else count
+        count = p.max_steps or found.per_epoch(order.steps) * p.max_epochs
         return Updates(count=count, accumulate=p.accumulate, repeats=self.repeats)
 
 

@@ -234,7 +234,8 @@ class TrainingParams:
     """Settings that pretraining and fine-tuning share.
 
     sources        dataset -> repeats per epoch; empty: every dataset once
-    max_steps      updates; 0: given by the epochs
+    max_epochs     passes over the samples; not used with `max_steps`
+    max_steps      updates, over as many epochs as they take; 0: `max_epochs` decides
     cpu_processes  of a local training on a CPU, with `trainer.reproducible: portable` and `trainer.devices: 1`; each
                    computes a part of every batch. Another number gives other weights. Always one with batch norm
     """

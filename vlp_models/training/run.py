@@ -66,7 +66,7 @@ Loaders = Callable[[int, int], tuple[ResumableLoader, ResumableLoader | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long and how to train. `max_steps`: updates; 0: as many as the epochs have."""
+    """How long and how to train. `max_steps`: updates, over as many epochs as they take; 0: `max_epochs` decides."""
 
     seed: int
     max_epochs: int
@@ -90,8 +90,7 @@ class Plan:
         for name, least in (("seed", 0), ("max_steps", 0), ("max_epochs", 1)):
             if getattr(self, name) < least:
                 raise ParamsError(f"params.yaml: `{name}: {getattr(self, name)}` must be at least {least}")
-        steps = updates * self.max_epochs
-        return min(steps, self.max_steps) if self.max_steps else steps
+        return self.max_steps or updates * self.max_epochs
 
     def check(self) -> None:
         """
