@@ -77,6 +77,30 @@ def test_group_learning_rate_scales_muon_rate() -> None:
     assert Muon.__name__ == "Muon"
 
 
+def test_rate_of_zero_does_not_change_the_kind_of_a_group() -> None:
+    group = {"kind": "muon", "lr": 0}
+    params = build(OptimizerParams, {"lr": 1e-3, "groups": {"block": group}}, where="o")
+    kinds = {value[:2] for name, value in rates(model(), params).items() if name.startswith("block.")}
+    assert kinds == {("Muon", 0.0), ("AdamW", 1e-3)}, "the matrices stay, the others have the run's rate"
+
+
+@pytest.mark.parametrize(
+    ("group", "more", "kind"),
+    [({}, {}, "adamw"), ({}, {"kind": "adam"}, "adam"), ({"kind": "adamw"}, {"muon_lr": 0.1}, "adamw")],
+)
+def test_momentum_is_refused_where_it_has_no_effect(group: dict, more: dict, kind: str) -> None:
+    settings = {"lr": 1e-3, **more, "groups": {"block": {**group, "momentum": 0.5}}}
+    message = rf"`o`: `groups\.block\.momentum: 0\.5` only applies to sgd and muon, not {kind}; remove it"
+    with pytest.raises(ParamsError, match=message):
+        build(OptimizerParams, settings, where="o")
+
+
+def test_momentum_of_a_group_applies_to_the_runs_muon() -> None:
+    params = build(OptimizerParams, {"lr": 1e-3, "muon_lr": 0.1, "groups": {"block": {"momentum": 0.5}}}, where="o")
+    muon = next(p for p in build_optimizer(model(), params).parts if isinstance(p, Muon))  # type: ignore[attr-defined]
+    assert {g["momentum"] for g in muon.param_groups} == {0.5}
+
+
 def test_invalid_groups_are_refused() -> None:
     with pytest.raises(ParamsError, match=r"groups\.cnm`: the model has no such part; did you mean `cnn`\?"):
         build_optimizer(model(), OptimizerParams(lr=1.0, groups={"cnm": GroupParams()}))

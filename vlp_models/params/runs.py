@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlp_models.common.packages import is_source
-from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, ShareBelowOne
 
 TextLength = Annotated[int, Field(ge=2)]  # room for [CLS] and [SEP]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads `pretrain.a.b` as three keys
@@ -147,7 +147,7 @@ class GroupParams:
     """Optimizer settings of one part of the model; null: as in the run's `optimizer`.
 
     kind           muon applies to the matrices of the group; its other parameters use AdamW with the run's `lr`
-    momentum       default: 0.9 of sgd, 0.95 of muon
+    momentum       of sgd and muon; default: 0.9 and 0.95
     frozen         never updated, nor are its running statistics
     frozen_epochs  not updated in the first epochs
     """
@@ -155,7 +155,7 @@ class GroupParams:
     kind: Kind | None = None
     lr: NonNegativeFloat | None = None
     weight_decay: NonNegativeFloat | None = None
-    momentum: Share | None = None
+    momentum: ShareBelowOne | None = None
     frozen: bool = False
     frozen_epochs: NonNegativeInt = 0
 
@@ -185,7 +185,7 @@ class OptimizerParams:
     decay_by: float = 0.1
     min_lr: NonNegativeFloat = 0.0
     clip_norm: NonNegativeFloat = 1.0
-    ema_decay: Share = 0.0
+    ema_decay: ShareBelowOne = 0.0
     groups: dict[str, GroupParams] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -207,6 +207,13 @@ class OptimizerParams:
             raise ValueError(f"`betas: {self.betas}` must have two values")
         if max(self.betas) == 1:
             raise ValueError(f"`betas: {self.betas}` must be below 1")
+        for name, group in self.groups.items():
+            kind = group.kind or ("muon" if self.muon_lr else self.kind)
+            if group.momentum is not None and kind not in ("sgd", "muon"):
+                raise ValueError(
+                    f"`groups.{name}.momentum: {group.momentum}` only applies to sgd and muon, not {kind}; remove it, "
+                    f"or set `groups.{name}.kind`"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,7 +399,7 @@ class LoraParams:
 
     rank: NonNegativeInt = 0
     alpha: PositiveFloat = 16.0
-    dropout: Share = 0.0
+    dropout: ShareBelowOne = 0.0
     targets: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -151,11 +151,12 @@ def _group_optimizers(
     decay = params.weight_decay if group.weight_decay is None else group.weight_decay
     lr = params.lr if group.lr is None else group.lr
     kind = group.kind or params.kind
+    uses_muon = kind == "muon" or (group.kind is None and params.muon_lr > 0)
     # A group that sets a rate but no kind scales Muon's rate in the same proportion.
-    muon_lr = params.muon_lr * (lr / params.lr if params.lr else 1.0) if group.kind is None else 0.0
+    muon_lr = params.muon_lr * (lr / params.lr if params.lr else 1.0)
     if kind == "muon":
         kind, muon_lr, lr = params.kind, lr if group.lr is not None else params.muon_lr or lr, params.lr
-    matrices = [p for p in parameters if muon_lr and p.ndim == 2 and id(p) in muon_candidates]
+    matrices = [p for p in parameters if uses_muon and p.ndim == 2 and id(p) in muon_candidates]
     in_muon = set(map(id, matrices))
     others = parameter_groups([p for p in parameters if id(p) not in in_muon], decay)
     optimizers: list[torch.optim.Optimizer] = []
