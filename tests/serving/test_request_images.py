@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -99,6 +101,41 @@ def test_base64_is_read_as_clients_write_it(untrusted: bool) -> None:
 def test_invalid_input_is_an_error_that_names_it(value: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         open_image(value)
+
+
+NO_IMAGES: dict[str, tuple[list[Any], str]] = {
+    "numbers and a text": ([0] * 2000 + ["x" * 2000], "integers 0 to 255; found a list of int, str"),
+    "a text as a channel": ([[[0, 0, "x" * 2000]] * 40] * 40, "integers 0 to 255; found a list of int, str"),
+    "a truth value": ([[[0, 0, True]] * 8] * 8, "integers 0 to 255; found a list of bool, int"),
+    "fractions": ([[[0.5] * 3] * 8] * 8, "integers 0 to 255; found a list of float"),
+    "arrays of fractions": ([np.zeros((8, 3))] * 8, "integers 0 to 255; found a list of ndarray"),
+    "a list next to a number": ([0, [0]], "integers 0 to 255; found a list of int, list"),
+    "four lists deep": ([[[[0]]]], "lists that are nested more deeply"),
+    "two hundred lists deep": (json.loads("[" * 200 + '"x"' + "]" * 200), "lists that are nested more deeply"),
+    "too many pixels": ([[0] * 20_000] * 10_000, "at most 50,000,000 pixels; found more"),
+}
+
+
+@pytest.mark.parametrize("name", NO_IMAGES)
+def test_a_list_that_is_no_image_is_refused_before_an_array_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an array of texts every element has the width of the longest one."""
+    value, message = NO_IMAGES[name]
+    monkeypatch.setattr(np, "asarray", lambda _: pytest.fail("an array was made"))
+    with pytest.raises(DataError, match=message):
+        open_image(value, untrusted=True)
+
+
+def test_lists_of_other_forms() -> None:
+    for value, message in (
+        ([[[0] * 3] * 8, [[0] * 3] * 7], "found lists of different lengths"),
+        ([[[300] * 3] * 8] * 8, "integers 0 to 255; found int64"),
+        ([0] * 300, r"must be \[H, W, 3\] or \[H, W\]"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_image(value, untrusted=True)
+    array = np.asarray(Image.open(io.BytesIO(png())))
+    for same in (list(array), [tuple(map(tuple, row)) for row in array.tolist()]):
+        assert np.array_equal(np.asarray(open_image(same)), array)
 
 
 @pytest.mark.parametrize("root", [False, True])

@@ -7,6 +7,7 @@ import binascii
 import os
 import re
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -59,12 +60,14 @@ def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
     """
     if isinstance(value, Image.Image):
         return _check_opened(to_upright_rgb(value), "the image")
-    if isinstance(value, np.ndarray) or (isinstance(value, list) and value and not isinstance(value[0], str)):
+    if isinstance(value, list) and value and not isinstance(value[0], str):
+        _check_list(value)
         try:
-            array = np.asarray(value)
+            value = np.asarray(value)
         except ValueError:  # rows of different lengths
             raise DataError("an image array must be [H, W, 3] or [H, W]; found lists of different lengths") from None
-        return _from_array(array)
+    if isinstance(value, np.ndarray):
+        return _from_array(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _from_bytes(bytes(value))
     if isinstance(value, (str, Path)):
@@ -171,6 +174,27 @@ def _check_size(image: Image.Image) -> Image.Image:
         text = f"{image.width}x{image.height} pixels; an image needs at least {LEAST_SIDE} per side"
         raise ImageError(TOO_SMALL, text)
     return image
+
+
+def _check_list(value: list[Any]) -> None:
+    """Refuse nested lists that hold anything but integers, are nested too deeply or too large.
+
+    NumPy would give every element the width of the longest text, so a short request would take gigabytes.
+    """
+    level: list[Any] = value
+    for _ in range(3):  # rows, pixels, channels
+        kinds = set(map(type, level))
+        if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
+            return
+        if kinds == {np.ndarray} and all(np.issubdtype(array.dtype, np.integer) for array in level):
+            return
+        if not all(issubclass(kind, (list, tuple)) for kind in kinds):
+            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise DataError(f"an image array must hold integers 0 to 255; found a list of {found}")
+        if sum(map(len, level)) > MAX_PIXELS * 3:
+            raise DataError(f"an image array must have at most {MAX_PIXELS:,} pixels; found more")
+        level = list(chain.from_iterable(level))
+    raise DataError("an image array must be [H, W, 3] or [H, W]; found lists that are nested more deeply")
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
