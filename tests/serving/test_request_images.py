@@ -138,6 +138,28 @@ def test_lists_of_other_forms() -> None:
         assert np.array_equal(np.asarray(open_image(same)), array)
 
 
+def test_an_image_of_pillow_is_checked_as_a_file_is() -> None:
+    file = io.BytesIO(png(64, 64))
+    assert open_image(Image.open(file)).size == (64, 64)
+    animation = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    frames[0].save(animation, "GIF", save_all=True, append_images=frames[1:])
+    bilevel, closed = io.BytesIO(), Image.new("RGB", (8, 8))
+    Image.new("1", (8000, 7000)).save(bilevel, "PNG")
+    closed.close()
+    for image, message in (
+        (Image.open(io.BytesIO(file.getvalue()[:600])), r"the image: not a readable image \(damaged or cut short"),
+        (Image.open(animation), "the image: not a readable image .an animation"),
+        (Image.open(bilevel), r"8000x7000 is 56,000,000 pixels; the limit is 50,000,000"),
+        (closed, "the image: not a readable image"),
+        (Image.new("La", (8, 8)), "the image: not a readable image"),
+        (Image.new("RGB", (3, 8)), "the image: 3x8 pixels; an image needs at least 4 per side"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_image(image)
+    assert open_image(Image.open(animation).copy()).size == (8, 8), "a frame"
+
+
 @pytest.mark.parametrize("root", [False, True])
 def test_request_opens_paths_only_below_the_root_and_reveals_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool

@@ -74,6 +74,16 @@ def open_checked(content: bytes, max_pixels: int, limit: str = "validate.max_ima
         raise ImageError("image_not_a_bomb", f"{error} (Pillow's limit)") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile headers
         raise ImageError("image_readable", _unread(content, error)) from None
+    check_header(image, max_pixels, limit)
+    return image
+
+
+def check_header(image: Image.Image, max_pixels: int, limit: str) -> None:
+    """Check an opened image before it is decoded; `max_pixels` and `limit` as in `open_checked`.
+
+    Raises:
+        ImageError: under image_not_a_bomb, image_decodes or image_still.
+    """
     width, height = image.size
     if width * height > max_pixels:
         raise ImageError(
@@ -82,7 +92,6 @@ def open_checked(content: bytes, max_pixels: int, limit: str = "validate.max_ima
         )
     if get_format(image) != "JPEG" and _is_animated(image):
         raise ImageError("image_still", "an animation; save one of its frames as a file")
-    return image
 
 
 def _unread(content: bytes, error: Exception) -> str:

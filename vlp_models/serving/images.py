@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vlp_models.common.limits import LEAST_SIDE
-from vlp_models.data.images import ImageError, decode_error, open_checked, to_upright_rgb
+from vlp_models.data.images import ImageError, check_header, decode_error, open_checked, to_upright_rgb
 from vlp_models.errors import DataError
 
 MAX_PIXELS = 50_000_000
@@ -24,6 +24,7 @@ MAX_BYTES = 64 * 1024 * 1024
 BASE64 = re.compile(r"[A-Za-z0-9+/_\s-]+(?:=\s*){0,2}")  # either alphabet, lines of any length
 DATA_URI = re.compile(r"\s*data:[^,]*,", re.IGNORECASE)
 URL_SAFE = str.maketrans("-_", "+/")
+LIMIT = "the limit is"  # before the number of pixels
 TOO_SMALL = "image_side"  # the rule's name, as `validate` counts it
 
 
@@ -48,8 +49,9 @@ def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
     """Open one image as upright RGB (EXIF rotation applied).
 
     Args:
-        value: a path, base64 text (a `data:` URI or bare; standard or URL-safe alphabet, with or without padding and
-            line breaks), the bytes of an image file or of base64 text, or a uint8 array [H, W, 3] or [H, W].
+        value: an image of Pillow, a path, base64 text (a `data:` URI or bare; standard or URL-safe alphabet, with or
+            without padding and line breaks), the bytes of an image file or of base64 text, or a uint8 array [H, W, 3]
+            or [H, W]; also an array as nested lists.
             With VLP_IMAGE_ROOT set, paths must be inside it.
         untrusted: the value comes from a request to a server. A path is then opened only if VLP_IMAGE_ROOT is set,
             relative to it, and a failure has the same message whether the file exists or not.
@@ -59,7 +61,7 @@ def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
             (read from the header, before decoding).
     """
     if isinstance(value, Image.Image):
-        return _check_opened(to_upright_rgb(value), "the image")
+        return _from_picture(value)
     if isinstance(value, list) and value and not isinstance(value[0], str):
         _check_list(value)
         try:
@@ -146,34 +148,42 @@ def decode_checked(content: bytes) -> Image.Image:
         ImageError: not an image of a known format, an animation, damaged, smaller than `LEAST_SIDE`, or with more
             pixels than `MAX_PIXELS` (read from the header, before decoding).
     """
-    with open_checked(content, MAX_PIXELS, limit="the limit is") as image:
-        _check_size(image)
-        try:
-            return to_upright_rgb(image)
-        except Exception as error:  # Pillow's plugins raise anything on hostile files
-            raise decode_error(error) from None
+    with open_checked(content, MAX_PIXELS, limit=LIMIT) as image:
+        return _decode_opened(image)
+
+
+def _decode_opened(image: Image.Image) -> Image.Image:
+    _check_size(image)
+    try:
+        return to_upright_rgb(image)
+    except Exception as error:  # Pillow's plugins raise anything on hostile files
+        raise decode_error(error) from None
+
+
+def _check_size(image: Image.Image) -> None:
+    if min(image.size) < LEAST_SIDE:
+        text = f"{image.width}x{image.height} pixels; an image needs at least {LEAST_SIDE} per side"
+        raise ImageError(TOO_SMALL, text)
 
 
 def _decode(data: bytes, name: str) -> Image.Image:
     try:
         return decode_checked(data)
     except ImageError as error:
-        why = str(error) if error.rule == TOO_SMALL else f"not a readable image ({error})"
-        raise DataError(f"{name}: {why}") from None
+        raise _explain(error, name) from None
 
 
-def _check_opened(image: Image.Image, name: str) -> Image.Image:
+def _from_picture(image: Image.Image) -> Image.Image:
+    """Return an image that Pillow has opened, and may not have decoded, as upright RGB."""
     try:
-        return _check_size(image)
+        check_header(image, MAX_PIXELS, limit=LIMIT)
+        return _decode_opened(image)
     except ImageError as error:
-        raise DataError(f"{name}: {error}") from None
+        raise _explain(error, "the image") from None
 
 
-def _check_size(image: Image.Image) -> Image.Image:
-    if min(image.size) < LEAST_SIDE:
-        text = f"{image.width}x{image.height} pixels; an image needs at least {LEAST_SIDE} per side"
-        raise ImageError(TOO_SMALL, text)
-    return image
+def _explain(error: ImageError, name: str) -> DataError:
+    return DataError(f"{name}: {error}" if error.rule == TOO_SMALL else f"{name}: not a readable image ({error})")
 
 
 def _check_list(value: list[Any]) -> None:
@@ -210,4 +220,9 @@ def _from_array(array: np.ndarray) -> Image.Image:
         raise DataError(
             f"an image array must be [H, W, 3] or [H, W] with at most {MAX_PIXELS:,} pixels; found {array.shape}"
         )
-    return _check_opened(Image.fromarray(np.ascontiguousarray(array)), "an image array")
+    image = Image.fromarray(np.ascontiguousarray(array))
+    try:
+        _check_size(image)
+    except ImageError as error:
+        raise _explain(error, "an image array") from None
+    return image
