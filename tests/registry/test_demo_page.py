@@ -149,6 +149,8 @@ def test_problems_are_shown_as_sentences(here: Workspace, params: Params, photo:
     assert page.answer(str(photo), " ").problem == "Enter a question first."
     assert "301 characters" in page.answer(str(photo), "x" * 301).problem
     assert page.find("").problem.startswith("Describe the photo to find")
+    assert page.answer(str(photo), "what \ud800 ?").problem == "The question is not valid Unicode."
+    assert page.find("what \ud800").problem == "The query is not valid Unicode."
     Path(photo).rename(photo.with_suffix(".away"))
     try:
         train = make_page(params, here, split="train").find("a cup")

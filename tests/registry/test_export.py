@@ -153,6 +153,23 @@ def test_method_of_another_task_names_the_right_one(exports: dict[str, Path], ph
         captioner.caption("no-such-photo.jpg")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" \n", "the {} is blank"),
+        ("a \udcff b", "the {} is not valid Unicode"),
+        ("\ud800", "the {} is not valid Unicode"),
+        (5, "the {} must be a string; found int"),
+    ],
+    ids=ascii,
+)
+def test_a_text_that_cannot_be_read_is_an_error(text: Any, message: str, exports: dict[str, Path], photo: Path) -> None:
+    with pytest.raises(DataError, match=message.format("question")):
+        VLP(exports["vqa"]).answer(photo, text)
+    with pytest.raises(DataError, match=message.format("query")):
+        VLP(exports["retrieval"]).search(text, [photo])
+
+
 # ---- Files --------------------------------------------------------------------------------------------------------
 
 

@@ -68,8 +68,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "a request for vqa needs the column `image`, the base64 text of an image file; found text",
     ),
     "no text": ({"text": ...}, "a request for vqa needs the column `text`, a question per image; found image"),
-    "text is a number": ({"text": 5}, "`text` must be a string, the question; found int.*"),
-    "text is null": ({"text": None}, "`text` must be a string, the question; found NoneType"),
+    "text is a number": ({"text": 5}, "`text`: the question must be a string; found int.*"),
+    "text is null": ({"text": None}, "`text`: the question must be a string; found NoneType"),
+    "text is blank": ({"text": " \t\u3000"}, "`text`: the question is blank"),
 }
 
 

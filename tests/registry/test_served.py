@@ -81,6 +81,12 @@ def test_damaged_files_are_refused_also_when_remembered(here: Workspace, params:
         file.write_text(text)
 
 
+@pytest.mark.parametrize(("question", "problem"), [("", "blank"), (" ", "blank"), ("a \udcff b", "not valid Unicode")])
+def test_a_question_that_cannot_be_read_is_an_error(here: Workspace, photo: Path, question: str, problem: str) -> None:
+    with pytest.raises(DataError, match=f"the question is {problem}"):
+        predict.answer(str(photo), question, model="vlp-vqa/1")
+
+
 def test_a_server_is_asked_every_time(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     served = ServedVersions(params.tracking, tmp_path)

@@ -54,6 +54,7 @@ def test_command_line_takes_as_many_images_as_the_task(
         ("nlvr2", ["a.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: got 1 arguments"),
         ("nlvr", ["a.png", "b.png", "two cups"], "vlp predict nlvr IMAGE TEXT: got 3 arguments"),
         ("nlvr", ["a.png", ""], "the text is missing"),
+        ("nlvr", ["a.png", " "], "the text is missing"),
         ("captioning", ["a.png", "b.png"], "vlp predict captioning IMAGE: got 2 arguments"),
     ):
         with pytest.raises(ParamsError, match=message):

@@ -156,17 +156,17 @@ def predict(
     usage = f"vlp predict {task} {' '.join(['IMAGE'] * request.images)}{' TEXT' if request.text else ''}"
     if len(images) < request.images or len(texts) > bool(request.text):
         raise ParamsError(f"{usage}: got {len(inputs)} arguments")
-    if request.text and not any(texts):
+    if request.text and not any(text.strip() for text in texts):
         raise ParamsError(f"{usage}: the text is missing: {request.text}")
-    _print_predictions(task, images, texts[0] if texts else "", model)
+    _print_predictions(task, images, texts[0] if request.text else None, model)
 
 
-def _print_predictions(task: str, images: list[str], text: str, model: str) -> None:
+def _print_predictions(task: str, images: list[str], text: str | None, model: str) -> None:
     """Print the prediction of one request; several images belong to it together."""
     from vlp_models.tasks import task_class
 
     request: list[str | list[str]] = [images[0] if len(images) == 1 else images]
-    for prediction in predictions(task, request, [text] if text else None, model):
+    for prediction in predictions(task, request, None if text is None else [text], model):
         print("\n".join(task_class(task).format_prediction(prediction)))
 
 
@@ -180,7 +180,7 @@ def predictions(
         model: a registered name, whose champion is used, or a version such as `vlp-vqa/3` or `vlp-vqa@challenger`.
 
     Raises:
-        DataError: an image is missing, or nothing is registered under that name.
+        DataError: an image is missing, a text is blank, or nothing is registered under that name.
         ParamsError: the model is for another task.
         TrackingError: MLflow or a bucket does not answer.
     """

@@ -18,6 +18,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from vlp_models.errors import DataError
+from vlp_models.serving.predictor import check_text
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +84,11 @@ class VisionLanguageModel(PythonModel):
                 )
                 raise RequestError(f"a request for {task} needs the column {what}; found {', '.join(map(str, table))}")
         texts = list(table["text"]) if kind else []
-        for text in texts:
-            if not isinstance(text, str):
-                raise RequestError(f"`text` must be a string, the {kind}; found {type(text).__name__}")
+        try:
+            for text in texts:
+                check_text(text, kind)
+        except DataError as error:
+            raise RequestError(f"`text`: {error}") from None
         return list(table["image"]), texts if kind else None
 
 

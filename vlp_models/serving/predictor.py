@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import SEARCH
-from vlp_models.errors import CheckpointError, VLPError
+from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.serving.images import open_images
 from vlp_models.vision.extractors import FROM_IMAGES
 
@@ -128,7 +128,7 @@ class Predictor(ImageModel):
             untrusted: the images come from a request to a server (see `open_image`).
 
         Raises:
-            DataError: an image cannot be opened, or the number of images is wrong.
+            DataError: an image cannot be opened, the number of images is wrong, or `check_text` rejects a text.
         """
         return self.predict_opened(self.open(images, texts, untrusted=untrusted), texts)
 
@@ -138,6 +138,9 @@ class Predictor(ImageModel):
         """Check and open the images of a request, as `predict` does first."""
         if self.request.text and (texts is None or len(texts) != len(images)):
             raise ValueError(f"the task {self.task} takes one {self.request.text} per image")
+        if self.request.text:
+            for text in texts or ():
+                check_text(text, self.request.text)
         return [open_images(value, self.request.images, untrusted=untrusted) for value in images]
 
     def predict_opened(
@@ -147,6 +150,22 @@ class Predictor(ImageModel):
         samples = self.make_samples(groups, texts if self.request.text else None)
         batch = self.task_model.collate(samples).to(self.device)
         return self.task_model.predict(batch, samples)
+
+
+def check_text(text: Any, kind: str) -> None:
+    """Check a text that a model is to read. kind: what it is (`question`), for the message.
+
+    Raises:
+        DataError: not a string, blank, or with code points that no text has, as in a command line of another encoding.
+    """
+    if not isinstance(text, str):
+        raise DataError(f"the {kind} must be a string; found {type(text).__name__}")
+    if not text.strip():
+        raise DataError(f"the {kind} is blank")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"the {kind} is not valid Unicode") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from vlp_models.data.sample import Sample
 from vlp_models.metrics.retrieval import top_columns
 from vlp_models.models.protocols import Embeds, ScoresPairs
+from vlp_models.serving.predictor import check_text
 from vlp_models.tasks.retrieval import EncodedImage, Retrieval, score_pairs
 
 AT_ONCE = 32  # images per forward pass
@@ -41,7 +42,11 @@ class ImageSearch:
         """Return the positions of the `top` best images with their scores, best first.
 
         Scores are comparable within one search only.
+
+        Raises:
+            DataError: `check_text` rejects the text.
         """
+        check_text(text, "query")
         if self.task_model.by_embeddings:
             similarity_I = self._similarity(text)
         else:
