@@ -89,6 +89,19 @@ def test_a_bad_request_is_refused_with_one_sentence(server: str, page_project: W
     assert "stack_trace" not in answer and "Traceback" not in found.text and image[:40] not in found.text
 
 
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"dataframe_split": {"columns": ["image", "text"], "data": []}}, "the request has no rows"),
+        ({"dataframe_records": []}, "the request has no rows"),
+        ({"dataframe_records": [{"image": "x", "text": "y"}] * 65}, "the request has 65 rows; the limit is 64"),
+    ],
+)
+def test_a_request_without_rows_or_with_too_many_is_refused(server: str, body: dict[str, Any], problem: str) -> None:
+    found = requests.post(server, json=body, timeout=60)
+    assert (found.status_code, found.json()["message"]) == (400, problem)
+
+
 @pytest.mark.parametrize("body", ["no JSON", "[]", "{}", '{"dataframe_records": 5}', '{"inputs": 5}'])
 def test_a_body_of_another_form_is_refused_without_a_stack_trace(server: str, body: str) -> None:
     found = requests.post(server, data=body, headers={"Content-Type": "application/json"}, timeout=60)

@@ -87,6 +87,22 @@ def test_a_question_that_cannot_be_read_is_an_error(here: Workspace, photo: Path
         predict.answer(str(photo), question, model="vlp-vqa/1")
 
 
+def test_a_damaged_photo_leaves_the_others_their_captions(
+    here: Workspace, photo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = here.root / "cut.png"
+    damaged.write_bytes(photo.read_bytes()[:200])
+    monkeypatch.setattr(predict, "IMAGES_AT_ONCE", 2)
+    paths = [str(photo), str(damaged), str(photo), str(photo), str(damaged)]
+    with pytest.raises(DataError, match="2 of 5 images have no caption"):
+        predict.caption(paths, model=f"{NAME}/1")
+    out, err = capsys.readouterr()
+    assert out == f"{photo}\t{caption(photo)}\n" * 3
+    assert [line.partition(": ")[0] for line in err.splitlines()] == [str(damaged)] * 2
+    with pytest.raises(DataError, match=r"cut\.png: not a readable image"):
+        predict.caption([str(damaged)], model=f"{NAME}/1")
+
+
 def test_a_server_is_asked_every_time(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     served = ServedVersions(params.tracking, tmp_path)

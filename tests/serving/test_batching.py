@@ -12,22 +12,38 @@ import pytest
 from vlp_models.serving.batching import BatchingPredictor
 
 
+class Number:
+    """An image of one pixel, as `check` returns it; `Doubling` counts those that are decoded and not answered."""
+
+    pixels = 1
+
+    def __init__(self, model: Doubling, value: int) -> None:
+        self.model, self.value = model, value
+
+    def open(self) -> int:
+        self.model.decoded += 1
+        self.model.most_decoded = max(self.model.most_decoded, self.model.decoded)
+        return self.value
+
+
 class Doubling:
     """Answers each image with its double; it waits for `go` before its first batch, so that requests gather."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
         self.opened = 0
+        self.decoded = self.most_decoded = 0
         self.go = threading.Event()
 
-    def open(self, images: list[int], texts: list[str] | None, *, untrusted: bool) -> list[list[int]]:
+    def check(self, images: list[int], texts: list[str] | None, *, untrusted: bool) -> list[list[Number]]:
         self.opened += 1
         if min(images) < 0:
             raise ValueError("damaged")
-        return [[image] for image in images]
+        return [[Number(self, image)] for image in images]
 
     def predict_opened(self, groups: list[list[int]], texts: list[str] | None) -> list[dict[str, Any]]:
         self.go.wait(10)
+        self.decoded -= len(groups)
         self.batches.append(len(groups))
         if any(image == 99 for (image,) in groups):
             raise RuntimeError("ninety-nine")
@@ -63,6 +79,14 @@ def test_a_request_larger_than_a_batch_is_a_batch_by_itself() -> None:
     model = Doubling()
     found = answers(BatchingPredictor(model, max_rows=4), model, [list(range(20, 29)), [1]])  # type: ignore[arg-type]
     assert len(found[0]) == 9 and sorted(model.batches) == [1, 9]
+
+
+def test_images_wait_undecoded_while_others_take_the_room() -> None:
+    model = Doubling()
+    requests = [[i] for i in range(9)] + [[20, 21], [30, 31, 32, 33, 34]]
+    found = answers(BatchingPredictor(model, max_pixels=3), model, requests)  # type: ignore[arg-type]
+    assert found == [[(2 * image, f"text {image}") for image in images] for images in requests]
+    assert model.most_decoded == 5, "the largest request, alone"
 
 
 @pytest.mark.parametrize("bad", [99, -1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import DataError
 from vlp_models.models import FAMILIES, DataFacts, build_model
 from vlp_models.models.checkpoint import CheckpointInfo, write_checkpoint
 from vlp_models.params import load_params, to_plain
@@ -46,7 +49,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return made
 
 
-def train(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskModel, ShardDataset]:
+def train(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, steps: int = 150) -> tuple[TaskModel, ShardDataset]:
     monkeypatch.setitem(FAMILIES, "toy", "vlp_models.scaffolds.family.model:Toy")
     params = load_params(Path(__file__).parents[2] / "params.yaml")
     tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
@@ -65,7 +68,7 @@ def train(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskMo
     dataset = ShardDataset(workspace.shards, "train", "statements", **task_model.reader.flags)
     batch = task_model.collate([dataset[i] for i in range(len(dataset))])
     optimizer = torch.optim.Adam(task_model.parameters(), lr=0.01)
-    for _ in range(150):
+    for _ in range(steps):
         loss = task_model.loss(batch, generator=torch.Generator()).mean
         optimizer.zero_grad()
         loss.backward()
@@ -88,6 +91,36 @@ def test_served_predictions_equal_those_of_training(workspace: Workspace, monkey
     paths = [next(workspace.root.glob(f"{sample.image_id[2:]}.*")) for sample in samples]
     served = predictor.predict(paths, [sample.text for sample in samples])
     assert [p["p_true"] for p in served] == pytest.approx([p["p_true"] for p in known], abs=1e-6)
+
+    batches = []  # of few images each
+    monkeypatch.setattr("vlp_models.serving.predictor.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("vlp_models.serving.predictor.PIXELS_AT_ONCE", 1300)  # two of the larger ones
+    at_once = predictor.predict_opened
+    monkeypatch.setattr(predictor, "predict_opened", lambda *given: batches.append(len(given[0])) or at_once(*given))
+    again = predictor.predict(paths, [sample.text for sample in samples])
+    assert sum(batches) == len(samples) and set(batches) == {2, 3}
+    assert [p["statement_id"] for p in again] == [p["statement_id"] for p in served]
+    assert [p["p_true"] for p in again] == pytest.approx([p["p_true"] for p in served], abs=1e-6)
+
+
+def test_images_of_an_untrusted_request_are_limited_together(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their headers are read, and no image is decoded."""
+    task_model, _ = train(workspace, monkeypatch, steps=1)
+    bundle = workspace.root / "bundle"
+    (bundle / "checkpoint").mkdir(parents=True)
+    write_checkpoint(bundle / "checkpoint", task_model, task_model.info, task_model.tokenizer)
+    write_content(bundle, [])
+    buffer = io.BytesIO()
+    Image.new("1", (7071, 7071)).save(buffer, "PNG")
+    text = base64.b64encode(buffer.getvalue()).decode()
+    monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("an image was decoded"))
+    predictor = Predictor(bundle)
+    assert len(predictor.check([text] * 2, ["it is red"] * 2, untrusted=True)) == 2
+    with pytest.raises(DataError, match="more than 100,000,000 pixels together"):
+        predictor.check([text] * 12, ["it is red"] * 12, untrusted=True)
+    assert len(predictor.check([text] * 3, ["it is red"] * 3)) == 3
 
 
 def test_blank_images_give_equal_predictions(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

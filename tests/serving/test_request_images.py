@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from vlp_models.errors import DataError
-from vlp_models.serving.images import open_image, open_images
+from vlp_models.serving.images import check_images, open_image, open_images
 
 
 def png(width: int = 8, height: int = 6) -> bytes:
@@ -170,13 +170,24 @@ def test_request_opens_paths_only_below_the_root_and_reveals_nothing(
         path.write_bytes(png())
     (inside / "words.txt").write_text("not an image")
     (inside / "link.png").symlink_to(outside)
+    (inside / "cut.png").write_bytes(png(64, 64)[:600])
     monkeypatch.chdir(inside)
     monkeypatch.delenv("VLP_IMAGE_ROOT", raising=False)
     if root:
         monkeypatch.setenv("VLP_IMAGE_ROOT", str(inside))
         for good in ("a.png", str(inside / "a.png")):
             assert open_image(good, untrusted=True).size == (8, 6)
-    tried = [str(outside), "../outside.png", "nowhere.png", "words.txt", "link.png", "/etc/passwd", "."]
+    tried = [
+        str(outside),
+        "../outside.png",
+        "nowhere.png",
+        "words.txt",
+        "link.png",
+        "cut.png",
+        "\ud800.png",
+        "/etc/passwd",
+        ".",
+    ]
     answers = set()
     for text in tried if root else [*tried, "a.png", str(inside / "a.png")]:
         with pytest.raises(DataError) as caught:
@@ -186,7 +197,7 @@ def test_request_opens_paths_only_below_the_root_and_reveals_nothing(
     for sent in (base64.b64encode(png()).decode(), np.zeros((4, 4, 3), np.uint8)):
         assert open_image(sent, untrusted=True).mode == "RGB"
     with pytest.raises(DataError) as caught:
-        open_images([str(outside), str(outside)], 2, untrusted=True)
+        check_images([str(outside), str(outside)], 2, untrusted=True)
     assert str(caught.value) in answers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from vlp_models.params import Params
     from vlp_models.registry.promotion.gate import Baseline
     from vlp_models.serving.neighbors import NeighborCaptioner
+    from vlp_models.serving.predictor import Predictor
 
+IMAGES_AT_ONCE = 16  # captioned before the next ones are opened
 Model = Annotated[
     str,
     typer.Option(
@@ -60,12 +62,42 @@ def caption(
     elif not model and (baseline := find_better_neighbors(params, Path.cwd())) is not None:
         note = describe_neighbors(baseline, params)
     if note:
-        captions = open_neighbors(params, Workspace()).caption(images)
+        neighbors = open_neighbors(params, Workspace())
         print(note, file=sys.stderr)
+        _print_captions(neighbors.caption, images)
     else:
-        captions = [prediction["caption"] for prediction in predictions("captioning", images, None, model)]
-    for path, text in zip(images, captions, strict=True):
-        print(f"{path}\t{text}")
+        predictor = _open_predictor("captioning", model)
+        _print_captions(lambda paths: [found["caption"] for found in predictor.predict(paths)], images)
+
+
+def _print_captions(make: Callable[[Sequence[str]], list[str]], images: Sequence[str]) -> None:
+    """Print the captions of image files, a few files at a time; a damaged file is named, and the others go on.
+
+    Raises:
+        DataError: a file is damaged; after the captions of all others.
+    """
+    damaged: list[str] = []
+
+    def show(paths: Sequence[str]) -> None:
+        try:
+            captions = make(paths)
+        except DataError as error:
+            if len(paths) == 1:
+                damaged.append(str(error))
+            else:
+                for path in paths:
+                    show([path])
+            return
+        for path, text in zip(paths, captions, strict=True):
+            print(f"{path}\t{text}")
+
+    for start in range(0, len(images), IMAGES_AT_ONCE):
+        show(images[start : start + IMAGES_AT_ONCE])
+    if damaged and len(images) == 1:
+        raise DataError(damaged[0])
+    if damaged:
+        print(*damaged, sep="\n", file=sys.stderr)
+        raise DataError(f"{len(damaged)} of {len(images)} images have no caption")
 
 
 def describe_neighbors(baseline: Baseline, params: Params) -> str:
@@ -184,8 +216,12 @@ def predictions(
         ParamsError: the model is for another task.
         TrackingError: MLflow or a bucket does not answer.
     """
-    paths = [path for one in images for path in ([one] if isinstance(one, str) else one)]
-    _require_files(paths)
+    _require_files([path for one in images for path in ([one] if isinstance(one, str) else one)])
+    return _open_predictor(task, model).predict(images, texts)
+
+
+def _open_predictor(task: str, model: str) -> Predictor:
+    """Open the champion of `task`, or `model`; see `predictions`."""
     from vlp_models.params import load_params
     from vlp_models.registry.client import mlflow_errors, model_name
     from vlp_models.registry.served import open_served_bundle
@@ -201,7 +237,7 @@ def predictions(
         raise ParamsError(
             f"{version}: a model for {predictor.task}; name one for {task}, such as {model_name(params.tracking, task)}"
         )
-    return predictor.predict(images, texts)
+    return predictor
 
 
 def _require_files(paths: Sequence[str]) -> None:

@@ -20,6 +20,8 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from vlp_models.errors import DataError
 from vlp_models.serving.predictor import check_text
 
+MAX_ROWS = 64  # of a request
+
 logger = logging.getLogger(__name__)
 
 
@@ -76,6 +78,9 @@ class VisionLanguageModel(PythonModel):
 
     def _read_columns(self, table: pd.DataFrame) -> tuple[list[Any], list[str] | None]:
         """Return images and texts of the request's rows; no texts if the task takes none."""
+        if not 0 < len(table) <= MAX_ROWS:
+            found = f"{len(table)} rows; the limit is {MAX_ROWS}" if len(table) else "no rows"
+            raise RequestError(f"the request has {found}")
         kind, task = self.predictor.request.text, self.predictor.task
         for column in ("image", "text") if kind else ("image",):
             if column not in table:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from vlp_models.serving.images import MAX_REQUEST_PIXELS
 
 if TYPE_CHECKING:
     from vlp_models.serving.predictor import Predictor
@@ -27,15 +30,38 @@ class _Request:
     answer: Future[list[dict[str, Any]]] = field(default_factory=Future)
 
 
+class _Room:
+    """Lets requests in while all of them have at most so many pixels; they come in in the order in which they wait."""
+
+    def __init__(self, pixels: int) -> None:
+        self._size = self._free = pixels
+        self._entrance, self._changed = threading.Lock(), threading.Condition()
+
+    @contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        pixels = min(pixels, self._size)  # a larger request has the room for itself
+        with self._entrance, self._changed:
+            self._changed.wait_for(lambda: self._free >= pixels)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
+
+
 class BatchingPredictor:
     """A predictor for many threads. Has the predictor's `predict`.
 
     Args:
         max_rows: images (or lists of images) of a batch; a larger request is a batch by itself.
+        max_pixels: of all images that are decoded at a time; other requests wait, and a larger one is decoded alone.
     """
 
-    def __init__(self, predictor: Predictor, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, predictor: Predictor, max_rows: int = MAX_ROWS, max_pixels: int = MAX_REQUEST_PIXELS) -> None:
         self.predictor, self.max_rows = predictor, max_rows
+        self._room = _Room(max_pixels)
         self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._next: _Request | None = None  # did not fit into the last batch
         threading.Thread(target=self._work, name="batching", daemon=True).start()
@@ -47,10 +73,12 @@ class BatchingPredictor:
 
         Images are opened in the caller's thread, so a damaged one fails its own request only.
         """
-        groups = self.predictor.open(images, texts, untrusted=untrusted)
-        request = _Request(groups=groups, texts=None if texts is None else list(texts))
-        self._waiting.put(request)
-        return request.answer.result()
+        checked = self.predictor.check(images, texts, untrusted=untrusted)
+        with self._room.taken(sum(image.pixels for group in checked for image in group)):
+            groups = [[image.open() for image in group] for group in checked]
+            request = _Request(groups=groups, texts=None if texts is None else list(texts))
+            self._waiting.put(request)
+            return request.answer.result()
 
     def _work(self) -> None:
         while True:

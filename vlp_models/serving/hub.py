@@ -19,6 +19,7 @@ from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import ImageModel, Predictor
 
 if TYPE_CHECKING:
+    from vlp_models.data.sample import Sample
     from vlp_models.tasks.retrieval import Retrieval
 
 T = TypeVar("T")
@@ -109,10 +110,12 @@ class VLP:
 
         if not len(images):
             return []
-        samples = self._model.make_samples([[open_image(image)] for image in images])
         model = cast("Retrieval", self._model.task_model)
-        search = ImageSearch(model, len(samples), lambda rows: [samples[row] for row in rows], self._model.device)
-        return search.find(query, top)
+
+        def read(rows: Sequence[int]) -> list[Sample]:  # one photo at a time: thousands would not fit into memory
+            return [self._model.make_samples([[open_image(images[row])]], first=row)[0] for row in rows]
+
+        return ImageSearch(model, len(images), read, self._model.device).find(query, top)
 
     def predict(self, image: Any, text: str = "") -> dict[str, Any]:
         """Return the record that the registered version serves for this image (docs/reference/checkpoints.md).

@@ -7,6 +7,7 @@ import binascii
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from vlp_models.data.images import ImageError, check_header, decode_error, open_
 from vlp_models.errors import DataError
 
 MAX_PIXELS = 50_000_000
+MAX_REQUEST_PIXELS = 2 * MAX_PIXELS  # of all images of a request to a server
 MAX_BYTES = 64 * 1024 * 1024
 BASE64 = re.compile(r"[A-Za-z0-9+/_\s-]+(?:=\s*){0,2}")  # either alphabet, lines of any length
 DATA_URI = re.compile(r"\s*data:[^,]*,", re.IGNORECASE)
@@ -28,25 +30,68 @@ LIMIT = "the limit is"  # before the number of pixels
 TOO_SMALL = "image_side"  # the rule's name, as `validate` counts it
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CheckedImage:
+    """An image that is within the limits, and not decoded yet.
+
+    content  an image file; or the image, if it came as an array or as an image of Pillow
+    pixels   how many it has
+    name     of the image in messages
+    damaged  the message for a damaged file, in place of the reason; empty: the reason
+    """
+
+    content: bytes | Image.Image
+    pixels: int
+    name: str
+    damaged: str = ""
+
+    def open(self) -> Image.Image:
+        """Return the image as upright RGB.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        if isinstance(self.content, Image.Image):
+            return self.content
+        try:
+            return decode_checked(self.content)
+        except ImageError as error:
+            raise (DataError(self.damaged) if self.damaged else _explain(error, self.name)) from None
+
+
 def open_images(value: Any, count: int, *, untrusted: bool = False) -> list[Image.Image]:
-    """Open the images of one request: a single value for one image, a list of `count` values for several.
+    """Open the images that `check_images` checks."""
+    return [image.open() for image in check_images(value, count, untrusted=untrusted)]
+
+
+def check_images(value: Any, count: int, *, untrusted: bool = False) -> list[CheckedImage]:
+    """Check the images of one request: a single value for one image, a list of `count` values for several.
 
     Raises:
-        DataError: the number is wrong, or `open_image` rejects one.
+        DataError: the number is wrong, or `check_image` rejects one.
     """
     if count == 1:
-        return [open_image(value, untrusted=untrusted)]
+        return [check_image(value, untrusted=untrusted)]
     is_list = isinstance(value, (list, tuple)) or (
         isinstance(value, np.ndarray) and (value.ndim == 4 or value.dtype.kind in "OSU")
     )
     if not is_list or len(value) != count:
         found = f"{len(value)}" if is_list else type(value).__name__
         raise DataError(f"the task takes {count} images per request, as a list; found {found}")
-    return [open_image(one, untrusted=untrusted) for one in value]
+    return [check_image(one, untrusted=untrusted) for one in value]
 
 
 def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
-    """Open one image as upright RGB (EXIF rotation applied).
+    """Return the image that `check_image` checks as upright RGB (EXIF rotation applied).
+
+    Raises:
+        DataError: `check_image` rejects it, or it is damaged.
+    """
+    return check_image(value, untrusted=untrusted).open()
+
+
+def check_image(value: Any, *, untrusted: bool = False) -> CheckedImage:
+    """Check one image; the pixels of a file are counted in its header, and not decoded.
 
     Args:
         value: an image of Pillow, a path, base64 text (a `data:` URI or bare; standard or URL-safe alphabet, with or
@@ -57,8 +102,7 @@ def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
             relative to it, and a failure has the same message whether the file exists or not.
 
     Raises:
-        DataError: not readable, not an image, an animation, smaller than `LEAST_SIDE`, or more pixels than `MAX_PIXELS`
-            (read from the header, before decoding).
+        DataError: not readable, not an image, an animation, smaller than `LEAST_SIDE` or of more than `MAX_PIXELS`.
     """
     if isinstance(value, Image.Image):
         return _from_picture(value)
@@ -81,48 +125,49 @@ def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
     raise DataError(f"an image must be a path, base64 text, bytes or an array; found {type(value).__name__}")
 
 
-def _from_bytes(data: bytes) -> Image.Image:
+def _from_bytes(data: bytes) -> CheckedImage:
     try:
-        return _decode(data, "image bytes")
+        return _check_file(data, "image bytes")
     except DataError:
         text = data.decode("ascii", errors="replace")
         if uri := DATA_URI.match(text):
-            return _decode(_unbase64(text[uri.end() :]), "data URI")
+            return _check_file(_unbase64(text[uri.end() :]), "data URI")
         if len(text) > 64 and BASE64.fullmatch(text):
-            return _decode(_unbase64(text), "base64 text")
+            return _check_file(_unbase64(text), "base64 text")
         raise
 
 
-def _from_text(text: str) -> Image.Image:
+def _from_text(text: str) -> CheckedImage:
     if uri := DATA_URI.match(text):
-        return _decode(_unbase64(text[uri.end() :]), "data URI")
+        return _check_file(_unbase64(text[uri.end() :]), "data URI")
     if len(text) < 1024 and os.path.isfile(text):  # noqa: PTH113 - Path raises for a name too long
         return _from_path(Path(text))
     if len(text) > 64 and BASE64.fullmatch(text):
-        return _decode(_unbase64(text), "base64 text")
+        return _check_file(_unbase64(text), "base64 text")
     raise DataError(f"{text[:200]}: neither a file nor a base64 image")
 
 
-def _from_request(text: str) -> Image.Image:
+def _from_request(text: str) -> CheckedImage:
     if uri := DATA_URI.match(text):
-        return _decode(_unbase64(text[uri.end() :]), "data URI")
+        return _check_file(_unbase64(text[uri.end() :]), "data URI")
     root = os.environ.get("VLP_IMAGE_ROOT")
-    if root and len(text) < 1024 and "\0" not in text:
-        with suppress(DataError, OSError):
-            return _from_path(Path(root).resolve() / text)
-    if len(text) > 64 and BASE64.fullmatch(text):
-        return _decode(_unbase64(text), "base64 text")
     paths = ", nor a file that this server may read" if root else "; this server opens no paths"
-    raise DataError(f"not the base64 text of an image file{paths}")
+    refusal = f"not the base64 text of an image file{paths}"
+    if root and len(text) < 1024 and "\0" not in text:
+        with suppress(DataError, OSError, UnicodeEncodeError):
+            return replace(_from_path(Path(root).resolve() / text), damaged=refusal)
+    if len(text) > 64 and BASE64.fullmatch(text):
+        return _check_file(_unbase64(text), "base64 text")
+    raise DataError(refusal)
 
 
-def _from_path(path: Path) -> Image.Image:
+def _from_path(path: Path) -> CheckedImage:
     root = os.environ.get("VLP_IMAGE_ROOT")
     if root and not path.resolve().is_relative_to(Path(root).resolve()):
         raise DataError(f"{path}: outside VLP_IMAGE_ROOT, the only folder this server reads images from")
     if path.stat().st_size > MAX_BYTES:
         raise DataError(f"{path}: larger than {MAX_BYTES >> 20} MB")
-    return _decode(path.read_bytes(), str(path))
+    return _check_file(path.read_bytes(), str(path))
 
 
 def _unbase64(text: str) -> bytes:
@@ -166,20 +211,22 @@ def _check_size(image: Image.Image) -> None:
         raise ImageError(TOO_SMALL, text)
 
 
-def _decode(data: bytes, name: str) -> Image.Image:
+def _check_file(content: bytes, name: str) -> CheckedImage:
     try:
-        return decode_checked(data)
+        with open_checked(content, MAX_PIXELS, limit=LIMIT) as image:
+            _check_size(image)
+            return CheckedImage(content=content, pixels=image.width * image.height, name=name)
     except ImageError as error:
         raise _explain(error, name) from None
 
 
-def _from_picture(image: Image.Image) -> Image.Image:
-    """Return an image that Pillow has opened, and may not have decoded, as upright RGB."""
+def _from_picture(image: Image.Image, name: str = "the image") -> CheckedImage:
+    """Check an image that Pillow has opened, and may not have decoded."""
     try:
         check_header(image, MAX_PIXELS, limit=LIMIT)
-        return _decode_opened(image)
+        return CheckedImage(content=_decode_opened(image), pixels=image.width * image.height, name=name)
     except ImageError as error:
-        raise _explain(error, "the image") from None
+        raise _explain(error, name) from None
 
 
 def _explain(error: ImageError, name: str) -> DataError:
@@ -207,7 +254,7 @@ def _check_list(value: list[Any]) -> None:
     raise DataError("an image array must be [H, W, 3] or [H, W]; found lists that are nested more deeply")
 
 
-def _from_array(array: np.ndarray) -> Image.Image:
+def _from_array(array: np.ndarray) -> CheckedImage:
     if not array.size:
         raise DataError(f"an image array must not be empty; found {array.shape}")
     if array.dtype != np.uint8:
@@ -220,9 +267,4 @@ def _from_array(array: np.ndarray) -> Image.Image:
         raise DataError(
             f"an image array must be [H, W, 3] or [H, W] with at most {MAX_PIXELS:,} pixels; found {array.shape}"
         )
-    image = Image.fromarray(np.ascontiguousarray(array))
-    try:
-        _check_size(image)
-    except ImageError as error:
-        raise _explain(error, "an image array") from None
-    return image
+    return _from_picture(Image.fromarray(np.ascontiguousarray(array)), "an image array")

@@ -17,7 +17,7 @@ from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.data.shards.dataset import ShardDataset, mean_region_features, normalize_rows
 from vlp_models.errors import DataError
 from vlp_models.metrics.consensus import ConsensusCaptions
-from vlp_models.serving.images import open_images
+from vlp_models.serving.images import open_image
 from vlp_models.tasks.captioning import NEIGHBORS
 from vlp_models.vision.extractors import open_extractor
 
@@ -66,9 +66,9 @@ class NeighborCaptioner:
         Raises:
             DataError: an image cannot be opened.
         """
-        opened = [photo for image in images for photo in open_images(image, 1)]
         found = []
-        for regions in self._extractor.extract(opened):
+        for image in images:
+            (regions,) = self._extractor.extract([open_image(image)])
             mean_1F = np.zeros((1, self._features_NF.shape[1]), np.float32)
             if len(regions):
                 mean_1F[0] = np.asarray(regions.features).astype(np.float32).mean(0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, DataError, VLPError
-from vlp_models.serving.images import open_images
+from vlp_models.serving.images import MAX_REQUEST_PIXELS, CheckedImage, check_images, open_images
 from vlp_models.vision.extractors import FROM_IMAGES
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vlp_models.data.sample import Sample
     from vlp_models.tasks.base import RequestFormat
     from vlp_models.vision.region_source import Extractor
+
+ROWS_AT_ONCE, PIXELS_AT_ONCE = 16, 25_000_000  # of a batch: about two photos of a camera
 
 
 class ImageModel:
@@ -76,8 +78,15 @@ class ImageModel:
             )
         return extractor
 
-    def make_samples(self, groups: Sequence[Sequence[Picture]], texts: Sequence[str] | None = None) -> list[Sample]:
-        """Return a sample per group of opened images; its other values are hidden. texts: one per group."""
+    def make_samples(
+        self, groups: Sequence[Sequence[Picture]], texts: Sequence[str] | None = None, first: int = 0
+    ) -> list[Sample]:
+        """Return a sample per group of opened images; its other values are hidden.
+
+        Args:
+            texts: one per group.
+            first: number of the first sample, which is its id.
+        """
         from vlp_models.data.inputs import prepare_images
         from vlp_models.data.sample import Sample, SampleImage
         from vlp_models.data.views import VIEWS
@@ -86,13 +95,13 @@ class ImageModel:
         prepared = iter(prepare_images(self.inputs, opened, self.extractor))
         return [
             Sample(
-                sample_id=str(i),
-                image_id=str(i),
+                sample_id=str(first + i),
+                image_id=str(first + i),
                 source="",
                 text=texts[i] if texts is not None else "",
                 values=VIEWS[self.task_model.prediction_view].hidden_values,
                 **next(prepared),
-                others=tuple(SampleImage(image_id=f"{i}-{n}", **next(prepared)) for n in range(1, len(group))),
+                others=tuple(SampleImage(image_id=f"{first + i}-{n}", **next(prepared)) for n in range(1, len(group))),
             )
             for i, group in enumerate(groups)
         ]
@@ -122,34 +131,68 @@ class Predictor(ImageModel):
     ) -> list[dict[str, Any]]:
         """Return one prediction per image, or per list of images (docs/reference/checkpoints.md, "Predictions").
 
+        However many they are, only a few images are decoded at a time.
+
         Args:
-            images: anything `open_image` takes; for a task with several images, lists of that many.
+            images: anything `check_image` takes; for a task with several images, lists of that many.
             texts: one per image (a question, a statement); None if the task takes no text.
-            untrusted: the images come from a request to a server (see `open_image`).
+            untrusted: the images come from a request to a server (see `check_image`).
 
         Raises:
             DataError: an image cannot be opened, the number of images is wrong, or `check_text` rejects a text.
         """
-        return self.predict_opened(self.open(images, texts, untrusted=untrusted), texts)
+        self._check_texts(images, texts)
+        found: list[dict[str, Any]] = []
+        groups: list[list[Picture]] = []
+        pixels = 0
+        for number, value in enumerate(images, start=1):
+            groups.append(open_images(value, self.request.images, untrusted=untrusted))
+            pixels += sum(image.width * image.height for image in groups[-1])
+            if number == len(images) or len(groups) == ROWS_AT_ONCE or pixels > PIXELS_AT_ONCE:
+                first = number - len(groups)
+                found += self.predict_opened(groups, None if texts is None else texts[first:number], first)
+                groups, pixels = [], 0
+        return found
 
-    def open(
+    def check(
         self, images: Sequence[Any], texts: Sequence[str] | None = None, *, untrusted: bool = False
-    ) -> list[list[Picture]]:
-        """Check and open the images of a request, as `predict` does first."""
-        if self.request.text and (texts is None or len(texts) != len(images)):
-            raise ValueError(f"the task {self.task} takes one {self.request.text} per image")
-        if self.request.text:
-            for text in texts or ():
-                check_text(text, self.request.text)
-        return [open_images(value, self.request.images, untrusted=untrusted) for value in images]
+    ) -> list[list[CheckedImage]]:
+        """Check the texts and images of a request, without decoding the images. Arguments as in `predict`.
+
+        Raises:
+            DataError: as in `predict`; or the images are `untrusted`, and too large together.
+        """
+        self._check_texts(images, texts)
+        groups: list[list[CheckedImage]] = []
+        pixels = 0
+        for value in images:
+            groups.append(check_images(value, self.request.images, untrusted=untrusted))
+            pixels += sum(image.pixels for image in groups[-1])
+            if untrusted and pixels > MAX_REQUEST_PIXELS:
+                raise DataError(
+                    f"the images have more than {MAX_REQUEST_PIXELS:,} pixels together; send fewer at a time"
+                )
+        return groups
+
+    def open(self, images: Sequence[Any], texts: Sequence[str] | None = None) -> list[list[Picture]]:
+        """Check texts and images, and decode the images, for `predict_opened`. Arguments as in `predict`."""
+        return [[image.open() for image in group] for group in self.check(images, texts)]
 
     def predict_opened(
-        self, groups: Sequence[Sequence[Picture]], texts: Sequence[str] | None = None
+        self, groups: Sequence[Sequence[Picture]], texts: Sequence[str] | None = None, first: int = 0
     ) -> list[dict[str, Any]]:
-        """Return one prediction per group of opened images."""
-        samples = self.make_samples(groups, texts if self.request.text else None)
+        """Return one prediction per group of opened images, computed at once. first: number of the first one."""
+        samples = self.make_samples(groups, texts if self.request.text else None, first)
         batch = self.task_model.collate(samples).to(self.device)
         return self.task_model.predict(batch, samples)
+
+    def _check_texts(self, images: Sequence[Any], texts: Sequence[str] | None) -> None:
+        if not self.request.text:
+            return
+        if texts is None or len(texts) != len(images):
+            raise ValueError(f"the task {self.task} takes one {self.request.text} per image")
+        for text in texts:
+            check_text(text, self.request.text)
 
 
 def check_text(text: Any, kind: str) -> None:
