@@ -16,7 +16,14 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from vlp_models.errors import CheckpointError, NonFiniteLossError
 from vlp_models.vision import training
-from vlp_models.vision.detector import PUBLISHED, SeededSampler, SeparableRoIAlign, build_detector, configure
+from vlp_models.vision.detector import (
+    PUBLISHED,
+    DetectorConfig,
+    SeededSampler,
+    SeparableRoIAlign,
+    build_detector,
+    configure,
+)
 from vlp_models.vision.detector_checkpoint import (
     Detector,
     load_detector,
@@ -154,6 +161,20 @@ def test_images_keep_their_size_unless_too_large() -> None:
     transform = build_detector(dataclasses.replace(CONFIG, max_side=100), 3).transform
     images, _ = transform([torch.rand(3, 40, 64), torch.rand(3, 120, 200)])
     assert images.image_sizes == [(40, 64), (60, 100)]
+
+
+@pytest.mark.parametrize("config", [dataclasses.replace(CONFIG, max_side=100), PUBLISHED["mobilenet_v3_large_320_fpn"]])
+def test_the_shorter_side_of_a_strip_keeps_a_pixel(config: DetectorConfig) -> None:
+    model = build_detector(config, 3).eval()
+    longest = config.max_side
+    for width, height in ((4, longest * 4), (longest * 49, 49), (longest * 7, 4), (4, longest * 4 - 1)):
+        boxes = torch.tensor([[0.0, 0.0, width, height]])
+        images, targets = model.transform([torch.rand(3, height, width)], [{"boxes": boxes}])
+        size = (1, longest) if width > height else (longest, 1)
+        assert images.image_sizes == [size]
+        assert targets[0]["boxes"].tolist() == [pytest.approx([0, 0, size[1], size[0]], rel=0.02)]
+        with torch.no_grad():
+            assert len(model([torch.rand(3, height, width)])) == 1
 
 
 def test_anchors_follow_the_boxes() -> None:

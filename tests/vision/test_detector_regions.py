@@ -95,6 +95,12 @@ def test_max_regions_keeps_the_most_confident(drawings: list[LabeledImage], trai
         assert one.scores[0] >= two.scores.min() - 1e-6
 
 
+@pytest.mark.parametrize("size", [(4, 3000), (21000, 16)])
+def test_strips_have_regions_or_none(trained: Trained, size: tuple[int, int]) -> None:
+    (regions,) = RegionExtractor(trained[0], min_score=0.0).extract([Image.new("RGB", size, "red")])
+    assert np.isfinite(regions.boxes).all() and np.isfinite(np.asarray(regions.features, np.float32)).all()
+
+
 def test_image_without_regions(trained: Trained) -> None:
     regions = RegionExtractor(trained[0], min_score=0.9).extract([torch.zeros(3, 32, 32, dtype=torch.uint8)])[0]
     assert regions.features.shape == (0, 32)

@@ -219,7 +219,16 @@ class _Resize(GeneralizedRCNNTransform):
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         if self._keep_size and max(image.shape[-2:]) <= self.max_size:
             return image, target
-        return super().resize(image, target)
+        height, width = image.shape[-2:]
+        if min(height, width) * self.max_size > max(height, width):
+            return super().resize(image, target)
+        # torchvision would round the shorter side of such a strip to no pixel
+        size = (1, self.max_size) if width > height else (self.max_size, 1)
+        image = F.interpolate(image[None], size=size, mode="bilinear", align_corners=False)[0]
+        if target is not None:
+            factors = target["boxes"].new_tensor([size[1] / width, size[0] / height] * 2)
+            target = {**target, "boxes": target["boxes"] * factors}
+        return image, target
 
 
 class SeparableRoIAlign(MultiScaleRoIAlign):
