@@ -58,6 +58,26 @@ def test_crop_takes_the_center() -> None:
     assert pixels.shape == (16, 24, 3)
 
 
+@pytest.mark.parametrize("size", [(4, 60_000), (30_000, 7), (20, 4000)])
+def test_only_the_window_of_a_strip_is_resized(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resized as a whole to a side of 224 pixels, the first one would have 752 million pixels."""
+    strip, wanted = picture(size[0], size[1]), PixelInput(height=16, width=24, resize="crop")
+    with monkeypatch.context() as patch:
+        patch.setattr("vlp_models.data.pixels.MAX_STRIP", float("inf"))
+        whole = fit(strip, wanted, 7)
+    areas, resized = [], Image.Image.resize
+
+    def resize(image: Image.Image, size: tuple[int, int], *options: Any, **named: Any) -> Image.Image:
+        areas.append(size[0] * size[1])
+        return resized(image, size, *options, **named)
+
+    monkeypatch.setattr(Image.Image, "resize", resize)
+    found = fit(strip, wanted, 7)
+    assert areas == [16 * 24]
+    assert np.abs(found.pixels.astype(int) - whole.pixels).max() <= 2 and found.mask.all()
+    assert np.array_equal(found.place, whole.place) and found.window == whole.window
+
+
 def test_padding_is_masked_and_zero() -> None:
     images = [picture(40, 20), picture(20, 40, 1), picture(50, 50, 2)]
     made = collate_pixels(images, PixelInput(height=16, width=16, resize="pad"), [None] * 3)

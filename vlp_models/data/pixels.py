@@ -23,6 +23,7 @@ from vlp_models.errors import DataError
 
 CROP_RATIOS: Final = (3 / 4, 4 / 3)  # width to height of a random crop
 CROP_ATTEMPTS: Final = 10  # to place a random crop; then the center crop is used
+MAX_STRIP: Final = 64  # times the requested area; of an image that would be larger, only the window is resized
 FILTERS: Final = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 AUGMENT_COUNT: Final = 2  # RandAugment: operations drawn per image
@@ -148,10 +149,16 @@ def fit(image: Image.Image, wanted: PixelInput, seed: int | None) -> Fitted:
     size, (left, top) = _resizing(image, wanted, resize)
     x, y = size[0] / image.width, size[1] / image.height
     place = _shift(-left, -top) @ _scale(x, y) @ place
-    image = image.resize(size, FILTERS[wanted.interpolation])
+    resampling = FILTERS[wanted.interpolation]
     if resize == "crop":
         window = (left / x, top / y, (left + wanted.width) / x, (top + wanted.height) / y)
-        image = image.crop((left, top, left + wanted.width, top + wanted.height))
+        if size[0] * size[1] > MAX_STRIP * wanted.width * wanted.height:
+            shown = (window[0], window[1], min(window[2], image.width), min(window[3], image.height))
+            image = image.resize((wanted.width, wanted.height), resampling, box=shown)
+        else:
+            image = image.resize(size, resampling).crop((left, top, left + wanted.width, top + wanted.height))
+    else:
+        image = image.resize(size, resampling)
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         place = _shift(image.width, 0) @ _scale(-1, 1) @ place
