@@ -42,10 +42,10 @@ class Brightness(nn.Module):
     config: ClassVar[dict[str, Any]] = {}
     fused_dim = 1
 
-    def __init__(self, resize: Literal["squash", "crop", "pad"]) -> None:
+    def __init__(self, resize: Literal["squash", "crop", "pad"], side: int = 16) -> None:
         super().__init__()
         self.inputs = ModelInputs(
-            image=PixelInput(height=16, width=16, resize=resize, mean=(GRAY / 255,) * 3, std=(0.5,) * 3)
+            image=PixelInput(height=side, width=side, resize=resize, mean=(GRAY / 255,) * 3, std=(0.5,) * 3)
         )
 
     def fuse(self, image: Pixels, text: Text) -> Fused:
@@ -54,10 +54,10 @@ class Brightness(nn.Module):
         return Fused(image_BRD=empty, text_BTD=empty, pooled_BP=pooled_B1)
 
 
-def answerer(resize: Literal["squash", "crop", "pad"]) -> VQA:
+def answerer(resize: Literal["squash", "crop", "pad"], side: int = 16) -> VQA:
     tokenizer = Tokenizer.train(["is it bright ?"], 30, 1, True)
     info = CheckpointInfo(family="own", name="own", model_config={}, task="vqa", max_text_len=8)
-    task_model = VQA(Brightness(resize), tokenizer, info, labels=["bright", "dark"])
+    task_model = VQA(Brightness(resize, side), tokenizer, info, labels=["bright", "dark"])
     assert isinstance(task_model.head, nn.Linear)
     task_model.head.weight.data = torch.tensor([[SCALE], [-SCALE]])
     task_model.head.bias.data.zero_()
@@ -89,6 +89,18 @@ def test_finds_the_cell_that_the_answer_depends_on(
         assert found.log_probability == pytest.approx(whole, abs=1e-5)
         expected = [whole - blank if cell == number else 0.0 for cell in range(16)]
         assert found.losses == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [(640, 480), (480, 640)])
+def test_cells_at_the_edge_of_a_cropped_photo_are_blanked(size: tuple[int, int]) -> None:
+    """The visible square begins between two pixels of the resized photo."""
+    task_model = answerer("crop", side=224)
+    for number, (row, column) in enumerate(np.ndindex(4, 4)):
+        photo = Image.new("RGB", size, (GRAY,) * 3)
+        left, top = (size[0] - 480) // 2 + column * 120, (size[1] - 480) // 2 + row * 120
+        photo.paste((255,) * 3, (left, top, left + 120, top + 120))
+        found, _ = occlude_cells(task_model, photo, "is it bright ?", "bright")
+        assert found.most_important[:1] == (number,)
 
 
 def test_cropped_margins_are_in_no_cell() -> None:

@@ -113,7 +113,8 @@ def occlude_cells(
     inputs = cast(ModelInputs, task_model.model.inputs)
     wanted = cast(PixelInput, inputs.image)
     cells_N4 = _grid_cells(photo, wanted)
-    corners = place_boxes(cells_N4, photo, wanted).round().astype(int).tolist()
+    # A cell at the edge may be placed half a pixel outside, and a slice would count -1 from the other end
+    corners = place_boxes(cells_N4, photo, wanted).round().clip(min=0).astype(int).tolist()
     sample = _text_sample(task_model, text, answer)
     whole = task_model.read([replace(sample, **prepare_images(inputs, [photo], None)[0])])
     blank_3HW = cast(Pixels, whole.image).blanked().pixels_B3HW[0]
