@@ -68,9 +68,9 @@ def test_mlflow_is_read_again_only_after_a_change(
 @pytest.mark.slow
 def test_damaged_files_are_refused_also_when_remembered(here: Workspace, params: Params, photo: Path) -> None:
     caption(photo)
-    bundle = ServedVersions(params.tracking, here.root).find_bundle(NAME)
-    assert bundle is not None
-    file = bundle / "checkpoint" / "config.json"
+    known = ServedVersions(params.tracking, here.root).find_bundle(NAME)
+    assert known is not None and known[1] == f"{NAME} version 1"
+    file = known[0] / "checkpoint" / "config.json"
     text = file.read_text()
     try:
         file.write_text(text + " ")
@@ -79,6 +79,22 @@ def test_damaged_files_are_refused_also_when_remembered(here: Workspace, params:
             caption(photo)
     finally:
         file.write_text(text)
+
+
+@pytest.mark.slow
+def test_a_promotion_while_the_bundle_is_checked_leaves_an_answer(
+    here: Workspace, params: Params, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caption(photo)
+    remembered, check = here.root / ".work" / "registry" / "served.json", served.check_bundle
+
+    def promoted_meanwhile(*given: Any) -> None:
+        check(*given)
+        remembered.write_text('{"database": ["another state"], "answers": {}}')
+
+    monkeypatch.setattr(served, "check_bundle", promoted_meanwhile)
+    bundle, version = served.open_served_bundle(params.tracking, here.root, NAME)
+    assert bundle.is_dir() and version == f"{NAME} version 1"
 
 
 @pytest.mark.parametrize(("question", "problem"), [("", "blank"), (" ", "blank"), ("a \udcff b", "not valid Unicode")])

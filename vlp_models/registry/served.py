@@ -64,13 +64,16 @@ class ServedVersions:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._file, {"database": self._state, "answers": self._answers() | {request: answer}})
 
-    def find_bundle(self, request: str) -> Path | None:
-        """Return the bundle of a remembered version; None if it is not what was registered, for MLflow to explain."""
+    def find_bundle(self, request: str) -> tuple[Path, str] | None:
+        """Return the bundle of a remembered version and the version's name.
+
+        None if it is not what was registered, for MLflow to explain.
+        """
         answer = self.find(request)
         with suppress(VLPError, KeyError, TypeError):
-            bundle = Path(answer["bundle"])
-            check_bundle(bundle, answer["version"], answer["content"])
-            return bundle
+            bundle, name = Path(answer["bundle"]), str(answer["version"])
+            check_bundle(bundle, name, answer["content"])
+            return bundle, name
         return None
 
     def open_bundle(self, request: str, version: ModelVersion) -> Path:
@@ -107,9 +110,9 @@ def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tupl
         TrackingError: MLflow does not answer.
     """
     served = ServedVersions(params, root)
-    bundle = served.find_bundle(request)
-    if bundle is not None:
-        return bundle, str(served.find(request)["version"])
+    known = served.find_bundle(request)
+    if known is not None:
+        return known
     client = connect(params, root)
     by_name = "/" not in request and "@" not in request
     version = find_served_version(client, request) if by_name else resolve_version(client, params, request)
