@@ -202,6 +202,12 @@ def test_changed_file_is_refused_and_further_files_are_not_read(
         with pytest.raises(CheckpointError, match=rf"{name} has changed since the version was exported.*download it"):
             VLP(folder)
         (folder / name).write_bytes(content)
+    for name in ("search/search.json", "search/index.json", "detector/config.json", "special_tokens_map.json"):
+        tampered = copy_folder(folder, tmp_path / f"with {Path(name).name}")
+        (tampered / name).parent.mkdir(exist_ok=True)
+        (tampered / name).write_text('{"max_caption_len": 2}')
+        with pytest.raises(CheckpointError, match=f"{name} was added since the version was exported.*download it"):
+            VLP(tampered)
     (folder / "vocab.txt").unlink()
     with pytest.raises(CheckpointError, match=r"vocab\.txt is missing"):
         VLP(folder)

@@ -36,6 +36,16 @@ CHECKPOINT, DETECTOR, FEATURES = "checkpoint", "detector", "features.json"
 PREPROCESSOR = "preprocessor_config.json"  # FEATURES of an export
 CONTENT, FORMAT = "content.json", "vlp-bundle/1"
 CODE = "code"  # the folder next to `artifacts/` where MLflow keeps a version's own code
+READ_FILES = (  # of an export, besides its folders detector and search
+    "config.json",
+    "model.safetensors",
+    "labels.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    PREPROCESSOR,
+)
 UNHASHED = (CONTENT, "README.md")  # the model card lists scores, which may be measured again
 SERVING_MODULES = (f"{PACKAGE}.registry.pyfunc_model", f"{PACKAGE}.serving.predictor")
 INVALID = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what a damaged file raises
@@ -186,6 +196,7 @@ def check_content(bundle: Path) -> None:
         for name in sorted(written[kind].keys() | found[kind].keys()):
             if written[kind].get(name) != found[kind].get(name):
                 state = "has changed" if found[kind].get(name) else "is missing"
+                state = state if name in written[kind] else "was added"
                 made = "exported" if _is_export(bundle) else "registered"
                 raise CheckpointError(
                     f"{bundle}: {name} {state} since the version was {made} ({CONTENT}); {_way_out(bundle)}"
@@ -206,8 +217,8 @@ def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
 def _hash_content(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """Hash the files as they are now, and the code if the version has its own copy (not while it is written)."""
     if _is_export(bundle):  # a repository may have more files, such as .gitattributes; they are not read
-        files = {name: hash_file(bundle / name) for name in _listed_files(bundle, written["files"])}
-        return {"files": files, "code": dict(written["code"])}
+        names = {*_listed_files(bundle, written["files"]), *_read_files(bundle)}
+        return {"files": {name: hash_file(bundle / name) for name in names}, "code": dict(written["code"])}
     root = bundle.parents[1] / CODE
     if not (root / PACKAGE).is_dir():
         return {"files": _hash_files(bundle), "code": dict(written["code"])}
@@ -234,6 +245,14 @@ def list_files(bundle: Path) -> list[str]:
 def _listed_files(bundle: Path, names: Iterable[str]) -> list[str]:
     inside = (name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
     return [name for name in inside if (bundle / name).is_file()]
+
+
+def _read_files(export: Path) -> list[str]:
+    """Return the files of an export that are read if they are there, listed or not."""
+    below = (path for folder in (DETECTOR, SEARCH) for path in (export / folder).rglob("*"))
+    files = (path for path in (*(export / name for name in READ_FILES), *below) if path.is_file())
+    names = (path.relative_to(export) for path in files)
+    return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
 
 
 def _hash_files(bundle: Path) -> dict[str, str]:
