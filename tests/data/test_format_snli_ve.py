@@ -204,6 +204,25 @@ def test_bad_csv_row_is_quarantined_and_reading_continues(tmp_path: Path, line: 
     assert [(row["rule"], row["provenance"]) for row in tables["quarantine"]] == [(rule, "esnlive.csv:3")]
 
 
+def test_files_of_one_name_in_two_folders_are_not_one_photo(tmp_path: Path) -> None:
+    lines = [
+        "train,1#0,1.jpg,dogs/1.png,A dog runs.,entailment,x",
+        "train,1#1,1.jpg,cats/1.png,A cat runs.,entailment,x",
+        "dev,1#2,1.jpg,dogs/1.jpg,A dog sits.,entailment,x",
+        "train,1#3,1.jpg,dogs\\1.png,A dog sits.,neutral,x",
+    ]
+    write_csv(tmp_path / "ve", "esnlive.csv", rows(*lines))
+    tables = load_esnli(tmp_path)
+    assert [(row["image_id"], row["path"]) for row in tables["images"]] == [
+        ("ve/1", str(tmp_path / "ve/Images/dogs/1.png"))
+    ]
+    assert [row["hypothesis_id"] for row in tables["hypotheses"]] == ["ve/1#0", "ve/1#3"]
+    assert [(row["rule"], row["row_id"], row["reason"]) for row in tables["quarantine"]] == [
+        ("id_unique", "ve/1#1", "image ve/1 was dogs/1.png before and is cats/1.png here"),
+        ("id_unique", "ve/1#2", "image ve/1 was dogs/1.png before and is dogs/1.jpg here"),
+    ]
+
+
 def test_missing_esnli_files_are_named(tmp_path: Path) -> None:
     write_csv(tmp_path / "ve", "other.csv", "")
     with pytest.raises(DataError, match=r"contains none of esnlive\.csv, esnlive_train\.csv"):

@@ -137,7 +137,7 @@ def fill(
     folder = photo_folder(root, params.images)
     seen: dict[str, str] = {}
     files: dict[str, str] = {}  # file name in the record -> existing file name
-    splits: dict[str, str] = {}  # image -> split
+    images: dict[str, tuple[str, str]] = {}  # image -> its path and split
     kept: Counter[str] = Counter()
     for provenance, record, own in records:
         with tables.record("hypotheses", provenance):
@@ -167,14 +167,18 @@ def fill(
                 split = listed.splits[photo] if listed else own
                 if split == "train":
                     split = hold_out(tables, params, image_id, photo)
-                if splits.get(image_id, split) != split:
-                    raise RecordError(f"its photo is {split} here and {splits[image_id]} before", rule="split_disjoint")
+                path = os.path.normpath(folder / file)
+                first_path, first_split = images.get(image_id, (path, split))
+                if path != first_path:
+                    first_file = os.path.relpath(first_path, folder)
+                    raise RecordError(f"image {image_id} was {first_file} before and is {file} here", rule="id_unique")
+                if split != first_split:
+                    raise RecordError(f"its photo is {split} here and {first_split} before", rule="split_disjoint")
                 if params.limit and kept[split] >= params.limit:
                     continue
                 kept[split] += 1
-                if image_id not in splits:
-                    splits[image_id] = split
-                    path = os.path.normpath(folder / file)
+                if image_id not in images:
+                    images[image_id] = path, split
                     row = image_row(image_id, source=name, split=split, path=path, provenance=provenance)
                     tables["images"].append(row)
                 tables["hypotheses"].append(
