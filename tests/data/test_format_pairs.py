@@ -230,6 +230,27 @@ def test_a_pattern_reads_batches_whose_ids_do_not_depend_on_each_other(tmp_path:
     assert tables["captions"][3]["provenance"] == "bb/pairs.jsonl:2"
 
 
+def test_listings_of_one_folder_have_captions_of_their_own(tmp_path: Path) -> None:
+    source = DatasetParams.of(format="pairs", root=".", pairs="**/*.csv")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "one.csv").write_text("image,caption,lang\na.jpg,a bird flies,en\n")
+    (tmp_path / "a.csv").write_text("image,caption,lang\n1.jpg,a dog runs,en\n2.jpg,two cats,en\n")
+    (tmp_path / "b.csv").write_text("image,caption,lang\n3.jpg,ein Hund,de\n1.jpg,ein Hund rennt,de\n")
+    tables = read_source("p", source, tmp_path)
+    assert [(row["caption_id"], row["image_id"]) for row in tables["captions"]] == [
+        ("p/a.csv:2", "p/1.jpg"),
+        ("p/a.csv:3", "p/2.jpg"),
+        ("p/b.csv:2", "p/3.jpg"),
+        ("p/b.csv:3", "p/1.jpg"),
+        ("p/x/2", "p/x/a.jpg"),
+    ]
+    assert [row["caption_id"] for row in tables["languages"]] == [row["caption_id"] for row in tables["captions"]]
+    assert [row["image_id"] for row in tables["images"]] == ["p/1.jpg", "p/2.jpg", "p/3.jpg", "p/x/a.jpg"]
+    (tmp_path / "b.csv").unlink()
+    alone = read_source("p", source, tmp_path)
+    assert [row["caption_id"] for row in alone["captions"]] == ["p/2", "p/3", "p/x/2"], "one listing a folder"
+
+
 LISTING = b"image,caption\na.jpg,a cat\n"
 COMPRESSED = [
     (gzip.compress(LISTING, mtime=0), "compressed with gzip"),

@@ -14,7 +14,7 @@ from toy_tasks import make
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.sample import Sample
-from vlp_models.data.tables import read_languages, standard_language
+from vlp_models.data.tables import LANGUAGES, read_languages, standard_language, write_table
 from vlp_models.evaluation.test_set import slices_of
 from vlp_models.metrics.retrieval import rank_similarities
 from vlp_models.params import DatasetParams, load_params
@@ -80,6 +80,16 @@ def test_captions_are_grouped_by_image_and_language(tmp_path: Path, suffix: str)
     manifest = json.loads((workspace.interim("own") / "manifest.json").read_text())
     assert manifest["counts"]["languages"] == 6
     assert manifest["counts"]["notes"] == {"captions whose `lang` is blank or no language code: unknown": 2}
+
+
+def test_the_language_of_a_caption_is_not_that_of_another_image(tmp_path: Path) -> None:
+    """Two captions share an id, as in two files of a dataset; validation kept the first."""
+    write_table(
+        [{"caption_id": "p/2", "image_id": "p/1.jpg", "text": "a dog runs", "provenance": "a:2"}], "captions", tmp_path
+    )
+    lines = [{"image_id": f"p/{n}.jpg", "caption_id": "p/2", "language": code} for n, code in ((1, "en"), (3, "de"))]
+    (tmp_path / LANGUAGES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_languages(tmp_path, {"p/1.jpg", "p/3.jpg"}) == {"en": {"p/1.jpg": ["a dog runs"]}}
 
 
 def test_without_the_column_nothing_is_written(tmp_path: Path) -> None:

@@ -107,12 +107,14 @@ def read_languages(directory: Path, image_ids: Collection[str]) -> dict[str, dic
         return {}
     with (directory / LANGUAGES).open(encoding="utf-8") as lines:
         rows = (json.loads(line) for line in lines)
-        languages = {row["caption_id"]: row["language"] for row in rows if row["image_id"] in image_ids}
+        languages = {
+            (row["image_id"], row["caption_id"]): row["language"] for row in rows if row["image_id"] in image_ids
+        }
     found: dict[str, dict[str, list[str]]] = {}
     for table in read_batches([directory / "captions.parquet"], BATCH_ROWS) if languages else ():
         for row in table.to_pylist():
             if row["image_id"] in image_ids:
-                own = found.setdefault(languages.get(row["caption_id"], UNKNOWN), {})
+                own = found.setdefault(languages.get((row["image_id"], row["caption_id"]), UNKNOWN), {})
                 own.setdefault(row["image_id"], []).append(row["text"])
     return dict(sorted(found.items()))
 

@@ -9,8 +9,9 @@ val, by the same hash. `lang` is a caption's language code (de, pt-BR); anything
 else is unknown.
 
 `pairs` may be a pattern (`*/pairs.jsonl`): matching files are read in the order of their names, and ids start with the
-folder of the file. So a dataset of batches grows without rewriting a file. Memory does not grow with the rows: they are
-read one by one, and a join on disk finds the rows of the same image.
+folder of the file. So a dataset of batches grows without rewriting a file. If several matching files are in one folder
+(`*.csv`), ids of captions have the name of their file too. Memory does not grow with the rows: they are read one by
+one, and a join on disk finds the rows of the same image.
 
 Texts are for pretraining on text alone, files with one text per line, by split:
 `data.books: {format: texts, root: data/raw/books, texts: {train: [part-1.txt, part-2.txt], val: [held-out.txt]}}`.
@@ -156,7 +157,7 @@ def check_pairs(name: str, params: PairsParams, base: Path) -> PairsCheck:
     groups: dict[str, str] = {}
     tables, names = Tables(), FileNames()
     missing: list[str] = []
-    for path, prefix, provenance, record in islice(_records(name, params, base, tables), params.limit or None):
+    for path, prefix, _, provenance, record in islice(_records(name, params, base, tables), params.limit or None):
         where = f"{os.path.relpath(path, base)}:{provenance.rpartition(':')[2]}"
         with tables.record("captions", where):
             mention = _read_mention(record, path, prefix)
@@ -209,19 +210,22 @@ def _describe_problems(tables: Tables, missing: list[str], checked: int) -> list
 def _read_mentions(name: str, params: PairsParams, base: Path, tables: Tables, mentions: TableWriter) -> None:
     """Write a row for each readable pair."""
     rows = islice(_records(name, params, base, tables), params.limit or None)
-    for number, (path, prefix, provenance, record) in enumerate(rows, start=1):
-        row_id = join_id(name, prefix + provenance.rpartition(":")[2])
+    for number, (path, prefix, local, provenance, record) in enumerate(rows, start=1):
+        row_id = join_id(name, local)
         provenance = prefix + provenance
         with tables.record("captions", provenance, row_id):
             mention = _read_mention(record, path, prefix)
             mentions.append({"number": number, **mention, "caption_id": row_id, "provenance": provenance})
 
 
-def _records(name: str, params: PairsParams, base: Path, tables: Tables) -> Iterator[tuple[Path, str, str, Row]]:
-    """Yield (file, prefix of its ids, provenance, record) of each row."""
-    for path, prefix in _files(name, base / params.root, params.pairs):
+def _records(name: str, params: PairsParams, base: Path, tables: Tables) -> Iterator[tuple[Path, str, str, str, Row]]:
+    """Yield (file, prefix of its images' ids, id of the caption, provenance, record) of each row."""
+    files = _files(name, base / params.root, params.pairs)
+    in_folder = Counter(path.parent for path, _ in files)
+    for path, prefix in files:
+        captions = f"{prefix}{path.name}:" if in_folder[path.parent] > 1 else prefix
         for provenance, record in read_pairs(path, tables):
-            yield path, prefix, provenance, record
+            yield path, prefix, captions + provenance.rpartition(":")[2], provenance, record
 
 
 def _read_mention(record: Row, path: Path, prefix: str) -> Row:
@@ -313,7 +317,7 @@ def _add_captions(name: str, tables: Tables, database: Database) -> None:
 
 
 def _files(name: str, root: Path, pattern: str) -> list[tuple[Path, str]]:
-    """Return the files of pairs, each with the prefix of its ids."""
+    """Return the files of pairs, each with the prefix of its images' ids."""
     if "*" not in pattern:
         return [(root / pattern, "")]
     found = sorted(path for path in root.glob(pattern) if path.is_file() and not _hidden(path.relative_to(root)))
