@@ -193,6 +193,56 @@ def test_same_id_for_two_files_reaches_validation(root: Path) -> None:
     assert [row["image_id"] for row in tables["images"]].count("d/9") == 2, "validation's rule id_unique"
 
 
+def overlapping_file(name: str, number: int) -> dict[str, Any]:
+    """An annotation file whose only image has the id 1, as in every other one. `number`: of its annotations."""
+    return {
+        "images": [{"id": 1, "file_name": name}],
+        "annotations": [{"id": number, "image_id": 1, "caption": f"a {name}", "category_id": 1, "bbox": [0, 0, 5, 5]}],
+        "categories": [{"id": 1, "name": "dog"}],
+        "questions": [{"question_id": number, "image_id": 1, "question": f"what is in {name}?"}],
+    }
+
+
+@pytest.mark.parametrize("names", [("a.jpg", "b.jpg"), ("1.jpg", "1.jpg")], ids=["two names", "two folders"])
+def test_annotations_of_a_file_that_uses_an_id_for_another_image_are_quarantined(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    for number, (split, name) in enumerate(zip(("train", "test"), names, strict=True), start=1):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / name).touch()
+        (tmp_path / f"own_{split}.json").write_text(json.dumps(overlapping_file(name, number)))
+    files = {"train": ["own_train.json"], "test": ["own_test.json"]}
+    params = DatasetParams.of(format="coco", root=".", images=".", captions=files, instances=files, questions=files)
+    tables = read_source("d", params, tmp_path)
+    assert [row["caption_id"] for row in tables["captions"]] == ["d/1"]
+    assert [row["object_id"] for row in tables["objects"]] == ["d/1"]
+    assert [row["question_id"] for row in tables["questions"]] == ["d/1"], "it is under the key of the image's file"
+    assert rules(tables) == [
+        ("captions", "id_unique", "own_test.json#annotations[0]"),
+        ("objects", "id_unique", "own_test.json#annotations[0]"),
+        ("questions", "id_unique", "own_test.json#questions[0]"),
+    ]
+    annotated = f"image 1 was train/{names[0]} before and is test/{names[1]} here"
+    asked = f"image 1 is train/{names[0]} and test/{names[1]}"
+    assert [row["reason"] for row in tables["quarantine"]] == [annotated, annotated, asked]
+    both = DatasetParams.of(
+        format="coco",
+        root=".",
+        images=".",
+        captions={"train": ["own_train.json", "own_test.json"]},
+        questions={"train": ["own_train.json"]},
+    )
+    tables = read_source("d", both, tmp_path)
+    assert [row["caption_id"] for row in tables["captions"]] == ["d/1"]
+    assert not tables["questions"], "a question under their common key may be about either"
+
+
+def test_one_image_may_be_named_with_its_folder(root: Path) -> None:
+    rewrite(root / "instances.json", lambda content: content["images"][0].update(file_name=f"train2014/{NAMES[9]}"))
+    tables = read_source("d", source(), root)
+    assert len(tables["images"]) == 3 and len(tables["objects"]) == 2 and not tables["quarantine"]
+
+
 def test_val_fraction_holds_out_training_images(root: Path) -> None:
     keys = {"all": ["captions.json"]}
     tables = read_source("d", source(captions=keys, val_fraction=1.0), root)

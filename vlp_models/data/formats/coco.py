@@ -8,6 +8,9 @@ Crowd regions are groups, not objects, and are skipped.
 VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each. Your own
 files may lack `question_type` and `answer_type`, and an answer may be a number. `width` and `height` are optional.
 
+If an annotation file gives an image's id to another file than the first one that lists it, its annotations about this
+id are quarantined. So are questions about it, except those under the key of that first file.
+
 A file that lists images without `annotations` is read for its images, such as image_info_test2015.json, which has those
 of VQA v2's test questions: `captions: {test: [image_info_test2015.json]}`.
 """
@@ -17,7 +20,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -92,7 +94,7 @@ def read(name: str, params: CocoParams, base: Path) -> Tables:
     for files in params.instances.values():
         for file in files:
             _read_objects(root / file, images, tables)
-    read_vqa(name, params, root, images.cut, tables)
+    _read_vqa(images, tables)
     if params.scene_graphs:
         _read_truth(root / params.scene_graphs, images, tables)
     return tables
@@ -112,6 +114,16 @@ def _check(name: str, params: CocoParams) -> None:
                 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """An image as it was listed first. key: of its annotation file in params; empty for the Karpathy file."""
+
+    file_name: str
+    path: str
+    split: str
+    key: str
+
+
 @dataclass(kw_only=True)
 class _Images:
     """The images read so far; `cut` has the ids that `limit` dropped, whose captions are dropped too."""
@@ -121,7 +133,9 @@ class _Images:
     params: CocoParams
     tables: Tables
     entries: dict[str, KarpathyEntry] | None = None
-    known: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> file name, split in the files
+    known: dict[str, _Known] = field(default_factory=dict)
+    others: dict[str, dict[Path, str]] = field(default_factory=dict)  # id -> annotation file -> another file of this id
+    keys: dict[Path, str] = field(default_factory=dict)  # annotation file -> its key in params
     counts: dict[str, int] = field(default_factory=dict)  # split -> images kept
     cut: set[str] = field(default_factory=set)
     unlisted: set[str] = field(default_factory=set)  # ids that the Karpathy file lacks
@@ -132,6 +146,7 @@ class _Images:
         """Add the `images` list of one annotation file; captions and instances files list the same images."""
         folder = path.stem.rpartition("_")[2]  # the images of captions_train2017.json are in train2017/
         here: set[str] = set()
+        self.keys[path] = key
         for provenance, record in read_records(path, "images", "a COCO annotation file"):
             with self.tables.record("images", provenance):
                 local = get_id(record, "id")
@@ -144,16 +159,46 @@ class _Images:
                         self.tables.quarantine("images", join_id(self.name, local), "split_known", reason, provenance)
                     continue
                 split = entry.split if entry else key
-                repeated = local not in here and self.known.get(local) == (file_name, split)
+                found = self.find(file_name, [entry.filepath if entry else "", folder])
+                first = self.known.get(local)
+                if first and not _is_same(first, file_name, found):
+                    self.others.setdefault(local, {})[path] = str(found)
+                    repeated = False
+                else:
+                    repeated = local not in here and first is not None and first.split == split
                 here.add(local)
                 if not repeated:
-                    folders = [entry.filepath if entry else "", folder]
-                    self.add(local, file_name, folders, split, get_size(record), provenance)
+                    self.known.setdefault(local, _Known(file_name=file_name, path=str(found), split=split, key=key))
+                    self.add(local, found, split, get_size(record), provenance)
+
+    def check_annotated(self, local: str, path: Path) -> None:
+        """Check an image id of the annotation file `path`.
+
+        Raises:
+            RecordError: the image is another file there than in the file that listed it first.
+        """
+        if other := self.others.get(local, {}).get(path):
+            before, now = (os.path.relpath(file, self.root) for file in (self.known[local].path, other))
+            raise RecordError(f"image {local} was {before} before and is {now} here", rule="id_unique")
+
+    def check_asked(self, local: str, key: str) -> None:
+        """Check an image id of the questions under `key`.
+
+        Raises:
+            RecordError: the image is several files, and not the first one under this key alone.
+        """
+        others = self.others.get(local, {})
+        if others and (key != self.known[local].key or key in {self.keys[path] for path in others}):
+            files = [self.known[local].path, *dict.fromkeys(others.values())]
+            several = " and ".join(os.path.relpath(file, self.root) for file in files)
+            raise RecordError(f"image {local} is {several}", rule="id_unique")
 
     def add_entries(self) -> None:
         """Add the images and captions of a Karpathy file that has no captions file."""
         for local, entry in (self.entries or {}).items():
-            self.add(local, entry.filename, [entry.filepath], entry.split, (None, None), entry.provenance)
+            found = self.find(entry.filename, [entry.filepath])
+            self.known[local] = _Known(file_name=entry.filename, path=str(found), split=entry.split, key="")
+            self.add(local, found, entry.split, (None, None), entry.provenance)
             if local in self.cut:
                 continue
             for index, (sentence_id, text) in enumerate(entry.sentences):
@@ -169,14 +214,12 @@ class _Images:
     def add(
         self,
         local: str,
-        file_name: str,
-        folders: list[str],
+        path: Path,
         split: str,
         size: tuple[int | None, int | None],
         provenance: str,
     ) -> None:
         """Add one image; a second one of the same id is kept here and reported by validation."""
-        self.known.setdefault(local, (file_name, split))
         image_id = join_id(self.name, local)
         if split == "train":
             split = hold_out(self.tables, self.params, image_id, photo_id(local))
@@ -189,7 +232,7 @@ class _Images:
                 image_id,
                 source=self.name,
                 split=split,
-                path=str(self.find(file_name, folders)),
+                path=str(path),
                 provenance=provenance,
                 width=size[0],
                 height=size[1],
@@ -215,6 +258,17 @@ class _Images:
         return Path(os.path.normpath(directory / file_name))
 
 
+def _is_same(first: _Known, file_name: str, path: Path) -> bool:
+    """Return whether a file is that of the image, which another annotation file may name differently.
+
+    One name in two folders is two files. If one of the paths has no file, the name decides: an image is looked for in
+    the folder that its annotation file is named after, and only one of two annotation files may have that name.
+    """
+    return str(path) == first.path or (
+        file_name == first.file_name and not (path.exists() and Path(first.path).exists())
+    )
+
+
 def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
     for provenance, record in read_records(path, "annotations", "a COCO captions file", only_with="annotations"):
         with tables.record("captions", provenance):
@@ -223,6 +277,7 @@ def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
             if image in images.cut:
                 continue
             with tables.record("captions", provenance, join_id(images.name, local)):
+                images.check_annotated(image, path)
                 tables["captions"].append(
                     {
                         "caption_id": join_id(images.name, local),
@@ -248,6 +303,7 @@ def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
                 tables.skipped["crowd regions"] += 1
                 continue
             with tables.record("objects", provenance, join_id(images.name, local)):
+                images.check_annotated(image, path)
                 category = get_id(record, "category_id")
                 if category not in categories:
                     raise RecordError(f"category_id {category} is not in the file's categories", rule="category_known")
@@ -292,16 +348,17 @@ def _read_truth(path: Path, images: _Images, tables: Tables) -> None:
                 tables["truth"].append({**record, "image_id": join_id(images.name, local)})
 
 
-def read_vqa(name: str, params: CocoParams, root: Path, cut: Set[str], tables: Tables) -> None:
+def _read_vqa(images: _Images, tables: Tables) -> None:
     """Add the questions of every key of `params.questions`, joined with the annotations under the same key.
 
     Questions without an annotation (if their key has annotation files) and annotations without a question are
-    quarantined. Questions about the images `cut` are skipped. Answers stay as the annotators typed them: the metric and
-    the answer vocabulary normalize them in different ways.
+    quarantined. Questions about images that `limit` dropped are skipped. Answers stay as the annotators typed them: the
+    metric and the answer vocabulary normalize them in different ways.
 
     Raises:
         DataError: a file is missing or not in the format, or annotations have no questions.
     """
+    name, params, root = images.name, images.params, images.root
     for key in params.annotations:
         if key not in params.questions:
             raise DataError(f"params.yaml: data.{name}.annotations has `{key}`, but data.{name}.questions has not")
@@ -316,9 +373,11 @@ def read_vqa(name: str, params: CocoParams, root: Path, cut: Set[str], tables: T
                 with tables.record("questions", provenance):
                     local = get_id(record, "question_id")
                     used.add(local)
-                    if get_id(record, "image_id") in cut:
+                    image = get_id(record, "image_id")
+                    if image in images.cut:
                         continue
                     with tables.record("questions", provenance, join_id(name, local)):
+                        images.check_asked(image, key)
                         annotation = annotations.get(local)
                         if labeled and annotation is None:
                             raise RecordError("no annotation has its question_id", rule="annotation_found")
