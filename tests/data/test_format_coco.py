@@ -187,10 +187,25 @@ def test_synonyms_of_splits_in_params_and_in_the_karpathy_file(root: Path, name:
     assert {row["split"] for row in tables["images"]} == {"val"} and len(tables["images"]) == 3
 
 
-def test_same_id_for_two_files_reaches_validation(root: Path) -> None:
-    rewrite(root / "captions.json", lambda content: content["images"].append({"id": 9, "file_name": "other.jpg"}))
+def test_an_image_listed_twice_reaches_validation(root: Path) -> None:
+    rewrite(root / "captions.json", lambda content: content["images"].append(content["images"][0]))
     tables = read_source("d", source(instances={}), root)
     assert [row["image_id"] for row in tables["images"]].count("d/9") == 2, "validation's rule id_unique"
+    assert len(tables["captions"]) == 4
+
+
+def test_captions_of_a_file_with_one_id_for_two_images_may_be_of_either(root: Path) -> None:
+    rewrite(root / "captions.json", lambda content: content["images"].append({"id": 9, "file_name": "other.jpg"}))
+    tables = read_source("d", source(), root)
+    assert [row["image_id"] for row in tables["images"]] == ["d/9", "d/42", "d/73"]
+    assert [row["image_id"] for row in tables["captions"]] == ["d/42", "d/73"]
+    assert len(tables["objects"]) == 2, "instances.json has one image of this id"
+    assert rules(tables) == [
+        ("images", "id_unique", "captions.json#images[3]"),
+        ("captions", "id_unique", "captions.json#annotations[0]"),
+        ("captions", "id_unique", "captions.json#annotations[1]"),
+        ("questions", "id_unique", "questions.json#questions[0]"),
+    ]
 
 
 def overlapping_file(name: str, number: int) -> dict[str, Any]:
@@ -214,17 +229,19 @@ def test_annotations_of_a_file_that_uses_an_id_for_another_image_are_quarantined
     files = {"train": ["own_train.json"], "test": ["own_test.json"]}
     params = DatasetParams.of(format="coco", root=".", images=".", captions=files, instances=files, questions=files)
     tables = read_source("d", params, tmp_path)
+    assert [row["split"] for row in tables["images"]] == ["train"]
     assert [row["caption_id"] for row in tables["captions"]] == ["d/1"]
     assert [row["object_id"] for row in tables["objects"]] == ["d/1"]
     assert [row["question_id"] for row in tables["questions"]] == ["d/1"], "it is under the key of the image's file"
     assert rules(tables) == [
+        ("images", "id_unique", "own_test.json#images[0]"),
         ("captions", "id_unique", "own_test.json#annotations[0]"),
         ("objects", "id_unique", "own_test.json#annotations[0]"),
         ("questions", "id_unique", "own_test.json#questions[0]"),
     ]
     annotated = f"image 1 was train/{names[0]} before and is test/{names[1]} here"
     asked = f"image 1 is train/{names[0]} and test/{names[1]}"
-    assert [row["reason"] for row in tables["quarantine"]] == [annotated, annotated, asked]
+    assert [row["reason"] for row in tables["quarantine"]] == [annotated, annotated, annotated, asked]
     both = DatasetParams.of(
         format="coco",
         root=".",

@@ -8,8 +8,8 @@ Crowd regions are groups, not objects, and are skipped.
 VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each. Your own
 files may lack `question_type` and `answer_type`, and an answer may be a number. `width` and `height` are optional.
 
-If an annotation file gives an image's id to another file than the first one that lists it, its annotations about this
-id are quarantined. So are questions about it, except those under the key of that first file.
+If an annotation file gives an image's id to another file than the first one that lists it, its image and annotations of
+this id are quarantined. So are questions about it, except those under the key of that first file.
 
 A file that lists images without `annotations` is read for its images, such as image_info_test2015.json, which has those
 of VQA v2's test questions: `captions: {test: [image_info_test2015.json]}`.
@@ -160,16 +160,23 @@ class _Images:
                     continue
                 split = entry.split if entry else key
                 found = self.find(file_name, [entry.filepath if entry else "", folder])
-                first = self.known.get(local)
-                if first and not _is_same(first, file_name, found):
-                    self.others.setdefault(local, {})[path] = str(found)
-                    repeated = False
-                else:
-                    repeated = local not in here and first is not None and first.split == split
-                here.add(local)
-                if not repeated:
-                    self.known.setdefault(local, _Known(file_name=file_name, path=str(found), split=split, key=key))
+                is_new = local not in self.known
+                known = _Known(file_name=file_name, path=str(found), split=split, key=key)
+                first = self.known.setdefault(local, known)
+                if not _is_same(first, file_name, found):
+                    others = self.others.setdefault(local, {})
+                    if str(found) not in others.values():  # reported once, as above
+                        reason = self.describe_other(local, str(found))
+                        self.tables.quarantine("images", join_id(self.name, local), "id_unique", reason, provenance)
+                    others[path] = str(found)
+                    continue
+                if is_new or local in here or first.split != split:
                     self.add(local, found, split, get_size(record), provenance)
+                here.add(local)
+
+    def describe_other(self, local: str, path: str) -> str:
+        before, now = (os.path.relpath(file, self.root) for file in (self.known[local].path, path))
+        return f"image {local} was {before} before and is {now} here"
 
     def check_annotated(self, local: str, path: Path) -> None:
         """Check an image id of the annotation file `path`.
@@ -178,8 +185,7 @@ class _Images:
             RecordError: the image is another file there than in the file that listed it first.
         """
         if other := self.others.get(local, {}).get(path):
-            before, now = (os.path.relpath(file, self.root) for file in (self.known[local].path, other))
-            raise RecordError(f"image {local} was {before} before and is {now} here", rule="id_unique")
+            raise RecordError(self.describe_other(local, other), rule="id_unique")
 
     def check_asked(self, local: str, key: str) -> None:
         """Check an image id of the questions under `key`.
@@ -219,7 +225,7 @@ class _Images:
         size: tuple[int | None, int | None],
         provenance: str,
     ) -> None:
-        """Add one image; a second one of the same id is kept here and reported by validation."""
+        """Add one image; if it is listed twice, or in two splits, validation reports the second row."""
         image_id = join_id(self.name, local)
         if split == "train":
             split = hold_out(self.tables, self.params, image_id, photo_id(local))
