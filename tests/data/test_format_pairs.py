@@ -10,6 +10,7 @@ import json
 import lzma
 import tempfile
 import time
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -105,6 +106,24 @@ def test_two_spellings_of_a_path_are_one_image(tmp_path: Path) -> None:
     tables = read(tmp_path, b"image,caption\nx/a.jpg,one of them\n./x/a.jpg,two of them\nx//b/../a.jpg,three of them\n")
     assert [row["image_id"] for row in tables["images"]] == ["p/x/a.jpg"]
     assert {row["image_id"] for row in tables["captions"]} == {"p/x/a.jpg"}
+
+
+def test_paths_of_windows_are_one_image_with_those_of_others(tmp_path: Path) -> None:
+    listing = "image,caption\nx/a.jpg,one\n.\\x\\a.jpg,two\nx\\b\\..\\a.jpg,three\n"
+    tables = read(tmp_path, listing)
+    assert {row["image_id"] for row in tables["captions"]} == {"p/x/a.jpg"} and len(tables["images"]) == 1
+    (tmp_path / "batch").mkdir()
+    (tmp_path / "batch" / "pairs.csv").write_text(listing)
+    tables = read_source("p", DatasetParams.of(format="pairs", root=".", pairs="*/pairs.csv"), tmp_path)
+    assert {row["image_id"] for row in tables["captions"]} == {"p/batch/x/a.jpg"} and len(tables["images"]) == 1
+
+
+def test_a_group_in_two_unicode_forms_is_one_group(tmp_path: Path) -> None:
+    composed = [f"M\u00fcller {n}" for n in range(20)]
+    names = composed + [unicodedata.normalize("NFD", name) for name in composed]
+    tables = read(tmp_path, "image,caption,group\n" + "".join(f"{n}.jpg,x,{name}\n" for n, name in enumerate(names)))
+    splits = [row["split"] for row in tables["images"]]
+    assert splits[:20] == splits[20:] and set(splits) == {"train", "val", "test"}
 
 
 def test_huge_field_is_one_bad_line(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import posixpath
 import tempfile
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -237,11 +238,12 @@ def _read_mention(record: Row, path: Path, prefix: str) -> Row:
     image = get_text(record, "image").strip()
     if not image or "\0" in image:
         raise RecordError(f"`image` is not a path: {image!r}")
+    slashes = image.replace("\\", "/")
     return {
         "text": get_sentence(record, "caption"),
         "split": standard_split(get_text(record, "split")) if record.get("split") is not None else "",
         # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
-        "key": posixpath.normpath(prefix + image.lstrip("/") if prefix else image).replace("\\", "/"),
+        "key": posixpath.normpath(prefix + slashes.lstrip("/") if prefix else slashes),
         "together": read_group(record),
         "language": read_language(record),
         "path": os.path.normpath(path.parent / image),
@@ -249,8 +251,9 @@ def _read_mention(record: Row, path: Path, prefix: str) -> Row:
 
 
 def read_group(record: Row) -> str:
-    """Return the group of a row's image, empty if it names none."""
-    return get_id(record, "group").strip() if record.get("group") not in (None, "") else ""
+    """Return the group of a row's image with composed characters, empty if it names none."""
+    named = record.get("group") not in (None, "")
+    return unicodedata.normalize("NFC", get_id(record, "group").strip()) if named else ""
 
 
 def read_language(record: Row) -> str:
