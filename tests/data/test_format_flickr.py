@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,23 @@ def test_flickr30k_with_entities_splits_and_with_karpathys(tmp_path: Path) -> No
     again = load(tmp_path, "flickr30k")
     assert [row["text"] for row in again["captions"]] == [row["text"] for row in tables["captions"]]
     assert [row["provenance"] for row in again["quarantine"]] == ["results.csv:17"]
+
+
+def test_a_photo_that_a_karpathy_file_lists_twice_has_its_first_split(tmp_path: Path) -> None:
+    root = tmp_path / "f"
+    root.mkdir()
+    (root / "results_20130124.token").write_text("10_aaaaaaaaaa.jpg#0\ta dog\n11_aaaaaaaaaa.jpg#0\ta cat\n")
+    listed = (("10_aaaaaaaaaa", "test"), ("10_bbbbbbbbbb", "train"), ("11_aaaaaaaaaa", "val"), ("11_cccccccccc", "val"))
+    images = [{"filename": f"{name}.jpg", "split": split, "sentences": []} for name, split in listed]
+    (root / "dataset_flickr30k.json").write_text(json.dumps({"images": images}))
+    tables = load(tmp_path, "flickr30k", karpathy="dataset_flickr30k.json")
+    assert [(row["image_id"], row["split"]) for row in tables["images"]] == [
+        ("f/10_aaaaaaaaaa", "test"),
+        ("f/11_aaaaaaaaaa", "val"),
+    ]
+    (row,) = tables["quarantine"]
+    assert (row["rule"], row["provenance"]) == ("split_disjoint", "dataset_flickr30k.json#images[1]")
+    assert row["reason"] == "photo 10 is already listed as test"
 
 
 def test_file_names_that_are_not_utf8_are_quarantined(tmp_path: Path) -> None:

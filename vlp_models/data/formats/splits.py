@@ -196,8 +196,8 @@ class Listed:
 def read_lists(name: str, params: ListedParams, root: Path, official: Mapping[str, str], tables: Tables) -> Listed:
     """Return the photos with their splits, from the Karpathy file, `params.split_files`, or the official lists.
 
-    A photo in two lists belongs to the first one; the second mention is quarantined. `params.val_fraction` is for the
-    caller (`hold_out`).
+    A photo with two splits belongs to the first one; the second mention is quarantined. `params.val_fraction` is for
+    the caller (`hold_out`).
 
     Args:
         root: the dataset's directory; lists are looked for there and in `Flickr8k_text`.
@@ -207,10 +207,12 @@ def read_lists(name: str, params: ListedParams, root: Path, official: Mapping[st
         DataError: no list exists, or one that `split_files` names does not.
     """
     folders = text_folders(root)
+    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     if params.karpathy:
         entries = read_karpathy(_find(params.karpathy, folders), tables, sentences=False)
-        found = {photo_id(entry.filename): entry.split for entry in entries.values()}
-        names = {photo_id(entry.filename): entry.filename for entry in entries.values()}
+        for entry in entries.values():
+            _add_listed(entry.filename, entry.split, entry.provenance, found, names, tables)
     else:
         files = params.split_files or {
             split: [file] for split, file in official.items() if any((folder / file).is_file() for folder in folders)
@@ -220,7 +222,6 @@ def read_lists(name: str, params: ListedParams, root: Path, official: Mapping[st
                 f"data.{name}: {root} contains none of {', '.join(official.values())}, which define the "
                 f"splits; put the official lists there, or name your own in data.{name}.split_files"
             )
-        found, names = {}, {}
         for split, several in files.items():
             if split not in SPLITS:
                 raise DataError(f"params.yaml: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
@@ -237,14 +238,22 @@ def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, s
     for number, line in enumerate(read_text(path, f"the names of the photos of {split}").split("\n"), start=1):
         if not line.strip():
             continue
-        photo, provenance = photo_id(line.strip()), f"{path.name}:{number}"
+        file, provenance = line.strip(), f"{path.name}:{number}"
         if not is_utf8(line):
             tables.quarantine("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
-        elif found.setdefault(photo, split) != split:
-            reason = f"photo {photo} is already listed as {found[photo]}"
-            tables.quarantine("images", "", "split_disjoint", reason, provenance)
-        elif Path(line.strip()).suffix.lower() in FORMATS:
-            names.setdefault(photo, line.strip())
+        else:
+            _add_listed(file, split, provenance, found, names, tables)
+
+
+def _add_listed(
+    file: str, split: str, provenance: str, found: dict[str, str], names: dict[str, str], tables: Tables
+) -> None:
+    photo = photo_id(file)
+    if found.setdefault(photo, split) != split:
+        reason = f"photo {photo} is already listed as {found[photo]}"
+        tables.quarantine("images", "", "split_disjoint", reason, provenance)
+    elif Path(file).suffix.lower() in FORMATS:
+        names.setdefault(photo, file)
 
 
 @dataclass(frozen=True, kw_only=True)
