@@ -56,6 +56,13 @@ def test_questions_photos_and_answers(tmp_path: Path) -> None:
     assert not any(digit in row["text"] for row in tables["questions"] for digit in "0123456789")
 
 
+def test_a_file_that_is_no_image_is_not_a_photo(tmp_path: Path) -> None:
+    write(tmp_path / "d")
+    for name in ("image1.JPG", "image1.txt", "image2.mat", "image3.png.json"):
+        (tmp_path / "d" / "images" / name).touch()
+    assert [Path(row["path"]).name for row in load(tmp_path)["images"]] == ["image1.JPG", "image2.jpg", "image3.png"]
+
+
 def test_one_file_per_split_gives_the_same_questions(tmp_path: Path) -> None:
     write(tmp_path / "d")
     whole = load(tmp_path)

@@ -24,6 +24,7 @@ from typing import ClassVar
 from vlp_models.data.formats.base import RecordError, Tables, fills, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_text, require_directory
 from vlp_models.data.formats.splits import ListedParams, hold_out, read_lists
+from vlp_models.data.images import FORMATS
 from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -60,7 +61,8 @@ def read(name: str, params: DaquarParams, base: Path) -> Tables:
     lists = read_lists(name, params, root, LISTS, tables).splits if listed else {}
     names = Names(lists)
     folder = next((root / f for f in (params.images, PHOTO_FOLDER) if (root / f).is_dir()), root / params.images)
-    endings = {path.stem: path.suffix for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+    photos = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in FORMATS] if folder.is_dir() else []
+    endings = {path.stem: path.suffix for path in photos}
     kept: Counter[str] = Counter()
     splits: dict[str, str] = {}  # photo -> split
     for own, several in files.items():
