@@ -239,6 +239,18 @@ def _sized(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
+def _extended(**headers: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo("00000.jpg")
+    info.pax_headers = {key.replace("_", "."): value for key, value in headers.items()}
+    return info
+
+
+def _typed(kind: bytes, size: int) -> tarfile.TarInfo:
+    info = _sized("00000.jpg", size)
+    info.type = kind
+    return info
+
+
 @pytest.mark.parametrize(
     ("member", "message"),
     [
@@ -250,8 +262,16 @@ def _sized(name: str, size: int) -> tarfile.TarInfo:
         (_sized("00000.jpg", 2**40), r"has 1,099,511,627,776 bytes; \.jpg may have 268,435,456"),
         (_sized("00000.txt", 2**21), r"has 2,097,152 bytes; \.txt may have 1,048,576"),
         (_sized("00000.jpg", 10**6), "not a tar file, or damaged"),
+        (_extended(size="-1536"), r"damaged \(invalid size in the header at byte"),  # back to its own header
+        (_extended(size="9" * 30), r"has 9{3}(,9{3}){9} bytes"),
+        (_extended(GNU_sparse_major="1", GNU_sparse_minor="0"), r"damaged \(invalid header at byte"),
+        (_extended(GNU_sparse_map="a,b"), r"damaged \(invalid header at byte"),
+        (_typed(tarfile.XHDTYPE, 2**60), "not a tar file, or damaged"),
     ],
-    ids=["symlink", "hard link", "fifo", "parent", "absolute", "terabyte", "long text", "truncated"],
+    ids=[
+        *("symlink", "hard link", "fifo", "parent", "absolute", "terabyte", "long text", "truncated"),
+        *("circle", "size of 30 digits", "sparse without its map", "sparse with words for numbers", "endless header"),
+    ],
 )
 def test_hostile_tars_are_refused(tmp_path: Path, member: tarfile.TarInfo, message: str) -> None:
     path = tmp_path / "pets" / "train.tar"

@@ -299,6 +299,20 @@ class _Reader:
         return True
 
 
+class _Tar(tarfile.TarFile):
+    """A tar of which every damaged header raises `ReadError`: tarfile raises anything, or reads in circles."""
+
+    def next(self) -> tarfile.TarInfo | None:
+        start = self.offset
+        try:
+            info = super().next()
+        except (ValueError, IndexError, ArithmeticError, MemoryError, RecursionError):
+            raise tarfile.ReadError(f"invalid header at byte {start:,}") from None
+        if info is not None and (info.size < 0 or self.offset < info.offset_data):
+            raise tarfile.ReadError(f"invalid size in the header at byte {info.offset:,}")
+        return info
+
+
 def _members(path: Path, image: str = "") -> Iterator[tuple[str, str, bytes | None]]:
     """Yield (key, suffix, content) of a tar's files, in order; content of files that are not read is None.
 
@@ -311,7 +325,7 @@ def _members(path: Path, image: str = "") -> Iterator[tuple[str, str, bytes | No
     Raises:
         DataError
     """
-    with _readable(path, "a tar file"), tarfile.open(path, "r:") as archive:
+    with _readable(path, "a tar file"), _Tar.open(path, "r:") as archive:
         for info in archive:
             name = PurePosixPath(info.name)
             if info.isdir():
