@@ -26,6 +26,7 @@ from ingest_project import (
 from vlp_models.errors import DataError
 from vlp_models.ingest import ingest
 from vlp_models.ingest.index import HashIndex
+from vlp_models.ingest.submissions import find_submissions
 
 
 def test_unfinished_submission_waits(tmp_path: Path) -> None:
@@ -141,6 +142,26 @@ def test_listing_next_to_its_images_and_a_damaged_index(tmp_path: Path) -> None:
     assert ingest_counts(workspace) == (3, 0, 0, 0)
     assert (folder / "done" / "today.csv").exists() and (folder / "photos" / "1.jpg").exists()
     assert ingest_counts(workspace) == (0, 0, 0, 0)
+
+
+def test_listing_in_the_inbox_waits_for_the_images_beside_it(tmp_path: Path) -> None:
+    workspace = make_project(tmp_path / "p")
+    folder = workspace.root / "data" / "inbox"
+    folder.mkdir(parents=True)
+    (folder / "today.csv").write_text("image,caption\n1.jpg,a loose picture\n")
+    (folder / "tomorrow.csv").write_text("")
+    content = encoded(picture(1))
+    (folder / "1.jpg").write_bytes(content[:100])
+    submission = find_submissions(folder, [])[0][0]
+    before = submission.snapshot()
+    time.sleep(0.1)
+    (folder / "1.jpg").write_bytes(content)
+    after = submission.snapshot()
+    assert after.id != before.id and after.files == 2, "the other listing is not part of it"
+    assert after.age < time.time() - (folder / "today.csv").stat().st_ctime - 0.09, "the nearest change is the image's"
+    (folder / "tomorrow.csv").unlink()
+    assert submission.snapshot().id == after.id
+    assert ingest_counts(workspace) == (1, 0, 0, 0)
 
 
 def test_an_index_with_damaged_pages_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -41,7 +41,7 @@ class Snapshot:
 class Submission:
     """A listing of pairs and the folder that its image paths are relative to and must not leave.
 
-    loose         the listing is in the inbox itself
+    loose         the listing is in the inbox itself, beside its images or their folders
     dvc_tracked   DVC tracks the folder: it stays in place, and is complete once DVC is done
     """
 
@@ -72,8 +72,13 @@ class Submission:
             return
         yield str(self.listing), self.listing.lstat()
         for entry in sorted(self.folder.iterdir()):
-            if entry.is_dir() and not entry.is_symlink() and not _ignored(entry) and not _has_listing(entry):
-                yield str(entry), entry.lstat()
+            status = entry.lstat()
+            if _ignored(entry):
+                continue
+            if stat.S_ISREG(status.st_mode) and entry.suffix.lower() not in LISTINGS:
+                yield str(entry), status
+            elif stat.S_ISDIR(status.st_mode) and not _has_listing(entry):
+                yield str(entry), status
                 yield from _walk(str(entry))
 
 
