@@ -85,6 +85,22 @@ def test_bad_file_raises_its_own_rule(content: bytes, rule: str) -> None:
     assert caught.value.rule == rule
 
 
+@pytest.mark.parametrize("size", [(16, 2400), (3100, 20), (1, 500)])
+def test_a_narrow_image_has_no_keypoints(size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    hashes = hash_image(encoded(Image.fromarray(noise), "PNG"), 10**6, keypoints=True, held_out=True)
+    assert (hashes.width, hashes.height) == size
+    assert len(hashes.fingerprint.keypoints) == 0 == len(hashes.fingerprint.mirrored)
+
+
+def test_a_side_that_is_too_short_is_found_before_the_image_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded(Image.new("L", (1, 5000)), "PNG")
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(ImageError, match="1x5000 pixels; the shorter side must have at least 16") as caught:
+        hash_image(content, 10**6, min_side=16)
+    assert caught.value.rule == "image_side"
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 8), st.integers(0, 2**32), st.booleans())
 def test_hamming_index_equals_brute_force(radius: int, seed: int, clustered: bool) -> None:

@@ -126,6 +126,8 @@ def detect_keypoints(image: Image.Image) -> Keypoints:
     Mirroring an image changes the descriptors, so a search that must find mirrored copies describes both.
     """
     cv2, gray = opencv(), np.asarray(image)
+    if min(gray.shape) <= 2 * EDGE:  # the rim is all of it; OpenCV fails on the narrowest
+        return Keypoints.empty()
     orb = cv2.ORB_create(
         nfeatures=CANDIDATES, scaleFactor=1.25, nlevels=5, edgeThreshold=EDGE, fastThreshold=FAST_THRESHOLD
     )

@@ -52,17 +52,25 @@ class ImageHashes:
     fingerprint: Fingerprint
 
 
-def hash_image(content: bytes, max_pixels: int, *, keypoints: bool = False, held_out: bool = False) -> ImageHashes:
+def hash_image(
+    content: bytes, max_pixels: int, *, min_side: int = 0, keypoints: bool = False, held_out: bool = False
+) -> ImageHashes:
     """Check, decode and hash an image file's bytes.
 
     Args:
+        min_side: pixels that the shorter side must have, checked before anything is decoded.
         keypoints: include keypoints in the fingerprint.
         held_out: the image is in an evaluation split, so its mirrored copies must be found as well.
 
     Raises:
-        ImageError: a rule of `images.open_checked` is broken, or the file is truncated or damaged (image_decodes).
+        ImageError: a rule of `images.open_checked` is broken, the image is too small (image_side), or the file is
+            truncated or damaged (image_decodes).
     """
     with open_checked(content, max_pixels) as image:
+        width, height = image.size
+        if min(width, height) < min_side:
+            size = f"{width}x{height} pixels; the shorter side must have at least {min_side}"
+            raise ImageError("image_side", size)
         found = get_format(image)
         try:
             image.load()
@@ -156,10 +164,7 @@ def _hash_chunk(chunk: list[Item], job: HashJob) -> list[tuple[int, ImageHashes 
 def _hash_one(path: str, held_out: bool, job: HashJob) -> ImageHashes | ImageError:
     try:
         content = read_file_inside(job.folder, path) if job.folder else read_file(Path(path))
-        hashes = hash_image(content, job.max_pixels, keypoints=job.keypoints, held_out=held_out)
-        if min(hashes.width, hashes.height) < job.min_side:
-            size = f"{hashes.width}x{hashes.height} pixels; the shorter side must have at least {job.min_side}"
-            raise ImageError("image_side", size)
+        hashes = hash_image(content, job.max_pixels, min_side=job.min_side, keypoints=job.keypoints, held_out=held_out)
         if job.keep:
             _store(content, f"{job.keep}/{stored_name(hashes)}")
         return hashes
