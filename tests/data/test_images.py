@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from vlp_models.curation.duplicates.hashes import hash_image, hash_image_file
-from vlp_models.data.images import ImageError, is_misnamed, read_file_inside, to_upright_rgb
+from vlp_models.data.images import MAX_SCANS, SCAN, ImageError, is_misnamed, read_file_inside, to_upright_rgb
 from vlp_models.data.pixels import decode
 from vlp_models.serving.images import open_image
 from vlp_models.serving.page.photos import open_photo
@@ -68,6 +68,7 @@ def broken(directory: Path) -> dict[str, Path]:
         "of-a-phone.jpg": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
         "bomb.png": png_header(8_000, 8_000),
         "pillows-bomb.png": png_header(60_000, 60_000),
+        "scans.jpg": whole[:-2] + whole[whole.rindex(SCAN) : -2] * MAX_SCANS + whole[-2:],
         "truncated.jpg": whole[: len(whole) // 2],
         "truncated.png": whole_png[: len(whole_png) // 2],
         "header-only.png": png_header(64, 64),
@@ -93,6 +94,7 @@ def broken(directory: Path) -> dict[str, Path]:
         ("of-a-phone.jpg", "image_readable", "a HEIC, which is not supported; save it as one of JPEG, PNG"),
         ("bomb.png", "image_not_a_bomb", "8000x8000 is 64,000,000 pixels"),
         ("pillows-bomb.png", "image_not_a_bomb", "decompression bomb"),
+        ("scans.jpg", "image_not_a_bomb", "a JPEG with 501 scans, 500 are allowed; save it again"),
         ("truncated.jpg", "image_decodes", "truncated"),
         ("truncated.png", "image_decodes", "truncated"),
         ("header-only.png", "image_decodes", "damaged"),

@@ -33,6 +33,8 @@ ISO_MEDIA = {  # bytes 4 to 12 of the file; HEIC brands of ISO/IEC 23008-12
     **{b"ftyp" + brand: "an AVIF" for brand in (b"avif", b"avis")},
 }
 MAX_BYTES = 256 * 2**20
+SCAN = b"\xff\xda"  # begins a scan of a JPEG; each may go over all pixels again
+MAX_SCANS = 500  # a camera's JPEG has about ten
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -74,6 +76,8 @@ def open_checked(content: bytes, max_pixels: int, limit: str = "validate.max_ima
         raise ImageError("image_not_a_bomb", f"{error} (Pillow's limit)") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile headers
         raise ImageError("image_readable", _unread(content, error)) from None
+    if get_format(image) == "JPEG" and (scans := content.count(SCAN)) > MAX_SCANS:
+        raise ImageError("image_not_a_bomb", f"a JPEG with {scans:,} scans, {MAX_SCANS} are allowed; save it again")
     check_header(image, max_pixels, limit)
     return image
 
