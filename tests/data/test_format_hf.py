@@ -223,6 +223,13 @@ def test_an_image_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
     assert sorted(rules) == ["image_inside", "image_inside", "image_readable"]
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    write_imagefolder(tmp_path / "pets")
+    (tmp_path / "pets" / "train").rename(tmp_path / "pets" / "caf\udce9")
+    with pytest.raises(DataError, match=r"caf\\udce9/metadata\.jsonl: the name of .* a folder is not UTF-8; rename it"):
+        read(tmp_path)
+
+
 def _link(kind: bytes) -> tarfile.TarInfo:
     info = tarfile.TarInfo("00000.jpg")
     info.type, info.linkname = kind, "/etc/passwd"

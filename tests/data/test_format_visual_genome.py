@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vlp_models.data.formats import read_source
-from vlp_models.data.formats.base import Tables
+from vlp_models.data.formats.base import Tables, spooled
 from vlp_models.errors import DataError
 from vlp_models.params import DatasetParams
 
@@ -124,3 +124,37 @@ def test_unknown_sizes_and_a_repeated_id(tmp_path: Path, root: Path) -> None:
     assert [(row["image_id"], row["width"]) for row in tables["images"]] == [("vg/7", None), ("vg/8", 60)]
     rules = [row["rule"] for row in tables["quarantine"] if row["table"] == "images"]
     assert rules == ["record_readable", "id_unique"]
+
+
+def test_bytes_that_are_not_utf_8_cost_their_object(tmp_path: Path, root: Path) -> None:
+    box = {"x": 0, "y": 0, "w": 3, "h": 3}
+    objects = [
+        {"object_id": 1, "names": ["caf\u00e9"], **box},
+        {"object_id": 2, "names": ["mug"], "attributes": ["ros\u00e9"], **box},
+        {"object_id": 3, "names": ["mug"], "attributes": [" Red ", "  "], **box},
+    ]
+    content = json.dumps([{"image_id": 7, "attributes": objects}], ensure_ascii=False)
+    (root / "attributes.json").write_text(content, encoding="latin-1")
+    (tmp_path / "out").mkdir()
+    with spooled(tmp_path / "out"):
+        tables = load(tmp_path, instances={"all": ["attributes.json"]})
+    assert [(row["object_id"], row["attributes"]) for row in tables["objects"]] == [("vg/3", ["red"])]
+    rows = [row for row in tables["quarantine"] if row["table"] == "objects"]
+    assert [row["rule"] for row in rows] == ["text_utf8", "text_utf8"]
+    command = "`iconv -f latin1 -t utf-8 attributes.json > utf8-attributes.json`"
+    assert rows[0]["reason"] == f"`names` is not UTF-8: 'caf\\udce9'; convert the file: {command}"
+
+
+def test_an_address_without_its_bracket_costs_its_image(tmp_path: Path, root: Path) -> None:
+    (root / "image_data.json").write_text(json.dumps([*IMAGES, image(11) | {"url": "http://[x/VG_100K/11.jpg"}]))
+    tables = load(tmp_path)
+    assert len(tables["images"]) == 4
+    (row,) = (row for row in tables["quarantine"] if row["table"] == "images")
+    assert row["reason"].startswith("`url` is not an address: 'http://[x/VG_100K/11.jpg'")
+
+
+@pytest.mark.parametrize("digits", ["\u00b2", "7" * 5000])
+def test_only_numbers_are_ids_to_exclude(tmp_path: Path, root: Path, digits: str) -> None:
+    (root / "ids.txt").write_text(f"43\n{digits}\n")
+    with pytest.raises(DataError, match=r"ids\.txt:2: '.{1,40}' is not a COCO id, which are numbers"):
+        load(tmp_path, exclude=["ids.txt"])

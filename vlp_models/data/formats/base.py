@@ -31,6 +31,7 @@ from vlp_models.data.views import OTHER_IMAGES
 
 Row = dict[str, Any]
 _BYTE = re.compile(r"\\?\\udc[89a-f]")  # as `repr` shows what `surrogateescape` carries over
+_FILE = re.compile(r"[#:]|(?<=\.json)\[")  # ends the name of the file in a provenance
 TRUTH = "truth.jsonl"
 LINES = {"truth": TRUTH, "languages": LANGUAGES}  # rows about images that are JSON lines
 LARGE = 2**31  # numbers of pixels are below this
@@ -230,7 +231,7 @@ class Tables:
         The rule `text_utf8` adds the command that converts the file.
         """
         if rule == "text_utf8" and _BYTE.search(reason):
-            reason += f"; convert the file: {convert_command(re.split(r'[#:]', provenance)[0])}"
+            reason += f"; convert the file: {convert_command(_FILE.split(provenance)[0])}"
         self["quarantine"].append(
             {
                 "table": table,

@@ -33,7 +33,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlp_models.common.io import HEAD
-from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_sentence, get_text, join_id
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    fills,
+    get_sentence,
+    get_text,
+    is_utf8,
+    join_id,
+    printable,
+)
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
 from vlp_models.data.formats.pairs import join_mentions, read_group, read_language
 from vlp_models.data.formats.splits import SplitsParams
@@ -70,13 +80,17 @@ def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
 
     Raises:
         DataError: the dataset cannot be downloaded (`hub_datasets.download`), the folder has none of these, a file is
-            damaged, columns are missing or could be several, or a tar has links or paths that lead out of it.
+            damaged or its path is not UTF-8, columns are missing or could be several, or a tar has links or paths that
+            lead out of it.
     """
     if is_on_hub(params.root):
         root = download(name, params.root)
     else:
         root = require_directory(base, params.root, "name the folder of a Hugging Face dataset")
     layout, used = _find_files(root)
+    for path in used:
+        if not is_utf8(str(path.relative_to(root))):
+            raise DataError(f"{printable(str(path))}: the name of the file or of a folder is not UTF-8; rename it")
     named = {_split_of(path.relative_to(root).as_posix()) for path in used}
 
     def write(tables: Tables, mentions: TableWriter) -> None:

@@ -88,8 +88,7 @@ def _read_images(name: str, params: VisualGenomeParams, root: Path, tables: Tabl
                 if params.limit and len(kept) >= params.limit:
                     cut.add(local)
                     continue
-                address = PurePosixPath(urlsplit(get_text(record, "url")).path)
-                file = safe_name("/".join(address.parts[-2:]))
+                file = safe_name("/".join(_address(record).parts[-2:]))
                 width, height = get_size(record)
                 image_id = join_id(name, local)
                 tables["images"].append(
@@ -107,6 +106,15 @@ def _read_images(name: str, params: VisualGenomeParams, root: Path, tables: Tabl
     return cut
 
 
+def _address(record: Any) -> PurePosixPath:
+    """Return the path in an image's address."""
+    url = get_text(record, "url")
+    try:
+        return PurePosixPath(urlsplit(url).path)
+    except ValueError as error:
+        raise RecordError(f"`url` is not an address: {url!r:.60} ({error})") from None
+
+
 def _path(root: Path, images: str, file: str) -> str:
     inside = root / images
     return os.path.normpath((inside if inside.is_dir() else root) / file)
@@ -121,9 +129,10 @@ def _excluded(root: Path, params: VisualGenomeParams, tables: Tables) -> set[str
             found |= {local for local, entry in entries.items() if entry.split in ("val", "test")}
             continue
         for number, line in enumerate(read_text(root / file, "COCO's ids, one a line").split("\n"), start=1):
-            if line.strip() and not line.strip().isdigit():
-                raise DataError(f"{root / file}:{number}: {line.strip()[:40]!r} is not a COCO id, which are numbers")
-            found |= {str(int(line))} if line.strip() else set()
+            local = line.strip()
+            if local and not (local.isascii() and local.isdigit() and len(local) < 20):
+                raise DataError(f"{root / file}:{number}: {local[:40]!r} is not a COCO id, which are numbers")
+            found |= {str(int(local))} if local else set()
     return found
 
 
@@ -179,15 +188,16 @@ def _object(name: str, local: str, owner: str, item: Any) -> Row:
     x, y, w, h = map(float, box)
     words = item.get("attributes")
     listed = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    attributes = {get_text({"attributes": word}, "attributes").strip().lower() for word in words} if listed else set()
     return {
         "object_id": join_id(name, local),
         "image_id": join_id(name, owner),
-        "category": " ".join(names[0].split()).lower(),
+        "category": get_sentence({"names": names[0]}, "names").lower(),
         "x1": x,
         "y1": y,
         "x2": x + w,
         "y2": y + h,
-        "attributes": sorted({word.strip().lower() for word in words if word.strip()}) if listed and words else None,
+        "attributes": sorted(attributes - {""}) if listed and words else None,
     }
 
 
