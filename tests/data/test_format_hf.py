@@ -321,6 +321,17 @@ def test_records_of_tars_that_lack_a_part_are_quarantined(tmp_path: Path) -> Non
     ]
 
 
+def test_texts_of_tars_in_latin_1_and_with_a_byte_order_mark(tmp_path: Path) -> None:
+    files = {"a.jpg": image(0), "a.txt": b"\xef\xbb\xbffine", "b/c.jpg": image(2), "b/c.txt": b"caf\xe9"}
+    files |= {"d.jpg": image(1), "d.json": b'{"txt": ["one", "two"]}'}
+    write_tar(tmp_path / "pets" / "train.tar", files)
+    tables = read(tmp_path)
+    assert [row["text"] for row in tables["captions"]] == ["fine", "one", "two"]
+    (row,) = tables["quarantine"]
+    assert (row["rule"], row["row_id"]) == ("text_utf8", "pets/train.tar:1")
+    assert row["reason"] == "b/c.txt in the tar is not UTF-8: 'caf\\udce9'; build the tar again with UTF-8"
+
+
 def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path) -> None:
     records = [{"caption": "one", "url": "x"}, {"url": "https://a.caption"}, {"caption": "three"}]
     files: dict[str, bytes] = {}

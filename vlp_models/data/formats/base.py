@@ -228,10 +228,12 @@ class Tables:
     def quarantine(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
         """Add one bad row to the quarantine. `row_id` may be empty if the record has no readable id.
 
-        The rule `text_utf8` adds the command that converts the file.
+        The rule `text_utf8` adds the command that converts the file, unless it is a tar, which that would damage.
         """
+        file = _FILE.split(provenance)[0]
         if rule == "text_utf8" and _BYTE.search(reason):
-            reason += f"; convert the file: {convert_command(_FILE.split(provenance)[0])}"
+            is_tar = file.endswith(".tar")
+            reason += "; build the tar again with UTF-8" if is_tar else f"; convert the file: {convert_command(file)}"
         self["quarantine"].append(
             {
                 "table": table,

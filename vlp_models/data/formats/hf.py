@@ -196,6 +196,8 @@ class _Reader:
                 if not self._caption:
                     texts = [TEXT] if TEXT in row else _texts(row)
                     self._caption = self._choose("caption", f"{path}, {key}", texts, list(row))
+                if self._caption == TEXT and TEXT in files and not is_utf8(text := row[TEXT]):
+                    raise RecordError(f"{key}.{TEXT} in the tar is not UTF-8: {text!r:.60}", rule="text_utf8")
                 if not self._add(path, number, row, self._caption, lambda row: self._extract(image)):  # noqa: B023
                     return
 
@@ -213,7 +215,7 @@ class _Reader:
         if isinstance(record := _parse(contents.get("json")), dict):
             row |= record
         if TEXT in contents:
-            row[TEXT] = (contents[TEXT] or b"").decode("utf-8", "surrogateescape")
+            row[TEXT] = (contents[TEXT] or b"").decode("utf-8-sig", "surrogateescape")
         own = self.params.image_column
         images = [suffix for suffix in contents if suffix == own or (not own and suffix in SUFFIXES)]
         if twice := [suffix for suffix, several in files.items() if len(several) > 1]:
