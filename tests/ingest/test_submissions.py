@@ -144,7 +144,7 @@ def test_listing_next_to_its_images_and_a_damaged_index(tmp_path: Path) -> None:
     assert ingest_counts(workspace) == (0, 0, 0, 0)
 
 
-def test_listing_in_the_inbox_waits_for_the_images_beside_it(tmp_path: Path) -> None:
+def test_listing_in_the_inbox_waits_for_the_images_next_to_it(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
     folder = workspace.root / "data" / "inbox"
     folder.mkdir(parents=True)

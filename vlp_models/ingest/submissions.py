@@ -41,7 +41,7 @@ class Snapshot:
 class Submission:
     """A listing of pairs and the folder that its image paths are relative to and must not leave.
 
-    loose         the listing is in the inbox itself, beside its images or their folders
+    loose         the listing is in the inbox itself, next to its images or their folders
     dvc_tracked   DVC tracks the folder: it stays in place, and is complete once DVC is done
     """
 
