@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from vlp_models.errors import ParamsError
+from vlp_models.models.meta_model import meta_model
 from vlp_models.params import Params, parse_params
 from vlp_models.pipeline.check_params import check_runs
+from vlp_models.training.optim import named_groups
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,4 +79,91 @@ def test_texts_longer_than_the_positions_are_refused(changes: dict[str, Any], me
             there = raw.setdefault(section, {}).get(name, {})
             raw[section][name] = {**there, **value} if isinstance(value, dict) else value
     with pytest.raises(ParamsError, match=message):
+        check_runs(parse_params(raw))
+
+
+OBJECTIVES = {"mlm": 1.0, "msg": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("run", "changes", "message"),
+    [
+        (
+            "pretrain.tden",
+            {"optimizer": {"lr": 1e-3, "groups": {"imageencoder": {"frozen": True}}}},
+            r"`pretrain\.tden\.optimizer\.groups\.imageencoder`: the model has no such part",
+        ),
+        (
+            "finetune.tden-vqa",
+            {"optimizer": {"lr": 1e-3, "groups": {"haed": {"lr": 0.1}}}},
+            r"`finetune\.tden-vqa\.optimizer\.groups\.haed`: the model has no such part; did you mean `head`",
+        ),
+        (
+            "finetune.tden-captioning",
+            {"optimizer": {"lr": 1e-3, "groups": {"head": {"lr": 0.1}}}},
+            r"`finetune\.tden-captioning\.optimizer\.groups\.head`: the model has no such part",
+        ),
+        (
+            "pretrain.tden",
+            {"recipe": {"mix": "sum", "objectives": {"mlm": {"share": 2}}}},
+            r"`pretrain\.tden\.recipe\.objectives\.mlm\.share: 2\.0` has no meaning for `mix: sum`",
+        ),
+        (
+            "pretrain.tden",
+            {"recipe": {"mix": "sum", "reuse_batch": True, "objectives": OBJECTIVES}},
+            r"`pretrain\.tden\.recipe\.reuse_batch` requires `mix: alternate`, not sum",
+        ),
+        (
+            "pretrain.tden",
+            {"recipe": {"objectives": {"msg": 1.0}}, "scheduled_sampling": {"scheme": "b"}},
+            r"`pretrain\.tden\.scheduled_sampling\.scheme: b`",
+        ),
+        (
+            "pretrain.tden",
+            {"view": "images", "captions_per_image": 2},
+            r"`pretrain\.tden\.captions_per_image: 2`: `tden` trains on one text per image",
+        ),
+        (
+            "finetune.found",
+            {"task": "retrieval", "start": "pretrain/tden", "options": {"temperature": 0.1}},
+            r"`finetune\.found`: `options\.temperature` does not apply to the model `tden`, which trains with a margin",
+        ),
+        (
+            "finetune.tden-captioning",
+            {"options": {"targets": "masked"}},
+            r"`finetune\.tden-captioning`: `options\.targets: masked`: the model `tden` does not generate by masked",
+        ),
+        (
+            "finetune.tden-captioning",
+            {"options": {"label_smoothing": 1.5}},
+            r"`finetune\.tden-captioning\.options`: `label_smoothing: 1\.5` must be 0 to below 1",
+        ),
+        (
+            "finetune.tden-vqa",
+            {"snapshots": {"keep": 2}, "optimizer": {"lr": 1e-3, "ema_decay": 0.9}},
+            r"`finetune\.tden-vqa`: `snapshots\.keep` and `optimizer\.ema_decay` would each replace the result",
+        ),
+        (
+            "pretrain.tden",
+            {"snapshots": {"keep": 2}, "optimizer": {"lr": 1e-3, "ema_decay": 0.9}},
+            r"`pretrain\.tden`: `snapshots\.keep` and `optimizer\.ema_decay` would each replace the result",
+        ),
+    ],
+)
+def test_what_training_would_refuse_is_refused_with_its_run(run: str, changes: dict[str, Any], message: str) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    section, _, name = run.partition(".")
+    raw[section][name] = {**raw[section].get(name, {}), **changes}
+    with pytest.raises(ParamsError, match=message):
+        check_runs(parse_params(raw))
+
+
+def test_a_run_that_freezes_every_part_is_refused() -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    parts = named_groups(meta_model(parse_params(raw).models["tden"]))
+    optimizer = {"lr": 1e-3, "groups": {part: {"frozen": True} for part in parts}}
+    raw["finetune"]["tden-vqa"]["optimizer"] = optimizer  # its head is trained
+    check_runs(parse_params(raw))
+    raw["finetune"]["tden-captioning"]["optimizer"] = optimizer
+    with pytest.raises(ParamsError, match=r"`finetune\.tden-captioning\.optimizer\.groups` freezes every part"):
         check_runs(parse_params(raw))

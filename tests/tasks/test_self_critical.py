@@ -19,6 +19,7 @@ from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.params import OptimizerParams, to_plain
+from vlp_models.tasks.base import read_options
 from vlp_models.tasks.captioning import Captioning
 from vlp_models.tasks.self_critical import FREQUENCIES, SelfCriticalLoss, SelfCriticalParams, self_critical_loss
 
@@ -262,8 +263,17 @@ def test_images_without_captions_are_skipped_and_counted(
     assert all(loss_of.reward.score(kept[i].image_id, [["a"]]).shape == (1,) for i in range(len(kept)))
 
 
-def test_invalid_settings_are_errors(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match="samples: 1"):
-        make(captioner(toy), toy, tmp_path, samples=1, baseline="leave_one_out")
-    with pytest.raises(ParamsError, match="label_smoothing"):
-        make(captioner(toy, options={"label_smoothing": 0.1}), toy, tmp_path)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"self_critical": {"samples": 1, "baseline": "leave_one_out"}},
+            r"`o\.self_critical`: `samples: 1` is too few",
+        ),
+        ({"self_critical": {}, "label_smoothing": 0.1}, r"`o`: `label_smoothing` does not apply to self-critical"),
+        ({"self_critical": {}, "targets": "masked"}, r"`o`: `targets: masked` does not apply to self-critical"),
+    ],
+)
+def test_invalid_settings_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        read_options(Captioning, options, where="o")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,9 +51,16 @@ def image_kind_of(params: Params, checkpoint: str) -> Kind:
     return inputs.kind
 
 
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Build modules in the block on the meta device, without drawing their weights."""
+    with torch.device("meta"), _SkipInitialization():
+        yield
+
+
 @functools.lru_cache(maxsize=64)
 def _build(family: str, config: str, where: str) -> nn.Module:
-    with torch.device("meta"), _SkipInitialization():
+    with without_weights():
         return build_model(family, json.loads(config), META_FACTS, where=where)
 
 

@@ -259,6 +259,12 @@ class TrainingParams:
     cpu_processes: PositiveInt = 1
     snapshots: SnapshotParams = field(default_factory=SnapshotParams)
 
+    def __post_init__(self) -> None:
+        if self.snapshots.keep and self.optimizer.ema_decay:
+            raise ValueError(
+                "`snapshots.keep` and `optimizer.ema_decay` would each replace the result; set one of them to 0"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveParams:
@@ -338,6 +344,7 @@ class PretrainParams(TrainingParams):
     scheduled_sampling: ScheduledSamplingParams = field(default_factory=ScheduledSamplingParams)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.captions_per_image and self.view != "images":
             raise ValueError(f"`captions_per_image` only applies to `view: images`, not {self.view}")
 

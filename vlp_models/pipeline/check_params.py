@@ -9,16 +9,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
 from vlp_models.common.packages import is_installed, library_of
+from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.metrics import METRICS
-from vlp_models.models.meta_model import META_FACTS, meta_model, model_inputs
-from vlp_models.models.shared_objectives import check_objectives
+from vlp_models.models.checkpoint_info import CheckpointInfo
+from vlp_models.models.meta_model import META_FACTS, meta_model, model_inputs, without_weights
+from vlp_models.models.shared_objectives import add_objectives
 from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams
-from vlp_models.params.runs import split_start
+from vlp_models.params.runs import TrainingParams, split_start
 from vlp_models.params.schema import check_known, suggestion
 from vlp_models.pipeline.dvc.graph import InUse
 from vlp_models.tasks import TASKS, task_class
+from vlp_models.tasks.base import TaskModel
 from vlp_models.vision import pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
 
@@ -28,8 +33,9 @@ def check_runs(params: Params) -> None:
 
     Raises:
         ParamsError: an unknown generator, format, family or task, a config that the family rejects, an option that the
-            task does not have, a task or objective that the model does not support, texts longer than the model has
-            positions, a model that timm does not have, shards without what the models read, or views that clash.
+            task does not have, a task, a recipe or a part in `optimizer.groups` that the model does not support, texts
+            longer than the model has positions, a model that timm does not have, shards without what the models read,
+            or views that clash.
     """
     from vlp_models.data.formats import source_params
     from vlp_models.data.inputs import required_content
@@ -119,11 +125,37 @@ def _check_model(name: str, model: ModelParams) -> None:
 
 
 def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
-    model, where = params.models[run.model], f"models.{run.model}.config"
-    objectives = f"pretrain.{name}.recipe.objectives"
-    check_objectives(meta_model(model, where), run.recipe.objectives, META_FACTS, objectives, run.model)
-    _check_datasets(f"pretrain.{name}", run.sources, params)
-    _check_length(f"pretrain.{name}.max_text_len", run.max_text_len, model, where)
+    from vlp_models.training.scheduled_sampling import make_loss
+
+    model, config_at, where = params.models[run.model], f"models.{run.model}.config", f"pretrain.{name}"
+    built = meta_model(model, config_at)
+    with without_weights():
+        trained = add_objectives(built, run.recipe.objectives, META_FACTS, f"{where}.recipe.objectives", run.model)
+    make_loss(trained, run.recipe, run.scheduled_sampling, name=run.model, section=where)
+    check_captions_per_image(where, run, built)
+    _check_groups(where, trained, run)
+    _check_datasets(where, run.sources, params)
+    _check_length(f"{where}.max_text_len", run.max_text_len, model, config_at)
+
+
+def check_captions_per_image(where: str, run: PretrainParams, model: nn.Module) -> None:
+    """Check that a model can train on several captions of an image; `where` is the run's key in params.yaml.
+
+    Raises:
+        ParamsError: it reads one.
+    """
+    if run.captions_per_image > 1 and not getattr(model, "several_texts", False):
+        raise ParamsError(
+            f"params.yaml: `{where}.captions_per_image: {run.captions_per_image}`: `{run.model}` trains on one text "
+            "per image; set `view: captions` and remove it"
+        )
+
+
+def _check_groups(where: str, model: nn.Module, run: TrainingParams) -> None:
+    if run.optimizer.groups:
+        from vlp_models.training.optim import check_groups  # takes a second to import
+
+        check_groups(model, run.optimizer.groups, f"{where}.optimizer")
 
 
 def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
@@ -157,6 +189,7 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
     check_texts_per_image(f"finetune.{name}", task, built, options, run.texts_per_image)
     model, config_at = _finetuned_model(name, params)
     _check_length(f"finetune.{name}.max_text_len", run.max_text_len, model, config_at)
+    _check_task(name, run, task, meta_model(model, config_at), model_name)
     settings = task.evaluate_settings(params.evaluate, run.task)
     for metric in settings.metrics:
         if metric in (task.metric, *task.headlines):
@@ -169,6 +202,31 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
             key = f"evaluate.tasks.{run.task}.max_caption_len"
         _check_length(key, settings.max_caption_len, model, config_at, generated=True)
     _check_datasets(f"finetune.{name}", (*run.sources, *run.evaluate_on), params)
+
+
+def _check_task(name: str, run: FinetuneParams, task: type[TaskModel], model: nn.Module, model_name: str) -> None:
+    """Check what a task refuses of this model when it is built, and the parts of both in `optimizer.groups`.
+
+    A plugin's task may need a real tokenizer: it is checked when it trains.
+    """
+    if run.task not in TASKS.builtin:
+        return
+    info = CheckpointInfo(
+        family="",
+        name=model_name,
+        model_config={},
+        max_text_len=run.max_text_len,
+        feature_dim=META_FACTS.feature_dim,
+        options=run.options,
+    )
+    labels = {"labels": ("yes", "no")} if task.has_labels else {}
+    try:
+        with without_weights():
+            built = task(model, Tokenizer(SPECIAL_TOKENS, lowercase=True), info, **labels)
+    except ParamsError as error:
+        reason = str(error).removeprefix("params.yaml: ")
+        raise ParamsError(f"params.yaml: `finetune.{name}`: {reason}") from None
+    _check_groups(f"finetune.{name}", built, run)
 
 
 def _finetuned_model(run: str, params: Params) -> tuple[ModelParams, str]:

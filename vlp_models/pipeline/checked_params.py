@@ -34,10 +34,13 @@ READ: dict[str, tuple[str, ...]] = {
     "shards": ("pixels",),
     "trainer": ("strategy", "stream", "reproducible", "torch_threads"),
     "promotion": ("tasks",),
-    "pretrain": ("model", "start", "sources", "recipe", "max_text_len"),
+    "pretrain": (
+        *("model", "start", "sources", "recipe", "scheduled_sampling", "optimizer", "max_text_len"),
+        "captions_per_image",
+    ),
     "finetune": (
         *("task", "start", "sources", "evaluate_on", "max_text_len", "texts_per_image", "config", "options"),
-        *("augment", "lora"),
+        *("optimizer", "augment", "lora"),
     ),
 }
 RUNS = ("pretrain", "finetune")

@@ -67,15 +67,13 @@ class CaptioningOptions(TaskOptions):
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
-            raise ParamsError(f"params.yaml: `options.label_smoothing: {self.label_smoothing}` must be 0 to below 1")
+            raise ValueError(f"`label_smoothing: {self.label_smoothing}` must be 0 to below 1")
         if not 0 < self.mask_probability <= 1:
-            raise ParamsError(
-                f"params.yaml: `options.mask_probability: {self.mask_probability}` must be above 0, up to 1"
-            )
+            raise ValueError(f"`mask_probability: {self.mask_probability}` must be above 0, up to 1")
         if self.self_critical and self.targets != "all":
-            raise ParamsError(
-                "params.yaml: `options.targets: masked` does not apply to self-critical training; remove it"
-            )
+            raise ValueError("`targets: masked` does not apply to self-critical training; remove it")
+        if self.self_critical and self.label_smoothing:
+            raise ValueError("`label_smoothing` does not apply to self-critical training; remove it")
 
 
 class Captioning(TaskModel):

@@ -80,14 +80,11 @@ class RetrievalOptions(TaskOptions):
 
     def __post_init__(self) -> None:
         if self.pair_negatives < 1 or self.shortlist < 0 or self.fold < 0:
-            raise ParamsError(
-                "params.yaml: `options.pair_negatives` must be at least 1, `options.shortlist` and `options.fold` at "
-                "least 0"
-            )
+            raise ValueError("`pair_negatives` must be at least 1, `shortlist` and `fold` at least 0")
         if not 0 < self.margin <= 2:
-            raise ParamsError(f"params.yaml: `options.margin: {self.margin}` must be above 0, and at most 2")
+            raise ValueError(f"`margin: {self.margin}` must be above 0, and at most 2")
         if self.temperature is not None and not 0.001 <= self.temperature <= 10:
-            raise ParamsError(f"params.yaml: `options.temperature: {self.temperature}` must be from 0.001 to 10")
+            raise ValueError(f"`temperature: {self.temperature}` must be from 0.001 to 10")
 
 
 class Retrieval(TaskModel):

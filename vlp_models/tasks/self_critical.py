@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from vlp_models.common.log import get_logger
 from vlp_models.data.batch import Batch, Text
 from vlp_models.data.tokenizer import SEP, Tokenizer
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.models.decoding.sampling import sample
 from vlp_models.models.decoding.search import DecodingModel, EncodedImages, Hypothesis, device_of, greedy
@@ -56,6 +56,10 @@ class SelfCriticalParams:
     baseline: Literal["greedy", "leave_one_out"] = "greedy"  # the second needs two samples or more
     sampling_dropout: bool = False  # sample with dropout on, as the public code does
 
+    def __post_init__(self) -> None:
+        if self.samples < 1 + (self.baseline == "leave_one_out"):
+            raise ValueError(f"`samples: {self.samples}` is too few for the baseline {self.baseline}")
+
 
 class SelfCriticalLoss:
     """The training loss; reads the view `images` and ignores its text.
@@ -68,19 +72,6 @@ class SelfCriticalLoss:
     decodes = True  # while it trains
 
     def __init__(self, captioning: TaskModel, reward: CiderD, params: SelfCriticalParams) -> None:
-        """
-        Raises:
-            ParamsError: invalid settings.
-        """
-        if params.samples < 1 + (params.baseline == "leave_one_out"):
-            raise ParamsError(
-                f"params.yaml: `options.self_critical.samples: {params.samples}` is too few for the baseline "
-                f"{params.baseline}"
-            )
-        if captioning.label_smoothing:
-            raise ParamsError(
-                "params.yaml: `options.label_smoothing` does not apply to self-critical training; remove it"
-            )
         self.captioning = captioning
         self.reward = reward
         self.params = params

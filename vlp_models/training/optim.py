@@ -54,8 +54,13 @@ def named_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     return {name: parameters for name, parameters in groups.items() if parameters}
 
 
-def select_groups(module: nn.Module, params: Mapping[str, GroupParams]) -> dict[str, list[nn.Parameter]]:
+def select_groups(
+    module: nn.Module, params: Mapping[str, GroupParams], where: str = "optimizer"
+) -> dict[str, list[nn.Parameter]]:
     """Return the parameters of the groups that `params` names.
+
+    Args:
+        where: the section of params.yaml that contains `groups`, for messages.
 
     Raises:
         ParamsError: the model has no such group, or two groups share a parameter.
@@ -64,14 +69,24 @@ def select_groups(module: nn.Module, params: Mapping[str, GroupParams]) -> dict[
     owner: dict[int, str] = {}
     for name in params:
         if name not in known:
-            place = f"params.yaml: `optimizer.groups.{name}`"
+            place = f"params.yaml: `{where}.groups.{name}`"
             raise ParamsError(f"{place}: the model has no such part{suggestion(name, known)}")
         for parameter in known[name]:
             if owner.setdefault(id(parameter), name) != name:
-                raise ParamsError(
-                    f"params.yaml: `optimizer.groups`: {owner[id(parameter)]} and {name} share a parameter"
-                )
+                raise ParamsError(f"params.yaml: `{where}.groups`: {owner[id(parameter)]} and {name} share a parameter")
     return {name: known[name] for name in params}
+
+
+def check_groups(module: nn.Module, params: Mapping[str, GroupParams], where: str) -> None:
+    """Check the groups of a run before it starts; a model on the meta device is enough.
+
+    Raises:
+        ParamsError: see `select_groups`; or nothing is left to train.
+    """
+    groups = select_groups(module, params, where)
+    frozen = {id(p) for name, parameters in groups.items() if params[name].frozen for p in parameters}
+    if all(id(p) in frozen for p in module.parameters()):
+        raise ParamsError(f"params.yaml: `{where}.groups` freezes every part of the model; nothing is left to train")
 
 
 class Freezing:

@@ -45,6 +45,7 @@ def _build(job: TrainingJob) -> Training:
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_weights
     from vlp_models.models.shared_objectives import PretrainingModel, add_objectives
+    from vlp_models.pipeline.check_params import check_captions_per_image
     from vlp_models.pipeline.prepared_data import load_start
     from vlp_models.pipeline.training_job import Training
     from vlp_models.training.scheduled_sampling import make_loss
@@ -62,11 +63,7 @@ def _build(job: TrainingJob) -> Training:
     if isinstance(trained, PretrainingModel):
         trained.load_heads(part_of(weights, "objective_heads"))
         checkpoint = trained
-    if p.captions_per_image > 1 and not getattr(model, "several_texts", False):
-        raise ParamsError(
-            f"params.yaml: `{where}.captions_per_image: {p.captions_per_image}`: `{p.model}` trains on one text per "
-            "image; set `view: captions` and remove it"
-        )
+    check_captions_per_image(where, p, model)
     reader = InputReader(
         model.inputs.for_view(VIEWS[p.view]),  # type: ignore[union-attr,operator]
         job.data.tokenizer,
