@@ -47,7 +47,7 @@ class SignalAt:
         if not self.checkpoint.exists():
             return
         forked = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        if not (self.work / "pid-1").exists():
+        if forked and not (self.work / "pid-1").exists():
             (self.work / "pid-1").write_text(forked[0])
         for rank in self.stopped:
             os.kill(int((self.work / f"pid-{rank}").read_text()), signal.SIGSTOP)
