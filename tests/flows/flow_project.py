@@ -22,7 +22,7 @@ REGISTERED = {
 TWO_PASS = {
     "model": "tden",
     "start": "pretrain/tden",
-    "recipe": {"objectives": {"mlm": 1.0}},
+    "recipe": {"objectives": {"mlm": 1.0, "msg": 1.0}},
     "scheduled_sampling": {"scheme": "c"},
 }
 # A fake `vlp`: records its arguments; its exit code and output are read from a file.

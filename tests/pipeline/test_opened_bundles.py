@@ -213,7 +213,7 @@ def test_replay_prints_the_checked_metrics_and_both_commits(tmp_path: Path) -> N
     output = CliRunner().invoke(app, ["replay", str(path)]).output
     assert f"packed at commit {'b' * 12}+changes, evaluated at {'a' * 12}\n" in output
     assert "(scenes val: accuracy; scenes test: accuracy)" in output
-    first = CliRunner().invoke(app, ["replay", str(BUNDLE.with_name("soho-vqa.run.zip"))]).output.splitlines()[0]
+    first = CliRunner().invoke(app, ["replay", str(BUNDLE.with_name("soho-vqa.run.zip"))]).stdout.splitlines()[0]
     assert first.endswith("commit ef2a6e54c809+changes")
 
 

@@ -117,7 +117,7 @@ def test_alternating_objectives_reuse_one_batch(toy: Toy, tmp_path: Path) -> Non
 
     whole, result = learn_turns(tmp_path / "whole")
     assert result.steps == 2 * 3 * 3 and result.samples == 3 * 88
-    assert [names[0] for names in seen[:6]] == ["msg", "msg", "mlm"] * 2
+    assert [names[0] for names in seen[:6]] == ["mlm", "msg", "msg"] * 2
     assert seen[0][1:] == seen[1][1:] == seen[2][1:] != seen[3][1:]
     val = [row["val_loss"] for row in result.rows if "val_loss" in row]
     parts = [(2 * row["val_msg"] + row["val_mlm"]) / 3 for row in result.rows if "val_msg" in row]
