@@ -316,7 +316,7 @@ class _Reader:
 
 
 class _Tar(tarfile.TarFile):
-    """A tar of which every damaged header raises `ReadError`: tarfile raises anything, or reads in circles."""
+    """A tar whose damaged headers all raise `ReadError`: tarfile raises anything, or reads in circles."""
 
     def next(self) -> tarfile.TarInfo | None:
         start = self.offset
