@@ -18,21 +18,29 @@ same draws, one-sided at 5%:
 Scores are sums of effects, each normal: the ease of the item and of its cluster, the quality of the variant and its
 taste for an item, the seed, and the run's own noise on an item and on a cluster. An answer is right if the sum is above
 zero; a graded score is a function of it.
+
+In the scenarios of `SKEWED` two variants are equally good on average, but not alike: one wins a little on many items
+and loses much on few, or the other way round. Their gains are drawn as such, from a distribution of mean zero; those of
+two public models (benchmarks/gains) or of two models of docs/results/runs are recorded, less their mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import io
 import json
 import math
 import os
+import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -42,6 +50,8 @@ from vlp_models.registry.promotion.gate import Measurement, compare_to_champion,
 
 ALPHA, POWER = 0.05, 0.8
 BATCH = 200  # comparisons drawn at a time
+GAINS = Path(__file__).parent / "gains"
+RUNS = Path(__file__).parents[1] / "docs/results/runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +69,8 @@ class Scenario:
     wilder      factor of the noise of the variant in question; 1: both vary alike
     looks       decisions on one test, each with fresh runs; promotion.error_budget holds for all of them together
     candidates  the best of so many on this test is compared
+    gains       distribution of the gains of `draw_gains`; empty: scores are sums of effects
+    sign        -1: the other variant's gains
     """
 
     about: str
@@ -77,6 +89,8 @@ class Scenario:
     wilder: float = 1.0
     looks: int = 1
     candidates: int = 1
+    gains: str = ""
+    sign: float = 1.0
 
 
 SCENARIOS = {
@@ -107,6 +121,77 @@ SCENARIOS = {
     "repeated looks": Scenario(about="300 questions, 50 decisions on one test", looks=50),
     "best of five": Scenario(about="300 questions, the best of 5 on the test itself", candidates=5),
 }
+_SHAPES = {
+    "exponential": "many small wins, few losses: 1 - exponential",
+    "lognormal": "the same with a long tail: mean - lognormal",
+    "rare": "5% lose 0.95, the others win 0.05",
+    "rare ties": "4% lose 1, 1.5% win 1, the others a little",
+    "pope_f1.csv": "POPE-style F1 of two public models",
+    "tden-captioning - unified-vlp-captioning:CIDEr": "CIDEr per image, TDEN and Unified VLP on scenes",
+    "tden-entailment - vlmo-entailment:accuracy": "entailment, TDEN and VLMo on scenes",
+}
+_CLUSTERED = {"size": "clusters of 1 to 20, larger ones lose", "pareto sizes": "clusters of Pareto sizes"}
+_WINS = ("pope_f1.csv", "tden-captioning - unified-vlp-captioning:CIDEr")  # as recorded, wins are the long tail
+SKEWED = {
+    f"{kind}, {'reversed, ' if reverse else ''}{items}": Scenario(
+        about=f"{items} {'clusters' if kind in _CLUSTERED else 'items'}, {about}{' (reversed)' if reverse else ''}",
+        items=items,
+        gains=kind,
+        sign=-1.0 if reverse else 1.0,
+    )
+    for kind, about in (_SHAPES | _CLUSTERED).items()
+    for reverse, sizes in ((kind in _WINS, (50, 100, 300)), (kind not in _WINS, (50,)))
+    for items in sizes
+}
+SCENARIOS |= SKEWED
+
+
+@functools.cache
+def _recorded(name: str) -> FloatArray:
+    """Return the gain on each item of one recorded model over another, less its mean."""
+    if name.endswith(".csv"):
+        gain_N = np.loadtxt(GAINS / name, skiprows=1)
+    else:
+        bundles, metric = name.split(":")
+        first, second = (_bundled_scores(bundle, metric) for bundle in bundles.split(" - "))
+        gain_N = np.array([first[item] - second[item] for item in sorted(first.keys() & second.keys())])
+    centered_N: FloatArray = gain_N - gain_N.mean()
+    return centered_N
+
+
+def _bundled_scores(bundle: str, metric: str) -> dict[str, float]:
+    """Return item -> its score in a run bundle of the documentation."""
+    with zipfile.ZipFile(RUNS / f"{bundle}.run.zip") as archive:
+        table = pd.read_parquet(io.BytesIO(archive.read("items.parquet")))
+    rows = table[(table["metric"] == metric) & (table["split"] == "test")]
+    return {item: parts[0] / parts[1] for item, parts in zip(rows["item"], rows["parts"], strict=True)}
+
+
+def _sizes(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
+    """Return the number of items of each cluster [B, C]."""
+    if kind == "pareto sizes":
+        return np.ceil(np.minimum(rng.pareto(1.5, shape) + 1, 100))
+    return rng.integers(1, 21, shape).astype(np.float64) if kind == "size" else np.ones(shape)
+
+
+def draw_gains(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
+    """Return gains of mean zero and the number of items that each counts for [B, C]."""
+    size_BC = _sizes(kind, rng, shape)
+    if kind == "exponential":
+        gain_BC = 1 - rng.exponential(size=shape)
+    elif kind == "lognormal":
+        gain_BC = math.exp(0.5) - rng.lognormal(0, 1, shape)
+    elif kind == "rare":
+        gain_BC = np.where(rng.random(shape) < 0.05, -0.95, 0.05)
+    elif kind == "rare ties":  # 8 lost and 3 won of 200 right or wrong answers, less the mean
+        gain_BC = rng.choice(np.repeat([-1.0, 1.0, 0.0], [8, 3, 189]) + 5 / 200, shape)
+    elif kind == "size":  # larger clusters lose; the mean over items is zero
+        gain_BC = 0.1 * (41 / 3 - size_BC) + rng.normal(0, 0.5, shape)
+    elif kind == "pareto sizes":
+        gain_BC = rng.normal(0, 1, shape)
+    else:
+        gain_BC = rng.choice(_recorded(kind), shape)
+    return gain_BC, size_BC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,19 +200,30 @@ class Draws:
 
     ours, theirs  [B, R, N] between 0 and 1 (skewed: above 0)
     cluster_N     number of each item's cluster
+    size_BN       number of items behind each score; None: one
     """
 
     ours: FloatArray
     theirs: FloatArray
     cluster_N: NDArray[np.int64]
+    size_BN: FloatArray | None = None
 
     def gains(self) -> FloatArray:
-        gain_B: FloatArray = 100 * (self.ours.mean(axis=(1, 2)) - self.theirs.mean(axis=(1, 2)))
+        difference_BN = self.ours.mean(axis=1) - self.theirs.mean(axis=1)
+        gain_B: FloatArray = 100 * np.average(difference_BN, axis=1, weights=self.size_BN)
         return gain_B
 
 
 def draw(scenario: Scenario, rng: np.random.Generator, better: float, size: int, *, one_test: bool = False) -> Draws:
-    """Draw comparisons of a variant that is `better` (in units of quality) with another one."""
+    """Draw comparisons of a variant that is `better` (in units of quality, or of the gains) with another one."""
+    if scenario.gains:
+        gain_BN, size_BN = draw_gains(scenario.gains, rng, (size, scenario.items))
+        return Draws(
+            ours=(scenario.sign * gain_BN + better)[:, None],
+            theirs=np.zeros((size, 1, scenario.items)),
+            cluster_N=np.arange(scenario.items),
+            size_BN=size_BN,
+        )
     cluster_N = _clusters(scenario, rng)
     count, items = int(cluster_N[-1]) + 1, len(cluster_N)
     tests = 1 if one_test else size
@@ -195,13 +291,15 @@ class Judge:
     def others(self, drawn: Draws) -> dict[str, NDArray[np.bool_]]:
         """Return what the other methods promote [B]."""
         difference_BN = drawn.ours.mean(axis=1) - drawn.theirs.mean(axis=1)
+        if drawn.size_BN is not None:
+            difference_BN = difference_BN * drawn.size_BN
         with np.errstate(divide="ignore", invalid="ignore"):
             t_B = difference_BN.mean(axis=1) / (difference_BN.std(axis=1, ddof=1) / math.sqrt(difference_BN.shape[1]))
         found = {
             "t-test": stats.t.sf(np.nan_to_num(t_B), difference_BN.shape[1] - 1) <= ALPHA,
             "bootstrap": (self.counts_SN @ difference_BN.T <= 0).mean(axis=0) <= ALPHA,
         }
-        if self.scenario.kind == "binary":
+        if self.scenario.kind == "binary" and not self.scenario.gains:
             first_BN = drawn.ours[:, 0] - drawn.theirs[:, 0]
             wins_B, losses_B = (first_BN > 0).sum(axis=1), (first_BN < 0).sum(axis=1)
             found["McNemar"] = stats.binom.sf(wins_B - 1, wins_B + losses_B, 0.5) <= ALPHA
@@ -211,16 +309,17 @@ class Judge:
         """Return what the gate promotes, and what its test alone shows [B]."""
         count = int(drawn.cluster_N[-1]) + 1
         names = [f"{i:05d}" for i in range(count)]
-        size_C = np.bincount(drawn.cluster_N, minlength=count).astype(np.float64)
 
-        def measured(score_N: FloatArray) -> Measurement:
-            parts = np.column_stack([np.bincount(drawn.cluster_N, weights=score_N, minlength=count), size_C])
+        def measured(score_N: FloatArray, size_N: FloatArray) -> Measurement:
+            sums = (np.bincount(drawn.cluster_N, weights=w, minlength=count) for w in (score_N * size_N, size_N))
+            parts = np.column_stack(list(sums))
             evidence = Evidence(groups=names, parts_NK=parts, statistic=mean_percent, items=names)
             return Measurement(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * count)
 
         promote, shown = [], []
-        for ours, theirs, alpha in zip(drawn.ours, drawn.theirs, alphas_B, strict=True):
-            sides = [measured(run) for run in ours], [measured(run) for run in theirs]
+        size_BN = np.ones_like(drawn.ours[:, 0]) if drawn.size_BN is None else drawn.size_BN
+        for ours, theirs, size_N, alpha in zip(drawn.ours, drawn.theirs, size_BN, alphas_B, strict=True):
+            sides = [measured(run, size_N) for run in ours], [measured(run, size_N) for run in theirs]
             verdict = compare_to_champion(
                 sides[0][0],
                 sides[1][0],
@@ -230,9 +329,8 @@ class Judge:
                 other_seeds=(sides[0][1:], sides[1][1:]),
             )
             promote.append(verdict.passed)
-            shown.append(
-                1 - verdict.numbers["share_above_min_gain"] <= alpha + 5e-5 and verdict.numbers["variant_gain"] > 0
-            )
+            p = 1 - verdict.numbers["share_above_min_gain"]
+            shown.append(p <= alpha + 5e-5 and verdict.numbers["variant_gain"] > 0)
         return {"gate": np.array(promote), "gate, shown": np.array(shown)}
 
 
@@ -252,20 +350,22 @@ def errors_allowed(scenario: Scenario, size: int) -> list[float]:
     return alphas
 
 
-def simulate(name: str, comparisons: int) -> dict[str, Any]:
+def simulate(name: str, comparisons: int, better_ones: int) -> dict[str, Any]:
     """Return the rates of one scenario in percent: false promotions, and power."""
     scenario, rng = SCENARIOS[name], np.random.default_rng([7, *name.encode()])
     critical, better = oracle(scenario, rng, comparisons)
     many = dataclasses.replace(scenario, items=20_000, clusters=1, cluster_noise=0.0, seeds=1)  # noise averages out
-    deviation = float(draw(many, rng, 0.0, BATCH, one_test=True).gains().std()) / math.sqrt(2)
+    # The deviation over seeds; skewed gains have none.
+    equals = draw(many, rng, 0.0, BATCH, one_test=True).gains() if scenario.seed else np.zeros(1)
+    deviation = float(equals.std()) / math.sqrt(2)
     judge = Judge(scenario, scenario.stated * deviation)
     batch = scenario.looks if scenario.looks > 1 else BATCH
     alphas = errors_allowed(scenario, batch)
     counts: dict[str, dict[str, float]] = {}
     repeated = scenario.looks > 1
-    for by, kind in ((0.0, "false"), (better, "power")):
+    for by, kind, number in ((0.0, "false", comparisons), (better, "power", better_ones)):
         found: dict[str, list[NDArray[np.bool_]]] = {}
-        for _ in range(comparisons // batch):
+        for _ in range(number // batch):
             drawn = draw(scenario, rng, by, batch, one_test=repeated)
             decided = judge.others(drawn) | judge.gate(drawn, alphas if kind == "false" else [alphas[0]] * batch)
             decided["oracle"] = drawn.gains() > critical
@@ -278,7 +378,7 @@ def simulate(name: str, comparisons: int) -> dict[str, Any]:
         "scenario": name,
         "about": scenario.about,
         "budget": 100 * (PromotionParams().error_budget if repeated else ALPHA),
-        "comparisons": 2 * comparisons,
+        "comparisons": [comparisons, better_ones],
         "gain_in_points": round(float(draw(scenario, rng, better, 2000).gains().mean()), 2),
         "percent": counts,
     }
@@ -286,7 +386,8 @@ def simulate(name: str, comparisons: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comparisons", type=int, default=10_000, help="between equals, and as many with a better one")
+    parser.add_argument("--comparisons", type=int, default=10_000, help="between equals")
+    parser.add_argument("--better", type=int, default=2_000, help="comparisons in which one is better")
     parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS), choices=list(SCENARIOS))
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
@@ -294,7 +395,8 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process per scenario
     results = []
     with ProcessPoolExecutor(options.processes) as pool:
-        for result in pool.map(simulate, options.scenarios, [options.comparisons] * len(options.scenarios)):
+        counts = [options.comparisons] * len(options.scenarios), [options.better] * len(options.scenarios)
+        for result in pool.map(simulate, options.scenarios, *counts):
             results.append(result)
             print(json.dumps(result), flush=True)
             if options.out:

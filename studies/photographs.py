@@ -40,7 +40,7 @@ from pretraining_study.run import parameters, pretrained
 from pretraining_study.setting import Setting
 from pretraining_study.statistics import Paired, paired
 
-from vlp_models.metrics.bootstrap import holm
+from vlp_models.metrics.gain import holm
 
 STAGES = {design.name: design for design in DESIGNS if design.name in ("tden", "unified-vlp")}
 SETTING = Setting(hidden=128, batch=64, lr=1e-3, val=400, test=1000)

@@ -321,9 +321,9 @@ def gate() -> Drawing:
     d = Drawing("The gate: paired differences, an interval, three verdicts")
     d.box(0, 20, 150, "challenger\nscores per item", kind="data")
     d.box(0, 110, 150, "champion\nscores per item", kind="data")
-    d.box(220, 55, 180, "paired bootstrap\nover items and seeds\nat the test's error budget")
-    d.arrow("challenger", "paired bootstrap")
-    d.arrow("champion", "paired bootstrap")
+    d.box(220, 55, 180, "paired tests\nover items and seeds\nat the test's error budget")
+    d.arrow("challenger", "paired tests")
+    d.arrow("champion", "paired tests")
     scale, zero, relevant = 150, 530, 605
     verdicts = (("promote", 0.1, 0.85), ("inconclusive", -0.1, 0.75), ("keep", -0.4, 0.3))
     for row, (name, low, high) in enumerate(verdicts):

@@ -19,7 +19,7 @@ from pretraining_study.board import (
 )
 from pretraining_study.measure import METRICS
 from pretraining_study.statistics import Paired, detectable, paired
-from vlp_models.metrics.bootstrap import holm
+from vlp_models.metrics.gain import holm
 
 Found = Mapping[str, Mapping[str, Mapping[int, dict[str, Any]]]]  # budget -> design -> seed -> result
 Verdict = Literal["better", "worse", "tied", "inconclusive", "not run"]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pretraining_study.measure import METRICS
 from pretraining_study.statistics import Paired, paired, power, seeds_needed
-from vlp_models.metrics.bootstrap import holm
+from vlp_models.metrics.gain import holm
 
 Values = Mapping[str, Mapping[int, Mapping[str, float]]]  # arm -> seed -> metric -> value
 SUPPORTED, REVERSED, INCONCLUSIVE = "supported", "reversed", "inconclusive"

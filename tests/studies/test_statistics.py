@@ -8,7 +8,7 @@ from pretraining_study.contrasts import INCONCLUSIVE, REVERSED, SUPPORTED, Contr
 from pretraining_study.statistics import detectable, paired, power, seeds_needed
 from pretraining_study.write_up import against
 
-from vlp_models.metrics.bootstrap import holm
+from vlp_models.metrics.gain import holm
 
 
 def test_paired_gives_the_textbooks_numbers() -> None:

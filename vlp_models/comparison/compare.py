@@ -1,8 +1,8 @@
 """Paired comparison of models: a baseline and its challengers, over items, clusters and seeds.
 
-Each challenger is compared with the baseline on the same items. The test is the promotion gate's: a bootstrap over
-clusters, and over seeds where runs of several are given, that a paired permutation test must confirm
-(`metrics.bootstrap.gain_over_seeds`). p is two-sided and corrected by Holm's method over all comparisons made together.
+Each challenger is compared with the baseline on the same items. The test is the promotion gate's, over clusters, and
+over seeds where runs of several are given (metrics/gain.py). p is two-sided and corrected by Holm's method over all
+comparisons made together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 from vlp_models.comparison.read import read_runs
 from vlp_models.comparison.scored import Columns, Run
 from vlp_models.errors import DataError
-from vlp_models.metrics.bootstrap import MIN_GROUPS, Gain, gain_over_seeds, holm
+from vlp_models.metrics.bootstrap import MIN_GROUPS
+from vlp_models.metrics.gain import Gain, gain_over_seeds, holm
 from vlp_models.metrics.score import Evidence
 
 Verdict = Literal["promote", "keep", "inconclusive"]
@@ -178,7 +179,10 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
                 runs=(len(own[baseline]), len(own[challenger])),
             )
             rows.append(row)
-    ps = [_two_sided(row.gain) for row in rows]
+    ps = [
+        row.gain.two_sided_p() if row.gain and row.gain.is_finite and row.clusters >= MIN_GROUPS else None
+        for row in rows
+    ]
     corrected = iter(holm([p for p in ps if p is not None]))
     made = [
         _judge(row, p, None if p is None else next(corrected), comparisons, settings)
@@ -208,14 +212,6 @@ class _Found:
     runs: tuple[int, int]
 
 
-def _two_sided(found: Gain | None) -> float | None:
-    """Return twice the smaller one-sided p; None if there is nothing to base one on."""
-    if found is None or found.groups < MIN_GROUPS or not np.isfinite(found.draws_S).all():
-        return None
-    flipped = dataclasses.replace(found, value=-found.value, draws_S=-found.draws_S)
-    return min(1.0, 2 * min(found.p_value(0.0), flipped.p_value(0.0)))
-
-
 def _judge(row: _Found, p: float | None, p_holm: float | None, comparisons: int, settings: Settings) -> Row:
     gain, found = (row.before - row.value) if settings.lower_is_better else row.value - row.before, row.gain
     alpha = (1 - settings.confidence) / 2
@@ -225,7 +221,7 @@ def _judge(row: _Found, p: float | None, p_holm: float | None, comparisons: int,
         reason = f"fewer than {MIN_GROUPS} clusters: no interval would hold"
     elif p is None or p_holm is None:
         reason = "not finite in some resamples"
-    elif not np.any(found.draws_S):
+    elif not np.any(found.bootstrap_S):
         reason = "the same scores on all items: nothing to estimate a difference from"
     else:
         low, high = found.interval(alpha)

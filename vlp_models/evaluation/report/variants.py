@@ -12,7 +12,8 @@ from typing import Any
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
-from vlp_models.metrics.bootstrap import Difference, compare_variants, count_in_note
+from vlp_models.metrics.bootstrap import count_in_note
+from vlp_models.metrics.gain import Difference, compare_variants
 from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params, split_start
 from vlp_models.tasks.scoring import read_item_scores

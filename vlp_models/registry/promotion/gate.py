@@ -2,8 +2,8 @@
 
 Every version must have finite scores of the task's metric on enough test images, a passed validation, and the floor of
 every slice. A first champion must be better than the task's simple baselines. A later one must show a gain on the same
-test items that a paired bootstrap over images (NLVR: sentences) and seeds confirms. A gain that is not confirmed is
-either ruled out (`keep`) or `inconclusive`.
+test items that all four tests of metrics/gain.py confirm, over images (NLVR: sentences) and seeds. A gain that is not
+confirmed is either ruled out (`keep`) or `inconclusive`.
 
 Each decision spends a share of the rest of its test's error budget, so the budget never runs out. The chance that
 any decision on a test promotes a model that is no better stays below `promotion.error_budget`, however often the test
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlp_models.metrics.bootstrap import gain_over_seeds
+from vlp_models.metrics.gain import gain_over_seeds
 from vlp_models.metrics.score import Evidence, ItemScores
 from vlp_models.params.operations import GateParams, PromotionParams
 
@@ -261,7 +261,7 @@ def compare_to_champion(
     if found is None:
         reason = "no confidence: fewer than two images to resample"
         return Verdict(reasons=[reason], numbers=numbers, conclusive=False)
-    if not np.isfinite(found.draws_S).all():
+    if not found.is_finite:
         return Verdict(reasons=[f"non-finite: {metric} of a resample"], numbers=numbers, conclusive=False)
     low, high = found.interval(alpha)
     p, detectable = found.p_value(rule.min_gain), found.detectable(rule.min_gain, alpha, POWER)
