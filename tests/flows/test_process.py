@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vlp_models.cli.pipeline import run_lock
@@ -226,3 +227,47 @@ def test_repair_removes_a_damaged_rwlock_and_nothing_else(project: Path) -> None
     lock.write_text("{}")
     assert repair(project) == []
     assert lock.exists()
+
+
+FLOW = """
+import logging, os, pathlib, subprocess, sys, time
+from prefect.logging.configuration import setup_logging
+from vlp_models.flows.process import outlive_worker, run_supervised
+setup_logging()
+outlive_worker()
+worker = os.getppid()
+print("started", flush=True)
+while os.getppid() == worker:
+    time.sleep(0.05)
+for number in range(200):  # more than two pipes hold
+    line = f"{number} " + 1000 * "x"
+    print(line, flush=True)
+    print(line, file=sys.stderr)
+    logging.getLogger("prefect").warning(line)  # rich
+    logging.getLogger("other").warning(line)
+    os.write(2, line.encode())
+subprocess.run(["sh", "-c", "echo from a child; echo and its stderr >&2"], check=True)
+run_supervised(pathlib.Path.cwd(), [sys.executable, "-c", "print('trained')"], print)
+pathlib.Path("ended").touch()
+"""
+WORKER = """
+import subprocess, sys
+pipe = subprocess.PIPE
+flow = subprocess.Popen([sys.executable, "flow.py"], stdout=pipe, stderr=pipe, start_new_session=True)
+print(flow.pid, flow.stdout.readline().decode().strip(), flush=True)
+flow.wait()
+"""
+
+
+@pytest.mark.slow
+def test_every_output_of_a_flow_survives_its_worker(tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(FLOW)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path), "PREFECT__FLOW_RUN_ID": "1"}
+    with subprocess.Popen([sys.executable, "-c", WORKER], cwd=tmp_path, env=env, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        pid, started = worker.stdout.readline().split()
+        assert started == b"started"
+        flow = psutil.Process(int(pid))
+        worker.kill()
+    psutil.wait_procs([flow], timeout=60)
+    assert not flow.is_running() and (tmp_path / "ended").exists()

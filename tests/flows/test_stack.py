@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -145,7 +146,8 @@ def test_a_damaged_record_is_an_error_with_a_way_out(
             command()
 
 
-def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path) -> None:
+@pytest.mark.parametrize("worker_killed", [False, True], ids=["", "its worker was killed"])
+def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path, worker_killed: bool) -> None:
     (project / "trainer.py").write_text(TRAINER)
     break_stage(project, "pretrain", "import trainer")
     assert vlp(project, "up", "--port", str(free_port())).returncode == 0
@@ -153,8 +155,12 @@ def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path) -
     api = {"PREFECT_API_URL": f"http://127.0.0.1:{record['port']}/api", "NO_PROXY": "127.0.0.1"}
     run(project, sys.executable, "-m", "prefect", "deployment", "run", "retrain/weekly", **api)
     wait_until(lambda: (project / "started").exists(), 120)
+    if worker_killed:
+        os.kill(record["worker"]["pid"], signal.SIGKILL)
+        wait_until(lambda: "worker: ended; `vlp up` starts it again" in describe(project))
     down = vlp(project, "down")
-    assert "stopped" in down.stdout and "1 interrupted, the next run continues there" in down.stdout, down.stderr
+    interrupted = "1 without a worker interrupted" if worker_killed else "1 interrupted"
+    assert "stopped" in down.stdout and f"{interrupted}, the next run continues there" in down.stdout, down.stderr
     assert (project / "saved").exists()
     assert prefect_processes(project) == {}
 

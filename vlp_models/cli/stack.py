@@ -296,6 +296,8 @@ def down() -> None:
             stopped = "is not running" if process is None else stop(stack, name, process)
             stack.save(**{name: None})
             _say(name, stopped)
+            if name == "worker" and (count := stop_orphaned_runs(stack)):
+                _say("runs", f"{count} without a worker interrupted, the next run continues there")
 
 
 def stop(stack: Stack, name: str, process: psutil.Process) -> str:
@@ -318,6 +320,20 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
         left.kill()
     interrupted = f"; {len(runs)} interrupted, the next run continues there" if name == "worker" and runs else ""
     return f"stopped (pid {process.pid}){interrupted}"
+
+
+def stop_orphaned_runs(stack: Stack) -> int:
+    """Interrupt the flows that continue after their worker was killed, wait for them, and return how many they were."""
+    home, runs = stack.environment()["PREFECT_HOME"], []
+    for process in psutil.process_iter(["cmdline"]):
+        with suppress(psutil.Error):
+            if "prefect.engine" in (process.info["cmdline"] or []) and process.environ().get("PREFECT_HOME") == home:
+                runs.append(process)
+    below = [child for run in runs for child in run.children(recursive=True)]
+    for run in runs:
+        run.terminate()
+    psutil.wait_procs([*runs, *below], timeout=SAVE_SECONDS)
+    return len(runs)
 
 
 def describe(root: Path) -> list[str]:

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,6 +76,29 @@ class CommandResult:
 
     code: int
     lines: list[str]
+
+
+def outlive_worker() -> None:
+    """Let this flow continue after its Prefect worker, which reads stdout and stderr through pipes, is killed.
+
+    Without a reader, the next line of output would fail, and Prefect's console handler ends the flow then (rich's
+    `on_broken_pipe`). So hold the pipes open for reading as well, and empty them once the worker is gone. Prefect's
+    server still gets the log. Only on Linux, and only in a flow that a worker started: `head` may end what it reads.
+    """
+    if "PREFECT__FLOW_RUN_ID" not in os.environ:
+        return
+    for descriptor in (1, 2):
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            with contextlib.suppress(FileNotFoundError):  # no /proc
+                pipe = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+                threading.Thread(target=_empty_orphaned_pipe, args=(pipe, os.getppid()), daemon=True).start()
+
+
+def _empty_orphaned_pipe(pipe: int, worker: int) -> None:
+    while os.getppid() == worker:
+        time.sleep(1)
+    while os.read(pipe, 65536):
+        pass
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from vlp_models.flows.artifacts import make_artifacts
 from vlp_models.flows.notify import notify, read_webhook
 from vlp_models.flows.parts import Part
 from vlp_models.flows.pipeline import Run, summarize
-from vlp_models.flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, update_dvc_yaml
+from vlp_models.flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, outlive_worker, update_dvc_yaml
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.dvc.lock_file import repair
 
@@ -49,6 +49,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
     Raises:
         StageFailed: a part failed; the parts after it did not run, and artifacts of the others are published.
     """
+    outlive_worker()
     folder = Path(root).absolute()
     logger = get_run_logger()
     params = load_params(folder / "params.yaml")
