@@ -18,7 +18,7 @@ import pytest
 from vlp_models.cli.pipeline import run_stage
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.pipeline.dvc.consistency import record_params, remove_wrong_entries
+from vlp_models.pipeline import unrecorded
 from vlp_models.pipeline.dvc.lock_file import (
     BACKUP,
     DAMAGED,
@@ -40,22 +40,6 @@ from vlp_models.pipeline.unrecorded import (
 
 ROOT = Path(__file__).parents[2]
 INTACT = "schema: '2.0'\nstages:\n  a:\n    cmd: run a\n  b:\n    cmd: run b\n"
-LOCK = """schema: '2.0'
-stages:
-  tokenizer:
-    cmd: vlp stage tokenizer
-    params:
-      params.yaml:
-        tokenizer:
-          min_frequency: {frequency}
-          rate: 0.001
-    outs:
-    - path: data/vocab
-      hash: md5
-  report:
-    cmd: vlp stage report
-"""
-USED = "tokenizer: {min_frequency: 2, rate: 1e-3}\ntrainer: {devices: 1}\n"
 
 
 @pytest.fixture
@@ -256,28 +240,7 @@ def test_unknown_stage_is_an_error_and_leaves_nothing_behind(tmp_path: Path, mon
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("frequency", "removed"), [(2, []), (3, ["tokenizer"])])
-def test_edit_after_a_stages_last_check_is_not_recorded(tmp_path: Path, frequency: int, removed: list[str]) -> None:
-    lock, text = tmp_path / "dvc.lock", LOCK.replace("{frequency}", str(frequency))
-    lock.write_text(text)
-    assert remove_wrong_entries(tmp_path) == []  # no stage has run
-    record_params(tmp_path, "tokenizer", USED)
-    assert remove_wrong_entries(tmp_path) == removed
-    head, rest = text.index("  tokenizer"), text.index("  report")
-    assert lock.read_text() == (text[:head] + text[rest:] if removed else text)
-    lock.write_text(text)
-    assert remove_wrong_entries(tmp_path) == []  # a record is of one run
-
-
-@pytest.mark.parametrize("content", ["", LOCK[:60]], ids=["empty", "truncated"])
-def test_damaged_lock_file_is_left_to_repair(tmp_path: Path, content: str) -> None:
-    (tmp_path / "dvc.lock").write_text(content)
-    record_params(tmp_path, "tokenizer", USED)
-    assert remove_wrong_entries(tmp_path) == []
-    assert (tmp_path / "dvc.lock").read_text() == content
-
-
-@pytest.mark.parametrize("record", [None, "", "{}", "[]", '{"files": 3, "recorded": ""}'])
+@pytest.mark.parametrize("record", [None, "", "{}", "[]", '{"files": 3, "code": ""}'])
 def test_unrecorded_result_is_restored_unless_its_record_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str | None
 ) -> None:
@@ -291,18 +254,31 @@ def test_unrecorded_result_is_restored_unless_its_record_is_damaged(
     if record is not None:
         (work / RECORD).write_text(record)
     assert restore_unrecorded_result(workspace, work, "tokenizer") == output.exists() == (record is None)
-    assert record is None or not (work / RECORD).exists()
 
 
-def test_old_work_of_other_inputs_is_removed_unless_it_is_unrecorded(tmp_path: Path) -> None:
+def test_a_result_of_other_code_is_not_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The work directory of `features` and `shards` is the same for other code: their chunks stay valid."""
+    monkeypatch.setenv("DVC_STAGE", "shards")
+    workspace = Workspace(tmp_path)
+    work, output = workspace.work("shards", "0123"), tmp_path / "shard.tar"
+    output.touch()
+    save_unrecorded_result(workspace, work, "shards", [output])
+    monkeypatch.setattr(unrecorded, "code_hash", lambda modules: "other")
+    assert not restore_unrecorded_result(workspace, work, "shards")
+    assert f"not used, made by other code: the result in {work}" in caplog.text
+
+
+def test_old_work_of_other_inputs_is_removed(tmp_path: Path) -> None:
     workspace, long_ago = Workspace(tmp_path), time.time() - 86_400 * KEPT_DAYS - 60
-    own, old, recent, unrecorded = (workspace.work("pretrain-tden", digit * 16) for digit in "0123")
+    own, old, recent, finished = (workspace.work("pretrain-tden", digit * 16) for digit in "0123")
     kept, other_run = workspace.work("pretrain-tden", "kept"), workspace.work("pretrain-other", "1" * 16)
-    (unrecorded / RECORD).touch()
-    for work in (own, old, recent, unrecorded, kept, other_run):
+    (finished / RECORD).touch()
+    for work in (own, old, recent, finished, kept, other_run):
         (work / "step-00000002.ckpt").touch()
         if work != recent:
             for path in work.iterdir():
                 os.utime(path, (long_ago, long_ago))
     remove_outdated_work(own)
-    assert sorted(own.parent.iterdir()) == [own, recent, unrecorded, kept] and other_run.exists()
+    assert sorted(own.parent.iterdir()) == [own, recent, kept] and other_run.exists()

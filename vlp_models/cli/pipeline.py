@@ -373,7 +373,7 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.params import load_params
     from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.data_sizes import explain_sizes
-    from vlp_models.pipeline.dvc.consistency import clear_records, explain_removal, remove_wrong_entries
+    from vlp_models.pipeline.dvc.consistency import clear_records
     from vlp_models.pipeline.dvc.external import check_files, check_roots
     from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, repair
 
@@ -396,9 +396,6 @@ def run_pipeline(targets: list[str]) -> int:
             print(line, file=sys.stderr)
         clear_records(workspace.root)
         code = _run_dvc(params, workspace, targets)
-        if edited := remove_wrong_entries(workspace.root):
-            print(explain_removal(edited), file=sys.stderr)
-            code = code or 1
         if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):  # metrics of runs that ended while MLflow was down
             from vlp_models.registry.logger import send_unsent
 

@@ -1,17 +1,15 @@
-"""Save the result of a finished stage until DVC has recorded it.
+"""Keep the result of a finished stage until DVC has recorded it.
 
 Between the end of a stage and the entry in dvc.lock, DVC hashes the output, which takes minutes for large ones. If DVC
-is killed there, it has no record of the stage: at the next run it deletes the output and starts the stage again. So a
-long stage saves its result in its work directory, as hard links, which take no space; the next run of the same work
-restores it.
+is killed there, or refuses the stage because params.yaml was edited, it has no record: at the next run it deletes the
+output and starts the stage again. So a long stage saves its result in its work directory, as hard links, which take no
+space. The name of this directory is a hash of the params and inputs, so a run that finds a result there restores it.
 
-A finished stage also deletes what runs with other inputs that were interrupted weeks ago have left.
+A finished stage also deletes what runs with other inputs that ended weeks ago have left.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 import time
@@ -21,25 +19,23 @@ from pathlib import Path
 from vlp_models.common.device import is_main_process
 from vlp_models.common.io import hash_path, link_or_copy, output_directory, read_json, write_json, write_text
 from vlp_models.common.log import get_logger
+from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
-from vlp_models.pipeline.dvc.lock_file import stage_entry
 from vlp_models.pipeline.guard import recorded_by_dvc
 
 logger = get_logger(__name__)
 
 FINISHED = "finished"  # in the work directory
-KEPT_DAYS = 14  # since the last change of an interrupted run's work
-RECORD = "finished.json"  # {"files": {path: sha256}, "recorded": hash of dvc.lock's entry before the stage ran}
+KEPT_DAYS = 14  # since the last change of another run's work
+RECORD = "finished.json"  # {"files": {path: sha256}, "code": hash of the stage's code}
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")  # name of a work directory (Workspace.work)
 
 
 def save_unrecorded_result(workspace: Workspace, work: Path, stage: str, outputs: Sequence[Path]) -> None:
-    """Save the outputs of `stage` in `work`, if DVC records them; delete what earlier runs of the stage saved."""
+    """Save the outputs of `stage` in `work`, if DVC records them."""
     if not recorded_by_dvc():
         return
-    for other in work.parent.glob(f"*/{RECORD}"):
-        _delete_saved(other.parent)
     directory = work / FINISHED
     shutil.rmtree(directory, ignore_errors=True)
     files = {}
@@ -52,26 +48,31 @@ def save_unrecorded_result(workspace: Workspace, work: Path, stage: str, outputs
             shutil.copytree(output, target, copy_function=link_or_copy)
         else:
             link_or_copy(output, target)
-    write_json(work / RECORD, {"files": files, "recorded": _hash_entry(workspace, stage)})
+    write_json(work / RECORD, {"files": files, "code": _hash_code(stage)})
 
 
 def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> bool:
-    """Restore the saved outputs, if DVC has not recorded them; return whether they were restored.
+    """Restore the outputs saved in `work`, if the stage's code is the same; return whether they were restored.
 
     Every process of a training may call this: rank 0 writes, the others return the same.
     """
-    if not recorded_by_dvc() or not (work / RECORD).exists():
+    if not recorded_by_dvc():
+        return False
+    if not (work / RECORD).exists():
+        if is_main_process() and any(work.parent.glob(f"*/{RECORD}")):
+            logger.info("%s: not used, made with other params or inputs: the results in %s", stage, work.parent)
         return False
     try:
         record = read_json(work / RECORD)
-        files, recorded = dict(record["files"]), record["recorded"]
+        files, code = dict(record["files"]), record["code"]
     except (DataError, KeyError, TypeError, ValueError):  # after a power cut
-        _delete_saved(work)
-        return False
+        files, code = {}, ""
     kept = {name: work / FINISHED / name for name in files}
     intact = all(path.exists() and hash_path(path) == files[name] for name, path in kept.items())
-    if not intact or recorded != _hash_entry(workspace, stage):
-        _delete_saved(work)  # damaged, or recorded meanwhile: this run is a forced one, or the code has changed
+    if not intact or code != _hash_code(stage):
+        if is_main_process():
+            reason = "made by other code" if intact and code else "damaged"
+            logger.info("%s: not used, %s: the result in %s", stage, reason, work)
         return False
     if not is_main_process():
         return True
@@ -81,18 +82,17 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
                 shutil.copytree(path, directory, copy_function=link_or_copy, dirs_exist_ok=True)
         else:
             write_text(workspace.root / name, path.read_text(encoding="utf-8"))
-    logger.info("%s: restored the result of a finished run that DVC had not recorded", stage)
+    logger.info("%s: restored the result of a finished run with the same params, inputs and code", stage)
     return True
 
 
 def remove_outdated_work(work: Path) -> None:
     """Delete the work directories of other inputs next to `work`, whose result is published, after `KEPT_DAYS`.
 
-    Until then, undoing a change of params resumes the run that it interrupted. Those with a result that DVC has not
-    recorded are kept.
+    Until then, undoing a change of params resumes the run that it interrupted, or restores its result.
     """
     for other in sorted(work.parent.iterdir()):
-        if other == work or not _FINGERPRINT.fullmatch(other.name) or (other / RECORD).exists():
+        if other == work or not _FINGERPRINT.fullmatch(other.name):
             continue
         try:
             newest = max((path.lstat().st_mtime for path in other.rglob("*")), default=other.stat().st_mtime)
@@ -102,12 +102,5 @@ def remove_outdated_work(work: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _delete_saved(work: Path) -> None:
-    """Delete the result saved in `work`."""
-    (work / RECORD).unlink(missing_ok=True)
-    shutil.rmtree(work / FINISHED, ignore_errors=True)
-
-
-def _hash_entry(workspace: Workspace, stage: str) -> str:
-    entry = json.dumps(stage_entry(workspace.root, stage), sort_keys=True, default=str)
-    return hashlib.sha256(entry.encode()).hexdigest()
+def _hash_code(stage: str) -> str:
+    return code_hash([f"vlp_models.pipeline.stages.{stage.partition('@')[0]}"])

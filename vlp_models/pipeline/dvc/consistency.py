@@ -5,8 +5,8 @@ be recorded with a result that it did not produce. Two checks prevent that:
 
 - at its end, a stage compares its params and, for `prepare`, the dataset's folder with what it started with, and fails
   if they differ (`unchanged_inputs`);
-- after `dvc repro`, stages that dvc.lock records with other params than they used are removed from it, so that they run
-  again (`remove_wrong_entries`). This catches an edit between the stage's check and DVC's read.
+- then DVC compares the params that it is about to record with those that the stage used (`check_recorded_params`, which
+  `pipeline/dvc/repro.py` adds to DVC). This catches an edit between the stage's check and DVC's read.
 
 Not detected: files of a dataset's sub-folder that are rewritten in place, and what changes in a dataset between the
 stage's check and DVC's hashing.
@@ -15,9 +15,8 @@ stage's check and DVC's hashing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from vlp_models.params import Params, parse_params, read_yaml
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, read_pipeline
 from vlp_models.pipeline.dvc.external import files_outside_root
 from vlp_models.pipeline.dvc.graph import evaluate_settings
-from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
 
 PARAMS = "params.yaml"
 FOLDER = ".work/params"  # STAGE.yaml: params.yaml as the stage used it
@@ -82,55 +80,37 @@ def _check_settings(params: Params, workspace: Workspace, stage: str, key: str) 
 
 
 def record_params(root: Path, stage: str, content: str) -> None:
-    """Store params.yaml as a stage used it, for `remove_wrong_entries`."""
+    """Store params.yaml as a stage used it, for `check_recorded_params`."""
     write_text(root / FOLDER / f"{stage}.yaml", content)
 
 
 def clear_records(root: Path) -> None:
-    """Delete the records of earlier runs: dvc.lock may be another commit's by now."""
+    """Delete the records of stages whose DVC was killed before it read them."""
     for record in (root / FOLDER).glob("*.yaml"):
         record.unlink()
 
 
-def remove_wrong_entries(root: Path) -> list[str]:
-    """Remove the stages from dvc.lock that are recorded with other params than they used; call it when DVC has ended.
+def check_recorded_params(root: Path, stage: str, values: Mapping[str, Any]) -> None:
+    """Check the values of params.yaml that DVC is about to record for a stage.
 
-    A damaged dvc.lock is left to `lock_file.repair`.
+    A stage without a record has not just ended: DVC computes the key of its run cache.
 
-    Returns:
-        The names of the removed stages.
+    Raises:
+        ParamsError: the stage used other values.
     """
     from ruamel.yaml import YAML
 
-    lock_file = root / LOCK_FILE
-    if not read_stages(lock_file):
-        return []
-    safe, round_trip = YAML(typ="safe"), YAML()  # DVC uses ruamel as well: values compare equal
-    round_trip.width = 4096
-    lock = round_trip.load(lock_file.read_bytes())
-    stages = lock["stages"]
-    wrong = []
-    for record in sorted((root / FOLDER).glob("*.yaml")):
-        used, entry = safe.load(record.read_bytes()), stages.get(record.stem, {})
-        recorded = entry.get("params", {}).get(PARAMS, {})
-        if any(_value_at(used, place) != value for place, value in recorded.items()):
-            wrong.append(record.stem)
-    for stage in wrong:
-        del stages[stage]
-    if wrong:
-        text = StringIO()
-        round_trip.dump(lock, text)
-        write_text(lock_file, text.getvalue(), sync=True)
-    clear_records(root)
-    return wrong
-
-
-def explain_removal(stages: list[str]) -> str:
-    """Return the message for stages that `remove_wrong_entries` removed."""
-    return (
-        f"{PARAMS} was edited as {', '.join(stages)} ended, with the old values in use; the result is not recorded. "
-        "Run the same command again"
-    )
+    record = root / FOLDER / f"{stage}.yaml"
+    if not record.exists():
+        return
+    used = YAML(typ="safe").load(record.read_bytes())  # as DVC loads them: values compare equal
+    record.unlink()
+    for key, value in values.items():
+        if _value_at(used, key) != value:
+            raise ParamsError(
+                f"{PARAMS}: `{key}` was edited as {stage} ended, which used the old value; its result is not recorded. "
+                "Run the same command again"
+            )
 
 
 def _input_files(params: Params, workspace: Workspace, stage: str, key: str) -> dict[Path, int]:

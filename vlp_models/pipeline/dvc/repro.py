@@ -2,6 +2,8 @@
 
 DVC's arguments, exit codes and errors stay. Left out of its log: the command of each stage, dvc.lock's updates, stages
 that didn't change, and hints, which would come once for each call.
+
+Added to DVC is a check of the params that it is about to record (pipeline/dvc/consistency.py).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 from vlp_models.pipeline.dvc.lock_file import REPRO_MODULE
@@ -47,7 +50,24 @@ def main() -> int:
     sys.argv[:1] = ["dvc", "repro"]
     from dvc.cli import main as run_dvc
 
+    _check_params_on_save()
     return int(run_dvc(sys.argv[1:]))
+
+
+def _check_params_on_save() -> None:
+    """Make DVC fail a stage that has ended, before it records anything, if params.yaml was edited meanwhile."""
+    from dvc.dependency.param import ParamsDependency
+
+    save = ParamsDependency.save
+
+    def save_checked(dependency: ParamsDependency) -> None:
+        from vlp_models.pipeline.dvc.consistency import PARAMS, check_recorded_params  # a second, if nothing is stale
+
+        save(dependency)  # reads the file
+        if dependency.def_path == PARAMS:
+            check_recorded_params(Path(dependency.repo.root_dir), dependency.stage.name, dependency.hash_info.value)
+
+    ParamsDependency.save = save_checked
 
 
 if __name__ == "__main__":
