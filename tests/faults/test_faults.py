@@ -160,7 +160,7 @@ def test_first_training_after_a_change_is_restored_if_dvc_is_killed_at_its_end(
     try:
         params.write_text(text.replace("max_epochs: 8", "max_epochs: 9"))
         first = project.start("vlp", "run")
-        wait_for(lambda: set(project.folder.glob(".work/pretrain-tden/*/finished.json")) - {earlier})
+        wait_for(lambda: set(project.folder.glob(".work/pretrain-tden/*/finished.json")) - {earlier}, 400)
         os.kill(project.pid("dvc"), signal.SIGKILL)
         output, _ = first.communicate(timeout=60)
         assert first.returncode != 0 and "steps  loss" in output and "was edited" not in output, output

@@ -71,7 +71,7 @@ process.REPRO = [sys.executable, "dvc_repro.py"]
 repair(Path.cwd())
 process.repro(Path.cwd(), ["pretrain@tden"], print)
 """
-# `vlp_models.pipeline.dvc.repro`, killed where the file `dies` says: before or after a method of DVC.
+# `vlp_models.pipeline.dvc.repro`, killed at the moment in the file `dies`: before or after a method of DVC.
 DVC = """
 import os, signal
 from pathlib import Path
