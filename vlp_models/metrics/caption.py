@@ -223,7 +223,7 @@ def _meteor(
         for name, (candidates, references) in sets.items():
             parts = np.array([meteor.statistics(candidates[i][0], references[i]) for i in candidates], np.float64)
             evidence = Evidence(groups=list(candidates), parts_NK=parts, statistic=meteor_from_statistics)
-            value = 100 * meteor.score(parts)
+            value = float(meteor_from_statistics(parts.sum(axis=0, keepdims=True))[0])
             scores[name] = Score(metric="METEOR", value=value, n=len(candidates), note=notes[name], evidence=evidence)
     except MissingToolError as error:
         return {name: not_computed("METEOR", len(candidates), str(error)) for name, (candidates, _) in sets.items()}

@@ -34,7 +34,6 @@ from vlp_models.common.words import (
     unspaced_scripts,
 )
 from vlp_models.errors import MissingToolError
-from vlp_models.metrics.score import FloatArray
 
 NOT_FOUND = "java not found"
 TOKENIZER_TIMEOUT = 600.0  # seconds; COCO's 5k test split takes three
@@ -138,26 +137,29 @@ class Meteor:
                     stream.close()
 
     def statistics(self, candidate: str, references: Sequence[str]) -> list[float]:
-        """Return the 23 additive counts of one segment (lengths, matches by kind, chunks) for tokenized text."""
-        fields = [" ".join(text.replace("|||", " ").split()) for text in ("SCORE", *references, candidate)]
-        return self._ask(" ||| ".join(fields), [STATISTICS])[0]
+        """Return the 23 counts of one segment (lengths, matches by kind, chunks) for tokenized text. They add up:
+        `meteor_from_statistics` of the sum is the program's score of the corpus.
 
-    def score(self, statistics_NK: FloatArray) -> float:
-        """Return the corpus score, 0 to 1. METEOR adds the statistics of segments, so they can be passed as one sum."""
-        total = " ".join(str(value) for value in statistics_NK.sum(axis=0))
-        return self._ask(f"EVAL ||| {total}", [1, 1])[-1][0]
+        METEOR's `MeteorStats.addStats` does not add the chunk of a segment whose words all match in one chunk, such as
+        a caption that equals a reference, so that segment has 0 chunks here.
 
-    def _ask(self, line: str, counts: Sequence[int]) -> list[list[float]]:
-        """Send a line; return one list of numbers per answered line, `counts` long."""
+        As in pycocoevalcap, `|||`, which separates the fields of a line, is removed from the candidate. pycocoevalcap
+        keeps it in a reference, which the program then reads as two; here it becomes a space.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
-        lines: list[bytes] = []
+        fields = ["SCORE", *(text.replace("|||", " ") for text in references), candidate.replace("|||", "")]
+        line = " ||| ".join(" ".join(text.split()) for text in fields)
+        answer = b""
         try:
             self._process.stdin.write(f"{line}\n".encode("utf-8", errors="replace"))
             self._process.stdin.flush()
-            lines.extend(self._process.stdout.readline() for _ in counts)
-            answers = [[float(value) for value in answer.split()] for answer in lines]
-            if all(len(a) == n and all(map(math.isfinite, a)) for a, n in zip(answers, counts, strict=True)):
-                return answers
+            answer = self._process.stdout.readline()
+            counts = [float(value) for value in answer.split()]
+            if len(counts) == STATISTICS and all(map(math.isfinite, counts)):
+                matched = [sum(counts[4:20:2]), sum(counts[5:20:2])]  # words of the candidate, of the reference
+                if matched == counts[:2] and counts[20] == 1:
+                    counts[20] = 0.0
+                return counts
         except (OSError, ValueError):  # it died, or wrote something else, such as why the virtual machine did not start
             pass
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,7 +167,7 @@ class Meteor:
         self._process.kill()
         self._process.wait()
         self._errors.seek(0)
-        output = b"".join(lines) + self._process.stdout.read()
+        output = answer + self._process.stdout.read()
         raise MissingToolError(f"METEOR failed: {program_reason(self._errors.read(), output)}")
 
 

@@ -122,9 +122,9 @@ def macro_f1_percent(sums_SK: FloatArray) -> FloatArray:
 
 
 def meteor_from_statistics(sums_SK: FloatArray) -> FloatArray:
-    """Return METEOR in percent from summed statistics (Denkowski and Lavie, 2014, English parameters).
+    """Return METEOR 1.5 in percent (Denkowski and Lavie, 2014, English parameters), as the program computes it.
 
-    Equal to `Meteor.score`, but for a thousand resamples at once.
+    Columns: sums of `Meteor.statistics`.
     """
     alpha, beta, gamma, delta = 0.85, 0.2, 0.6, 0.75
     by_kind = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphrase
