@@ -425,6 +425,13 @@ def test_null_in_a_new_mapping_is_dropped(tmp_path: Path) -> None:
     assert load_params(path).pretrain["tden"].sources == {"scenes": 2}
 
 
+def test_nulls_below_a_missing_mapping_create_nothing(tmp_path: Path) -> None:
+    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
+    preset, before = tmp_path / "preset.yaml", path.read_bytes()
+    preset.write_text("# x\npretrain: {absent: {optimizer: {groups: null}}}\nmodels: {absent: {text_init: null}}\n")
+    assert apply_overlay(path, preset, []) == [] and path.read_bytes() == before
+
+
 def test_a_preset_adds_runs_but_never_replaces_one(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)

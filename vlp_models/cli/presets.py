@@ -269,12 +269,17 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str], aliases: s
             _merge(target[key], value, place, changes, aliases)
             if not target[key]:
                 target[key] = type(target[key])()  # if emptied in place, ruamel writes `{}` below the comment
-        else:
+        elif not _only_deletes(value):
             _drop_nulls(value)
             if key not in target or _plain(target[key]) != _plain(value):
                 before = _short(str(key), target[key]) if key in target else "(new)"
                 changes.append(f"{place}: {before} -> {_short(str(key), value)}")
                 target[key] = _quoted_like(_quote_unclear(value), target.get(key))
+
+
+def _only_deletes(value: Any) -> bool:
+    """Return whether a mapping has nulls alone, at any depth: it creates nothing where its key is missing."""
+    return value is None or (isinstance(value, dict) and bool(value) and all(map(_only_deletes, value.values())))
 
 
 def _merged_plain(target: Any, overlay: Any) -> Any:
@@ -285,7 +290,7 @@ def _merged_plain(target: Any, overlay: Any) -> Any:
     for key, value in overlay.items():
         if value is None:
             result.pop(key, None)
-        else:
+        elif isinstance(result.get(key), dict) or not _only_deletes(value):
             result[key] = _merged_plain(result.get(key), value)
     return result
 
@@ -358,7 +363,7 @@ def _drop_nulls(value: Any) -> None:
     """Remove nulls from a new mapping in place: they delete nothing."""
     if isinstance(value, dict):
         for key, inner in list(value.items()):
-            if inner is None:
+            if _only_deletes(inner):
                 del value[key]
             else:
                 _drop_nulls(inner)
