@@ -225,6 +225,13 @@ def test_tokenizer_reads_utf8_in_any_locale() -> None:
     assert done.stdout.strip() == r"['caf\xe9']"
 
 
+def test_turkish_words_are_the_same_with_a_capital_dotted_i(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    captions = ["İki köpek", "I\u0307ki köpek", "iki köpek"]
+    assert set(tokenize(captions)[0].values()) == {"iki köpek"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert set(tokenize(captions)[0].values()) == {"iki köpek"}
+
+
 def test_one_image_scores_zero_cider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CIDEr's document frequency over one image is log 1, so the official score is zero, too."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -296,13 +296,11 @@ def tokenize_captions(texts: Sequence[str]) -> Tokenization:
     scripts); and for a caption in a script without spaces between words, which is split into characters. Composed and
     decomposed accents are the same.
     """
-    composed = {text: unicodedata.normalize("NFC", text) for text in sorted(set(texts))}
+    composed = {text: _composed(text) for text in sorted(set(texts))}
     try:
         lines, no_java = ptb_lines(list(composed.values())), ""
     except MissingToolError as error:
-        return Tokenization(
-            tokens={text: ptb_like(own) for text, own in composed.items()}, no_java=str(error), dropped={}
-        )
+        return Tokenization(tokens={text: ptb_like(text) for text in composed}, no_java=str(error), dropped={})
     tokens, dropped = {}, {}
     for (text, own), line in zip(composed.items(), lines, strict=True):
         lost = _first_dropped(own, line)
@@ -333,9 +331,14 @@ def _must_stay(character: str) -> bool:
     return (kind[0] in "LMN" and not is_fraction) or kind == "So" or character in "\u200c\u200d"
 
 
+def _composed(text: str) -> str:
+    """Compose accents; "İ" becomes the "i" of Turkish, which Unicode lower-cases to "i" and a combining dot."""
+    return unicodedata.normalize("NFC", text).replace("İ", "i").replace("i\u0307", "i")
+
+
 def ptb_like(text: str) -> str:
     """Tokenize one caption as Stanford's tokenizer does for ordinary English; tokens joined by spaces."""
-    text = separate_characters(text.lower().translate(_PLAIN))
+    text = separate_characters(_composed(text).lower().translate(_PLAIN))
     tokens: list[str] = []
     for token in _TOKEN.findall(text):
         tokens.extend(_SPLIT_WORDS[token].split() if token in _SPLIT_WORDS else [_BRACKETS.get(token, token)])
