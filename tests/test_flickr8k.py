@@ -80,6 +80,7 @@ def small(params: Params) -> list[str]:
         "features.timm": f"{{model: {SMALL}, weights: {CNN}}}",
         "features.max_regions": 9,
         "tokenizer.vocab": "bert",
+        "tokenizer.min_decoded_share": 0,  # the toy BERT has a dozen words
         "trainer.precision": "32-true",
         "trainer.log_every_steps": 1,
         "evaluate.bootstrap": 20,

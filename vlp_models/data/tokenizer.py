@@ -14,8 +14,6 @@ stage in the same way, with the same special tokens around a text, under the nam
     [MASK]  mask_token; models that are trained on masked words need it
 
 `tokenizer.special_tokens` in params.yaml names others. One that the vocabulary lacks is appended to it.
-
-`measure_coverage` finds the words of a corpus that the tokenizer does not know, or changes.
 """
 
 from __future__ import annotations
@@ -27,25 +25,27 @@ import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from tokenizers import Encoding, normalizers
+from tokenizers import Encoding, Regex, normalizers
 from tokenizers import Tokenizer as Engine
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
+from tokenizers.models import BPE, WordPiece
+from tokenizers.normalizers import BertNormalizer, Normalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordPieceTrainer
 
 from vlp_models.common.io import convert_command, write_json
+from vlp_models.common.log import get_logger
 from vlp_models.common.words import CHARACTERS
 from vlp_models.errors import DataError, ParamsError, first_line
 
 if TYPE_CHECKING:
     from vlp_models.data.batch import Text
+
+logger = get_logger(__name__)
 
 FORMAT = "vlp-tokenizer/1"
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -88,7 +88,7 @@ class Tokenizer:
         self.lowercase = lowercase
         self.strip_accents = None if strip_accents is lowercase else strip_accents
         model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100)
-        self._engine = _engine(model, lowercase, self.strip_accents)
+        self._engine = _engine(model, _normalizer(lowercase, self.strip_accents, self._tokens))
 
     @classmethod
     def train(
@@ -104,7 +104,8 @@ class Tokenizer:
         A character or a merge needs at least `min_frequency` occurrences. Memory grows with the distinct words; `texts`
         is iterated twice.
         """
-        characters = _characters(texts, _normalizer(lowercase, strip_accents), min_frequency)
+        normalizer = _normalizer(lowercase, strip_accents)
+        characters = _characters(texts, normalizer, min_frequency)
         # A word's first letter and its other letters ("##a") are different pieces: at most two per character.
         characters = characters[: max(0, (size - len(SPECIAL_TOKENS)) // 2)]
         # The trainer numbers "##a" pieces in the order of a randomly seeded hash map and breaks ties by number.
@@ -118,7 +119,7 @@ class Tokenizer:
             limit_alphabet=len(characters),
             show_progress=False,
         )
-        engine = _engine(WordPiece(unk_token=UNK), lowercase, strip_accents)
+        engine = _engine(WordPiece(unk_token=UNK), normalizer)
         engine.train_from_iterator(iter(texts), trainer)
         vocabulary = engine.get_vocab(with_added_tokens=True)
         ordered = sorted(vocabulary, key=vocabulary.__getitem__)
@@ -153,7 +154,8 @@ class Tokenizer:
         if isinstance(settings, dict) and "model" in settings and not (Path(directory) / "vocab.txt").exists():
             return PretrainedTokenizer.load(directory)
         if isinstance(settings, dict) and isinstance(settings.get("normalizer"), dict):  # Hugging Face's format
-            settings = {**settings["normalizer"], "format": FORMAT}
+            steps = settings["normalizer"].get("normalizers", [settings["normalizer"]])
+            settings = {**steps[-1], "format": FORMAT}  # `_normalizer` has BERT's last
         if not isinstance(settings, dict) or settings.get("format") != FORMAT:
             raise DataError(f"{file}: not tokenizer settings of format {FORMAT}")
         if not isinstance(settings.get("lowercase"), bool):
@@ -211,11 +213,9 @@ class Tokenizer:
         kept = [t for t in self._tokens if t in used or len(t.removeprefix(CONTINUATION)) == 1]
         return Tokenizer(kept, lowercase=self.lowercase, strip_accents=self.strip_accents)
 
-    def find_unknown(self, text: str) -> tuple[int, list[str]]:
-        """Return the number of words of a text, including punctuation marks, and those that become [UNK]."""
-        encoding = self._engine.encode(text, add_special_tokens=False)
-        spans = zip(encoding.ids, encoding.offsets, strict=True)
-        return len(set(encoding.word_ids)), [text[start:end] for i, (start, end) in spans if i == self.unk_id]
+    def reproduce(self, text: str) -> str:
+        """Return a text encoded and decoded: as a captioner trained on it can write it at best."""
+        return self.decode(self._engine.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str], max_len: int, *, whole_words: bool = False) -> Text:
         """Encode each text as [CLS] w1 ... wn [SEP], padded to the longest; with `word_BT` if `whole_words`.
@@ -380,18 +380,37 @@ def read_vocabulary(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
-def _normalizer(lowercase: bool, strip_accents: bool | None) -> BertNormalizer:
-    return BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase)
+def _normalizer(lowercase: bool, strip_accents: bool | None, vocabulary: Iterable[str] | None = None) -> Normalizer:
+    """Return BERT's normalizer, which drops zero-width joiners and lower-cases "İ" to "i" and a combining dot.
+
+    If accents are kept, joiners are kept as well (Persian, Sinhala and Malayalam spell with them), and "İ" becomes the
+    "i" of Turkish. Joiners that the `vocabulary` lacks are dropped, and a combining dot that it has is used.
+
+    Args:
+        vocabulary: None: to train one.
+    """
+    pieces = None if vocabulary is None else "".join(vocabulary)
+    keeps_accents = not (lowercase if strip_accents is None else strip_accents)
+    keeps_joiners = keeps_accents and (pieces is None or "\u200c" in pieces or "\u200d" in pieces)
+    steps: list[Normalizer] = []
+    if keeps_joiners:  # instead of `clean_text`
+        steps.append(normalizers.Replace(Regex("[[\\p{Cc}\\p{Cf}\\p{Co}\ufffd]&&[^\\t\\n\\r\u200c\u200d]]"), ""))
+    if keeps_accents and lowercase and (pieces is None or "\u0307" not in pieces):
+        steps.append(normalizers.Replace(Regex("İ|[Ii]\u0307"), "i"))
+    bert = BertNormalizer(
+        clean_text=not keeps_joiners, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
+    )
+    return normalizers.Sequence([*steps, bert]) if steps else bert
 
 
-def _engine(model: WordPiece, lowercase: bool, strip_accents: bool | None) -> Engine:
+def _engine(model: WordPiece, normalizer: Normalizer) -> Engine:
     engine = Engine(model)
-    engine.normalizer = _normalizer(lowercase, strip_accents)
+    engine.normalizer = normalizer
     engine.pre_tokenizer = BertPreTokenizer()
     return engine
 
 
-def _characters(texts: Iterable[str], normalizer: BertNormalizer, min_frequency: int) -> list[str]:
+def _characters(texts: Iterable[str], normalizer: Normalizer, min_frequency: int) -> list[str]:
     """Return the characters of the normalized texts, most frequent first, ties by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
@@ -410,72 +429,18 @@ def _append(words: list[str], token: str) -> None:
         words.append(token[len(CONTINUATION) :])
 
 
+# Words that lose their last vowel before another word (French, Italian, Catalan): l'eau, qu'il, dell'acqua
+_ELIDED = r"[cdjlmnst]|(?:jus|lors|puis|quel)?qu|aujourd|(?:a|da|de|ne|su|que)ll"
+
+
 def _join(words: list[str]) -> str:
     """Join words and punctuation: "a t - shirt , isn ' t it ?" -> "a t-shirt, isn't it?"."""
     text = " ".join(words)
     text = re.sub(r" ([.,;:?!%)\]])", r"\1", text)
     text = re.sub(r"([(\[]) ", r"\1", text)
-    text = re.sub(rf"(?<={CHARACTERS}) ' (?=(?:s|t|re|ve|ll|d|m)(?!{CHARACTERS}))", "'", text)
+    text = re.sub(rf"(?<={CHARACTERS}) (['’]) (?=(?:s|t|re|ve|ll|d|m)(?!{CHARACTERS}))", r"\1", text)
+    text = re.sub(rf"(?<!{CHARACTERS})(?<!['’])({_ELIDED}) (['’]) (?={CHARACTERS})", r"\1\2", text, flags=re.I)
     return re.sub(rf"(?<={CHARACTERS}) ([-/]) (?=\w)", r"\1", text)
-
-
-_POINTED = ("HEBREW", "ARABIC")  # scripts usually written without points
-
-
-@dataclass(frozen=True, kw_only=True)
-class Coverage:
-    """How much of a corpus the tokenizer represents.
-
-    words    number of words, including punctuation marks
-    unknown  words that become [UNK], with counts
-    changed  words that lose more than an accent (`loses_letters`), with counts
-    """
-
-    words: int
-    unknown: Counter[str]
-    changed: Counter[str]
-
-    @property
-    def unknown_share(self) -> float:
-        return self.unknown.total() / max(1, self.words)
-
-    @property
-    def changed_share(self) -> float:
-        return self.changed.total() / max(1, self.words)
-
-
-def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Coverage:
-    """Count the unknown and changed words of texts."""
-    words = 0
-    unknown: Counter[str] = Counter()
-    changed: Counter[str] = Counter()
-    for text in texts:
-        count, unfound = tokenizer.find_unknown(text)
-        words += count
-        unknown.update(unfound)
-        if tokenizer.strips_accents and not text.isascii():
-            changed.update(word for word in text.split() if loses_letters(word))
-    return Coverage(words=words, unknown=unknown, changed=changed)
-
-
-def loses_letters(word: str) -> bool:
-    """Return whether stripping accents changes a word's identity.
-
-    Vowels of Indic scripts and Thai are marks, and so are the dots of kana. A mark on a Latin, Greek or Cyrillic letter
-    is an accent, which BERT's uncased models do without.
-    """
-    letter = ""
-    for c in unicodedata.normalize("NFD", word):
-        kind = unicodedata.category(c)
-        if kind == "Mn" and letter:
-            return True
-        if not kind.startswith("M"):
-            letter = c if kind == "Lo" and _script(c) not in _POINTED else ""
-    return False
-
-
-def _script(letter: str) -> str:
-    return unicodedata.name(letter, "").partition(" ")[0]
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -498,6 +463,11 @@ class PretrainedTokenizer(Tokenizer):
             )
         engine.no_padding()
         engine.no_truncation()
+        if isinstance(engine.model, BPE) and engine.model.dropout:
+            logger.info(
+                "%s: its BPE dropout (%.2g) is off, so that equal texts have equal ids", where, engine.model.dropout
+            )
+            engine.model.dropout = None
         engine.add_special_tokens([token for token in special.values() if token])
         engine.encode_special_tokens = True  # "</s>" in a caption is text
         _break_special_tokens(engine, [token for name, token in special.items() if token and name != "unk"])
@@ -579,11 +549,6 @@ class PretrainedTokenizer(Tokenizer):
             "params.yaml: `tokenizer.trim` removes a BERT's word pieces; this tokenizer has pieces that depend on each "
             "other: set it to false"
         )
-
-    def find_unknown(self, text: str) -> tuple[int, list[str]]:
-        encoding = self._engine.encode(text, add_special_tokens=False)
-        spans, unknown = zip(encoding.ids, encoding.offsets, strict=True), self._special.get(UNK)
-        return len(word_spans(text)), [text[start:end] for i, (start, end) in spans if i == unknown]
 
     def _word_ids(self, encoding: Encoding, text: str) -> list[int]:
         """Return the word of each piece by its last character: a piece may contain the space before a word."""

