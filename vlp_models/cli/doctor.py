@@ -15,8 +15,9 @@ from typing import Literal
 import typer
 
 from vlp_models.common.account import explain_home, require_home
+from vlp_models.common.lock import check_locks
 from vlp_models.common.source_hash import ROOT, other_package
-from vlp_models.errors import DataError, explain_access, plain_text
+from vlp_models.errors import DataError, explain_access, explain_system_error, plain_text
 
 # Releases that must not run, and why.
 KNOWN_BAD = {
@@ -56,7 +57,7 @@ class Finding:
 
 
 def print_findings() -> None:
-    """Check this machine: packages, what params.yaml names, Java, git, disk space, accelerator, ports.
+    """Check this machine: packages, what params.yaml names, Java, git, file locks, disk space, accelerator, ports.
 
     Exit code 1: there is a problem to fix.
     """
@@ -83,6 +84,7 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _git(root)
     yield _account()
     yield _permissions(root)
+    yield _locks(root)
     yield _disk(root)
     yield _accelerator()
     yield from _ports()
@@ -202,6 +204,16 @@ def _permissions(root: Path) -> Finding:
         if problem := explain_access(path):
             return Finding("problem", "permissions", problem)
     return Finding("ok", "permissions", f"{root} is writable")
+
+
+def _locks(root: Path) -> Finding:
+    try:
+        check_locks(root)
+    except DataError as error:
+        return Finding("problem", "file locks", str(error))
+    except OSError as error:
+        return Finding("note", "file locks", f"cannot be tried: {explain_system_error(error)}")
+    return Finding("ok", "file locks", "work here")
 
 
 def _disk(root: Path) -> Finding:

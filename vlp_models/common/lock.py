@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vlp_models.common.log import get_logger
-from vlp_models.errors import BusyError
+from vlp_models.errors import BusyError, DataError
 
 logger = get_logger(__name__)
 
 PROBE = 0.05  # seconds that `find_holder` may hold a free lock, at most
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of flock, on a file system without locks
 HELD_LOCK = "VLP_HELD_LOCK"  # environment variable of a command: the lock file that the process above it holds
 
 
@@ -44,12 +47,13 @@ def file_lock(
 
     Raises:
         BusyError (or `busy`): another process held the lock all that time.
+        DataError: the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         deadline, announced = time.monotonic() + max(wait, PROBE), False
-        while not _try_lock(descriptor):
+        while not _try_lock(descriptor, path):
             if time.monotonic() >= deadline:
                 raise busy(
                     f"another {_holder(path, what)} is using this workspace; wait for it to finish or stop it "
@@ -85,11 +89,29 @@ def find_holder(path: Path) -> str:
     return ""
 
 
-def _try_lock(descriptor: int) -> bool:
+def check_locks(folder: Path) -> None:
+    """Lock a temporary file in a folder.
+
+    Raises:
+        DataError: the file system has no locks.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        _try_lock(file.fileno(), folder)
+
+
+def _try_lock(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise DataError(
+            f"{path}: the file system has no file locks (flock: {os.strerror(error.errno).lower()}), without which "
+            "two runs would overwrite each other. Move the project to a local disk, or mount the file system with "
+            "locks (Lustre: option `flock`; NFS: `local_lock=flock` if one machine uses it)"
+        ) from None
     return True
 
 
