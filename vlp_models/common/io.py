@@ -357,7 +357,11 @@ _COPIED = {"fuse.seaweedfs"}
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Hard-link `source` to `target`; copy where links do not work (another file system, a mounted bucket)."""
+    """Hard-link `source` to `target`; copy where links do not work (another file system, a mounted bucket).
+
+    Of a symbolic link, as DVC's `cache.type symlink` makes them, its file.
+    """
+    source = os.path.realpath(source)
     if _file_system(Path(source).stat().st_dev) not in _COPIED:
         with suppress(OSError):
             os.link(source, target)

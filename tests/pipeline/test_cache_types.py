@@ -1,0 +1,34 @@
+"""However DVC links outputs to its cache, a version is registered, exported and packed, and the cache stays intact."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from cloned_project import copy_project, run, run_in_process
+
+from vlp_models import VLP
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("kind", ["copy", "reflink", "hardlink", "symlink"])
+def test_every_cache_type_reaches_a_registered_version(built_project: Path, tmp_path: Path, kind: str) -> None:
+    project = copy_project(built_project, tmp_path / "project")
+    run(project, "dvc", "config", "cache.type", kind)
+    relinked = run(project, "dvc", "checkout", "--relink", check=False)
+    if kind == "reflink" and "no possible cache link types" in relinked.stderr:
+        pytest.skip("this file system has no reflinks")
+    assert relinked.returncode == 0, relinked.stderr
+    assert (project / "checkpoints/finetune/tden-vqa/model.safetensors").is_symlink() == (kind == "symlink")
+
+    run_in_process(project, "vlp", "use", "--set", f"tracking.model_prefix={kind}")  # makes `register` stale
+    run(project, "vlp", "run")
+    run_in_process(project, "vlp", "export", f"{kind}-captioning/1", str(tmp_path / "export"))
+    assert VLP.from_pretrained(tmp_path / "export").task == "captioning"
+    run_in_process(project, "vlp", "pack", "tden-vqa", "-o", str(tmp_path / "vqa.run.zip"))
+
+    run(project, "vlp", "stage", "evaluate", "tden-vqa")  # overwrites outputs, which DVC would have removed first
+    for path in (project / ".dvc/cache/files/md5").glob("??/*"):
+        content = path.read_bytes()
+        assert hashlib.md5(content).hexdigest() == path.parent.name + path.name.removesuffix(".dir"), path
