@@ -26,6 +26,7 @@ from vlp_models.errors import (
     Preempted,
     ProcessLostError,
     explain_system_error,
+    first_line,
     is_disk_full,
 )
 from vlp_models.params import OptimizerParams, SnapshotParams, TrainerParams
@@ -303,6 +304,11 @@ def _explain(
             return None
         return CheckpointError(
             f"{work}: {explain_system_error(error)}. Saved checkpoints are intact: run again to resume"
+        )
+    if "DataLoader worker" in str(error):
+        return ProcessLostError(
+            f"{title}: a loader process was lost ({first_line(error).strip(' .')}). If the machine ran out of memory, "
+            "lower `trainer.num_workers`. The same command resumes from the last checkpoint"
         )
     if processes > 1 and any(sign in str(error) for sign in LOST_PROCESS):
         return ProcessLostError(

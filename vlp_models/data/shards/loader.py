@@ -4,22 +4,30 @@ The batches of an epoch are a function of (seed, epoch): not of the number of pr
 the number of workers, nor of the random state of the process. A cursor of three integers is all there is to save. A
 sample's random augmentation follows from its `seed`, a function of (seed, epoch, index) as well, or of the image in
 place of the index if texts share their image's seed (`GroupedOrder`).
+
+Workers send batches through pipes. torch's own way, shared memory whose descriptors travel over a socket in TMPDIR,
+needs a large /dev/shm and a short path; where one is missing, torch drops the batch and the training waits forever.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.queues import Queue
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.order import EpochOrder
-from vlp_models.errors import CheckpointError, DataError
+from vlp_models.errors import CheckpointError, DataError, ParamsError, VLPError
 
 
 class _SeededSamples(Dataset[Sample]):
@@ -51,6 +59,28 @@ class _Cursor:
 
     def __len__(self) -> int:
         return self.order.steps
+
+
+def _start_worker(worker: int) -> None:
+    """Let a worker process send the memory of tensors as bytes, and the reason if it cannot send a batch."""
+    ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+    Queue._on_queue_feeder_error = _send_reason  # type: ignore[method-assign, assignment]  # by default it drops the batch
+
+
+def _send_reason(queue: Queue[Any], error: Exception, numbered: tuple[int, Any]) -> None:
+    number, _ = numbered  # of the batch
+    reason = DataError(
+        f"a loader process cannot send its batch ({type(error).__name__}: {error}); set `trainer.num_workers: 0`"
+    )
+    queue.put((number, ExceptionWrapper((DataError, reason, None))))
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[NDArray[np.uint8]]]:
+    return _rebuild_storage, (torch.empty(0, dtype=torch.uint8).set_(storage).numpy(),)
+
+
+def _rebuild_storage(content: NDArray[np.uint8]) -> torch.UntypedStorage:
+    return torch.from_numpy(content).untyped_storage()
 
 
 class ResumableLoader(DataLoader[Batch]):
@@ -112,6 +142,7 @@ class ResumableLoader(DataLoader[Batch]):
             batch_sampler=self._cursor,  # type: ignore[arg-type]
             collate_fn=collate,
             num_workers=num_workers,
+            worker_init_fn=_start_worker,
             # a separate generator, so that starting an epoch does not advance the global one
             generator=torch.Generator(),
         )
@@ -132,9 +163,23 @@ class ResumableLoader(DataLoader[Batch]):
         self._cursor.epoch, self._cursor.start = self._epoch, self._yielded
         self.generator.manual_seed(self.order.seed)
         empty = self._has_empty_batch()
-        for batch in super().__iter__():
-            self._yielded += 1
-            yield batch.empty() if empty and self._yielded == len(self) else batch
+        try:
+            batches = super().__iter__()
+        except OSError as error:
+            raise ParamsError(
+                f"params.yaml: `trainer.num_workers: {self.num_workers}`: a loader process cannot start "
+                f"({os.strerror(error.errno or 0).lower()}); set it to 0, or raise the machine's limits on processes "
+                "and /dev/shm (of a container: `--pids-limit`, `--shm-size`)"
+            ) from error
+        try:
+            for batch in batches:
+                self._yielded += 1
+                yield batch.empty() if empty and self._yielded == len(self) else batch
+        except VLPError as error:
+            if not self.num_workers:
+                raise
+            name = f"{type(error).__module__}.{type(error).__name__}: "
+            raise type(error)(str(error).rpartition(name)[2].strip()) from error  # without the worker's traceback
 
     def _has_empty_batch(self) -> bool:
         """Return whether this rank has no sample of the last batch; it has some of every other."""

@@ -97,7 +97,7 @@ def start(launch: Launch, params: Params) -> TrainJob:
     logging.getLogger("kubeflow").setLevel(logging.ERROR)
     job = f"vlp-{launch.stage}-{launch.id}"
     mount = {"name": "project", "mountPath": launch.root, **({"subPath": p.sub_path} if p.sub_path else {})}
-    shared = {"name": "shared-memory", "mountPath": "/dev/shm"}  # of loaders and NCCL; the default is 64 MB
+    shared = {"name": "shared-memory", "mountPath": "/dev/shm"}  # of NCCL; the default is 64 MB
     env: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in p.env.items()]
     for name, secret in p.secrets.items():
         of, _, key = secret.partition("/")
