@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,13 @@ def use(project: Path, settings: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def training(project: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def training(
+    project: Path, env: dict[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """Start `dvc repro pretrain@tden`, as `vlp run` does; what it prints is in `out.log`."""
     with (project.parent / "out.log").open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vlp_models.cli.main", "stage", "pretrain", "tden"],
+            [*prefix, sys.executable, "-m", "vlp_models.cli.main", "stage", "pretrain", "tden"],
             cwd=project,
             env={**environment(project), **(env or {})},
             stdout=output,
@@ -111,6 +113,41 @@ def test_a_stop_is_passed_on_and_resumed(project: Path, expected: dict[str, Any]
     assert not workers(project)
     with training(project) as process:
         finish(project, process, expected)
+
+
+def test_one_machine_needs_no_host_name_that_resolves(project: Path, expected: dict[str, Any]) -> None:
+    """A container's often does not."""
+    unshare = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host-xyz && exec "$@"', "sh"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this account may not have a host name of its own")
+    use(project, {"trainer.launcher": "torchrun"})
+    with training(project, prefix=unshare) as process:
+        finish(project, process, expected)
+
+
+def test_a_killed_node_ends_the_training_which_then_resumes(project: Path, expected: dict[str, Any]) -> None:
+    use(project, {"trainer.launcher": "torchrun"})
+    with training(project) as process:
+        wait_until(lambda: step(project) >= MIDWAY, 300)
+        (node,) = psutil.Process(process.pid).children()
+        node.kill()
+        assert process.wait(60) == 2
+    assert "torchrun exited with -9; first silent node" in output(project) and "run again to resume" in output(project)
+    wait_until(lambda: not workers(project), 60)
+    with training(project) as process:
+        finish(project, process, expected)
+    assert "resuming from step" in output(project)
+
+
+def test_a_node_that_cannot_start_ends_the_training(project: Path, tmp_path: Path) -> None:
+    use(project, {"trainer.launcher": "torchrun"})
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'vlp_models.pipeline.launchers.node' in sys.orig_argv: os._exit(1)\n"
+    )
+    with training(project, {"PYTHONPATH": f"{tmp_path}:{project}"}) as process:
+        assert process.wait(60) == 2
+    assert "pretrain@tden: ended before any node wrote" in output(project)
+    assert "torchrun exited with 1" in output(project)
 
 
 def test_a_second_machine_joins_and_loses_its_agent(project: Path, expected: dict[str, Any]) -> None:

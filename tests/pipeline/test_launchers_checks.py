@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -121,6 +122,18 @@ def test_a_node_that_cannot_take_part_ends_the_training(wanted: Launch, change: 
     write_json(wanted.folder / LAUNCH, dataclasses.asdict(wanted) | change)
     assert node.run_node(wanted.folder, 0) == 0
     with pytest.raises(LaunchError, match=rf"pretrain@tden: .*{message}"):
+        seam._exit_code(wanted, "ended")
+
+
+def test_a_node_of_several_whose_host_name_does_not_resolve_ends_the_training(
+    wanted: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: "no-such-host.invalid")
+    write_json(wanted.folder / LAUNCH, dataclasses.asdict(wanted) | {"nodes": 2})
+    assert node.run_node(wanted.folder, 0, "127.0.0.1:29500") == 0
+    with pytest.raises(
+        LaunchError, match=r"the host name no-such-host\.invalid does not resolve; add it to /etc/hosts"
+    ):
         seam._exit_code(wanted, "ended")
 
 

@@ -115,10 +115,17 @@ def _kill(agent: subprocess.Popen[bytes]) -> None:
 def _check(launch: Launch) -> None:
     """
     Raises:
-        LaunchError: this node has other code or packages, or too few GPUs.
+        LaunchError: this node has other code or packages, a host name that does not resolve, or too few GPUs.
     """
     if difference := explain_difference(launch.machine):
         raise LaunchError(difference)
+    if launch.nodes > 1:  # the processes of all nodes connect to one of them by its host name
+        try:
+            socket.getaddrinfo(socket.getfqdn(), None)
+        except OSError:
+            raise LaunchError(
+                f"the host name {socket.getfqdn()} does not resolve; add it to /etc/hosts or the DNS on every node"
+            ) from None
     if launch.gpu:
         import torch
 
@@ -131,7 +138,7 @@ def _check(launch: Launch) -> None:
 
 
 def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
-    together = ["--standalone"]
+    together = ["--standalone", "--local-addr=127.0.0.1"]  # a container's host name may not resolve
     if launch.nodes > 1:
         conf = f"is_host={int(index == 0)},join_timeout={JOIN_SECONDS}"
         together = [f"--nnodes={launch.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
