@@ -64,7 +64,7 @@ class _Cursor:
 def _start_worker(worker: int) -> None:
     """Let a worker process send the memory of tensors as bytes, and the reason if it cannot send a batch."""
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
-    Queue._on_queue_feeder_error = _send_reason  # type: ignore[method-assign, assignment]  # by default it drops the batch
+    Queue._on_queue_feeder_error = _send_reason  # type: ignore[attr-defined]  # by default it drops the batch
 
 
 def _send_reason(queue: Queue[Any], error: Exception, numbered: tuple[int, Any]) -> None:
