@@ -55,10 +55,10 @@ from numpy.typing import NDArray
 
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import LEVELS, MIN_GROUPS, draws
-from vlp_models.metrics.gain import LEVEL, holm
 from vlp_models.metrics.caption import CaptionSet, score_caption_sets
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import tokenize
+from vlp_models.metrics.gain import LEVEL, holm
 from vlp_models.metrics.score import FloatArray
 
 BASELINE = "CIDEr"
