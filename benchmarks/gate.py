@@ -311,8 +311,8 @@ class Judge:
         names = [f"{i:05d}" for i in range(count)]
 
         def measured(score_N: FloatArray, size_N: FloatArray) -> Measurement:
-            sums = (np.bincount(drawn.cluster_N, weights=w, minlength=count) for w in (score_N * size_N, size_N))
-            parts = np.column_stack(list(sums))
+            sums = [np.bincount(drawn.cluster_N, weights=w, minlength=count) for w in (score_N * size_N, size_N)]
+            parts = np.column_stack(sums).astype(np.float64)
             evidence = Evidence(groups=names, parts_NK=parts, statistic=mean_percent, items=names)
             return Measurement(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * count)
 
