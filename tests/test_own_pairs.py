@@ -68,6 +68,7 @@ TINY = [
     "tokenizer.source=train",
     "tokenizer.vocab=",
     "tokenizer.vocab_size=120",
+    "tokenizer.min_frequency=1",  # three photos have one training caption
 ]
 
 

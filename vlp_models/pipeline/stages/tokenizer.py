@@ -241,15 +241,11 @@ def _decoded_share(tokenizer: Tokenizer, texts: Sequence[str], source: str, p: T
     share = round(100 * float(remaining / whole), 2) if whole else 100.0
     if share < p.min_decoded_share:
         changed = next(i for i, text in enumerate(words) if text != decoded_words[i])
-        if p.source == "vocab":
-            command = OWN_VOCABULARY
-        elif tokenizer.strips_accents:
-            command = "vlp use --set tokenizer.strip_accents=false"
-        else:
-            size = max(8000, 2 * p.vocab_size)
-            command = f"vlp use --set tokenizer.min_frequency=1 --set tokenizer.vocab_size={size}"
+        settings = {"strip_accents": "false", "min_frequency": 1, "vocab_size": max(8000, 2 * p.vocab_size)}
+        trained = "vlp use " + " ".join(f"--set tokenizer.{key}={value}" for key, value in settings.items())
+        command = OWN_VOCABULARY if p.source == "vocab" else trained
         raise DataError(
-            f"data.{source}: the vocabulary does not fit its language: texts keep {share}% of their CIDEr-D when "
+            f"data.{source}: the vocabulary loses marks or words: texts keep {share}% of their CIDEr-D when "
             f"encoded and decoded (`tokenizer.min_decoded_share` in params.yaml: {p.min_decoded_share:g}%), such as "
             f"'{texts[changed]}' -> '{decoded[changed]}'; run `{command}`"
         )
