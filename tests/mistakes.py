@@ -30,7 +30,7 @@ def make_template(folder: Path) -> Path:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     raw |= {"generate": {}, "data": {"photos": {"format": "pairs", "root": "data/raw/photos", "pairs": "pairs.csv"}}}
     raw["features"]["source"], raw["detector"]["source"] = "grid", "none"
-    raw["tokenizer"] |= {"vocab_size": 100, "min_answer_count": 1}
+    raw["tokenizer"] |= {"vocab_size": 100, "min_frequency": 1, "min_answer_count": 1}
     raw["models"]["tden"]["config"] |= TINY
     raw["validate"]["max_bad_fraction"] = 0.2
     del raw["pretrain"]["tden"]["recipe"]["objectives"]["moc"]
