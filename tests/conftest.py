@@ -64,8 +64,9 @@ def browser() -> Iterator[Any]:
 def few_items_suffice() -> Iterator[None]:
     """Report intervals and ranks for the handful of items that a test has."""
     with pytest.MonkeyPatch.context() as patch:
-        # evaluate first: imported after the other patch, it would have 1 for good
+        # these first: imported after the patch of bootstrap, they would have 1 for good
         patch.setattr("vlp_models.pipeline.stages.evaluate.MIN_GROUPS", 1)
+        patch.setattr("vlp_models.metrics.gain.MIN_GROUPS", 1)
         patch.setattr("vlp_models.metrics.bootstrap.MIN_GROUPS", 1)
         patch.setattr("vlp_models.tasks.retrieval.MAX_CHANCE", 100.0)
         yield
