@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +147,22 @@ def test_damaged_files_are_named(toy: Toy, tmp_path: Path) -> None:
         load_model(tmp_path)
     with pytest.raises(CheckpointError, match="no such file"):
         load_model(tmp_path / "nowhere")
+
+
+def test_sums_of_files_that_may_only_be_read(toy: Toy, tmp_path: Path) -> None:
+    """Such as those that DVC has linked to its cache, and copies of them."""
+    write(toy, tmp_path)
+    for path in tmp_path.iterdir():
+        path.chmod(0o444)
+    (tmp_path / "SHA256SUMS").unlink()
+    code = "import sys; from pathlib import Path; from vlp_models.models.checkpoint import write_sums as w"
+    command = [sys.executable, "-c", f"{code}; w(Path(sys.argv[1]))", str(tmp_path)]
+    if os.geteuid() == 0:  # who may write to any file
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv, which takes this right from root, is not installed")
+        command = ["setpriv", "--bounding-set=-dac_override", *command]
+    subprocess.run(command, check=True)
+    assert read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt", "tokenizer.json", "SHA256SUMS"])

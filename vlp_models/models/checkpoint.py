@@ -76,7 +76,7 @@ def write_sums(directory: Path) -> None:
     """Write the sha256 of every file of the directory to SHA256SUMS, and flush the files to disk."""
     lines = []
     for path in sorted(p for p in directory.iterdir() if p.is_file() and p.name != SUMS):
-        with path.open("rb+") as file:
+        with path.open("rb") as file:
             lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
             os.fsync(file.fileno())
     (directory / SUMS).write_text("".join(lines), encoding="utf-8")
