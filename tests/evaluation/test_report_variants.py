@@ -141,7 +141,7 @@ def test_variants_are_compared_in_pairs_on_the_same_test(params: Params, workspa
     assert found.verdict(pairs["regions", "fresh"]) == "regions is better"
     assert found.describe_interval(pairs["regions", "fresh"]) == "items and seeds (2 and 2)"
     assert found.verdict(pairs["regions", "other"]) == "inconclusive"
-    assert found.describe_interval(pairs["regions", "other"]) == "items only (2 and 1 seeds)"
+    assert found.describe_interval(pairs["regions", "other"]) == "items and seeds (2 and 1)"
     lower = compare(workspace, records, "accuracy", "lower", resamples=500)
     assert lower is not None and lower.verdict(lower.pairs[0]) == "fresh is better"
 
