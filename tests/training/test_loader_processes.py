@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from toy_dataset import Toy, same_weights
@@ -73,11 +73,11 @@ def test_a_loader_process_that_cannot_start_is_named_with_the_way_out(tmp_path: 
 
 
 class Killing:
-    """A tracker that kills a loader process after an update."""
+    """A tracker that kills the loader processes after an update."""
 
     def sync(self, log: Path) -> None:
-        if children := psutil.Process().children():
-            children[0].kill()
+        for process in multiprocessing.active_children():
+            process.kill()
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_killed_loader_process_ends_the_training_which_then_resumes(toy: Toy, 
     settings = {"num_workers": 2, "max_epochs": 4, "checkpoint_every_steps": 1}
     with pytest.raises(ProcessLostError, match=r"loader process was lost.*The same command resumes from the last"):
         toy.fit(tmp_path / "work", tracker=Killing(), **settings)
-    assert not psutil.Process().children()
+    assert not multiprocessing.active_children()
     resumed, result = toy.fit(tmp_path / "work", **settings)
     assert result.resumed_from
     whole, _ = toy.fit(tmp_path / "whole", **{**settings, "num_workers": 0})

@@ -48,7 +48,7 @@ SEED_DRAWS = 10  # draws of the seeds' variation per draw of the items: smooths 
 EXTRAPOLATION = 7  # times the skewness that the sample is estimated to miss
 RARE = 30  # a loss that occurs more often than this is not rare: the other tests see it
 LARGER = 1.25  # an uncounted loss may be larger by this than those that were counted
-ALL_RIGHT = (1.0, 100.0)  # the gain if all wrong answers became right, in shares or in percent
+FULL_RANGE = (1.0, 100.0)  # the largest loss on an item, in shares and in percent
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -206,8 +206,9 @@ def _hidden_losses(shares_G: FloatArray, resamples: int, seed: int) -> FloatArra
     # Row k: more losses of one size than the k that were counted, times the size of the k-th largest.
     losses_K = np.sort(np.maximum(-shares_G, 0))[::-1][: RARE - 1]
     largest = float(np.abs(shares_G).max())
-    if is_constant and not np.isclose(abs(shares_G.sum()), ALL_RIGHT).any():
-        largest *= count  # an equal gain on all items shows nothing of what a loss may be
+    if is_constant and largest > 0:  # an equal gain on all items shows nothing of what a loss may be
+        in_shares = abs(shares_G.sum()) <= FULL_RANGE[0] + 1e-9
+        largest = (FULL_RANGE[0] if in_shares else FULL_RANGE[1]) / count
     sizes_K1 = np.array([largest, *(LARGER * losses_K)])[:, None]
     unseen_S = (_uncounted(count - 1, resamples, seed)[: len(sizes_K1)] * sizes_K1).max(axis=0)
     hidden_S: FloatArray = np.maximum(error * t_S, unseen_S)
