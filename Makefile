@@ -93,7 +93,7 @@ test-lmms: install
 	@test -x $(LMMS) || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-lmms
 	@uv pip install $(QUIET) --python $(LMMS) --require-hashes -r requirements-lmms-eval.lock
 	@uv pip install --quiet --python $(LMMS) --no-deps --no-build-isolation --editable .
-	@VLP_LMMS_PYTHON=$(CURDIR)/$(LMMS) python -m pytest tests/registry/test_lmms_eval.py
+	@VLP_LMMS_PYTHON=$(CURDIR)/$(LMMS) python -m pytest tests/contrib/lmms_eval/test_lmms_eval.py
 
 test-long: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock

@@ -21,6 +21,21 @@ from hypothesis import settings
 
 from vlp_models.common.log import configure_logging
 
+CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
+# Tests of the core that try it on the samples of a contrib folder -> that folder
+BORROWERS = {
+    "fuzz/test_fuzz.py": "plugin_kit",
+    "models/test_images_per_text.py": "plugin_kit",
+    "models/test_lora.py": "plugin_kit",
+    "objectives/test_across_models.py": "plugin_kit",
+    "serving/test_pixel_models.py": "plugin_kit",
+}
+# A folder of contrib can be deleted: its tests are ignored then.
+collect_ignore = [file for file, folder in BORROWERS.items() if not (CONTRIB / folder).is_dir()]
+collect_ignore += [
+    str(tests) for tests in Path(__file__).parent.glob("contrib/*") if not (CONTRIB / tests.name).is_dir()
+]
+
 settings.register_profile("here", deadline=None)  # a busy machine is no fault; pytest-timeout ends what hangs
 settings.load_profile("here")
 configure_logging()  # as every command does; tests read messages with capsys

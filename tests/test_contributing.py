@@ -19,7 +19,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_task_is_a_file_and_a_name(clone: Path) -> None:
-    """Its stages are in dvc.yaml; tests/tasks/test_a_new_task.py runs them."""
+    """Its stages are in dvc.yaml; tests/contrib/plugin_kit/test_a_new_task.py runs them."""
     follow_section(clone, "A new task")
     text = (clone / "dvc.yaml").read_text()
     assert text.count("task: guess_color") == 2  # finetune, evaluate

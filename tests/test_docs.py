@@ -114,7 +114,7 @@ def test_generated_pages_are_up_to_date(name: str, function: str) -> None:
 
 @pytest.mark.parametrize("bundle", sorted((DOCS / "results" / "runs").glob("*.run.zip")), ids=lambda path: path.stem)
 def test_figures_of_the_demo_replay_from_their_bundles(bundle: Path) -> None:
-    from vlp_models.pipeline.replay import score
-    from vlp_models.pipeline.run_bundle import open_bundle
+    from vlp_models.contrib.bundles.replay import score
+    from vlp_models.contrib.bundles.run_bundle import open_bundle
 
     assert not [finding for finding in score(open_bundle(bundle)) if finding.equal is False]

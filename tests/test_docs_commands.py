@@ -246,8 +246,8 @@ def write_daquar(root: Path) -> None:
 
 def write_nlvr(repository: Path) -> None:
     """Write a git repository with nlvr/{train,dev}: synthetic examples with the keys and six images of NLVR's own."""
+    from vlp_models.contrib.boxes.dataset import write
     from vlp_models.params import GeneratorParams
-    from vlp_models.synthetic.boxes.dataset import write
 
     root = repository / "nlvr"
     write(GeneratorParams(generator="boxes", seed=5, train=60, val=0, test=12, statements=1, permutations=6), root)

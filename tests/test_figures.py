@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.pipeline.run_bundle import MANIFEST, _archive, open_bundle
+from vlp_models.contrib.bundles.run_bundle import MANIFEST, _archive, open_bundle
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))

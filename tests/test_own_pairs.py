@@ -26,9 +26,6 @@ from vlp_models.pipeline.data_sizes import explain_sizes
 from vlp_models.pipeline.promotion_commands import promote_task
 from vlp_models.pipeline.stages import detector, register, report
 from vlp_models.serving.bundle import SEARCH, why_not_served, write_bundle
-from vlp_models.serving.page.handlers import Page, PhotoModel
-from vlp_models.serving.page.photos import BOX_COLOR, IMPORTANT_COLOR, open_photo, scale_for_page
-from vlp_models.serving.page.version_card import make_version_card
 from vlp_models.serving.predictor import Predictor, smoke_test
 
 ROOT = Path(__file__).parent.parent
@@ -144,6 +141,10 @@ def check_serves_scored_captions(workspace: Workspace, bundle: Path) -> Predicto
 
 def check_demo_page(predictor: Predictor, bundle: Path, photo: Path) -> None:
     """The page shows all three captions, the source of the regions, and a box around each of the 3 x 3 cells."""
+    from vlp_models.contrib.demo_page.handlers import Page, PhotoModel
+    from vlp_models.contrib.demo_page.photos import BOX_COLOR, IMPORTANT_COLOR, open_photo, scale_for_page
+    from vlp_models.contrib.demo_page.version_card import make_version_card
+
     prediction = predictor.predict([str(photo)])[0]
     card = make_version_card(
         name="own", version=1, selected_by="champion", tags={}, lineage=None, scores=[], bundle=bundle

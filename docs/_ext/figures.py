@@ -47,8 +47,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.contrib.bundles.run_bundle import LINEAGE, SUFFIX, open_bundle, parse_json
 from vlp_models.errors import DataError
-from vlp_models.pipeline.run_bundle import LINEAGE, SUFFIX, open_bundle, parse_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "docs" / "results" / "runs", ROOT / "benchmarks" / "results")

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlp_models.contrib.plugin_kit.scaffolds.family.info_nce import info_nce
 from vlp_models.data.batch import Batch, Image, Pixels, Text
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import PixelInput
@@ -39,7 +40,6 @@ from vlp_models.models.layers.embeddings import TextEmbedding, embedding_table
 from vlp_models.models.protocols import Fused
 from vlp_models.objectives.loss import Loss, cross_entropy
 from vlp_models.params.schema import PositiveFloat, PositiveInt
-from vlp_models.scaffolds.family.info_nce import info_nce
 
 EPS = 1e-12  # of all norms, as in BERT
 

@@ -31,7 +31,6 @@ from vlp_models.data.shards.order import (
 from vlp_models.data.shards.stream import Layout
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
-from vlp_models.forgetting.replay import Updates, find_first_exposure
 from vlp_models.params import StreamParams
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.module import _non_finite_inputs
@@ -160,12 +159,13 @@ def test_shared_images_give_the_same_results_as_separate_ones(toy: Toy) -> None:
 
 
 def test_first_exposure_is_known_in_grouped_order(toy: Toy) -> None:
+    replay = pytest.importorskip("vlp_models.contrib.forgetting.replay")
     dataset = doubled(toy)
     order = choose_order(dataset, None, 2)(length=len(dataset), batch_size=4, seed=7)
     names = dataset.image_ids()
     batches = list(order.batches(0))
     for wanted in sorted(set(names))[:5]:
-        replayed = find_first_exposure(dataset, {wanted}, order, Updates(count=len(batches)))
+        replayed = replay.find_first_exposure(dataset, {wanted}, order, replay.Updates(count=len(batches)))
         first = next(n for n, batch in enumerate(batches) if wanted in {names[i] for i in batch})
         assert replayed is not None and replayed.update == first + 1
 

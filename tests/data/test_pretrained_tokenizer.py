@@ -21,9 +21,6 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.objectives.masked_modeling import mask_tokens, word_range
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages.tokenizer import run
-from vlp_models.training.conformance.families import try_family
-from vlp_models.training.conformance.scenes import write_sample_scenes
-from vlp_models.training.conformance.trial import small_config
 
 
 @pytest.fixture(scope="module", params=WRITERS)
@@ -142,6 +139,11 @@ def test_random_words_come_before_a_mask_token_at_the_end() -> None:
 @pytest.mark.parametrize("family", ["unified_vlp", "vlmo", "xgpt"])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_families_pass_their_checks_with_it(family: str, kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("vlp_models.contrib.plugin_kit.commands")
+    from vlp_models.contrib.plugin_kit.conformance.families import try_family
+    from vlp_models.contrib.plugin_kit.conformance.scenes import write_sample_scenes
+    from vlp_models.contrib.plugin_kit.conformance.trial import small_config
+
     folder = WRITERS[kind](tmp_path)
     special = {"mask": "<mask>"} if kind == "bpe" else {}
     tokenizer = read_tokenizer(folder, lowercase=False, special_tokens=special)

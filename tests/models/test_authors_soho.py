@@ -1,5 +1,5 @@
 """Parity with the public SOHO code (researchmm/soho), which was run on the same weights, images and texts
-(tests/golden/authors_soho.json, tests/authors_soho.py).
+(tests/golden/authors_soho.json, tests/support/authors_soho.py).
 
 This model runs in float64: in float32 its convolutions differ from processor to processor, and a ReLU close to zero
 then changes whole gradients. The recorded numbers are float32.

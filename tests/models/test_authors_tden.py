@@ -1,5 +1,5 @@
 """Imported weights compute what the authors' code (YehLi/xmodaler, and the part of it in YehLi/TDEN) computed on the
-same weights, regions and texts (tests/golden/authors_tden.json, tests/authors_tden_inputs.py)."""
+same weights, regions and texts (tests/golden/authors_tden.json, tests/support/authors_tden_inputs.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Parity with the authors' public VLMo code on weights in that code's layout: encoders, losses, gradients, tasks, and
 loading weights of another stage or resolution. golden/authors_vlmo.json holds that code's outputs;
-tests/authors_vlmo.py recreates the same weights and inputs."""
+tests/support/authors_vlmo.py recreates the same weights and inputs."""
 
 from __future__ import annotations
 

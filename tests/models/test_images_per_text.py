@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes, write_sample_scenes
+from vlp_models.contrib.plugin_kit.conformance.trial import Trial, build_trial, generator, small_config, train
 from vlp_models.data.batch import Batch, PixelSets, Regions
 from vlp_models.data.sample import Sample, SampleImage
 from vlp_models.errors import ParamsError
@@ -18,8 +20,6 @@ from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.protocols import Fuses, Generates, LocatesStates, ReadsSeveralImages
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import implements, read_options
-from vlp_models.training.conformance.scenes import SampleScenes, write_sample_scenes
-from vlp_models.training.conformance.trial import Trial, build_trial, generator, small_config, train
 
 FUSES = ("tden", "unified_vlp", "vlmo", "soho")
 GENERATES = ("tden", "unified_vlp", "xgpt")

@@ -12,15 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_checkpoint
-from vlp_models.models.layers.attention import MultiHeadAttention
-from vlp_models.models.protocols import Generates
-from vlp_models.params import LoraParams
-from vlp_models.tasks.base import TaskModel, load_task_model
-from vlp_models.training.conformance.families import outputs
-from vlp_models.training.conformance.scenes import SampleScenes, write_sample_scenes
-from vlp_models.training.conformance.trial import (
+from vlp_models.contrib.plugin_kit.conformance.families import outputs
+from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes, write_sample_scenes
+from vlp_models.contrib.plugin_kit.conformance.trial import (
     MASK_PROBABILITY,
     Trial,
     build_trial,
@@ -30,6 +24,12 @@ from vlp_models.training.conformance.trial import (
     small_config,
     train,
 )
+from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_checkpoint
+from vlp_models.models.layers.attention import MultiHeadAttention
+from vlp_models.models.protocols import Generates
+from vlp_models.params import LoraParams
+from vlp_models.tasks.base import TaskModel, load_task_model
 from vlp_models.training.lora import ADAPTER, add_lora, merge_adapter, read_adapter, remove_lora, save_adapter
 
 peft = pytest.importorskip("peft", reason="an extra: requirements-lora.lock")

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from toy_dataset import KilledAt, make_toy, same_weights, untimed, write_workspace
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes, write_sample_scenes
+from vlp_models.contrib.plugin_kit.conformance.trial import Trial, build_trial, generator, small_config
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES, DataFacts
@@ -33,8 +35,6 @@ from vlp_models.params import GroupParams, ObjectiveParams, Params, RecipeParams
 from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.stages import finetune, pretrain
 from vlp_models.tasks.base import load_task_model
-from vlp_models.training.conformance.scenes import SampleScenes, write_sample_scenes
-from vlp_models.training.conformance.trial import Trial, build_trial, generator, small_config
 from vlp_models.training.scheduled_sampling import make_loss
 
 NO_VECTORS, NO_DECODER, PIXELS = "no vectors of images and texts alone", "no decoder of words", "it reads pixels"
@@ -90,7 +90,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> SampleScenes:
 
 @pytest.fixture(autouse=True)
 def toy_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, "toy", "vlp_models.scaffolds.family.model:Toy")
+    monkeypatch.setitem(FAMILIES, "toy", "vlp_models.contrib.plugin_kit.scaffolds.family.model:Toy")
 
 
 def build(family: str, scenes: SampleScenes) -> Trial:

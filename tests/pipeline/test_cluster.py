@@ -81,7 +81,7 @@ class RayCluster:
 @contextmanager
 def started(nodes: int = 2) -> Iterator[RayCluster]:
     """Start a cluster. On a busy machine Ray's processes give up waiting for each other: try again."""
-    here = f"{ROOT / 'tests'}:{ROOT / 'tests' / 'pipeline'}"  # where workers import this file from
+    here = f"{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'pipeline'}"  # where workers import this file from
     with environment(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=here):
         for attempt in range(4):
             try:

@@ -17,7 +17,6 @@ from vlp_models.params import to_plain
 from vlp_models.pipeline.stages import detector, features
 from vlp_models.serving.bundle import why_not_served, write_bundle
 from vlp_models.serving.images import open_image
-from vlp_models.serving.page.version_card import describe_regions
 from vlp_models.serving.predictor import Predictor
 
 
@@ -60,8 +59,6 @@ def test_coco_detector_by_name_extracts_regions_and_is_served(tmp_path: Path, mo
         features=to_plain(params.features),
     )
     shutil.rmtree(workspace.detector)
-    (description,) = describe_regions(bundle)
-    assert description == "Its regions come from torchvision's detector, which was trained on COCO's boxes."
     predictor, picture = Predictor(bundle), tmp_path / "images" / "0.png"
     assert why_not_served(bundle) == "" and predictor.extractor is not None
     served = predictor.extractor.extract([open_image(picture)])[0]

@@ -23,7 +23,6 @@ from vlp_models.data.inputs import InputReader, MultiCaptionCollator
 from vlp_models.data.shards.write import ShardWriter
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.forgetting.exposure import CheckpointExposures
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.protocols import Figure
 from vlp_models.params import (
@@ -163,6 +162,7 @@ def with_boxes(root: Path, model: dict[str, Any]) -> tuple[Any, Workspace]:
 
 def test_vision_warmup_runs_first_and_records_its_images(tmp_path: Path) -> None:
     """Six pictures to learn from, four a step; the same again gives the same files."""
+    exposure = pytest.importorskip("vlp_models.contrib.forgetting.exposure")
     make_workspace(tmp_path)
     write_pixels(tmp_path / "data" / "shards")
     write_tokenizer(tmp_path / "data" / "tokenizer")
@@ -185,11 +185,11 @@ def test_vision_warmup_runs_first_and_records_its_images(tmp_path: Path) -> None
     seen = [first_warmup_step(kept, workspace, {f"drawn/{n}"}) for n in range(7)]
     assert sorted(map(str, seen)) == ["1"] * 4 + ["None"] * 3  # four of six, and none of val
     data = SimpleNamespace(here=lambda: SimpleNamespace(images=frozenset({f"drawn/{seen.index(1)}"})))
-    asked = CheckpointExposures(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
+    asked = exposure.CheckpointExposures(params=params, workspace=workspace, data=data)
     verdict = asked.of("initial/soho")
     assert (verdict.state, verdict.how) == ("exposed", "in its vision warm-up, first in step 1")
     write_objects([], workspace)
-    asked = CheckpointExposures(params=params, workspace=workspace, data=data)  # type: ignore[arg-type]
+    asked = exposure.CheckpointExposures(params=params, workspace=workspace, data=data)
     assert asked.of("initial/soho").state == "unknown"
     with pytest.raises(DataError, match=r"no object of the train split has a box"):
         initial.run(params, workspace, "soho")

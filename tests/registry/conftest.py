@@ -1,51 +1,16 @@
-"""Fixtures for the tests of the demo page (page_project.py) and of the gate."""
+"""Fixtures for the tests of the gate, and those of page_project.py."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from page_project import make_params, make_project
+from page_project import here, page_project, params, photo, toy
 from toy_registry import ToyRegistry
 
-from vlp_models.common.workspace import Workspace
-from vlp_models.data.tables import read_table
-from vlp_models.models import FAMILIES
-from vlp_models.params import Params
-
-
-@pytest.fixture(scope="module")
-def toy() -> Iterator[None]:
-    """Register a family that reads pixels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FAMILIES, "toy", "vlp_models.scaffolds.family.model:Toy")
-        yield
-
-
-@pytest.fixture(scope="module")
-def params() -> Params:
-    return make_params()
-
-
-@pytest.fixture(scope="module")
-def page_project(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Workspace:
-    return make_project(tmp_path_factory.mktemp("project"), params)
-
-
-@pytest.fixture
-def here(page_project: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow sets it; monkeypatch restores it
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    monkeypatch.chdir(page_project.root)
-    return page_project
-
-
-@pytest.fixture
-def photo(here: Workspace) -> Path:
-    return here.root / read_table("images", here.validated)["path"][0].as_py()
+__all__ = ["here", "page_project", "params", "photo", "toy"]
 
 
 @pytest.fixture(scope="module")

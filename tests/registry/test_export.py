@@ -29,7 +29,6 @@ from vlp_models.registry.card import make_hub_card
 from vlp_models.registry.licenses import BorrowedWeights, find_borrowed, hub_identifier
 from vlp_models.serving.bundle import read_bundle_info, write_bundle
 from vlp_models.serving.export import write_export
-from vlp_models.serving.page.photos import PhotoSearch
 from vlp_models.serving.predictor import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +111,8 @@ def test_export_predicts_what_the_bundle_predicts(
 
 
 def test_search_ranks_as_the_demo_page_does(exports: dict[str, Path], here: Workspace) -> None:
-    page = PhotoSearch(bundle_of(here, "retrieval"), here, "test")
+    photos = pytest.importorskip("vlp_models.contrib.demo_page.photos")
+    page = photos.PhotoSearch(bundle_of(here, "retrieval"), here, "test")
     ids = page.photos.image_ids()
     paths = [page.path(image_id) for image_id in ids]
     found = VLP.from_pretrained(str(exports["retrieval"])).search("a red circle", paths, top=3)

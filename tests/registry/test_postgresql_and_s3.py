@@ -14,7 +14,6 @@ import pytest
 from toy_registry import PASSED, TRACKING, ToyRegistry, answers, hash_bundle, toy_items, write_evaluation
 
 from vlp_models.errors import DataError, TrackingError
-from vlp_models.forgetting.registered import stores_captions_of
 from vlp_models.params import TrackingParams
 from vlp_models.registry import versions
 from vlp_models.registry.client import connect
@@ -101,7 +100,6 @@ def test_version_is_registered_promoted_and_read_back(
     assert [column.name for column in about.signature.outputs] == ["answer", "top", "ranks"]
     assert about.saved_input_example_info is not None
     assert not [w for w in recwarn if "type hints" in str(w.message)]
-    assert not stores_captions_of(version, {"scenes/1"})
 
     registry = ToyRegistry(root, "toy-other", tracking)
     for share in (0.5, 0.9):

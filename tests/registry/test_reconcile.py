@@ -19,15 +19,15 @@ from vlp_models.registry.promotion.gate import Verdict
 from vlp_models.registry.promotion.ledger import Ledger, LedgerError
 from vlp_models.registry.promotion.reconcile import LEDGER_TAG, aliases_follow
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 GOOD, BETTER, BEST = answers(0.5), answers(0.7), answers(0.9)
 
 
 def start_promotion(registry: ToyRegistry, version: int, kill: str = "") -> subprocess.Popen[str]:
     """Start a promotion in a process of its own, which connects and then waits for a line on stdin."""
-    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(SUPPORT), str(SUPPORT.parents[1]), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, str(HERE / "toy_registry.py"), str(registry.root), registry.model, str(version), kill],
+        [sys.executable, str(SUPPORT / "toy_registry.py"), str(registry.root), registry.model, str(version), kill],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -50,7 +50,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def train(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, steps: int = 150) -> tuple[TaskModel, ShardDataset]:
-    monkeypatch.setitem(FAMILIES, "toy", "vlp_models.scaffolds.family.model:Toy")
+    monkeypatch.setitem(FAMILIES, "toy", "vlp_models.contrib.plugin_kit.scaffolds.family.model:Toy")
     params = load_params(Path(__file__).parents[2] / "params.yaml")
     tokenizer = Tokenizer.train(["it is red", "it is blue"], 30, 1, True)
     torch.manual_seed(0)

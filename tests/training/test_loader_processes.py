@@ -46,7 +46,7 @@ def train(folder: Path, shared_memory: str = "", **env: str) -> subprocess.Compl
         if subprocess.run([*unshare, mount], capture_output=True).returncode:
             pytest.skip("this account may not mount a file system in a namespace of its own")
         command = [*unshare, f'{mount} && exec "$@"', "sh", *command]
-    env = {**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}", **env}
+    env = {**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS / 'support'}", **env}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 

@@ -7,24 +7,21 @@ Every command reads params.yaml in the current directory. Commands import what t
 from __future__ import annotations
 
 import functools
+import importlib.util
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
 
 from vlp_models.cli import (
-    bundles,
     checkpoints,
-    compare,
     data,
-    demo,
     doctor,
     export,
     pipeline,
-    plugins,
     predict,
     project,
     registry,
@@ -35,6 +32,7 @@ from vlp_models.common.account import set_user_name
 from vlp_models.common.device import container_cpus, cpu_count
 from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import PIPELINE, explain_missing_module
+from vlp_models.common.plugins import contrib_folders
 from vlp_models.common.progress import announced
 from vlp_models.common.redaction import redact
 from vlp_models.errors import (
@@ -62,10 +60,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "join": pipeline.join,
         "import-checkpoint": checkpoints.import_checkpoint,
     },
-    "Your own models, tasks and formats": {
-        "new": plugins.new,
-        "try": plugins.try_plugin,
-    },
     "Run unattended": {
         "up": stack.up,
         "down": stack.down,
@@ -73,21 +67,13 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "New data": {
         "ingest": data.ingest,
         "drift": data.drift,
-        "croissant": data.croissant,
-        "forget": data.forget,
     },
     "Use a model": {
-        "demo": demo.demo,
         "caption": predict.caption,
         "answer": predict.answer,
         "judge": predict.judge,
         "predict": predict.predict,
         "export": export.export,
-    },
-    "Compare models, check figures": {
-        "compare": compare.compare,
-        "pack": bundles.pack,
-        "replay": bundles.replay,
     },
     "Registry and promotion": {
         "promote": registry.promote,
@@ -113,17 +99,12 @@ WORK = {
     "up": "starting Prefect",
     "down": "waiting for the worker, whose trainings save their state",
     "import-checkpoint": "converting weights",
-    "new": "checking params.yaml",
     "drift": "comparing new pairs with the training data",
-    "croissant": "hashing the tables",
     "caption": "loading the model",
     "answer": "loading the model",
     "judge": "loading the model",
     "predict": "loading the model",
     "export": "reading the registry",
-    "compare": "resampling",
-    "pack": "hashing weights",
-    "replay": "computing the figures again",
     "promote": "comparing registered versions",
     "rollback": "reading the registry",
     "history": "checking the ledger",
@@ -154,9 +135,21 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for panel, commands in COMMANDS.items():
-    for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(announcing(command, WORK[name]) if name in WORK else command)
+
+
+def add_commands(panels: Mapping[str, Mapping[str, Callable[..., None]]], work: Mapping[str, str]) -> None:
+    """Add commands to `vlp`: panel of the help -> name -> function."""
+    for panel, commands in panels.items():
+        for name, command in commands.items():
+            app.command(name, rich_help_panel=panel)(announcing(command, work[name]) if name in work else command)
+
+
+add_commands(COMMANDS, WORK)
+for folder in contrib_folders():
+    commands_module = f"vlp_models.contrib.{folder}.commands"
+    if importlib.util.find_spec(commands_module):
+        contrib = importlib.import_module(commands_module)
+        add_commands(contrib.COMMANDS, contrib.WORK)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vlp_models.contrib import CONTRIB
 from vlp_models.errors import ParamsError, first_line
 
 PACKAGE = "vlp_models"
@@ -51,13 +52,21 @@ _on_path: set[str] = set()  # folders of projects that were added to sys.path
 
 
 class Table(dict[str, str]):
-    """name -> `module:object` of one kind: the built-in entries, then those of plugins."""
+    """name -> `module:object` of one kind: the built-in entries, of the core and of contrib, then those of plugins."""
 
-    def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, core: Mapping[str, str]) -> None:
+        builtin = dict(core)
+        for folder in contrib_folders():
+            builtin |= CONTRIB[folder].get(kind, {})
         super().__init__(builtin)
-        self.kind, self.builtin = kind, dict(builtin)
+        self.kind, self.builtin = kind, builtin
         _tables[kind] = self
         self.update(_active.get(kind, {}))
+
+
+def contrib_folders() -> list[str]:
+    """Return the names of the folders of vlp_models/contrib that exist."""
+    return [name for name in CONTRIB if importlib.util.find_spec(f"{PACKAGE}.contrib.{name}")]
 
 
 def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:

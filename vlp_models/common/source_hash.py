@@ -24,7 +24,17 @@ from vlp_models.errors import ParamsError
 
 ROOT = Path(__file__).parents[1]  # of the package that is running
 # name -> `module:object`
-TABLES = ("FAMILIES", "TASKS", "FORMATS", "VIEW_MODULES", "METRICS", "GENERATORS", "READERS", "IMAGE_READERS")
+TABLES = (
+    "CONTRIB",
+    "FAMILIES",
+    "TASKS",
+    "FORMATS",
+    "VIEW_MODULES",
+    "METRICS",
+    "GENERATORS",
+    "READERS",
+    "IMAGE_READERS",
+)
 
 
 def other_package(folder: Path) -> Path | None:

@@ -8,6 +8,5 @@ GENERATORS = Table(
         "objects": "vlp_models.synthetic.scenes.dataset:write",
         "web": "vlp_models.synthetic.scenes.dataset:write",
         "sentences": "vlp_models.synthetic.scenes.dataset:write_sentences",
-        "boxes": "vlp_models.synthetic.boxes.dataset:write",
     },
 )

@@ -9,11 +9,11 @@ To add a task, edit (1 to 3, 5 and 8 only if nothing existing fits):
 5. `metrics/`: its metric. `SEED_STD` and `RELEVANT_GAIN` in `params/operations.py` have the gate's defaults by metric.
 6. params.yaml: a run under `finetune:`; `tracking.metric` ranks its versions, `promotion.tasks` configures its gate.
 7. Optional: a gallery in `evaluation/report/galleries.py` (without one the report has no examples of the task), and
-   the demo page: `TASKS` in `cli/demo.py`, `serving/page/handlers.py` and `version_card.py`.
+   the demo page: `TASKS` in `contrib/demo_page/commands.py`, `handlers.py` and `version_card.py`.
 8. `PROTOCOL_NAMES` in `tasks/base.py`: the name of a new ability that models must implement (`models/protocols.py`).
 
-`vlp new task NAME` writes a complete example over an existing view (scaffolds/task), and `vlp try NAME` checks it. A
-task's class is imported only when it is used: this file imports nothing heavy.
+`vlp new task NAME` writes a complete example over an existing view (contrib/plugin_kit/scaffolds/task), and `vlp try
+NAME` checks it. A task's class is imported only when it is used: this file imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the toys of tests/
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))  # the toys of tests/
 
 from targets import checkpoints, datasets, requests, shards
 from targets.base import Attempt, Target

@@ -10,7 +10,7 @@ from typing import Any
 
 from targets.base import DEEP, Prepared, Target, in_place
 
-TOY = "vlp_models.scaffolds.family.model:Toy"
+TOY = "vlp_models.contrib.plugin_kit.scaffolds.family.model:Toy"
 
 
 def make_bundle(folder: Path) -> Path:

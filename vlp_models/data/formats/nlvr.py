@@ -5,7 +5,7 @@ label and three boxes of items; it has six images `<split>-n-m-k.png`, one for e
 becomes a row and a statement of its own: the official accuracy counts all six. Sentences that are true of a training
 image become its captions, the pairs for pretraining. Official train is train here, except for the directories in
 `validation_directories`, which are val (no sentence spans two directories); dev, test and hidden are all test, and ids
-keep the official name: `nlvr/dev-1373-0-0`. The synthetic boxes (synthetic/boxes/dataset.py) have the same layout and a
+keep the official name: `nlvr/dev-1373-0-0`. The synthetic boxes (contrib/boxes/dataset.py) have the same layout and a
 val of their own.
 
 NLVR2: `<root>/data/<split>.json`, JSON lines: a sentence about two photographs, and its label. A line is `{"sentence":

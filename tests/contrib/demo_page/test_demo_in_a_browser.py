@@ -1,0 +1,220 @@
+"""The demo page as it is served: in a browser, on its address, and with uploads."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import numpy as np
+import pytest
+import requests
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+
+from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.demo_page import occlusion
+from vlp_models.contrib.demo_page.commands import make_page
+from vlp_models.contrib.demo_page.handlers import Overlay, Page
+from vlp_models.contrib.demo_page.photos import IMPORTANT_COLOR, open_photo, scale_for_page
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params, to_plain
+from vlp_models.serving.images import MAX_BYTES
+
+ROOT = Path(__file__).parents[3]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _browser() -> Any:
+    """Start headless Chromium, or skip with the reason."""
+    for package in ("gradio", "playwright"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: requirements-photographs.lock, requirements-pictures.lock")
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not on this machine")
+    from playwright.sync_api import sync_playwright
+
+    return sync_playwright()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    with _browser() as driver:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        flags += ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-sync"]
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
+
+
+def _pixels(picture: Image.Image | bytes) -> NDArray[np.int16]:
+    """Return pixels 0 to 255 as signed integers, to subtract them. [H, W, 3]"""
+    opened = picture if isinstance(picture, Image.Image) else Image.open(io.BytesIO(picture))
+    return np.asarray(opened.convert("RGB")).astype(np.int16)
+
+
+def _check_boxes(tab: Any, overlay: Overlay | None, photo: Path, screen: Path) -> None:
+    """Check that the page shows the overlay: the photo with the edges of its 16 boxes, which are grid cells."""
+    assert overlay is not None
+    element, deadline = tab.locator("#picture img"), time.monotonic() + 60
+    while True:  # the file that the page loads
+        element.wait_for()
+        sent = _pixels(tab.request.get(urljoin(tab.url, element.get_attribute("src"))).body())
+        if np.array_equal(sent, _pixels(overlay.picture)) or time.monotonic() > deadline:
+            break
+        tab.wait_for_timeout(200)
+    assert np.array_equal(sent, _pixels(overlay.picture)), "the page shows another picture"
+    plain = _pixels(scale_for_page(open_photo(photo)))
+    differs, side = (sent != plain).any(2), 704 // 4
+    assert sent.shape == (704, 704, 3)
+    for line in range(0, 704, side):  # left and upper edges
+        assert differs[line].mean() > 0.95 and differs[:, line].mean() > 0.95
+    inside = np.arange(704) % side
+    inside_S = (inside > 40) & (inside < side - 10)  # without edges and numbers
+    assert not differs[np.ix_(inside_S, inside_S)].any()
+    assert (sent == IMPORTANT_COLOR).all(2).sum() > 3 * side, "one box is thick"
+
+    tab.wait_for_function("(e => e.complete && e.naturalWidth == 704)(document.querySelector('#picture img'))")
+    while True:  # and the rendered picture, fitted into the element; it fades in
+        element.screenshot(path=str(screen))
+        with Image.open(screen) as opened:
+            edge = min(opened.size)
+            left, top = (opened.width - edge) // 2, (opened.height - edge) // 2
+            found = _pixels(opened.crop((left, top, left + edge, top + edge)))
+        small = [_pixels(Image.fromarray(x.astype(np.uint8)).resize((edge, edge))) for x in (sent, plain)]
+        with_boxes, without = (float(np.abs(found - one).mean()) for one in small)
+        if with_boxes < without / 2 or time.monotonic() > deadline:
+            break
+        tab.wait_for_timeout(200)
+    assert with_boxes < without / 2, (with_boxes, without)
+
+
+@pytest.mark.slow
+@pytest.mark.photographs
+def test_page_in_a_browser(
+    here: Workspace, params: Params, photo: Path, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vlp_models.contrib.demo_page.app import serving
+
+    monkeypatch.setattr(occlusion, "NEGLIGIBLE", 0.0)  # losses of untrained models are small
+    page: Page = make_page(params, here, runs=["own-vqa"])
+    expected, answered = page.caption(str(photo)), page.answer(str(photo), "what is it ?")
+    assert expected.overlay is not None and "thick ones matter most" in expected.overlay.note
+    broken = here.root / "broken.png"
+    broken.write_bytes(photo.read_bytes()[:200])
+    port, elsewhere = _free_port(), []
+    with serving(page, host="127.0.0.1", port=port) as address:
+        assert address == f"http://127.0.0.1:{port}"
+        folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        tab = browser.new_page()
+        tab.set_default_timeout(120_000)
+        tab.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else elsewhere.append(r.url))
+        tab.goto(address)
+        tab.set_input_files("#photo input[type=file]", str(photo))
+        tab.wait_for_function("document.querySelector('#caption textarea, #caption input')?.value")
+        assert tab.locator("#caption textarea, #caption input").input_value() == expected.caption
+        assert tab.locator("#greedy textarea, #greedy input").input_value() == expected.greedy
+        assert "vlp-captioning version 1 (champion; model tden)" in tab.locator("#caption").inner_text()
+        assert tab.locator("#note textarea, #note input").input_value() == expected.overlay.note
+        _check_boxes(tab, expected.overlay, photo, tmp_path / "captioned.png")
+        tab.locator("#question textarea, #question input").fill("what is it ?")
+        tab.locator("#ask").click()
+        tab.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
+        assert "vlp-vqa version 1 (run own-vqa; model tden)" in tab.locator("#answered-by").inner_text()
+        _check_boxes(tab, answered.overlay, photo, tmp_path / "answered.png")
+        tab.locator("#wanted textarea, #wanted input").fill("a red square")
+        tab.locator("#look").click()
+        tab.locator("#found img").first.wait_for()
+        assert "vlp-captioning version 1" in tab.locator("#about-captioning").inner_text()
+        assert list(folder.rglob(photo.name)), "uploads are in the page's own folder"
+
+        tab.locator("#examples button").first.click()
+        example = page.caption(str(page.examples[0])).caption
+        tab.wait_for_function(
+            "text => !document.querySelector('#answers')?.innerText.includes('%') && "
+            "document.querySelector('#caption textarea, #caption input')?.value == text",
+            arg=example,
+        )
+        for width in (1280, 390):
+            tab.set_viewport_size({"width": width, "height": 860})
+            tab.wait_for_timeout(500)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            thumbnails = tab.locator("#examples button:visible")
+            boxes = [thumbnails.nth(n).bounding_box() for n in range(thumbnails.count())]
+            assert len(boxes) == len(page.examples) and all(b["x"] + b["width"] <= width - 8 for b in boxes)
+
+        tab.locator("#photo button[aria-label]").first.click()  # remove the photo
+        tab.set_input_files("#photo input[type=file]", str(broken))
+        tab.locator("#problem textarea, #problem input").wait_for()
+        problem = tab.locator("#problem textarea, #problem input").input_value()
+        assert problem.startswith("Broken.png: damaged or cut short")
+        with (
+            pytest.raises(ParamsError, match=f"port {port}: .*choose others"),
+            serving(page, host="127.0.0.1", port=port),
+        ):
+            pass
+    assert not folder.exists() and not elsewhere, "the browser contacted only this server"
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.photographs
+def test_default_host_is_the_loopback_address(here: Workspace, params: Params, tmp_path: Path) -> None:
+    """Run the command. On Linux 127.0.0.2 is this machine, too: a server on all addresses would answer there."""
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("gradio is not installed: requirements-photographs.lock")
+    (here.root / "params.yaml").write_text(yaml.safe_dump(to_plain(params)), encoding="utf-8")
+    port, stderr = _free_port(), tmp_path / "stderr"
+    command = [sys.executable, "-m", "vlp_models.cli.main", "demo", "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with stderr.open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=here.root, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        assert process.stdout is not None
+        lines = list(itertools.takewhile(lambda line: not line.startswith("the demo is at"), process.stdout))
+        assert process.poll() is None, f"{lines} {stderr.read_text()}"
+        assert [_answers(address, port) for address in ("127.0.0.1", "127.0.0.2", "::1")] == [True, False, False]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.photographs
+def test_too_large_upload_is_rejected_and_leaves_no_file(here: Workspace, params: Params) -> None:
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("gradio is not installed: requirements-photographs.lock")
+    from vlp_models.contrib.demo_page.app import serving
+
+    with serving(make_page(params, here, runs=["own-vqa"]), host="127.0.0.1", port=_free_port()) as address:
+        folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        examples = set(folder.rglob("*"))
+        for size, status in ((MAX_BYTES // 2, 200), (MAX_BYTES + 1, 413)):
+            sent = requests.post(f"{address}/gradio_api/upload", files={"files": ("a.png", bytes(size))}, timeout=60)
+            assert sent.status_code == status
+        sizes = [path.stat().st_size for path in set(folder.rglob("*")) - examples if path.is_file()]
+        assert sizes == [MAX_BYTES // 2]

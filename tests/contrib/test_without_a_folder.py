@@ -1,0 +1,72 @@
+"""Any folder of vlp_models/contrib can be deleted: everything else imports and plans."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cloned_project import ROOT, copy_tracked_files, environment
+
+from vlp_models.contrib import CONTRIB
+
+# Heavy packages are imported once; then each copy of the project plans, in a fork, and imports its modules: without
+# contrib all of them, else those of the other folders of contrib (and what they import).
+TRY_COPIES = """
+import importlib, os, pkgutil, sys, traceback
+import dvc.repo, great_expectations, lightning, mlflow, prefect, torch
+failed = []
+for folder in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            os.chdir(folder)
+            sys.path.insert(0, folder)
+            import vlp_models
+            assert vlp_models.__file__.startswith(folder)
+            package = vlp_models if folder.endswith("/all") else importlib.import_module("vlp_models.contrib")
+            for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+                try:
+                    importlib.import_module(module.name)
+                except ModuleNotFoundError as error:
+                    if error.name.startswith("vlp_models"):  # else an optional package is not installed
+                        raise
+            from vlp_models.cli.main import app
+            app(["plan"], standalone_mode=False)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed.append(folder)
+sys.exit(f"failed: {failed}" if failed else 0)
+"""
+
+
+def copy_without(folder: Path, *deleted: str, tests: bool = False) -> Path:
+    """Copy the project without some folders of contrib."""
+    without = [f"vlp_models/contrib/{name}" for name in deleted]
+    copy_tracked_files(folder, without=without if tests else [*without, "tests", "benchmarks", "docs"])
+    return folder
+
+
+@pytest.mark.slow
+def test_everything_else_imports_and_plans(tmp_path: Path) -> None:
+    copies = [copy_without(tmp_path / name, name) for name in CONTRIB]
+    copies.append(copy_without(tmp_path / "all", *CONTRIB))
+    tried = subprocess.run(
+        [sys.executable, "-c", TRY_COPIES, *map(str, copies)], env=environment(tmp_path), capture_output=True, text=True
+    )
+    assert tried.returncode == 0, tried.stderr[-4000:]
+    plans = {(copy / "dvc.yaml").read_text() for copy in copies}
+    assert plans == {(ROOT / "dvc.yaml").read_text()}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_unit_tests_of_the_core_pass_without_contrib(tmp_path: Path) -> None:
+    project = copy_without(tmp_path / "project", *CONTRIB, tests=True)
+    unit = [sys.executable, "-m", "pytest", "-m", "not (long or pipeline or server or slow)", "-n", "2"]
+    done = subprocess.run([*unit, "tests"], cwd=project, env=environment(project), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:]

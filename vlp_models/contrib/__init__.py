@@ -1,0 +1,17 @@
+"""Capabilities that a user can do without: one folder each, and the core never imports one.
+
+A folder has its code and, if it adds commands to `vlp`, a `commands.py` with `COMMANDS` and `WORK` as in cli/main.py.
+Its tests are in tests/contrib/NAME. With a folder deleted, everything else works.
+"""
+
+# folder -> what it adds to the tables of plugins: kind -> name -> `module:object`
+CONTRIB: dict[str, dict[str, dict[str, str]]] = {
+    "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
+    "bundles": {},
+    "compare": {},
+    "croissant": {},
+    "demo_page": {},
+    "forgetting": {},
+    "lmms_eval": {},
+    "plugin_kit": {},
+}

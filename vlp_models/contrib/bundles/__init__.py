@@ -1,0 +1,1 @@
+"""Figures that anybody can check: `vlp pack` and `vlp replay`."""

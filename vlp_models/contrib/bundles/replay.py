@@ -1,0 +1,298 @@
+"""`vlp replay`: compute a bundle's figures again: from its items, from the weights, or from the data by training.
+
+| level   | computes again                       | needs                                                              |
+|---------|--------------------------------------|--------------------------------------------------------------------|
+| score   | values and intervals, from the items | the bundle alone                                                   |
+| predict | predictions and scores               | the project with its data and the run's weights                    |
+| train   | everything, in a copy of the project | the project's plugins, and what params.yaml names: data, vocabulary |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vlp_models.common.io import hash_file, scratch_directory
+from vlp_models.common.plugins import FOLDER as PLUGINS
+from vlp_models.common.workspace import WITHDRAWN, Workspace
+from vlp_models.contrib.bundles.run_bundle import ITEMS, PARAMS, SCORES, RunBundle, environment
+from vlp_models.errors import DataError
+from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.score import EXTRA, ItemScores
+from vlp_models.params import Params, parse_params
+from vlp_models.pipeline.checked_params import check_params
+from vlp_models.pipeline.dvc.external import check_files, check_roots, local_inputs
+from vlp_models.tasks.judging import main_metric, own_statistic
+from vlp_models.tasks.scoring import read_item_scores
+
+Level = Literal["score", "predict", "train"]
+ROUNDING = 5e-5  # scores.json has four decimals
+COMPARED = ("value", "low", "high", "n", "baselines", "leakage")  # of a score that was computed again
+SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was computed again. equal: to what the bundle has; None: it cannot be computed at this level."""
+
+    subject: str
+    equal: bool | None
+    text: str
+
+
+def replay(bundle: RunBundle, level: Level, workspace: Workspace) -> list[Finding]:
+    """Compute a bundle's figures again and compare.
+
+    Raises:
+        DataError: what the level needs is not in the workspace; the message names it.
+    """
+    if level == "score":
+        return score(bundle)
+    params = _params_of(bundle, workspace)
+    if level == "predict":
+        return predict(bundle, params, workspace)
+    return train(bundle, params, workspace)
+
+
+def score(bundle: RunBundle) -> list[Finding]:
+    """Recompute the values and intervals whose scores per item are in the bundle; list the other scores.
+
+    A score needs items if its metric has items on another split, or is the task's main one. A metric of a built-in task
+    needs its own statistic; a plugin's metric names its statistic itself. A test item that was left out, and is not in
+    the score's `n`, is found only at level predict.
+
+    Raises:
+        DataError: items.parquet cannot be read, or a metric cannot be computed from it.
+    """
+    records, items = _records(bundle.json(SCORES)), bundle_items(bundle)
+    main = main_metric(bundle.task)
+    with_items = {main, *(own.metric for own in items)}
+    checked: dict[str, list[str]] = {}  # dataset and split -> metrics
+    wrong, count = [], 0
+    for own in items:
+        place = f"{own.metric} on {own.dataset} {own.split}"
+        record = records.pop((own.dataset, own.split, own.metric), None)
+        if record is None:
+            wrong.append(f"{place}: has items, but no score")
+            continue
+        if record["n"] != len(own.items):
+            wrong.append(f"{place}: n is {record['n']}, and it has {len(own.items)} items")
+        is_extra = bool(record.get(EXTRA)) and own.metric != main
+        statistic = None if is_extra else own_statistic(bundle.task, own.metric)
+        if own.statistic != (statistic or own.statistic):
+            wrong.append(f"{place}: its items have the statistic {own.statistic}, not {statistic}")
+        try:
+            evidence = own.evidence()
+            value = float(evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0])
+            ends = interval(evidence, resamples=bundle.manifest["bootstrap"], seed=record["seed"]) or (None, None)
+        except (ArithmeticError, IndexError, ValueError) as error:
+            raise DataError(f"{bundle.path}: {ITEMS}: cannot compute {place}: {error}") from None
+        for name, found in zip(("value", "low", "high"), (value, *ends), strict=True):
+            count += found is not None
+            if not _equal(record[name], found):
+                wrong.append(f"{place}: {name} {record[name]}, from its items {found}")
+        name = own.metric if statistic else f"{own.metric}, by its statistic {own.statistic!r}"
+        checked.setdefault(f"{own.dataset} {own.split}", []).append(name)
+    for dataset, split, metric in [key for key, record in records.items() if record["value"] is not None]:
+        if metric in with_items:
+            wrong.append(f"{metric} on {dataset} {split}: has a score, but no items")
+            del records[dataset, split, metric]
+    if not items:
+        wrong.append("no score has items")
+    names = "; ".join(f"{place}: {', '.join(metrics)}" for place, metrics in checked.items())
+    text = f"{count} values and ends of intervals follow from their items ({names})"
+    findings = [Finding(subject="scores", equal=not wrong, text=_list(wrong) or text)]
+    if records:
+        names = _list([f"{metric} ({split})" for _, split, metric in records])
+        text = f"{len(records)} scores have no items, such as {names}; --level predict computes them"
+        findings.append(Finding(subject="other scores", equal=None, text=text))
+    return findings
+
+
+def bundle_items(bundle: RunBundle) -> list[ItemScores]:
+    return read_item_scores(bundle.files[ITEMS], name=f"{bundle.path}: {ITEMS}")
+
+
+def _records(scores: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    return {(record["dataset"], record["split"], record["metric"]): record for record in scores}
+
+
+def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
+    """Predict and score again with the project's weights and data."""
+    from vlp_models.evaluation.test_set import hash_shards
+    from vlp_models.pipeline.stages import evaluate
+
+    run, record = bundle.run, bundle.json(SCORES)[0]
+    for name, digest in bundle.manifest["weights"].items():
+        if not (workspace.root / name).is_file():
+            raise DataError(f"{name}: not in this project; `dvc pull` with the bundle's dvc.lock, or use --level train")
+        if name.startswith(f"checkpoints/finetune/{run}/") and hash_file(workspace.root / name) != digest:
+            raise DataError(
+                f"{name}: not the bundle's weights; check out its commit and `dvc pull`, or use --level train"
+            )
+    if (found := hash_shards(workspace.shards)) != record["data"]:
+        raise DataError(f"data/shards is {found}, the bundle's {record['data']}; `dvc pull` with the bundle's dvc.lock")
+    with scratch_directory(workspace.root / ".work" / "replay") as folder:
+        copy = Workspace(folder)
+        for name in ("data", "checkpoints", "plugins", "packages"):
+            if (workspace.root / name).exists():
+                (copy.root / name).symlink_to(workspace.root / name)
+        evaluate.run(params, copy, run)
+        return [score(bundle)[0], *_compare_evaluations(bundle, copy)]
+
+
+def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
+    """Run the pipeline up to the run's evaluation in a new project with the bundle's params.yaml."""
+    with scratch_directory(_place_of_copies(workspace)) as folder:
+        project = folder / "project"
+        _vlp(folder, "init", str(project))
+        (project / PARAMS).write_bytes(bundle.files[PARAMS])
+        _link_inputs(params, workspace, project)
+        try:
+            check_roots(params, project)
+            check_files(params, project, regions="regions" in check_params(params, project).kinds.values())
+        except DataError as error:
+            raise DataError(f"{error}; run the command in a project that has what the run reads") from None
+        _vlp(project, "use", "--set", "tracking.uri=")  # nothing is registered
+        _vlp(project, "run", f"evaluate@{bundle.run}")
+        copy, findings = Workspace(project), []
+        for name, digest in bundle.manifest["weights"].items():
+            path = project / name
+            equal = path.is_file() and hash_file(path) == digest
+            findings.append(Finding(subject=name, equal=equal, text="bit-identical" if equal else "other weights"))
+        again = [score(bundle)[0], *_compare_evaluations(bundle, copy)]
+        return [*findings, *again, *_explain(bundle, params, findings)]
+
+
+def _params_of(bundle: RunBundle, workspace: Workspace) -> Params:
+    return parse_params(bundle.params(), f"{bundle.path}: {PARAMS}", workspace.root)
+
+
+def _place_of_copies(workspace: Workspace) -> Path:
+    """Return where copies of the project are made, the same at each replay, which removes those of killed ones.
+
+    Raises:
+        DataError: without .work in the workspace: the temporary folder is another user's.
+    """
+    if (workspace.root / ".work").is_dir():
+        return workspace.root / ".work" / "replay"
+    folder = Path(tempfile.gettempdir()) / f"vlp-replay-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise DataError(f"{folder}: not a folder of yours; set TMPDIR to one")
+    return folder / "replay"
+
+
+def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
+    """Copy plugins; link the list of withdrawn images, and the data and files that params.yaml names, if they exist.
+
+    The records of packages are not linked: `vlp use` writes them, in the copy.
+
+    Raises:
+        DataError: a path is not below the project, or is in every project.
+    """
+    if (plugins := workspace.root / PLUGINS).is_dir():  # not a link: Python would have its modules by two paths
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(plugins, project / PLUGINS, ignore=ignored, ignore_dangling_symlinks=True)
+    for name in sorted({WITHDRAWN, *local_inputs(params)}):  # a folder before what is in it
+        source, target = workspace.root / name, project / name
+        if Path(name).parts[:1] == ("..",):
+            raise DataError(f"{name}: outside of the project, so a copy of the project cannot have it")
+        is_in_linked = not target.resolve().is_relative_to(project.resolve())
+        if is_in_linked or not source.exists() or Path(name).is_relative_to(PLUGINS):
+            continue
+        if target.exists():
+            raise DataError(f"{name}: every project has it, so a copy of the project cannot have this one's")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source.resolve())
+
+
+def _vlp(folder: Path, *words: str) -> None:
+    """Run a command with its output on this terminal.
+
+    Raises:
+        DataError: it failed.
+    """
+    done = subprocess.run([sys.executable, "-m", "vlp_models.cli.main", *words], cwd=folder)
+    if done.returncode:
+        raise DataError(f"`vlp {' '.join(words)}` failed in the copy of the project, with exit code {done.returncode}")
+
+
+def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Finding]:
+    """Compare what an evaluation wrote with the bundle's: predictions, scores per item, scores (`COMPARED`)."""
+    folder, findings = workspace.evaluation(bundle.run), []
+    written = {path.name for path in folder.glob("predictions-*.jsonl")}
+    packed_names = {name for name in bundle.files if name.startswith("predictions-")}
+    if not packed_names:
+        text = "not in the bundle (`vlp pack --scores-only`)"
+        findings.append(Finding(subject="predictions", equal=None, text=text))
+    for name in sorted(written | packed_names) if packed_names else ():
+        before = bundle.files.get(name, b"").decode().splitlines()
+        after = (folder / name).read_text(encoding="utf-8").splitlines() if name in written else []
+        differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
+        text = f"{differ:,} of {len(before):,} differ" if differ else f"all {len(before):,} are equal"
+        findings.append(Finding(subject=name, equal=not differ, text=text))
+    wrong = [] if _items_equal(bundle, folder / "items.parquet") else [ITEMS]
+    packed = _records(bundle.json(SCORES))
+    found = _records(json.loads((folder / SCORES).read_text(encoding="utf-8")))
+    for key in {**packed, **found}:
+        place = f"{key[2]} on {key[0]} {key[1]}"
+        if key not in packed or key not in found:
+            wrong.append(f"{place}: only {'in the bundle' if key in packed else 'now'}")
+            continue
+        for name in COMPARED:
+            old, new = packed[key].get(name), found[key].get(name)
+            if not _equal(old, new):
+                wrong.append(f"{place}: {name} {json.dumps(old)}, now {json.dumps(new)}")
+    text = f"all {len(packed)} scores with their intervals, items and baselines are equal"
+    return [*findings, Finding(subject="computed again", equal=not wrong and bool(packed), text=_list(wrong) or text)]
+
+
+def _items_equal(bundle: RunBundle, path: Path) -> bool:
+    sides = [bundle_items(bundle), read_item_scores(path)]
+    described = [
+        {(s.dataset, s.split, s.metric): (list(s.items), list(s.groups), s.parts_NK) for s in side} for side in sides
+    ]
+    return described[0].keys() == described[1].keys() and all(
+        items == described[1][key][0]
+        and groups == described[1][key][1]
+        and parts.shape == described[1][key][2].shape
+        and np.allclose(parts, described[1][key][2], rtol=1e-6, atol=1e-9)
+        for key, (items, groups, parts) in described[0].items()
+    )
+
+
+def _explain(bundle: RunBundle, params: Params, weights: Iterable[Finding]) -> list[Finding]:
+    """Say why weights differ, if they do: what differs between the two environments."""
+    if all(finding.equal for finding in weights):
+        return []
+    before: Mapping[str, str] = bundle.manifest["environment"]
+    now = environment(params)
+    differ = [f"{name} {before[name]}, here {now[name]}" for name in before if before[name] != now.get(name)]
+    if before["mode"] != "portable":
+        differ.append("`trainer.reproducible` is not `portable`: digits depend on the processor")
+    text = "; ".join(differ) or "nothing known differs between the two environments: the code may (see git_commit)"
+    return [Finding(subject="why", equal=False, text=text)]
+
+
+def _equal(before: Any, now: Any) -> bool:
+    """Return whether two values of scores.json are equal, numbers up to their rounding."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before.keys() == now.keys() and all(_equal(before[key], now[key]) for key in before)
+    if type(before) in (int, float) and type(now) in (int, float):
+        return bool(abs(before - now) <= ROUNDING + 1e-6 * abs(before))
+    return bool(before == now)
+
+
+def _list(wrong: list[str]) -> str:
+    return "; ".join(wrong[:SHOWN]) + (f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else "")

@@ -1,0 +1,371 @@
+"""Paired comparison of models: a baseline and its challengers, over items, clusters and seeds.
+
+Each challenger is compared with the baseline on the same items. The test is the promotion gate's, over clusters, and
+over seeds where runs of several are given (metrics/gain.py). p is two-sided and corrected by Holm's method over all
+comparisons made together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vlp_models.contrib.compare.read import read_runs
+from vlp_models.contrib.compare.scored import Columns, Run
+from vlp_models.errors import DataError
+from vlp_models.metrics.bootstrap import MIN_GROUPS
+from vlp_models.metrics.gain import Gain, gain_over_seeds, holm
+from vlp_models.metrics.score import Evidence
+
+Verdict = Literal["promote", "keep", "inconclusive"]
+POWER = 0.8
+SHOWN = 10  # items named in a message
+
+Files = Sequence[str | Path] | Mapping[str, str | Path | Sequence[str | Path]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """
+    metrics          names; empty: the only one that all files have
+    lower_is_better  a loss, an error rate, ...
+    relevant         the smallest gain that matters, in the metric's unit
+    seed_std         known standard deviation of a run over seeds; 0: estimated, where there are several runs
+    confidence       of the intervals, and 1 - the error allowed to all verdicts together
+    common           compare on the items that all files have, and list the others
+    """
+
+    metrics: tuple[str, ...] = ()
+    lower_is_better: bool = False
+    relevant: float = 0.0
+    seed_std: float = 0.0
+    confidence: float = 0.95
+    resamples: int = 10_000
+    seed: int = 0
+    common: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One challenger against the baseline, by one metric. Gains are positive if the challenger is better.
+
+    low, high    interval of the gain; None with fewer than 20 clusters
+    p, p_holm    two-sided, alone and corrected for all comparisons
+    detectable   the smallest gain that this test finds with 80% power, corrected for all comparisons (Bonferroni)
+    """
+
+    metric: str
+    challenger: str
+    baseline_value: float
+    value: float
+    gain: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None
+    detectable: float | None
+    verdict: Verdict
+    reason: str
+    items: int
+    clusters: int
+    runs: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """left_out: file, seed and metric -> items that other files lack, and that were therefore not compared."""
+
+    baseline: str
+    rows: tuple[Row, ...]
+    runs: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+    left_out: Mapping[str, tuple[str, ...]]
+    settings: Settings
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return dataclasses.asdict(self)
+
+
+def compare(files: Files, *, columns: Columns = Columns(), **settings: Any) -> Comparison:
+    """Compare the models of result files; the first is the baseline.
+
+    Args:
+        files: paths (`NAME=PATH` names a model), or model -> path or paths. Files of one model are its seeds.
+        columns: of tables and samples, where they have names of their own.
+        settings: see `Settings`.
+
+    Raises:
+        DataError: a file is not readable, or the files cannot be compared; the message names what differs.
+    """
+    runs: list[Run] = []
+    for name, path in _named(files):
+        for run in read_runs(path, name, columns):
+            same = next((one for one in runs if not name and one.model == run.model and one.source != run.source), None)
+            if same is not None and not (run.seed and same.seed):
+                raise DataError(f"{same.source} and {run.source} are both called {run.model}; name them: NAME=PATH")
+            runs.append(run)
+    if isinstance(settings.get("metrics"), str):
+        settings["metrics"] = (settings["metrics"],)
+    return compare_runs(runs, Settings(**settings))
+
+
+def _named(files: Files) -> Iterable[tuple[str, Path]]:
+    if isinstance(files, Mapping):
+        for name, paths in files.items():
+            for path in [paths] if isinstance(paths, str | Path) else paths:
+                yield name, Path(path)
+        return
+    for file in files:
+        name, equals, path = str(file).partition("=")
+        yield (name, Path(path)) if equals and not Path(str(file)).exists() else ("", Path(file))
+
+
+def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Comparison:
+    """Compare models by their runs; the model of the first run is the baseline.
+
+    Raises:
+        DataError: fewer than two models, no metric or no item in common, or the same item differs.
+    """
+    models: dict[str, list[Run]] = {}
+    for run in runs:
+        models.setdefault(run.model, []).append(run)
+    if len(models) < 2:
+        raise DataError(f"two models are needed; there is {', '.join(models) or 'none'}. Name them: NAME=PATH")
+    baseline, *challengers = models
+    if not (settings.seed_std >= 0 and settings.relevant >= 0):
+        raise DataError("--seed-std and --relevant must be numbers of zero or more")
+    if not 0.5 <= settings.confidence < 1:
+        raise DataError(f"confidence {settings.confidence:g}: must be at least 0.5 and less than 1")
+    metrics = _metrics(runs, settings.metrics)
+    comparisons = len(metrics) * len(challengers)
+    if settings.resamples < (needed := int(2 * comparisons / (1 - settings.confidence)) + 1):
+        raise DataError(
+            f"{settings.resamples:,} resamples cannot show anything at this confidence: {needed:,} are needed"
+        )
+    rows = []
+    left_out: dict[str, tuple[str, ...]] = {}
+    equal_seeds: list[str] = []
+    for metric in metrics:
+        evidence, lacking = _pair(runs, metric, settings)
+        equal_seeds += _check_seeds(runs, evidence, metric)
+        for run, items in zip(runs, lacking, strict=True):
+            if items:
+                left_out[_describe(run) + (f", {metric}" if len(metrics) > 1 else "")] = items
+        own = {model: [evidence[i] for i, run in enumerate(runs) if run.model == model] for model in models}
+        for challenger in challengers:
+            found = gain_over_seeds(
+                own[challenger],
+                own[baseline],
+                seed_std=settings.seed_std,
+                resamples=settings.resamples,
+                seed=settings.seed,
+                sign=-1.0 if settings.lower_is_better else 1.0,
+            )
+            row = _Found(
+                metric=metric,
+                challenger=challenger,
+                before=_value(own[baseline]),
+                value=_value(own[challenger]),
+                gain=found,
+                items=len(evidence[0].items),
+                clusters=len(set(evidence[0].groups)),
+                runs=(len(own[baseline]), len(own[challenger])),
+            )
+            rows.append(row)
+    ps = [
+        row.gain.two_sided_p() if row.gain and row.gain.is_finite and row.clusters >= MIN_GROUPS else None
+        for row in rows
+    ]
+    corrected = iter(holm([p for p in ps if p is not None]))
+    made = [
+        _judge(row, p, None if p is None else next(corrected), comparisons, settings)
+        for row, p in zip(rows, ps, strict=True)
+    ]
+    return Comparison(
+        baseline=baseline,
+        rows=tuple(made),
+        runs={model: tuple(_describe(run) for run in own) for model, own in models.items()},
+        notes=(*_notes(models, made, settings), *equal_seeds),
+        left_out=left_out,
+        settings=settings,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A comparison before its verdict. gain: None with fewer than two clusters."""
+
+    metric: str
+    challenger: str
+    before: float
+    value: float
+    gain: Gain | None
+    items: int
+    clusters: int
+    runs: tuple[int, int]
+
+
+def _judge(row: _Found, p: float | None, p_holm: float | None, comparisons: int, settings: Settings) -> Row:
+    gain, found = (row.before - row.value) if settings.lower_is_better else row.value - row.before, row.gain
+    alpha = (1 - settings.confidence) / 2
+    verdict: Verdict = "inconclusive"
+    low = high = detectable = None
+    if found is None or found.groups < MIN_GROUPS:
+        reason = f"fewer than {MIN_GROUPS} clusters: no interval would hold"
+    elif p is None or p_holm is None:
+        reason = "not finite in some resamples"
+    elif not np.any(found.bootstrap_S):
+        reason = "the same scores on all items: nothing to estimate a difference from"
+    else:
+        low, high = found.interval(alpha)
+        detectable = found.detectable(0.0, alpha / comparisons, POWER)
+        certain = p_holm <= 1 - settings.confidence
+        if certain and gain > 0 and low > 0:
+            verdict, reason = "promote", "better"
+        elif certain and gain < 0 and high < 0:
+            verdict, reason = "keep", "worse"
+        elif settings.relevant > 0 and found.interval(alpha / comparisons)[1] < settings.relevant:
+            verdict, reason = "keep", f"a gain of {settings.relevant:g} or more is ruled out"
+        else:
+            limit = "seeds" if found.seeds > found.items else "items"
+            reason = f"neither better nor worse is shown; more {limit} would help most"
+    return Row(
+        metric=row.metric,
+        challenger=row.challenger,
+        baseline_value=row.before,
+        value=row.value,
+        gain=gain,
+        low=low,
+        high=high,
+        p=p,
+        p_holm=p_holm,
+        detectable=detectable,
+        verdict=verdict,
+        reason=reason,
+        items=row.items,
+        clusters=row.clusters,
+        runs=row.runs,
+    )
+
+
+def _check_seeds(runs: Sequence[Run], evidence: Sequence[Evidence], metric: str) -> list[str]:
+    """Return a note for every two runs of a model with different seeds, but equal scores.
+
+    Raises:
+        DataError: two runs of a model are the same run.
+    """
+    notes = []
+    for (one, own), (other, others) in itertools.combinations(zip(runs, evidence, strict=True), 2):
+        if one.model != other.model:
+            continue
+        both = f"{_describe(one)} and {_describe(other)}"
+        if one.seed and one.seed == other.seed:
+            raise DataError(f"{both}: two runs of {one.model} with the seed {one.seed}, not two seeds")
+        if np.array_equal(own.parts_NK, others.parts_NK):
+            if not (one.seed and other.seed):
+                raise DataError(f"{both}: two runs of {one.model} with the same scores on every item, not two seeds")
+            notes.append(f"{both}: the same {metric} on every item, although the seeds differ")
+    return notes
+
+
+def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> Sequence[str]:
+    """Return the metrics to compare by: those asked for, or the only one that all runs have."""
+    common = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+    if asked:
+        for name in asked:
+            for run in runs:
+                if name not in run.metrics:
+                    raise DataError(f"{run.source}: no metric {name}; it has: {'; '.join(run.metrics)}")
+        return list(dict.fromkeys(asked))
+    if not common:
+        has = ". ".join(f"{run.source}: {'; '.join(run.metrics)}" for run in runs)
+        raise DataError(f"the files have no metric in common. {has}")
+    if len(common) > 1:
+        raise DataError(f"the files have several metrics; choose with --metric: {'; '.join(common)}")
+    return common
+
+
+def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Evidence], list[tuple[str, ...]]]:
+    """Return the evidence of each run on the same items in the same order, and the items left out of each."""
+    scored = [run.metrics[metric] for run in runs]
+    shared = set(scored[0].items).intersection(*(one.items for one in scored[1:]))
+    lacking = [tuple(item for item in one.items if item not in shared) for one in scored]
+    if not shared:
+        names = "; ".join(f"{_describe(run)}: {_some(list(run.metrics[metric].items))}" for run in runs)
+        raise DataError(f"the files have no item in common ({names}); --item names the column that identifies one")
+    if any(lacking) and not settings.common:
+        unpaired = [(run, items) for run, items in zip(runs, lacking, strict=True) if items]
+        lists = "; ".join(f"{len(items):,} scored only in {_describe(run)}: {_some(items)}" for run, items in unpaired)
+        why = "".join(f" {run.source}: {note}." for run in runs for note in run.notes if "left out" in note)
+        raise DataError(f"the files have different items ({lists}).{why} --common compares the {len(shared):,} common")
+    order = [item for item in scored[0].items if item in shared]
+    derived = any(one.derived for one in scored)
+    evidence: list[Evidence] = []
+    for run, one in zip(runs, scored, strict=True):
+        place = {item: i for i, item in enumerate(one.items)}
+        rows = [place[item] for item in order]
+        groups = [one.clusters[i] for i in rows]
+        if derived:
+            first_of: dict[str, str] = {}  # cluster -> its first item, the same in all files
+            groups = [first_of.setdefault(cluster, item) for cluster, item in zip(groups, order, strict=True)]
+        own = Evidence(groups=groups, parts_NK=one.parts_NK[rows], statistic=one.statistic, items=order)
+        evidence.append(own)
+        _check_same(runs[0], run, metric, evidence[0], own)
+    return evidence, lacking
+
+
+def _check_same(a: Run, b: Run, metric: str, first: Evidence, other: Evidence) -> None:
+    documents = b.metrics[metric].documents
+    for name, document in a.metrics[metric].documents.items():
+        if documents.get(name, document) != document:
+            what = f"item {name} has other contents" if name else "another test set or another scorer"
+            raise DataError(f"{b.source}: {what} than in {a.source}")
+    clusters = zip(first.items, first.groups, other.groups, strict=True)
+    if differ := [item for item, one, another in clusters if one != another]:
+        for run, own in ((a, first), (b, other)):
+            if list(own.groups) == list(own.items):
+                raise DataError(
+                    f"{run.source}: no clusters, although {(b if run is a else a).source} has some. --cluster names a "
+                    "column of both; with the name of the items' column, each item counts by itself"
+                )
+        raise DataError(f"{b.source}: {len(differ):,} items are in other clusters than in {a.source}: {_some(differ)}")
+    if first.parts_NK.shape[1] != other.parts_NK.shape[1]:
+        raise DataError(f"{b.source}: scored by another statistic than {a.source}")
+
+
+def _notes(models: Mapping[str, Sequence[Run]], rows: Sequence[Row], settings: Settings) -> Iterable[str]:
+    """Yield what a reader must know to believe the table."""
+    noted: dict[str, list[str]] = {}
+    for run in itertools.chain.from_iterable(models.values()):
+        for note in run.notes:
+            noted.setdefault(note, []).append(str(run.source))
+    every = sum(len(runs) for runs in models.values())
+    for note, sources in noted.items():
+        yield note if len(sources) == every else f"{note} ({', '.join(sources)})"
+    single = list(dict.fromkeys(row.challenger for row in rows if row.runs == (1, 1)))
+    if settings.seed_std == 0 and single:
+        yield (
+            f"one run of {', '.join(single)} and of the baseline, and no --seed-std: the verdict is about these runs; "
+            "another seed of either model may score otherwise"
+        )
+    if len(rows) > 1:
+        yield f"p, verdicts and detectable gains are corrected for {len(rows)} comparisons (Holm, Bonferroni)"
+
+
+def _describe(run: Run) -> str:
+    return f"{run.source}, seed {run.seed}" if run.seed else str(run.source)
+
+
+def _value(runs: Sequence[Evidence]) -> float:
+    return float(np.mean([float(run.statistic(run.parts_NK.sum(axis=0, keepdims=True))[0]) for run in runs]))
+
+
+def _some(items: Sequence[str]) -> str:
+    return ", ".join(items[:SHOWN]) + (", ..." if len(items) > SHOWN else "")

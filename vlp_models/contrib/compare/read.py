@@ -1,0 +1,260 @@
+"""Read scores per item from result files of several programs.
+
+| program | files |
+|---|---|
+| this project | items.parquet, or the folder of an evaluated run |
+| lmms-eval, lm-evaluation-harness | `*_samples_*.jsonl` (`--log_samples`) |
+| VLMEvalKit | xlsx, tsv, csv or json with `index` and `hit` or `score` |
+| Inspect | logs: `.eval` or `.json` |
+| any | csv, tsv, xlsx, json or jsonl with `item`, `score` and, if there are, `cluster`, `model`, `seed`, `metric` |
+
+What names an item, what is a score and what forms the clusters is in each run's `notes`, with the items that have no
+score. A metric's value is the mean of its scores per item, whatever total its own program computes from them.
+Files are data from outside: no pickle, and archives that unpack to more than `MAX_BYTES` are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlp_models.common.io import HEAD, convert_command, explain_not_text
+from vlp_models.contrib.compare.inspect_logs import read_inspect, read_inspect_archive
+from vlp_models.contrib.compare.scored import (
+    CLUSTER_NAMES,
+    MEDIA,
+    SCORE_NAMES,
+    Columns,
+    Row,
+    Run,
+    Scored,
+    explain_clusters,
+    explain_unscored,
+    first_named,
+    score_items,
+    text,
+)
+from vlp_models.contrib.compare.tables import read_csv, read_rows, read_xlsx
+from vlp_models.errors import DataError, MissingToolError, VLPError
+from vlp_models.metrics.score import read_items
+
+# Of the samples that lmms-eval and lm-evaluation-harness write; every other number is a metric.
+NOT_METRICS = {
+    *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "input", "filter", "metrics", "doc_hash"),
+    *("prompt_hash", "target_hash", "schema_version", "idx", "token_counts", "input_media"),
+}
+LOG_LIKELIHOOD = "log-likelihood"  # what lm-evaluation-harness logs per item under the name perplexity
+
+
+def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list[Run]:
+    """Return the runs in a file: one, unless its columns `model` and `seed` name several.
+
+    Args:
+        path: a result file, or the folder of a run that this project evaluated.
+        model: its name; default: the file's own, or the file's name.
+
+    Raises:
+        DataError: it does not exist, is damaged, or has no scores; the message names what it has.
+        MissingToolError: reading it needs a package that is not installed.
+    """
+    if path.is_dir():
+        if not (path / "items.parquet").is_file():
+            raise DataError(f"{path}: a folder without items.parquet; name the result file itself")
+        path = path / "items.parquet"
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: unknown kind of file; known: {', '.join(READERS)}")
+    try:
+        if path.suffix.lower() in TEXTS:
+            with path.open("rb") as file:
+                if reason := explain_not_text(file.read(HEAD), str(path)):
+                    raise DataError(f"{path}: {reason}")
+        runs = reader(path, columns)
+    except VLPError:
+        raise
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not UTF-8 text; save it as UTF-8: {convert_command(str(path))}") from None
+    except Exception as error:  # bytes from outside: what a damaged file raises depends on where it is damaged
+        what = f"no key {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path}: not readable: {what}") from None
+    if model and len({run.model for run in runs}) > 1:
+        raise DataError(f"{path}: has {len(runs)} runs of several models, so it cannot be called {model}")
+    named = [Run(**{**vars(run), "model": model or run.model or path.stem}) for run in runs]
+    if not any(run.metrics for run in named):
+        why = [note for run in named for note in run.notes if "not compared" in note or "left out" in note]
+        raise DataError("; ".join([f"{path}: no scores per item", *why]))
+    return named
+
+
+# ---- This project ---------------------------------------------------------------------------------------------------
+
+
+def _read_parquet(path: Path, columns: Columns) -> list[Run]:
+    try:
+        found = read_items(path)
+    except ModuleNotFoundError:
+        raise MissingToolError(f"{path}: reading it needs pyarrow: pip install pyarrow") from None
+    places = {(scores.dataset, scores.split) for scores in found}
+    metrics = {}
+    for scores in found:
+        name = scores.metric if len(places) == 1 else f"{scores.dataset} {scores.split} {scores.metric}"
+        metrics[name] = Scored(
+            items=scores.items,
+            clusters=scores.groups,
+            parts_NK=scores.parts_NK,
+            statistic=scores.evidence().statistic,
+            documents={"": f"{scores.test} {scores.note}"},
+        )
+    model, seed = path.parent.name, ""
+    record = path.with_name("scores.json")
+    if record.is_file():
+        first: dict[str, Any] = next(iter(json.loads(record.read_text(encoding="utf-8"))), {})
+        model, seed = str(first.get("variant", model)), str(first.get("seed", ""))
+    return [Run(model=model, seed=seed, source=path, metrics=metrics, notes=["clusters: the file's groups"])]
+
+
+def _read_json(path: Path, columns: Columns) -> list[Run]:
+    found = json.loads(path.read_text(encoding="utf-8-sig"))
+    if isinstance(found, dict) and isinstance(found.get("samples"), list):
+        return read_inspect(path, found, found["samples"], columns)
+    if isinstance(found, dict) and isinstance(found.get("results"), dict):
+        raise ValueError("totals of tasks, without scores per item; give the samples file (`--log_samples`)")
+    if isinstance(found, dict) and found and all(isinstance(column, dict) for column in found.values()):
+        keys = next(iter(found.values()))  # column -> row -> value, as pandas writes it
+        found = [{name: column.get(key) for name, column in found.items()} for key in keys]
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise ValueError("neither a list of rows nor an Inspect log with its samples")
+    return read_rows(path, found, columns)
+
+
+# ---- Samples of lmms-eval and lm-evaluation-harness ------------------------------------------------------------------
+
+
+def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
+    numbers, rows = [], []
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"line {number}: {error}") from None
+                if not isinstance(row, dict):
+                    raise ValueError(f"line {number}: not an object")
+                numbers.append(number)
+                rows.append(row)
+    if not rows or "doc_id" not in rows[0]:
+        return read_rows(path, rows, columns, numbers)
+    return _read_samples(path, rows, columns)
+
+
+def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> list[Run]:
+    """Return the run of a file of samples. A metric's name has its filter, as in lm-evaluation-harness's own results.
+
+    Raises:
+        ValueError: no sample has the score or the item that the user names.
+    """
+    item = columns.item or "doc_id"
+    flatten = _flattener(rows)
+    values: dict[str, list[tuple[Row, float]]] = {}
+    skipped: dict[str, list[str]] = {}
+    logged: dict[str, list[Any]] = {}  # metric -> what the file has
+    for row in rows:
+        own = row.get("metrics")
+        listed = own if isinstance(own, list) else [name for name in row if name not in NOT_METRICS]
+        suffix = f",{row['filter']}" if row.get("filter") not in (None, "", "none") else ""
+        for name in [columns.score] if columns.score else listed:
+            value = _number_of(row.get(name))
+            if value is None:
+                skipped.setdefault(f"{name}{suffix}", []).append(text(row.get(item)))
+            else:
+                values.setdefault(f"{name}{suffix}", []).append((row, value))
+                logged.setdefault(f"{name}{suffix}", []).append(row[name])
+    if columns.score and not values:
+        raise ValueError(f"no number in {columns.score}; there are: {', '.join(rows[0])}")
+    same = _drop_repeated(values, logged)
+    for name in [name for name in values if name.partition(",")[0] == "perplexity"]:
+        if all(value <= 0 for _, value in values[name]):  # which no perplexity is
+            values[name.replace("perplexity", LOG_LIKELIHOOD)] = values.pop(name)
+    metrics, cluster = {}, ""
+    for name, own in values.items():
+        plain = [flatten(row) for row, _ in own]
+        cluster = columns.cluster or first_named((*CLUSTER_NAMES, MEDIA), plain)
+        metrics[name] = score_items(plain, [value for _, value in own], item, cluster)
+    notes = [f"items: {item}", explain_clusters(cluster), *same]
+    if never := sorted(set(skipped) - set(logged)):
+        first = {name: next(row.get(name.partition(",")[0]) for row in rows) for name in never}
+        shown = "; ".join(f"{name} (such as {json.dumps(first[name])[:60]})" for name in never)
+        notes.append(f"without one number per item, so not compared: {shown}")
+    notes += [explain_unscored(name, items) for name, items in skipped.items() if name in logged]
+    return [Run(model="", seed="", source=path, metrics=metrics, notes=notes)]
+
+
+def _drop_repeated(values: dict[str, Any], logged: Mapping[str, list[Any]]) -> list[str]:
+    """Remove metrics that log the dictionaries of another one, and return a note of them.
+
+    POPE's accuracy, precision, recall and F1 are totals of the same answers: their scores per item are equal.
+    """
+    first: dict[str, str] = {}
+    repeated: dict[str, list[str]] = {}
+    for name, entries in logged.items():
+        if all(isinstance(entry, dict) for entry in entries):
+            kept = first.setdefault(json.dumps(entries, sort_keys=True), name)
+            if kept != name:
+                repeated.setdefault(kept, []).append(name)
+                del values[name]
+    return [f"the scores per item of {', '.join(names)} are those of {kept}" for kept, names in repeated.items()]
+
+
+def _number_of(value: Any) -> float | None:
+    """Return a metric's number: itself, or the only score in the dictionary that some tasks log instead."""
+    if isinstance(value, dict):
+        found = [number for name in SCORE_NAMES if (number := _number_of(value.get(name))) is not None]
+        return found[0] if len(found) == 1 else None
+    try:
+        return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _flattener(rows: Sequence[Row]) -> Callable[[Row], dict[str, Any]]:
+    """Return a function that gives a sample of a file the form of a table's row.
+
+    The document's own fields (lm-evaluation-harness logs it) are next to the sample's keys. `input_media` becomes the
+    first `doc_id` with the same images, since paths differ between machines, and is left out unless all samples have
+    it. lmms-eval 0.7 writes the same `doc_hash` for all documents; the hash of such rows is their target.
+    """
+    all_show = all(isinstance(row.get(MEDIA), list) and row[MEDIA] for row in rows)
+    first: dict[str, str] = {}  # images -> the first document that shows them
+    for row in rows if all_show else ():
+        first.setdefault(json.dumps(row[MEDIA]), text(row.get("doc_id")))
+    same_hash = len(rows) > 1 and len({row.get("doc_hash") for row in rows}) == 1
+
+    def flatten(row: Row) -> dict[str, Any]:
+        document = row.get("doc")
+        flat = {**document, **row} if isinstance(document, dict) else dict(row)
+        flat.pop(MEDIA, None)
+        if all_show:
+            flat[MEDIA] = first[json.dumps(row[MEDIA])]
+        if same_hash:
+            flat["doc_hash"] = text(row.get("target"))
+        return flat
+
+    return flatten
+
+
+TEXTS = (".jsonl", ".json", ".csv", ".tsv")
+READERS: dict[str, Callable[[Path, Columns], list[Run]]] = {
+    ".parquet": _read_parquet,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".eval": read_inspect_archive,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".xlsx": read_xlsx,
+}

@@ -1,0 +1,1 @@
+"""Dataset metadata in the format of MLCommons: `vlp croissant`."""

@@ -1,0 +1,252 @@
+"""The demo web page in Gradio: its layout, and which handler each event calls (handlers.py)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.common.packages import INSTALL
+from vlp_models.contrib.demo_page.handlers import Page
+from vlp_models.contrib.demo_page.photos import open_photo, scale_for_page
+from vlp_models.data.images import FORMATS
+from vlp_models.errors import MissingToolError, ParamsError
+from vlp_models.serving.images import MAX_BYTES
+
+if TYPE_CHECKING:
+    import gradio
+
+ENVIRONMENT = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SHARE": "False"}
+EXAMPLE_SIDE = 240  # pixels of an example's longer side
+MAX_AGE = 3600  # seconds that an uploaded photo stays on disk, and between clean-ups
+NOTICE = (
+    "The results are a model's guesses; the end of the page describes the models, their training data and their "
+    "limits. Nothing leaves the machine that serves this page. Uploads are deleted when the page stops, or after two "
+    "hours."
+)
+PERCENTAGES = "Each percentage belongs to that answer alone, so they need not add up to 100."
+STYLE = """
+.gradio-container {max-width: 1180px !important}
+#examples, #examples .grid-wrap {height: auto !important; min-height: 0 !important; max-height: none !important}
+#examples .grid-container {grid-template-columns: repeat(4, minmax(0, 1fr)) !important; padding: 0 !important}
+#examples .grid-container button {min-width: 0 !important; width: 100% !important; height: auto !important}
+#found .caption-label {max-width: 94% !important; white-space: normal !important; overflow-wrap: anywhere}
+#found .grid-container {grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)) !important}
+@media (max-width: 640px) {
+  .gradio-container > main, .gradio-container {padding: 8px !important}
+  #found .grid-container {grid-template-columns: repeat(3, minmax(0, 1fr)) !important}
+}
+"""
+
+
+def check_installed() -> None:
+    """Check that Gradio is installed, before any model is loaded.
+
+    Raises:
+        MissingToolError: Gradio is not installed.
+    """
+    if find_spec("gradio") is None:
+        raise MissingToolError(f"`vlp demo`: gradio is not installed; install it with `{INSTALL}`")
+
+
+def build(page: Page) -> gradio.Blocks:
+    """Build the page.
+
+    Raises:
+        MissingToolError: Gradio, or a package that it needs, is not installed.
+    """
+    gr = _gradio()
+    one = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
+    with gr.Blocks(title=page.title, analytics_enabled=False, delete_cache=(MAX_AGE, MAX_AGE)) as blocks:
+        gr.Markdown(f"# {page.title}\n{NOTICE}")
+        if page.warning:
+            gr.Markdown(f"**{page.warning}**", elem_id="warning")
+        if page.captions or page.answerer:
+            _photo_part(gr, page, one)
+        if page.search:
+            _search_part(gr, page, one)
+        gr.Markdown("### The models, their training data and their limits")
+        with gr.Row():
+            for task in page.tasks:
+                with gr.Column(min_width=300):
+                    gr.Markdown(page.about(task), elem_id=f"about-{task}")
+    return blocks.queue(api_open=False, max_size=32)
+
+
+def _photo_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
+    """Lay out what is done with one photo: examples and upload, boxes, and what the captioner and answerer return."""
+    with gr.Row():
+        with gr.Column(scale=1):
+            if page.examples:
+                gr.Markdown("Click an example, or upload a photo:")
+                examples = gr.Gallery(
+                    value=[scale_for_page(open_photo(path), EXAMPLE_SIDE) for path in page.examples],
+                    show_label=False,  # a label would cover the first example
+                    columns=4,
+                    height="auto",
+                    object_fit="cover",
+                    allow_preview=False,
+                    interactive=False,
+                    buttons=[],
+                    elem_id="examples",
+                    format="png",
+                )
+            photo = gr.File(label="Upload a photo", file_types=sorted(FORMATS), height=110, elem_id="photo")
+            picture = gr.Image(
+                show_label=False,  # a label would cover the picture's corner and the number of a box there
+                height=400,
+                interactive=False,
+                format="png",
+                buttons=[],
+                elem_id="picture",
+            )
+        with gr.Column(scale=1):
+            captions: list[Any] = []
+            if page.captions:
+                caption_label, beam_label = page.caption_labels()
+                captions = [
+                    gr.Textbox(
+                        label=caption_label, info=page.version_title("captioning"), interactive=False, elem_id="caption"
+                    ),
+                    gr.Textbox(label=beam_label, visible=bool(beam_label), interactive=False, elem_id="beam"),
+                    gr.Textbox(
+                        label="Caption, greedy decoding",
+                        visible=page.captioner is not None,
+                        interactive=False,
+                        elem_id="greedy",
+                    ),
+                ]
+            if page.answerer:
+                question = gr.Textbox(
+                    label="Ask about the photo", placeholder="What color is the ball?", elem_id="question", max_lines=1
+                )
+                ask = gr.Button("Ask", elem_id="ask")
+                answers = gr.Label(label="Most likely answers", num_top_classes=5, elem_id="answers")
+                gr.Markdown(f"From {page.version_title('vqa')}. {PERCENTAGES}", elem_id="answered-by")
+            note = gr.Textbox(label="The boxes on the photo", interactive=False, lines=2, elem_id="note")
+            problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="problem")
+    cleared = [answers] if page.answerer else []
+
+    def describe(path: str | None) -> list[Any]:
+        if not path or not page.captions:  # without a captioner, the plain photo until a question is asked
+            shown = page.show(path)
+            texts = [""] * len(captions)
+            return [
+                shown.overlay and shown.overlay.picture,
+                "",
+                *texts,
+                *(None for _ in cleared),
+                _hidden(gr, shown.problem),
+            ]
+        found = page.caption(path)
+        drawn = [found.overlay.picture, found.overlay.note] if found.overlay else [None, ""]
+        texts = [found.caption, found.beam, found.greedy]
+        return [*drawn, *texts, *(None for _ in cleared), _hidden(gr, found.problem)]
+
+    photo.change(describe, photo, [picture, note, *captions, *cleared, problem], **one)
+
+    if page.examples:
+
+        def choose(event: Any) -> str:
+            return _copy_example(page.examples[event.index])
+
+        choose.__annotations__["event"] = gr.SelectData  # Gradio passes the event by this type
+        examples.select(choose, None, photo, **one)
+
+    if page.answerer:
+
+        def answered(path: str | None, text: str) -> list[Any]:
+            found = page.answer(path, text)
+            drawn = [found.overlay.picture, found.overlay.note] if found.overlay else [gr.skip(), gr.skip()]
+            return [*drawn, dict(found.answers) or None, _hidden(gr, found.problem)]
+
+        for event in (ask.click, question.submit):
+            event(answered, [photo, question], [picture, note, answers, problem], **one)
+
+
+def _search_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
+    """Lay out the search of the indexed photos by text."""
+    assert page.search is not None
+    where = f"{page.search.photo_count:,} photos of the split {page.search.split}; {page.version_title('retrieval')}"
+    gr.Markdown("### Search")
+    wanted = gr.Textbox(label="Search by text", info=where, max_lines=1, elem_id="wanted")
+    look = gr.Button("Search", elem_id="look")
+    gallery = gr.Gallery(
+        label="Results with scores, best first", columns=6, height="auto", buttons=[], elem_id="found", format="png"
+    )
+    problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="lost")
+
+    def searched(text: str) -> list[Any]:
+        found = page.find(text)
+        return [list(found.photos), _hidden(gr, found.problem)]
+
+    for event in (look.click, wanted.submit):
+        event(searched, wanted, [gallery, problem], **one)
+
+
+def _copy_example(path: Path) -> str:
+    """Copy an example to the folder of the uploads: Gradio serves no file from elsewhere."""
+    folder = Path(os.environ["GRADIO_TEMP_DIR"]) / "examples"
+    folder.mkdir(exist_ok=True)
+    return str(shutil.copyfile(path, folder / path.name))
+
+
+@contextmanager
+def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
+    """Serve the page while the block runs; yield its address. Uploads go to a temporary folder that is then deleted.
+
+    Raises:
+        MissingToolError: see `build`.
+        ParamsError: the port is taken, or the host is not an address of this machine.
+    """
+    gr = _gradio()
+    with tempfile.TemporaryDirectory(prefix="vlp-page-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        blocks = build(page)
+        try:
+            _, address, _ = blocks.launch(
+                server_name=host,
+                server_port=port,
+                share=False,
+                inbrowser=False,
+                quiet=True,
+                show_error=False,
+                prevent_thread_lock=True,
+                max_file_size=MAX_BYTES,
+                footer_links=[],
+                run_history=False,
+                enable_monitoring=False,
+                ssr_mode=False,
+                mcp_server=False,
+                theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+                css=STYLE,
+            )
+        except OSError as error:
+            reason = str(error).partition(".")[0]
+            raise ParamsError(f"vlp demo: {host} port {port}: {reason}; choose others with --host and --port") from None
+        try:
+            yield address.rstrip("/")
+        finally:
+            blocks.close(verbose=False)
+
+
+def _hidden(gr: Any, text: str = "") -> Any:
+    """Update a problem field, which is visible only while it has a text."""
+    return gr.update(value=text, visible=bool(text))
+
+
+def _gradio() -> Any:
+    os.environ.update(ENVIRONMENT)  # Gradio reads it when it is imported
+    check_installed()
+    try:
+        import gradio
+    except ImportError as error:
+        raise MissingToolError(
+            f"`vlp demo`: gradio cannot be imported ({error}); install what it needs with `{INSTALL}`"
+        ) from None
+    return gradio

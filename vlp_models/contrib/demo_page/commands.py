@@ -1,0 +1,161 @@
+"""`vlp demo`: serve the demo page with versions from the registry."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlp_models.common.progress import announced
+from vlp_models.errors import DataError, Terminated, VLPError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.contrib.demo_page.handlers import Page
+    from vlp_models.params import Params
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+TASKS = ("captioning", "vqa", "retrieval")
+
+
+def demo(
+    runs: Annotated[
+        list[str] | None,
+        typer.Option("--run", help="Use the newest version of this run instead of the champion; may be repeated."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; default: localhost only.", show_default=False)
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 7860,
+    split: Annotated[
+        str, typer.Option(help="The images to search, and the examples to click: train, val or test.")
+    ] = "test",
+) -> None:
+    """Try the champion models on a web page: caption an image, ask about it, search images by text.
+
+    Needs Gradio. Example: `vlp demo --run tden-vqa`
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.contrib.demo_page.app import check_installed, serving
+    from vlp_models.params import load_params
+
+    check_installed()
+    with announced("loading the models"):
+        page = make_page(load_params(), Workspace(), runs=runs or (), split=split)
+    for task, reason in page.missing.items():
+        print(f"{task}: {reason}")
+    signal.signal(signal.SIGTERM, _terminate)  # so that uploaded images are deleted
+    with serving(page, host=host, port=port) as address:
+        print(f"the demo is at {address}; press Ctrl-C to stop", flush=True)
+        if host not in LOOPBACK:
+            print("anyone who can reach this address can use the page: it has no password", flush=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+def _terminate(received: int, frame: Any) -> None:
+    raise Terminated()
+
+
+def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (), split: str = "test") -> Page:
+    """Return the page with each task's champion, or the newest version of one of `runs`.
+
+    The page shows a message in place of a model that cannot be loaded, and nearest-neighbor captions in place of a
+    captioner that is not better.
+
+    Raises:
+        DataError: no model can be loaded, or a run has no registered version.
+    """
+    from vlp_models.cli.predict import describe_neighbors, open_neighbors
+    from vlp_models.contrib.demo_page.handlers import Page, PhotoModel
+    from vlp_models.contrib.demo_page.photos import PhotoSearch, find_examples
+    from vlp_models.registry.client import connect, mlflow_errors
+    from vlp_models.registry.served import find_better_neighbors
+    from vlp_models.registry.versions import download_verified_bundle
+    from vlp_models.serving.predictor import Predictor
+
+    made: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    with mlflow_errors(params):
+        client = connect(params.tracking, workspace.root)
+        versions = _versions(client, params, runs)
+        for task in TASKS:
+            if task not in versions:
+                missing[task] = _explain_missing(params, task)
+                if task == "captioning" and (baseline := find_better_neighbors(params, workspace.root)):
+                    try:
+                        made["neighbors"] = open_neighbors(params, workspace)
+                        missing[task] = describe_neighbors(baseline, params)
+                    except VLPError as error:
+                        missing[task] = f"No champion yet, and no captions of similar training photos: {error}"
+                continue
+            version, selected_by = versions[task]
+            try:
+                bundle = download_verified_bundle(version)
+                card = _version_card(client, version, selected_by, bundle)
+                if task == "retrieval":
+                    made |= {"search": PhotoSearch(bundle, workspace, split), "search_card": card}
+                else:
+                    made["captioner" if task == "captioning" else "answerer"] = PhotoModel(Predictor(bundle), card)
+            except VLPError as error:
+                missing[task] = f"{version.name} version {version.version} cannot be used: {error}"
+    if not made:
+        raise DataError(f"vlp demo: no model to show. {' '.join(f'{task}: {why}' for task, why in missing.items())}")
+    return Page(**made, missing=missing, examples=find_examples(workspace, split))
+
+
+def _explain_missing(params: Params, task: str) -> str:
+    if any(run.task == task for run in params.finetune.values()):
+        return f"No champion yet: run `vlp promote {task}`, or use a run's version with `vlp demo --run NAME`."
+    preset = "; `vlp use scenes-tasks` adds one" if "scenes" in params.data else ""
+    return f"params.yaml has no run of this task{preset}."
+
+
+def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """Return task -> (version, how it was chosen)."""
+    from vlp_models.registry.client import model_name
+    from vlp_models.registry.versions import CHAMPION, find_version_by_alias, run_alias
+
+    found: dict[str, tuple[Any, str]] = {}
+    names = {task: model_name(params.tracking, task) for task in TASKS}
+    for run in runs:
+        known = {task: find_version_by_alias(client, name, run_alias(run)) for task, name in names.items()}
+        own = {task: (version, f"run {run}") for task, version in known.items() if version is not None}
+        if not own:
+            raise DataError(
+                f"vlp demo: the run {run} has no registered version for {', '.join(TASKS)}; `vlp status --mlflow` "
+                "shows what is registered"
+            )
+        if own.keys() & found.keys():
+            raise DataError(f"vlp demo: two runs for {', '.join(own.keys() & found.keys())}; give one")
+        found |= own
+    for task, name in names.items():
+        champion = find_version_by_alias(client, name, CHAMPION) if task not in found else None
+        if champion is not None:
+            found[task] = (champion, CHAMPION)
+    return found
+
+
+def _version_card(client: Any, version: Any, selected_by: str, bundle: Path) -> Any:
+    from vlp_models.contrib.demo_page.version_card import make_version_card
+    from vlp_models.registry.evaluations import read_lineage, read_scores
+
+    return make_version_card(
+        name=version.name,
+        version=int(version.version),
+        selected_by=selected_by,
+        tags=dict(version.tags),
+        lineage=read_lineage(client, version),
+        scores=read_scores(client, version),
+        bundle=bundle,
+    )
+
+
+COMMANDS = {"Use a model": {"demo": demo}}
+WORK: dict[str, str] = {}

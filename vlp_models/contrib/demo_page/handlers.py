@@ -1,0 +1,310 @@
+"""What the demo page does: from an uploaded file to texts and a photo with boxes, independent of Gradio.
+
+Errors are returned as a sentence in place of the result; nothing here raises a `VLPError`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from PIL import Image
+
+from vlp_models.contrib.demo_page.occlusion import (
+    GRID,
+    CachingExtractor,
+    Occlusion,
+    occlude_cells,
+    occlude_regions,
+    truncate_regions,
+)
+from vlp_models.contrib.demo_page.photos import PhotoSearch, draw_boxes, open_photo, scale_for_page
+from vlp_models.contrib.demo_page.version_card import MEANINGLESS, VersionCard, describe_limits
+from vlp_models.errors import VLPError
+from vlp_models.serving.predictor import Predictor
+
+if TYPE_CHECKING:
+    from vlp_models.serving.neighbors import NeighborCaptioner
+    from vlp_models.tasks.captioning import Captioning
+
+NO_PHOTO = "Upload a photo first."
+MAX_TEXT = 300  # characters; the model reads the first few dozen words
+TITLES = {"captioning": "Captions", "vqa": "Answers", "retrieval": "Search"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """The photo with the boxes the model read; note: what the boxes mean."""
+
+    picture: Image.Image
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionResult:
+    """
+    caption  the caption the version returns
+    beam     the best of the beam, if the caption is a consensus; else empty
+    """
+
+    caption: str = ""
+    beam: str = ""
+    greedy: str = ""
+    problem: str = ""
+    overlay: Overlay | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerResult:
+    """answers: the most likely ones, with their probabilities."""
+
+    answers: Sequence[tuple[str, float]] = ()
+    problem: str = ""
+    overlay: Overlay | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """photos: with their scores, best first."""
+
+    photos: Sequence[tuple[Image.Image, str]] = ()
+    problem: str = ""
+
+
+class PhotoModel:
+    """A version that reads a photo: a captioner or a question answerer."""
+
+    def __init__(self, predictor: Predictor, card: VersionCard) -> None:
+        if predictor.extractor is not None:
+            predictor.extractor = CachingExtractor(predictor.extractor)  # type: ignore[assignment]
+        self.predictor, self.card = predictor, card
+
+    def predict(self, photo: Image.Image, question: str = "") -> tuple[dict[str, Any], Overlay]:
+        """Return the prediction, and the photo with the regions it depends on."""
+        prediction = self.predictor.predict([photo], [question] if question else None)[0]
+        answer = prediction.get("caption") or prediction.get("answer") or ""
+        return prediction, self._overlay(photo, question, answer)
+
+    def _overlay(self, photo: Image.Image, question: str, answer: str) -> Overlay:
+        kind = "answer" if question else "caption"
+        task_model, extractor = self.predictor.task_model, self.predictor.extractor
+        if not answer:
+            return Overlay(picture=scale_for_page(photo), note=f"No boxes: the model returned an empty {kind}.")
+        if extractor is None:  # the model reads pixels
+            occlusion, cells = occlude_cells(task_model, photo, question, answer)
+            picture = draw_boxes(photo, cells.tolist(), occlusion.most_important)
+            return Overlay(picture=picture, note=_describe_cells(occlusion, kind))
+        regions = truncate_regions(extractor.extract([photo])[0], task_model.info.max_regions)
+        if not len(regions):
+            return Overlay(picture=scale_for_page(photo), note="No boxes: no region was found in this photo.")
+        occlusion = occlude_regions(task_model, regions, question, answer)
+        picture = draw_boxes(photo, np.asarray(regions.boxes).tolist(), occlusion.most_important)
+        return Overlay(picture=picture, note=_describe_regions(occlusion, kind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The models of the page.
+
+    neighbors captions photos in place of a captioner; `missing` has the reason
+    missing   task -> why it has no model, and what to do
+    examples  files of photos to click
+    lock      one prediction at a time
+    """
+
+    captioner: PhotoModel | None = None
+    neighbors: NeighborCaptioner | None = None
+    answerer: PhotoModel | None = None
+    search: PhotoSearch | None = None
+    search_card: VersionCard | None = None
+    missing: Mapping[str, str]
+    examples: Sequence[Path] = ()
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def tasks(self) -> list[str]:
+        """Return the tasks that the page has a model for, or captions of similar photos."""
+        return [
+            task
+            for task in TITLES
+            if self._version(task) is not None or (task == "captioning" and self.neighbors is not None)
+        ]
+
+    @property
+    def captions(self) -> bool:
+        """Return whether the page captions photos."""
+        return self.captioner is not None or self.neighbors is not None
+
+    @property
+    def title(self) -> str:
+        """Return what a visitor can do here."""
+        parts = ["caption a photo"] if self.captions else []
+        if self.answerer:
+            parts.append("ask about it" if self.captions else "ask about a photo")
+        if self.search:
+            parts.append("search photos by text")
+        text = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
+        return f"{text[:1].upper()}{text[1:]}"
+
+    @property
+    def warning(self) -> str:
+        """Return a caveat if a model was trained on synthetic scenes only; else nothing."""
+        versions = [version for task in self.tasks if (version := self._version(task)) is not None]
+        if not any(MEANINGLESS in card.data for card, _ in versions):
+            return ""
+        return "Trained on drawn scenes: use the examples. Results for photographs are meaningless."
+
+    def show(self, path: str | None) -> CaptionResult:
+        """Return an uploaded photo without boxes, for a page without a captioner."""
+        try:
+            return CaptionResult(overlay=Overlay(picture=scale_for_page(open_photo(path)), note="") if path else None)
+        except VLPError as error:
+            return CaptionResult(problem=_as_sentence(error))
+
+    def caption(self, path: str | None) -> CaptionResult:
+        """Caption an uploaded photo."""
+        if not path or not self.captions:
+            return CaptionResult(problem=self.missing.get("captioning", NO_PHOTO) if path else NO_PHOTO)
+        try:
+            if self.captioner is None:
+                return self._caption_by_neighbors(path)
+            with self.lock:
+                prediction, overlay = self.captioner.predict(open_photo(path))
+        except VLPError as error:
+            return CaptionResult(problem=_as_sentence(error))
+        texts = {name: prediction[name] or "(nothing)" for name in ("caption", "beam", "greedy") if name in prediction}
+        return CaptionResult(**texts, overlay=overlay)
+
+    def _caption_by_neighbors(self, path: str) -> CaptionResult:
+        assert self.neighbors is not None
+        photo = open_photo(path)
+        with self.lock:
+            text = self.neighbors.caption([photo])[0]
+        overlay = Overlay(picture=scale_for_page(photo), note="No boxes: the caption is one of other photos.")
+        return CaptionResult(caption=text or "(nothing)", overlay=overlay)
+
+    def answer(self, path: str | None, question: str) -> AnswerResult:
+        """Answer a question about an uploaded photo."""
+        text = " ".join(question.split())
+        if self.answerer is None:
+            return AnswerResult(problem=self.missing.get("vqa", ""))
+        if not path or not text:
+            return AnswerResult(problem="Enter a question first." if path else NO_PHOTO)
+        if len(text) > MAX_TEXT:
+            return AnswerResult(problem=f"The question has {len(text)} characters; the limit is {MAX_TEXT}.")
+        try:
+            with self.lock:
+                prediction, overlay = self.answerer.predict(open_photo(path), text)
+        except VLPError as error:
+            return AnswerResult(problem=_as_sentence(error))
+        answers = [(answer or "(empty)", float(p)) for answer, p in prediction["top"]]
+        return AnswerResult(answers=answers, overlay=overlay)
+
+    def find(self, text: str) -> SearchResult:
+        """Search the indexed photos by text."""
+        query = " ".join(text.split())
+        if self.search is None:
+            return SearchResult(problem=self.missing.get("retrieval", ""))
+        if not query or len(query) > MAX_TEXT:
+            return SearchResult(problem=f"Describe the photo to find in at most {MAX_TEXT} characters.")
+        try:
+            with self.lock:
+                found = self.search.find(query)
+        except VLPError as error:
+            return SearchResult(problem=_as_sentence(error))
+        photos, not_on_disk = [], []
+        for image_id, score in found:
+            path = self.search.path(image_id)
+            try:
+                photo = open_photo(path) if path is not None else None
+            except VLPError:
+                photo = None
+            if photo is None:
+                not_on_disk.append(image_id)
+            else:
+                photos.append((scale_for_page(photo, 320), f"{score:.2f} {image_id.rpartition('/')[2]}"))
+        problem = f"Also found, but not on this disk: {', '.join(not_on_disk)}." if not_on_disk else ""
+        return SearchResult(photos=photos, problem=problem)
+
+    def about(self, task: str) -> str:
+        """Return Markdown: the task's version, what it was trained on, its scores and its limits."""
+        version = self._version(task)
+        if version is None:
+            return f"**{TITLES[task]}**\n\n{self.missing.get(task, '')}"
+        card, task_model = version
+        lines = [f"{card.title}, family {card.family}, fine-tuned by the run {card.run}."]
+        if task == "retrieval" and self.search is not None:
+            lines.append(f"It searches {self.search.photo_count:,} photos of the split {self.search.split}.")
+        elif task_model.search:
+            lines.append(f"Caption search: {task_model.search}.")
+        lines += [card.data, *card.history, *card.figures]
+        facts = "\n".join(f"- {_escape_markdown(line)}" for line in lines)
+        limits = "\n".join(f"- {line}" for line in describe_limits(task_model))
+        return f"**{TITLES[task]}**\n\n{facts}\n\nLimits:\n\n{limits}"
+
+    def caption_labels(self) -> tuple[str, str]:
+        """Return the labels of the caption and of the beam's caption; the second is empty if they are the same."""
+        if self.captioner is None:
+            return "Caption of similar training photos", ""
+        search = cast("Captioning", self.captioner.predictor.task_model).caption_search
+        beam = f"Caption, {search.beam_label}" if search.settings.consensus_samples else ""
+        return f"Caption, {search.caption_label}", beam
+
+    def version_title(self, task: str) -> str:
+        """Return the title of the task's version, or why it has none."""
+        version = self._version(task)
+        return version[0].title if version else self.missing.get(task, "")
+
+    def _version(self, task: str) -> tuple[VersionCard, Any] | None:
+        if task == "retrieval":
+            if self.search is None or self.search_card is None:
+                return None
+            return self.search_card, self.search.task_model
+        model = self.captioner if task == "captioning" else self.answerer
+        return (model.card, model.predictor.task_model) if model is not None else None
+
+
+def _describe_regions(occlusion: Occlusion, kind: str) -> str:
+    """Explain the boxes of a model that reads regions."""
+    count = len(occlusion.losses)
+    if count == 1:
+        return f"The thin box is the only region that the model read, so parts of it cannot be compared for the {kind}."
+    effect = _describe_effect(occlusion, kind, "leaving out each region")
+    return f"The thin boxes are the {count} regions that the model read. {effect}"
+
+
+def _describe_cells(occlusion: Occlusion, kind: str) -> str:
+    """Explain the boxes of a model that reads pixels."""
+    effect = _describe_effect(occlusion, kind, "blanking each cell")
+    return f"This model reads pixels, not regions: the thin boxes are the cells of a {GRID} x {GRID} grid. {effect}"
+
+
+def _describe_effect(occlusion: Occlusion, kind: str, method: str) -> str:
+    if not occlusion.most_important:
+        return f"No single one is decisive: {method} in turn hardly changes the probability of the {kind}."
+    effects = [
+        f"without {rank}, it is {_format_factor(occlusion.losses[number])} less likely"
+        for rank, number in enumerate(occlusion.most_important, start=1)
+    ]
+    return f"The thick ones matter most to this {kind} ({method} in turn): {'; '.join(effects)}."
+
+
+def _format_factor(loss: float) -> str:
+    """Format a loss in nats: 40%, 3.0 times."""
+    if loss < math.log(2):
+        return f"{100 * (1 - math.exp(-loss)):.0f}%"
+    return "over 1,000 times" if loss > math.log(1000) else f"{math.exp(loss):.1f} times"
+
+
+def _as_sentence(error: VLPError) -> str:
+    text = str(error).strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:400]}."
+
+
+def _escape_markdown(text: str) -> str:
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|~" else c for c in text)

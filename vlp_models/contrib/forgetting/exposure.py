@@ -1,0 +1,260 @@
+"""Which checkpoints were trained on an image: directly, through an input, not at all, or unknown.
+
+A checkpoint stores its provenance: params and hashes of every input. Where those inputs are available, the answer is
+exact, because the order of samples is a function of seed and epoch (replay.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vlp_models.common.io import hash_path, read_json
+from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.forgetting.data_versions import DataVersion, DataVersions
+from vlp_models.contrib.forgetting.replay import FirstExposure, TrainingRun, run_settings
+from vlp_models.data.shards.contents import trained_on_inputs
+from vlp_models.errors import VLPError, first_line
+from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
+from vlp_models.params.data import DetectorParams
+from vlp_models.pipeline.dvc.lock_file import md5_of, recorded_md5
+from vlp_models.pipeline.lineage import PROVENANCE, load_provenance
+from vlp_models.pipeline.stages.detector import first_step_with
+from vlp_models.pipeline.stages.tokenizer import shaped_by
+from vlp_models.serving.bundle import read_checkpoint_info
+from vlp_models.training.data import validates_on
+
+State = Literal["exposed", "inherited", "unknown", "clean"]
+DETECTOR, TOKENIZER = "data/detector", "data/tokenizer"
+READ_ERRORS = (VLPError, OSError, KeyError, TypeError, ValueError, AttributeError)  # raised by reading a damaged file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposure:
+    """Whether a checkpoint, detector, tokenizer or registered version was trained on an image.
+
+    state  `exposed`: trained on it. `inherited`: one of its inputs was. `unknown`: cannot be determined from what is
+           available. `clean`: neither it nor any input was
+    how    human-readable explanation
+    first  when it was first trained on the image itself
+    """
+
+    name: str
+    state: State
+    how: str
+    first: FirstExposure | None = None
+
+    @property
+    def clean(self) -> bool:
+        return self.state == "clean"
+
+
+@dataclass
+class CheckpointExposures:
+    """Determines the exposure of each checkpoint, once."""
+
+    params: Params
+    workspace: Workspace
+    data: DataVersions
+    _cache: dict[str, Exposure] = field(default_factory=dict)
+
+    def all(self) -> list[Exposure]:
+        """Return the exposure of everything in the workspace: detector, tokenizer, initial models and all runs."""
+        places = [self.workspace.root / name for name in (DETECTOR, TOKENIZER)]
+        found = [self.of(self.workspace.relative(path)) for path in places if (path / "manifest.json").exists()]
+        for kind in ("initial", "pretrain", "finetune"):
+            for path in sorted((self.workspace.root / "checkpoints" / kind).glob("*/config.json")):
+                if not path.parent.name.startswith("."):
+                    found.append(self.of(f"{kind}/{path.parent.name}"))
+        return found
+
+    def of(self, name: str) -> Exposure:
+        """Return the exposure of `pretrain/RUN`, ..., `data/detector` or `data/tokenizer`."""
+        if name not in self._cache:
+            try:
+                self._cache[name] = self._determine(name)
+            except READ_ERRORS as error:
+                self._cache[name] = Exposure(
+                    name=name, state="unknown", how=f"cannot be determined: {first_line(error)}"
+                )
+        return self._cache[name]
+
+    def _determine(self, name: str) -> Exposure:
+        if name == DETECTOR:
+            return self._detector()
+        if name == TOKENIZER:
+            return self._tokenizer()
+        info = read_checkpoint_info(self.workspace.checkpoint(name))
+        if split_start(name)[0] == "initial":
+            return self._initial(name, info.provenance)
+        return worst(name, self.trained(name, info.provenance, info.detector_id))
+
+    def _initial(self, name: str, provenance: Mapping[str, Any]) -> Exposure:
+        if warmup := provenance.get("vision_warmup"):
+            from vlp_models.pipeline.initial_weights import first_warmup_step, hash_boxes
+
+            if warmup["boxes"] != hash_boxes(self.workspace):
+                return Exposure(name=name, state="unknown", how="its vision warm-up used other boxes than those here")
+            if step := first_warmup_step(warmup, self.workspace, self._images_here()):
+                return Exposure(name=name, state="exposed", how=f"in its vision warm-up, first in step {step}")
+        notes = "; its imported weights may have been trained on it elsewhere"
+        how = "not trained yet" + (notes if {"init", "image_init"} & provenance.keys() else "")
+        return Exposure(name=name, state="clean", how=how)
+
+    def trained(self, run: str, provenance: Mapping[str, Any], detector_id: str) -> list[Exposure]:
+        """Return a run's own exposure first, then that of its inputs.
+
+        Args:
+            provenance: from its checkpoint or its resume state.
+            detector_id: of the regions its model reads; empty: it reads none.
+        """
+        settings, inputs = run_settings(run, provenance), provenance.get("inputs", {})
+        if settings is None or not trained_on_inputs(inputs):
+            return [Exposure(name=run, state="unknown", how="its provenance is missing")]
+        training = TrainingRun.from_settings(run, settings)
+        start = self.workspace.checkpoint(training.start)
+        input_exposure = [self._regions(detector_id)] if detector_id else []
+        input_exposure += [
+            self.input_exposure(training.start, start.exists() and hash_path(start) == inputs.get("start")),
+            self.input_exposure(TOKENIZER, hash_path(self.workspace.tokenizer) == inputs.get("tokenizer")),
+        ]
+        if training.captioner:
+            written = self.workspace.augmented(training.captioner)
+            if not written.exists() or hash_path(written) != inputs.get("augment"):
+                how = "it was trained on generated captions that are no longer available"
+                return [Exposure(name=run, state="unknown", how=how)]
+            input_exposure.append(self.of(read_json(written / "manifest.json")["params"]["start"]))
+        return [self.own(training, self.data.of(inputs), provenance, regions=bool(detector_id)), *input_exposure]
+
+    def own(
+        self, training: TrainingRun, data: DataVersion | None, provenance: Mapping[str, Any], *, regions: bool
+    ) -> Exposure:
+        """Return the exposure of a run itself, without its inputs."""
+        name = training.run
+        if data is None:
+            how = f"it was trained on a version of data/shards that is neither here nor in DVC's cache; {PULL}"
+            return Exposure(name=name, state="unknown", how=how)
+        exposure = provenance.get("stream")  # set if the shards were streamed
+        stream = StreamParams(**({"address": "then", **exposure} if exposure else {}))
+        augmented = self.workspace.augmented(training.captioner) if training.captioner else None
+        first = training.find_first_exposure(
+            data.shards, data.images, stream=stream, regions=regions, augmented=augmented
+        )
+        if first is not None:
+            rewarded = (
+                "; its captions are used by the reward from the first update"
+                if training.rewards_use_all_captions
+                else ""
+            )
+            how = f"first in epoch {first.epoch}, update {first.update}{rewarded}"
+            return Exposure(name=name, state="exposed", how=how, first=first)
+        if not data.complete:
+            how = f"no byte-equal copy was there; finding changed copies needs the fingerprints of that version; {PULL}"
+            return Exposure(name=name, state="unknown", how=how)
+        p = training.params
+        if p.snapshots.keep and validates_on(data.shards, training.view, p.sources, training.captioned, data.images):
+            return Exposure(name=name, state="exposed", how="its weights were chosen by validation on it")
+        return Exposure(name=name, state="clean", how="not in its training data")
+
+    def input_exposure(self, name: str, same: bool) -> Exposure:
+        """Return the exposure of an input; `unknown` if the input here is another one."""
+        if not same:
+            return Exposure(name=name, state="unknown", how="this input is no longer available")
+        return self.of(name)
+
+    def _regions(self, detector_id: str) -> Exposure:
+        """Return the exposure of the detector that made the regions a model reads."""
+        file = self.workspace.features / "manifest.json"
+        made = read_json(file) if file.exists() else {}
+        if made.get("detector_id") != detector_id:
+            return Exposure(name=DETECTOR, state="unknown", how="the detector of its regions is no longer available")
+        if made["params"]["source"] in ("detector", "timm"):
+            return self.of(DETECTOR)
+        return Exposure(name="data/features", state="clean", how="made without a detector trained here")
+
+    def _detector(self) -> Exposure:
+        name, manifest = DETECTOR, read_json(self.workspace.detector / "manifest.json")
+        if "source" not in manifest["params"] or manifest["params"]["source"] != "train":
+            return Exposure(name=name, state="clean", how="not trained here")
+        p = build(DetectorParams, manifest["params"], where="detector", file="data/detector/manifest.json")
+        boxed = self.workspace.validated / "boxed.parquet"
+        if recorded_md5(self.workspace.root, "detector", "data/validated/boxed.parquet") not in (None, md5_of(boxed)):
+            return Exposure(name=name, state="unknown", how="trained on other boxes than those here")
+        step = first_step_with(p, self.workspace, self._images_here())
+        if step is None:
+            return Exposure(name=name, state="clean", how="not in its training data")
+        return Exposure(name=name, state="exposed", how=f"first in step {step}")
+
+    def _tokenizer(self) -> Exposure:
+        manifest = read_json(self.workspace.tokenizer / "manifest.json")
+        p = build(TokenizerParams, manifest["params"], where="tokenizer", file="data/tokenizer/manifest.json")
+        p = replace(p, sources=self.params.tokenizer.sources)  # the manifest does not store them
+        then, now = (
+            recorded_md5(self.workspace.root, "tokenizer", "data/validated"),
+            recorded_md5(self.workspace.root, "validate", "data/validated"),
+        )
+        if then != now:
+            return Exposure(name=TOKENIZER, state="unknown", how="built from other texts than those here")
+        if shaped_by(p, self.workspace, self._images_here()):
+            return Exposure(
+                name=TOKENIZER, state="exposed", how="its vocabulary or answers would differ without its texts"
+            )
+        return Exposure(name=TOKENIZER, state="clean", how="its vocabulary and answers are the same without its texts")
+
+    def _images_here(self) -> frozenset[str]:
+        here = self.data.here()
+        return here.images if here else frozenset(one.image.image_id for one in self.data.found)
+
+
+PULL = "run `dvc fetch` at the commit that made it"
+
+
+def worst(name: str, parts: list[Exposure]) -> Exposure:
+    """Combine the exposure of a run itself, which comes first, with that of its inputs."""
+    own = parts[0]
+    if own.state != "exposed":
+        for state, of in (("inherited", ("exposed", "inherited")), ("unknown", ("unknown",))):
+            for part in parts[1:] if state == "inherited" else parts:
+                if part.state in of:
+                    how = part.how if part.name == name or part is own else f"{part.name}: {part.how}"
+                    return Exposure(name=name, state=state, how=how)  # type: ignore[arg-type]
+    return Exposure(name=name, state=own.state, how=own.how, first=own.first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """A resume state or snapshot, saved after update `step`."""
+
+    path: Path
+    run: str
+    step: int
+
+
+_STATE = re.compile(r"(?:step|snapshot)-(\d{8})\.(?:ckpt|safetensors)")
+
+
+def leftovers(workspace: Workspace) -> Iterator[Leftover]:
+    """Yield the resume states of interrupted trainings under .work."""
+    for path in sorted((workspace.root / ".work").glob("*/*/*")):
+        kind, _, name = path.parents[1].name.partition("-")
+        if kind in ("pretrain", "finetune") and (match := _STATE.fullmatch(path.name)):
+            yield Leftover(path=path, run=f"{kind}/{name}", step=int(match[1]))
+
+
+def resume_state_exposure(left: Leftover, checkpoints: CheckpointExposures) -> Exposure:
+    """Return the exposure of a resume state, from the provenance that its training recorded next to it."""
+    place = checkpoints.workspace.relative(left.path)
+    try:
+        own, *input_exposure = checkpoints.trained(left.run, *load_provenance(left.path.parent))
+    except READ_ERRORS as error:
+        return Exposure(
+            name=place, state="unknown", how=f"cannot be determined from its {PROVENANCE}: {first_line(error)}"
+        )
+    if own.first is not None and left.step < own.first.update:
+        own = Exposure(
+            name=place, state="clean", how=f"update {left.step}; the run first uses it in update {own.first.update}"
+        )
+    return worst(place, [own, *input_exposure])

@@ -1,0 +1,1 @@
+"""Registered models in lmms-eval."""

@@ -1,0 +1,1 @@
+"""Complete small plugins, which `vlp new` copies under another name (../commands.py)."""

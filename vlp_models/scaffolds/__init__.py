@@ -1,1 +1,0 @@
-"""Complete small plugins, which `vlp new` copies under another name (cli/plugins.py)."""
