@@ -29,7 +29,6 @@ from vlp_models.params import (
     to_plain,
 )
 from vlp_models.params.load import parse_yaml
-from vlp_models.params.renamed import RENAMED, RENAMED_VALUES
 
 ROOT = Path(__file__).parent.parent
 
@@ -139,102 +138,6 @@ def test_shipped_params_are_valid_and_plain() -> None:
 def test_errors_name_the_key_and_the_nearest_one(tmp_path: Path, edit: dict[str, object], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         load_params(edited(tmp_path, edit))
-
-
-OLD = """
-generate: {scenes: {world: objects, misspelt: 0.1, lost_words: 0.2, pair_lessons: 1}}  # plain-ok
-data: {scenes: {outside: true, truth: x, held_out: 0.1}}
-validate: {near_duplicates: {bits: 8, action: set_aside}}
-features: {batch_size: 4}
-models:
-  a: {words: x, weights: "timm:vit", eyes: {steps: 1}, config: {twins_are_negatives: true}}  # plain-ok
-  b: {weights: checkpoints/imported/b}
-trainer: {parallel: 2, stream: {first_wait: 1, patience: 2}}
-defaults: {pretrain: {passes: {scheme: single}, optimizer: {floor: 0.1}}, finetune: {design: x}}
-pretrain: {t: {passes: {scheme: single}, recipe: {mix: turns}, optimizer: {floor: 1}, snapshots: {better: lower}}}
-finetune:
-  t:
-    design: a
-    optimizer: {floor: 1}
-    snapshots: {better: higher}
-    config: {twins_are_negatives: true}
-    options:
-      {learn: contrast, drawn: 3, twins_are_negatives: true, targets: every, self_critical: {baseline: mean_of_others}}
-augment: {a: {draws: 5}}
-evaluate: {blank_control: [], consensus: 20, consensus_neighbours: 60}  # plain-ok
-incoming: {drop: data/incoming, radius: 4, dataset: data/accepted}
-drift: {against: t}
-promotion: {choose_on: val, allowed_unvalidated: true, tasks: {vqa: {seed_deviation: 1}}}
-"""
-NEW = """
-generate.scenes.world -> generate.scenes.generator  # plain-ok
-generate.scenes.misspelt -> generate.scenes.misspelled
-generate.scenes.lost_words -> generate.scenes.dropped_words
-generate.scenes.pair_lessons -> generate.scenes.simple_pair_sentences
-data.scenes.outside -> data.scenes.allow_external_images
-data.scenes.truth -> data.scenes.scene_graphs
-data.scenes.held_out -> data.scenes.val_fraction
-validate.near_duplicates.bits -> validate.near_duplicates.max_hash_distance
-validate.near_duplicates.action: set_aside -> validate.near_duplicates.action: quarantine
-`features.batch_size` was removed; delete it (it had no effect)
-models.a.words -> models.a.text_init
-models.a.weights -> models.a.image_init
-models.a.eyes -> models.a.vision_warmup  # plain-ok
-models.a.config.twins_are_negatives -> models.a.config.same_image_negatives
-models.b.weights -> models.b.init
-trainer.parallel -> trainer.parallel_finetune
-trainer.stream.first_wait -> trainer.stream.retry_seconds
-trainer.stream.patience -> trainer.stream.timeout_seconds
-defaults.pretrain.passes -> defaults.pretrain.scheduled_sampling
-defaults.pretrain.passes.scheme: single -> defaults.pretrain.scheduled_sampling.scheme: none
-defaults.pretrain.optimizer.floor -> defaults.pretrain.optimizer.min_lr
-defaults.finetune.design -> defaults.finetune.variant
-pretrain.t.passes -> pretrain.t.scheduled_sampling
-pretrain.t.passes.scheme: single -> pretrain.t.scheduled_sampling.scheme: none
-pretrain.t.recipe.mix: turns -> pretrain.t.recipe.mix: alternate
-pretrain.t.optimizer.floor -> pretrain.t.optimizer.min_lr
-pretrain.t.snapshots.better: lower -> pretrain.t.snapshots.mode: min
-finetune.t.design -> finetune.t.variant
-finetune.t.optimizer.floor -> finetune.t.optimizer.min_lr
-finetune.t.snapshots.better: higher -> finetune.t.snapshots.mode: max
-finetune.t.config.twins_are_negatives -> finetune.t.config.same_image_negatives
-finetune.t.options.learn: contrast -> finetune.t.options.loss: contrastive
-finetune.t.options.drawn -> finetune.t.options.pair_negatives
-finetune.t.options.twins_are_negatives -> finetune.t.options.same_image_negatives
-finetune.t.options.targets: every -> finetune.t.options.targets: all
-finetune.t.options.self_critical.baseline: mean_of_others -> finetune.t.options.self_critical.baseline: leave_one_out
-augment.a.draws -> augment.a.samples
-evaluate.blank_control -> evaluate.blind_baseline
-evaluate.consensus -> evaluate.consensus_samples
-evaluate.consensus_neighbours -> evaluate.consensus_neighbors  # plain-ok
-incoming -> ingest
-incoming.drop -> ingest.inbox
-incoming.radius -> ingest.max_hash_distance
-drift.against -> drift.run
-promotion.choose_on -> promotion.select_on
-promotion.allowed_unvalidated -> promotion.allow_unvalidated
-promotion.tasks.vqa.seed_deviation -> promotion.tasks.vqa.seed_std
-"""
-
-
-def test_one_error_lists_every_renamed_key_and_value() -> None:
-    with pytest.raises(ParamsError) as error:
-        parse_params(yaml.safe_load(OLD), "my.yaml")
-    first, *lines = str(error.value).splitlines()
-    assert first == f"my.yaml: {len(lines)} keys or values were renamed or removed:"
-    new = (line.partition("  #")[0].replace(" -> ", "` was renamed to `") for line in NEW.split("\n")[1:-1])
-    assert [line.strip() for line in lines] == [line if line.startswith("`") else f"`{line}`" for line in new]
-    patterns = {*RENAMED, *(f"{key}: {old}" for key, values in RENAMED_VALUES.items() for old in values)}
-    assert len(patterns) <= len(lines), "an old key of the table is not in this test"
-
-
-def test_a_single_renamed_key_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match=r"params\.yaml: `drift\.against` was renamed to `drift\.run`$"):
-        load_params(edited(tmp_path, {"drift.against": "tden"}))
-    before = (tmp_path / "params.yaml").read_bytes()
-    with pytest.raises(ParamsError, match=r"`models\.tden\.words` was renamed to `models\.tden\.text_init`"):
-        apply_overlay(Path(shutil.copy(ROOT / "params.yaml", tmp_path / "new.yaml")), None, ["models.tden.words=bert"])
-    assert (tmp_path / "params.yaml").read_bytes() == before
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))

@@ -213,7 +213,7 @@ def house() -> Drawing:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contract = next(c for c in config["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
     drawing = Drawing("The folders of the code; each imports from folders below it only")
-    for row, layer in enumerate(contract["layers"]):
+    for row, layer in enumerate(["contrib", *contract["layers"]]):
         names = [name.strip().removeprefix("vlp_models.") for name in layer.split("|")]
         for column, name in enumerate(names):
             width = 150 if len(names) == 1 else 150 / len(names) - 2
@@ -225,17 +225,15 @@ def house() -> Drawing:
 
 
 _PURPOSE = {
+    "contrib": "what can be left out: vlp compare, pack, forget, demo, new, ...",
     "flows": "when, where and how often: Prefect. Never imports torch",
     "project": "the Python API of a project",
     "cli": "the commands",
-    "scaffolds": "what `vlp new` writes: a model, a task, a format",
-    "forgetting": "erase an image, and what was trained on it",
     "ingest": "new data: batches, drift",
     "pipeline": "DVC stages; dvc.yaml from params.yaml",
     "evaluation": "predictions to scores, the report",
     "registry": "MLflow runs and versions; the gate and the ledger",
-    "comparison": "models compared by anybody's result files",
-    "serving": "bundle, predictor, web page",
+    "serving": "bundle, predictor, search",
     "training": "loop, scheduled sampling, optimizers, exact resume",
     "tasks": "one file per downstream task",
     "models": "one folder per paper; decoding; checkpoint conversion",

@@ -32,7 +32,6 @@ from vlp_models.params.operations import (
     PromotionParams,
     TrackingParams,
 )
-from vlp_models.params.renamed import check_renamed
 from vlp_models.params.runs import (
     NAME,
     AugmentParams,
@@ -242,7 +241,7 @@ def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:
 
 
 def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path | None = None) -> Params:
-    """Check plain data: renamed keys, `defaults` applied to every run, schema, plugins, references between sections.
+    """Check plain data: `defaults` applied to every run, schema, plugins, references between sections.
 
     Args:
         root: the project's folder, for its plugins; default: the current one.
@@ -250,7 +249,6 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path |
     Raises:
         ParamsError: see `load_params`.
     """
-    check_renamed(raw, file)
     params = build(Params, _apply_defaults(raw, file), where="", file=file)
     use_plugins(params.plugins, Path.cwd() if root is None else root)
     for section in ("generate", "data", "models", "pretrain", "finetune", "augment"):
