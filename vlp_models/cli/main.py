@@ -57,7 +57,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "plan": pipeline.plan,
         "status": status.print_status,
         "stage": pipeline.stage,
-        "join": pipeline.join,
         "import-checkpoint": checkpoints.import_checkpoint,
     },
     "Run unattended": {

@@ -180,21 +180,6 @@ def stage(
         run_stage(name, key, params)
 
 
-def join(
-    index: Annotated[int, typer.Option(help="Number of this machine, from 1; each has its own.", min=1)] = 1,
-) -> None:
-    """Lend this machine to trainings that `vlp run` starts on another one with `trainer.launcher: torchrun`.
-
-    Run it in the project's folder on the file system that the machines share; it goes on until Ctrl-C.
-    Example: `vlp join --index 1`
-    """
-    from vlp_models.params import load_params
-    from vlp_models.pipeline.launchers.torchrun import join as take_part
-
-    load_params()  # an error if this is not the project's folder
-    take_part(Path.cwd(), index)
-
-
 def _every_stage() -> list[tuple[str, str]]:
     """Return (stage, key) of dvc.yaml in its order, those that the installed packages allow."""
     from vlp_models.common.packages import is_installed
@@ -236,9 +221,9 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     launching = name in LAUNCHED_STAGES and params.trainer.launcher != "local" and LAUNCHED not in os.environ
     with guarded(workspace, f"{name}@{key}" if key else name, launching=launching), unchanged as params:
         if launching:
-            from vlp_models.pipeline.launchers.launch import launch
+            from vlp_models.pipeline.engines import launch_training
 
-            if code := launch(params, workspace, name, key, params_file):
+            if code := launch_training(params, workspace, name, key, params_file):
                 raise SystemExit(code)
         else:
             importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)

@@ -1,4 +1,4 @@
-"""Executors: run a stage's chunks in this process, in a pool of processes, or on a cluster (pipeline/cluster.py).
+"""Executors: run a stage's chunks in this process, in a pool of processes, or on a cluster (pipeline/engines.py).
 
 A chunk is a module's function and plain data. It reads and writes files that all machines share; its output is either
 complete or absent.

@@ -12,6 +12,12 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "croissant": {},
     "demo_page": {},
     "forgetting": {},
+    "launchers": {
+        "engines": {
+            "chunks": "vlp_models.contrib.launchers.ray_chunks:make_mapper",
+            "training": "vlp_models.contrib.launchers.launch:launch",
+        }
+    },
     "lmms_eval": {},
     "plugin_kit": {},
 }

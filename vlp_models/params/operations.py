@@ -299,7 +299,7 @@ class KubeflowParams:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchersParams:
-    """Settings of the engines that `trainer.launcher` may name (pipeline/launchers)."""
+    """Settings of the engines that `trainer.launcher` may name (contrib/launchers)."""
 
     torchrun: TorchrunParams = field(default_factory=TorchrunParams)
     slurm: SlurmParams = field(default_factory=SlurmParams)

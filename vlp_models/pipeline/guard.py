@@ -18,7 +18,7 @@ from vlp_models.pipeline.dvc.lock_file import back_up
 
 logger = get_logger(__name__)
 
-LAUNCHED = "VLP_LAUNCHED"  # environment variable of the processes that a launcher has started (cli/worker.py)
+LAUNCHED = "VLP_LAUNCHED"  # environment variable of the processes that a launcher has started
 RECORDED = "VLP_RECORDED"  # set there if DVC runs the launching stage
 LOCK_WAIT = 60.0  # seconds a stage waits for another process of the same stage, which may be saving its state
 LOCK_WAIT_LAUNCHED = 180.0  # a file server frees the locks of a lost machine after about 90 s

@@ -34,7 +34,7 @@ from vlp_models.data.joins import Database
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches, read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
-from vlp_models.pipeline.cluster import cluster_mapper
+from vlp_models.pipeline.engines import cluster_mapper
 from vlp_models.pipeline.unrecorded import remove_outdated_work, restore_unrecorded_result, save_unrecorded_result
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import DatasetParams, Params, to_plain
-from vlp_models.pipeline.cluster import cluster_mapper
 from vlp_models.pipeline.dvc.external import check_roots, find_generator
+from vlp_models.pipeline.engines import cluster_mapper
 
 logger = get_logger(__name__)
 

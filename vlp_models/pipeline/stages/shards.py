@@ -38,7 +38,7 @@ from vlp_models.data.views import TABLES, VIEW_MODULES, VIEWS
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
-from vlp_models.pipeline.cluster import cluster_mapper
+from vlp_models.pipeline.engines import cluster_mapper
 from vlp_models.pipeline.unrecorded import (
     FINISHED,
     RECORD,

@@ -43,7 +43,7 @@ from vlp_models.data.joins import Database, write_boxed
 from vlp_models.data.tables import BATCH_ROWS, ID_COLUMN, LANGUAGES, SPLITS, TableWriter, read_batches
 from vlp_models.errors import DataError
 from vlp_models.params import Params, ValidateParams, to_plain
-from vlp_models.pipeline.cluster import cluster_mapper
+from vlp_models.pipeline.engines import cluster_mapper
 
 if TYPE_CHECKING:
     from vlp_models.curation.validation.suites import SuiteRunner

@@ -157,7 +157,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
 
 def _engine(kind: str) -> Callable[[Launch, Params], Job]:
     try:
-        module = importlib.import_module(f"vlp_models.pipeline.launchers.{ENGINES[kind]}")
+        module = importlib.import_module(f"vlp_models.contrib.launchers.{ENGINES[kind]}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != PACKAGES.get(kind):
             raise

@@ -1,6 +1,6 @@
 """What every node of a launched training does: check that it can take part, and run torchrun with the node's processes.
 
-    python -m vlp_models.pipeline.launchers.node FOLDER [--index 1 --endpoint HOST:PORT]
+    python -m vlp_models.contrib.launchers.node FOLDER [--index 1 --endpoint HOST:PORT]
 
 `run_node` is called by the engines that run Python (SLURM, Ray); the command is for those that run a container or a
 process. In a pod of Kubeflow, index and endpoint come from the variables that its torch runtime sets.
@@ -26,14 +26,14 @@ from vlp_models.common.device import cpu_count
 from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import explain_difference
 from vlp_models.common.supervise import die_with_parent
+from vlp_models.contrib.launchers.launch import OUTCOME, POLL, STOPPED, Launch, is_there, read_outcome, write_outcome
 from vlp_models.errors import LaunchError, VLPError
-from vlp_models.pipeline.launchers.launch import OUTCOME, POLL, STOPPED, Launch, is_there, read_outcome, write_outcome
 
 RESTARTS = 3  # of a node's processes, after one of them was lost
 JOIN_SECONDS = 1800  # that nodes wait for each other
 LINGER = 30.0  # seconds after the training's end that torchrun may wait for nodes that have not reported theirs
 BEAT = 5.0  # seconds between signs of life
-WORKER = "vlp_models.cli.worker"
+WORKER = "vlp_models.contrib.launchers.worker"
 # Variables of the engine or of DVC that would mislead Lightning, or the stage.
 MISLEADING = ("SLURM", "SUBMITIT", "SRUN", "SBATCH", "PMI", "PET_", "DVC_")
 
@@ -174,7 +174,7 @@ def _signs_of_life(path: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m vlp_models.pipeline.launchers.node", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m vlp_models.contrib.launchers.node", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--index", type=int, default=int(os.environ.get("PET_NODE_RANK", "0")))
     master = (os.environ.get("PET_MASTER_ADDR", ""), os.environ.get("PET_MASTER_PORT", ""))

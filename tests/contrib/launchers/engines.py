@@ -130,7 +130,9 @@ def workers(project: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "vlp_models.cli.worker" in process.cmdline() and str(project) in " ".join(process.cmdline()):
+            if "vlp_models.contrib.launchers.worker" in process.cmdline() and str(project) in " ".join(
+                process.cmdline()
+            ):
                 found.append(process)
     return sorted(found, key=lambda process: process.create_time())
 

@@ -142,7 +142,7 @@ def test_a_killed_node_ends_the_training_which_then_resumes(project: Path, expec
 def test_a_node_that_cannot_start_ends_the_training(project: Path, tmp_path: Path) -> None:
     use(project, {"trainer.launcher": "torchrun"})
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\nif 'vlp_models.pipeline.launchers.node' in sys.orig_argv: os._exit(1)\n"
+        "import os, sys\nif 'vlp_models.contrib.launchers.node' in sys.orig_argv: os._exit(1)\n"
     )
     with training(project, {"PYTHONPATH": f"{tmp_path}:{project}"}) as process:
         assert process.wait(60) == 2
@@ -275,5 +275,5 @@ def test_a_refused_train_job_is_an_error(project: Path, kubernetes: Kubernetes, 
 
 
 def test_a_pod_without_the_volume_is_an_error(tmp_path: Path) -> None:
-    done = run(tmp_path, sys.executable, "-m", "vlp_models.pipeline.launchers.node", str(tmp_path / "no"), check=False)
+    done = run(tmp_path, sys.executable, "-m", "vlp_models.contrib.launchers.node", str(tmp_path / "no"), check=False)
     assert done.returncode == 2 and "all nodes see, under the same path" in done.stderr

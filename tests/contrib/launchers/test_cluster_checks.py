@@ -21,14 +21,15 @@ from photos import photo
 from vlp_models.common.executors import ChunkNumbers
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.launchers import ray_chunks as cluster
+from vlp_models.contrib.launchers.ray_chunks import connected, run_in_worker, shared_setup, worker_task
 from vlp_models.curation.duplicates import hashes
 from vlp_models.data import features as storage
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.params import ClusterParams, DatasetParams
-from vlp_models.pipeline import cluster
-from vlp_models.pipeline.cluster import cluster_mapper, connected, run_in_worker, shared_setup, worker_task
+from vlp_models.pipeline.engines import cluster_mapper
 from vlp_models.pipeline.stages import detector, features, prepare
 
 

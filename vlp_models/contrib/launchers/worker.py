@@ -1,6 +1,6 @@
-"""One process of a launched training (pipeline/launchers): `vlp stage`, which stops on request of the launch's folder.
+"""One process of a launched training (contrib/launchers): `vlp stage`, which stops on request of the launch's folder.
 
-    python -m vlp_models.cli.worker FOLDER ID      started by torchrun, once per device
+    python -m vlp_models.contrib.launchers.worker FOLDER ID      started by torchrun, once per device
 
 The exit code is for torchrun: 0 if the training has an outcome, whatever it is, since to start it again would not
 help, or if a newer launch has replaced this one; 1 if another process was lost.
@@ -19,9 +19,9 @@ from pathlib import Path
 
 from vlp_models.cli.main import main as run_command
 from vlp_models.common.device import is_main_process
+from vlp_models.contrib.launchers.launch import LAUNCH, OUTCOME, STOP, STOPPED, Launch, is_there, write_outcome
 from vlp_models.errors import Preempted, ProcessLostError
 from vlp_models.pipeline.guard import LAUNCHED, RECORDED
-from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, STOP, STOPPED, Launch, is_there, write_outcome
 
 CHECK_EVERY = 1.0  # seconds
 WAIT = 10.0  # seconds for the outcome of the process that failed first

@@ -15,11 +15,11 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from vlp_models.contrib.launchers.launch import OUTCOME, STOP, Launch, last_line
+from vlp_models.contrib.launchers.node import RESTARTS, run_node
+from vlp_models.contrib.launchers.ray_chunks import connected
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
-from vlp_models.pipeline.cluster import connected
-from vlp_models.pipeline.launchers.launch import OUTCOME, STOP, Launch, last_line
-from vlp_models.pipeline.launchers.node import RESTARTS, run_node
 
 
 def _train_on_node(config: dict[str, str]) -> None:

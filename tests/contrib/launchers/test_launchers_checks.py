@@ -16,20 +16,19 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from vlp_models.cli import worker
 from vlp_models.common.io import write_json
 from vlp_models.common.packages import describe_machine
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.launchers import launch as seam
+from vlp_models.contrib.launchers import node, torchrun, worker
+from vlp_models.contrib.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, is_there, launch, write_outcome
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.guard import LAUNCHED, RECORDED
-from vlp_models.pipeline.launchers import launch as seam
-from vlp_models.pipeline.launchers import node, torchrun
-from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, is_there, launch, write_outcome
 from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
 
 OTHER = {"package": {"package": "vlp-flows", "version": "9.9", "code": "f" * 64}, "versions": {}}
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def params(tmp_path: Path, **trainer: Any) -> Params:
@@ -74,7 +73,7 @@ def test_an_engine_without_its_package_is_refused(tmp_path: Path, kind: str, mon
     for name in [name for name in sys.modules if name.partition(".")[0] == seam.PACKAGES[kind]]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, seam.PACKAGES[kind], None)
-    monkeypatch.delitem(sys.modules, f"vlp_models.pipeline.launchers.{seam.ENGINES[kind]}", raising=False)
+    monkeypatch.delitem(sys.modules, f"vlp_models.contrib.launchers.{seam.ENGINES[kind]}", raising=False)
     with pytest.raises(MissingToolError, match=rf"vlp-flows\[{kind}\]"):
         launch(
             params(tmp_path, launcher=kind, accelerator="cpu"), Workspace(tmp_path), "pretrain", "tden", "params.yaml"
@@ -335,7 +334,7 @@ def test_a_complete_train_job_is_deleted(monkeypatch: pytest.MonkeyPatch, status
         "kubeflow.trainer.options",
     ):
         monkeypatch.setitem(sys.modules, name, MagicMock())
-    own = "vlp_models.pipeline.launchers.kubeflow"
+    own = "vlp_models.contrib.launchers.kubeflow"
     monkeypatch.setitem(sys.modules, own, MagicMock())  # is put back in the end
     del sys.modules[own]
     kubeflow = importlib.import_module(own)

@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 
 from vlp_models.common.log import get_logger
+from vlp_models.contrib.launchers.launch import LAUNCH, OUTCOME, POLL, STOP, Launch, is_there
+from vlp_models.contrib.launchers.node import RESTARTS, run_node
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
-from vlp_models.pipeline.launchers.launch import LAUNCH, OUTCOME, POLL, STOP, Launch, is_there
-from vlp_models.pipeline.launchers.node import RESTARTS, run_node
 
 logger = get_logger(__name__)
 
@@ -30,7 +30,7 @@ class LocalNode:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        command = [sys.executable, "-m", "vlp_models.pipeline.launchers.node", str(launch.folder)]
+        command = [sys.executable, "-m", "vlp_models.contrib.launchers.node", str(launch.folder)]
         command += ["--endpoint", launch.endpoint] if launch.endpoint else []
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 

@@ -44,18 +44,9 @@ GONE_SECONDS = 60.0  # a cluster without such a node for so long has ended
 CHECK_SECONDS = 5.0  # between looks at the nodes
 
 
-def cluster_mapper(
-    params: Params, workspace: Workspace, *, gpus: float = 0, folders: Sequence[Path] = ()
-) -> RayMapper | None:
-    """Return the mapper of params.yaml's cluster; None without an address.
-
-    Args:
-        gpus: per worker.
-        folders: what workers read besides the project's folder.
-    """
+def make_mapper(params: Params, workspace: Workspace, *, gpus: float, folders: Sequence[Path]) -> RayMapper:
+    """Return the mapper of params.yaml's cluster; see `pipeline.engines.cluster_mapper`."""
     c = params.cluster
-    if not c.address:
-        return None
     return RayMapper(c.address, workspace.root, workers=c.workers, cpus=c.cpus, gpus=gpus, folders=folders)
 
 
@@ -347,7 +338,7 @@ def worker_task() -> Callable[[dict[str, Any], bytes, int, bytes], tuple[str, An
         if found is None:
             return "refused", f"node {node} has no package vlp_models; {install}"
         try:
-            here = importlib.import_module("vlp_models.pipeline.cluster")
+            here = importlib.import_module("vlp_models.contrib.launchers.ray_chunks")
         except ImportError as error:
             return "refused", f"node {node} has another version of vlp_models in {found.origin} ({error}); {install}"
         outcome: tuple[str, Any] = here.run_in_worker(node, setup, function, number, item)

@@ -29,17 +29,17 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.packages import describe_own
 from vlp_models.common.plugins import active_plugins, import_target, use_plugins
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.launchers.ray_chunks import MAX_RETRIES, RayMapper
 from vlp_models.curation.duplicates import hashes, leakage
 from vlp_models.data import features as storage
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError, ParamsError, ProcessLostError
 from vlp_models.params import DatasetParams, Params, load_params
-from vlp_models.pipeline.cluster import MAX_RETRIES, RayMapper
 from vlp_models.pipeline.stages import detector, features, prepare, shards, validate
 
 ray = pytest.importorskip("ray", reason="an extra: requirements-cluster.lock")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NODE = r"node \S+ \([\d.]+\)"  # name and IP address
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -81,7 +81,7 @@ class RayCluster:
 @contextmanager
 def started(nodes: int = 2) -> Iterator[RayCluster]:
     """Start a cluster. On a busy machine Ray's processes give up waiting for each other: try again."""
-    here = f"{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'pipeline'}"  # where workers import this file from
+    here = f"{ROOT / 'tests' / 'support'}:{Path(__file__).parent}"  # where workers import this file from
     with environment(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=here):
         for attempt in range(4):
             try:
@@ -239,7 +239,9 @@ def test_a_worker_with_other_code_is_an_error(
 def test_a_folder_that_is_not_shared_is_an_error(
     cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlp_models.pipeline.cluster.write_text", lambda path, text: None)  # as on another machine
+    monkeypatch.setattr(
+        "vlp_models.contrib.launchers.ray_chunks.write_text", lambda path, text: None
+    )  # as on another machine
     for root, words in ((tmp_path, "another folder"), (tmp_path / "absent", "no folder")):
         with pytest.raises(ParamsError, match=rf"{NODE} has {words} at {root}; mount the project's folder"):
             list(RayMapper(cluster.address, root).map(double, [1]))
@@ -271,7 +273,7 @@ def test_a_chunk_that_kills_its_workers_names_their_node(cluster: RayCluster, tm
 def test_a_cluster_that_fits_no_worker_is_an_error(
     cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int, words: str
 ) -> None:
-    monkeypatch.setattr("vlp_models.pipeline.cluster.NODES_SECONDS", 1.0)
+    monkeypatch.setattr("vlp_models.contrib.launchers.ray_chunks.NODES_SECONDS", 1.0)
     with pytest.raises(ParamsError, match=rf"no node has {words}.* have 2 CPUs and 0 GPUs.*cluster\.gpus"):
         list(RayMapper(cluster.address, tmp_path, cpus=cpus, gpus=gpus).map(double, [1]))
 

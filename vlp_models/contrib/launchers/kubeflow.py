@@ -29,9 +29,9 @@ from kubeflow.trainer.options import (
 )
 
 from vlp_models.common.log import get_logger
+from vlp_models.contrib.launchers.launch import Launch
 from vlp_models.errors import LaunchError, first_line
 from vlp_models.params import Params
-from vlp_models.pipeline.launchers.launch import Launch
 
 logger = get_logger(__name__)
 
@@ -123,7 +123,7 @@ def start(launch: Launch, params: Params) -> TrainJob:
             options=[
                 Name(job),
                 Labels({"vlp-run": f"{launch.stage}-{launch.key}"}),
-                TrainerCommand(["python", "-m", "vlp_models.pipeline.launchers.node", str(launch.folder)]),
+                TrainerCommand(["python", "-m", "vlp_models.contrib.launchers.node", str(launch.folder)]),
                 RuntimePatch(_in_pods(pod)),
             ],
         )

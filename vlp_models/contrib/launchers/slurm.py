@@ -17,10 +17,10 @@ import submitit
 from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment, clean_env
 
 from vlp_models.common.log import get_logger
+from vlp_models.contrib.launchers.launch import POLL, STOP, STOPPED, Launch, last_line, read_outcome
+from vlp_models.contrib.launchers.node import run_node
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
-from vlp_models.pipeline.launchers.launch import POLL, STOP, STOPPED, Launch, last_line, read_outcome
-from vlp_models.pipeline.launchers.node import run_node
 
 logger = get_logger(__name__)
 
