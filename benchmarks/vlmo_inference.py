@@ -23,10 +23,10 @@ from common import write_result
 from plain_vlmo import PlainVLMo, random_state
 from torch import Tensor
 
+from vlp_models.contrib.authors_checkpoints.vlmo import convert_vlmo
 from vlp_models.data.batch import Pixels, Text
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.convert.mapping import ImportRequest
-from vlp_models.models.convert.vlmo import convert_vlmo
 from vlp_models.models.vlmo.model import VLMo
 
 AIM, TOLERANCE = 1.5, 1e-4

@@ -32,7 +32,6 @@ from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, TimmParams
 from vlp_models.pipeline.check_params import check_runs
-from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.pipeline.stages import initial
 from vlp_models.vision.timm_backbone import make_backbone
 
@@ -147,7 +146,8 @@ def test_import_checkpoint(tmp_path: Path) -> None:
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
     torch.save(net.state_dict(), tmp_path / "vit.pth")
-    lines = import_checkpoint("timm", tmp_path / "vit.pth", "vlmo", params, workspace)
+    importing = pytest.importorskip("vlp_models.contrib.authors_checkpoints.import_checkpoint")
+    lines = importing.import_checkpoint("timm", tmp_path / "vit.pth", "vlmo", params, workspace)
     assert "ViT weights in blocks, image_embedding, norm" in lines[0]
     weights = load_file(workspace.checkpoint("imported/vlmo") / "model.safetensors")
     assert torch.equal(weights["model.blocks.1.attention.qkv.weight"], net.state_dict()["blocks.1.attn.qkv.weight"])
@@ -207,7 +207,8 @@ def test_weights_file_of_an_installed_package(tmp_path: Path, monkeypatch: pytes
     net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
     torch.save(net.state_dict(), tmp_path / "site" / "toy_vit" / "vit.pth")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    lines = import_checkpoint("timm", Path("package:toy-vit"), "vlmo", params, workspace)
+    importing = pytest.importorskip("vlp_models.contrib.authors_checkpoints.import_checkpoint")
+    lines = importing.import_checkpoint("timm", Path("package:toy-vit"), "vlmo", params, workspace)
     assert "ViT weights in blocks, image_embedding, norm" in lines[0]
 
 

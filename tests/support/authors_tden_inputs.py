@@ -20,12 +20,12 @@ import torch
 from public_tden import PUBLIC, public_layout, public_task_layout
 from torch import Tensor, nn
 
+from vlp_models.contrib.authors_checkpoints.tden import read_xmodaler
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
-from vlp_models.models.convert.tden import read_xmodaler
 from vlp_models.models.tden.model import TDEN
 from vlp_models.objectives import masked_modeling as masking
 from vlp_models.params import to_plain

@@ -57,7 +57,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "plan": pipeline.plan,
         "status": status.print_status,
         "stage": pipeline.stage,
-        "import-checkpoint": checkpoints.import_checkpoint,
     },
     "Run unattended": {
         "up": stack.up,
@@ -97,7 +96,6 @@ WORK = {
     "status": "comparing the workspace with dvc.lock",
     "up": "starting Prefect",
     "down": "waiting for the worker, whose trainings save their state",
-    "import-checkpoint": "converting weights",
     "drift": "comparing new pairs with the training data",
     "caption": "loading the model",
     "answer": "loading the model",

@@ -6,6 +6,7 @@ Its tests are in tests/contrib/NAME. With a folder deleted, everything else work
 
 # folder -> what it adds to the tables of plugins: kind -> name -> `module:object`
 CONTRIB: dict[str, dict[str, dict[str, str]]] = {
+    "authors_checkpoints": {},
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},
     "compare": {},

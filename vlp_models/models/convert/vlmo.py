@@ -1,23 +1,10 @@
-"""Convert the authors' checkpoints (microsoft/unilm, vlmo) and BERT's word embeddings to VLMo.
-
-`vlp import-checkpoint vlmo`. One layout serves the checkpoints of pretraining (the second stage's and the last's),
-retrieval, VQA and NLVR2, which differ in their heads. Two things need arithmetic: BERT's token type 0, the only one
-that is used, is added to the word embeddings; attention there has no key bias, which is zero here and has no effect.
-
-The sum leaves every output unchanged, but further training differs: there the type is a parameter of its own that all
-words share, here each word's embedding is trained alone. With weight decay or another learning rate for a parameter, a
-word that is rare in the new data keeps its part of the imported type while frequent words move.
-
-Left out, and named in preset.yaml: absolute positions of texts if the model has relative biases (the authors' code
-stores them as well and never reads them).
-"""
+"""Convert BERT's word embeddings to VLMo, and map the blocks that the authors' code, BEiT and timm name alike."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,23 +12,8 @@ from torch import Tensor
 
 from vlp_models.errors import CheckpointError
 from vlp_models.models.convert.bert import BertSizes, ConvertedBert, convert_layout
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, StateDictMapping, read_state_dict
+from vlp_models.models.convert.mapping import StateDictMapping
 from vlp_models.models.vlmo.config import VLMoConfig
-
-TEXT_ROWS = 392  # of the table of biases, always: 389 offsets of texts of 196 tokens, and 3 of [CLS]
-# Indices into the tables, and positions: they follow from the sizes.
-INDICES = (
-    "relative_position_index",
-    "text_relative_position_index",
-    "text_imag_relative_position_index",
-    "text_embeddings.position_ids",
-)
-EXPERTS = {"vision": "imag", "language": "text", "vision_language": "vl"}
-HEADS = {544: 16}  # attention heads of the size base_plus; in the other sizes a head is 64 wide
-_NOTES = (
-    "Pairs of one image are each other's negatives in the authors' code. Pretraining from here does the same; for",
-    "fine-tuning retrieval by embeddings set options.same_image_negatives: true.",
-)
 
 
 class VLMoMapping(StateDictMapping):
@@ -85,153 +57,6 @@ def grid_side(rows: int) -> int:
     if span * span != rows - 3 or span % 2 == 0:
         raise CheckpointError(f"{rows} rows of relative position biases fit no square grid")
     return (span + 1) // 2
-
-
-def read_vlmo(file: Path, request: ImportRequest) -> ImportedModel:
-    """Read a checkpoint of microsoft/unilm's vlmo: the state dict, or a dict that holds it.
-
-    Raises:
-        CheckpointError: no such file, or another layout; lists what is missing, unexpected or misshapen.
-    """
-    return convert_vlmo(read_state_dict(file), request)
-
-
-def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> ImportedModel:
-    """Convert a checkpoint of the authors' code.
-
-    Raises:
-        CheckpointError: another layout, or `request.task` is not what its heads are for.
-    """
-    mapping = VLMoMapping(state)
-    hidden = mapping.shape("transformer.cls_token")[-1]
-    vocab = mapping.shape("text_embeddings.word_embeddings.weight")[0]
-    intermediate = mapping.shape("transformer.blocks.0.mlp_imag.fc1.weight")[0]
-    layers = max(mapping.numbers(r"transformer\.blocks\.(\d+)\."), default=0) + 1
-    fused = mapping.numbers(r"transformer\.blocks\.(\d+)\.mlp_vl\.")
-    vl_start = fused[0] if fused else layers
-    patch = mapping.patches("transformer.", hidden)
-    for layer in range(layers):
-        block = f"transformer.blocks.{layer}"
-        mapping.attention(layer, block, hidden)
-        for ours, theirs in EXPERTS.items():
-            if ours != "vision_language" or layer >= vl_start:
-                mapping.expert(layer, ours, f"{block}.norm2_{theirs}", f"{block}.mlp_{theirs}", hidden, intermediate)
-    mapping.norm("norm", "transformer.norm", hidden)
-
-    relative = "relative_position_bias_table" in state
-    config: dict[str, Any] = {
-        "vocab_size": vocab,
-        "hidden": hidden,
-        "heads": request.heads or HEADS.get(hidden, hidden // 64),
-        "layers": layers,
-        "intermediate": intermediate,
-        "vl_start": vl_start,
-        "patch": patch,
-        "positions": "relative" if relative else "absolute",
-        "layer_scale": 0.1 if "blocks.0.attention_scale" in mapping.weights else 0.0,
-        "max_scale": 0.0,
-        "same_image_negatives": True,
-        "whole_words": True,
-        "image_codes": 0,
-    }
-    config |= _map_embeddings(mapping, config)
-    config |= _map_heads(mapping, hidden, vocab)
-    head, task = _map_classifier(mapping, hidden, config)
-    if request.task and task != request.task:
-        found = f"a {task} model" if task else "no task"
-        raise CheckpointError(f"the weights are of {found}, not of a {request.task} model as --task claims")
-    mapping.taken |= {name for name in INDICES if name in state}
-    mapping.check("a checkpoint of the authors' VLMo code")
-    left_out = ("left out: text_embeddings.position_embeddings.weight, which nothing reads",) if relative else ()
-    return ImportedModel(
-        family="vlmo",
-        what=f"VLMo's {task or 'pretraining'}",
-        config=config,
-        weights=mapping.weights,
-        task=task or None,
-        head=head,
-        notes=(*left_out, *_NOTES),
-        reads_regions=False,
-    )
-
-
-def _map_embeddings(mapping: VLMoMapping, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Map words, types and positions; return the config keys that follow from them.
-
-    Raises:
-        CheckpointError: the biases are of another number of heads, or of no square grid.
-    """
-    take, weights, hidden = mapping.take, mapping.weights, config["hidden"]
-    types = mapping.shape("text_embeddings.token_type_embeddings.weight")[0]
-    bert_type = take("text_embeddings.token_type_embeddings.weight", types, hidden)[:1]
-    words = take("text_embeddings.word_embeddings.weight", config["vocab_size"], hidden)
-    weights["text_embedding.words.weight"] = words + bert_type
-    mapping.norm("text_embedding.norm", "text_embeddings.LayerNorm", hidden)
-    modules = mapping.shape("token_type_embeddings.weight")[0]  # text, image, and NLVR2's second image
-    type_rows = take("token_type_embeddings.weight", modules, hidden)
-    weights["text_embedding.type_1D"], weights["image_embedding.type_1D"] = type_rows[:1], type_rows[1:2]
-    if modules > 2:
-        weights["image_embedding.second_type_1D"] = type_rows[2:3]
-
-    length = mapping.shape("text_embeddings.position_embeddings.weight")[0]
-    text_positions = take("text_embeddings.position_embeddings.weight", length, hidden)
-    if config["positions"] == "relative":
-        rows, columns = mapping.shape("relative_position_bias_table")
-        if columns != config["layers"] * config["heads"]:
-            raise CheckpointError(
-                f"biases of {columns} heads in {config['layers']} layers, not {config['heads']} each; give --heads"
-            )
-        # [rows, layers * heads] -> [layers * heads, rows]: image to image, between the two, text to text
-        table = take("relative_position_bias_table", rows, columns).T.contiguous()
-        image_rows = rows - TEXT_ROWS - 2
-        grid, length = grid_side(image_rows), TEXT_ROWS // 2
-        weights["position_bias.image"] = table[:, :image_rows].contiguous()
-        weights["position_bias.cross"] = table[:, image_rows : image_rows + 2].contiguous()
-        weights["position_bias.text"] = table[:, image_rows + 2 :].contiguous()
-    else:
-        places = mapping.shape("transformer.pos_embed")[1]
-        grid = math.isqrt(places - 1)
-        weights["image_embedding.positions_SD"] = take("transformer.pos_embed", 1, places, hidden)[0]
-        weights["text_embedding.positions.weight"] = text_positions
-    return {"side": grid * config["patch"], "max_positions": length, "second_image_type": modules > 2}
-
-
-def _map_heads(mapping: VLMoMapping, hidden: int, vocab: int) -> dict[str, Any]:
-    """Map the objectives' heads that are present; return the config keys that follow from them."""
-    take, weights = mapping.take, mapping.weights
-    config: dict[str, Any] = {}
-    if mapping.has("pooler."):
-        mapping.linear("pooler", "pooler.dense", hidden, hidden)
-    if mapping.has("itm_score."):
-        mapping.linear("match_head", "itm_score.fc", 2, hidden)
-    if mapping.has("mlm_score."):
-        mapping.linear("word_head.dense", "mlm_score.transform.dense", hidden, hidden)
-        mapping.norm("word_head.norm", "mlm_score.transform.LayerNorm", hidden)
-        weights["word_head.weight"] = take("mlm_score.decoder.weight", vocab, hidden)
-        weights["word_head.bias"] = take("mlm_score.bias", vocab)
-    for ours, theirs in (("", ""), ("fused_", "vl_")):
-        if mapping.has(f"itc_{theirs}image_proj."):
-            for side in ("image", "text"):
-                mapping.linear(f"{ours}{side}_projection", f"itc_{theirs}{side}_proj.fc", hidden, hidden, bias=False)
-            weights[f"{ours}log_scale"] = take(f"logit_{theirs}scale")
-            config["contrast"] = "both" if theirs else "unimodal"
-    return config
-
-
-def _map_classifier(mapping: VLMoMapping, hidden: int, config: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """Return a task's classifier and the task; the first of VQA's two layers becomes part of the model."""
-    if mapping.has("nlvr2_classifier."):
-        mapping.linear("head.0", "nlvr2_classifier.0", 2 * hidden, 2 * hidden)
-        mapping.norm("head.1", "nlvr2_classifier.1", 2 * hidden)
-        mapping.linear("head.3", "nlvr2_classifier.3", 2, 2 * hidden)
-        return mapping.pop_head(), "nlvr2"
-    if mapping.has("vqa_classifier."):
-        config["classifier"] = "mlp"
-        mapping.linear("before_classifier.0", "vqa_classifier.0", 2 * hidden, hidden)
-        mapping.norm("before_classifier.1", "vqa_classifier.1", 2 * hidden)
-        mapping.linear("head", "vqa_classifier.3", mapping.shape("vqa_classifier.3.weight")[0], 2 * hidden)
-        return mapping.pop_head(), "vqa"
-    return {}, ""
 
 
 def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: VLMoConfig) -> ConvertedBert:

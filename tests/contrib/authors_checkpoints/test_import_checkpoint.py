@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from vlp_models.cli.main import app
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.authors_checkpoints.import_checkpoint import import_checkpoint
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
 from vlp_models.params import load_params
-from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.pipeline.stages import initial
 from vlp_models.tasks.base import load_task_model
 
@@ -37,7 +37,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What import-checkpoint needs: shards, a tokenizer, and a params.yaml with a model of the toys' size."""
     write_shards(tmp_path / "data" / "shards")
     write_tokenizer(tmp_path / "data" / "tokenizer")
-    raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    raw = yaml.safe_load((Path(__file__).parents[3] / "params.yaml").read_text())
     raw["models"] = {"tden": {"family": "tden", "config": TINY, "seed": 5}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     monkeypatch.chdir(tmp_path)

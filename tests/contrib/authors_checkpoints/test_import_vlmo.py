@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.authors_checkpoints.import_checkpoint import import_checkpoint
 from vlp_models.errors import CheckpointError
 from vlp_models.params import load_params
-from vlp_models.pipeline.import_checkpoint import import_checkpoint
 from vlp_models.pipeline.stages import initial
 from vlp_models.tasks.base import load_task_model
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from plain_vlmo import random_state
 
 SIZES = {"hidden": 16, "heads": 2, "layers": 2, "start": 1, "side": 16, "patch": 8}

@@ -43,7 +43,7 @@ from vlp_models.objectives.generation import self_critical, sentence_generation
 from vlp_models.objectives.loss import Loss, soft_label_answers
 from vlp_models.objectives.masked_modeling import Corruption
 
-FILE = Path(__file__).parents[1] / "golden" / "authors_unified_vlp.json"
+FILE = Path(__file__).parents[2] / "golden" / "authors_unified_vlp.json"
 THEIRS: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 
 

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 FORMATS = Table(
     "checkpoint_formats",
     {
-        "xmodaler-tden": "vlp_models.models.convert.tden:read_xmodaler",
+        "xmodaler-tden": "vlp_models.contrib.authors_checkpoints.tden:read_xmodaler",
         "bert": "vlp_models.models.convert.bert:read_bert",
-        "unified-vlp": "vlp_models.models.convert.unified_vlp:read_unified_vlp",
-        "soho": "vlp_models.models.convert.soho:read_soho",
-        "soho-parts": "vlp_models.models.convert.soho:read_parts",
-        "vlmo": "vlp_models.models.convert.vlmo:read_vlmo",
+        "unified-vlp": "vlp_models.contrib.authors_checkpoints.unified_vlp:read_unified_vlp",
+        "soho": "vlp_models.contrib.authors_checkpoints.soho:read_soho",
+        "soho-parts": "vlp_models.contrib.authors_checkpoints.soho:read_parts",
+        "vlmo": "vlp_models.contrib.authors_checkpoints.vlmo:read_vlmo",
         "beit": "vlp_models.models.convert.vlmo_images:read_beit",
         "timm": "vlp_models.models.convert.timm:read_timm",
     },

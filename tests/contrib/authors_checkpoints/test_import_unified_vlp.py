@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 import yaml
 from model_checks import load_model
 from safetensors.torch import save_file
+from test_convert_unified_vlp import public_layout
 from toy_dataset import CLASSES, FEATURE_DIM, write_workspace
 from toy_unified_vlp import SIZES
 from transformers import BertConfig, BertForPreTraining
@@ -23,9 +23,6 @@ from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.unified_vlp.model import UnifiedVLP
 from vlp_models.tasks.base import load_task_model
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from test_convert_unified_vlp import public_layout
 
 OWN = {**SIZES, "region_slots": 100, "max_positions": 128, "compat_reference": True}
 

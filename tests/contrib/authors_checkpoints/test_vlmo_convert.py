@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from vlp_models.contrib.authors_checkpoints.vlmo import convert_vlmo
 from vlp_models.data.batch import Pixels, Text
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
-from vlp_models.models.convert.vlmo import convert_vlmo
 from vlp_models.models.convert.vlmo_images import convert_beit
 from vlp_models.models.vlmo.image_tokens import DVAE
 from vlp_models.models.vlmo.model import VLMo
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from plain_vlmo import PlainVLMo, random_state
 
 SIZES: dict[str, Any] = {"hidden": 64, "heads": 4, "layers": 3, "start": 2, "side": 32, "patch": 8, "vocab": 30}

@@ -31,14 +31,14 @@ from authors_soho import (
 )
 from torch import Tensor
 
+from vlp_models.contrib.authors_checkpoints.soho import read_soho
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
-from vlp_models.models.convert.soho import read_soho
 from vlp_models.models.soho.dictionary import Dictionary
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import build
 from vlp_models.training.optim import Freezing, build_optimizer
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "authors_soho.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "authors_soho.json").read_text())
 STEM = {"cnn_stem": GroupParams(frozen=True)}  # `frozen_stages=1` there
 # A name of the public code's weights -> ours, of those whose updates were recorded
 STEPPED = {

@@ -13,7 +13,7 @@ import torch
 from authors_tden import bert, captioning, matching, pretraining, recorded, retrieval, rewards, vcr, vqa
 from authors_tden_inputs import KINDS, NOTHING, SIZES, Numbers, checksum, imported, layout
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "authors_tden.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "authors_tden.json").read_text(encoding="utf-8"))
 FUNCTIONS = {"pretraining": pretraining, "captioning": captioning, "retrieval": retrieval, "vqa": vqa, "vcr": vcr}
 PRECISIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 

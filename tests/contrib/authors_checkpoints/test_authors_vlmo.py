@@ -35,7 +35,7 @@ from authors_vlmo import (
 from vlp_models.models.vlmo.transformer import PositionBias
 from vlp_models.objectives import matching as hard_negatives
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "authors_vlmo.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "authors_vlmo.json").read_text(encoding="utf-8"))
 INPUTS = ("index", "itm.drawn")  # recorded inputs, which are not compared as outputs
 DTYPES = (torch.float32, torch.float64)
 LAYOUTS = pytest.mark.parametrize("plus", [False, True], ids=["relative", "plus"])

@@ -1,0 +1,267 @@
+"""Convert the authors' checkpoints (YehLi/xmodaler) to TDEN.
+
+Such a checkpoint is of pretraining, captioning, retrieval, VQA or VCR, and its architecture is the authors'
+(`PublicSwitches` in tden/config.py). VQA and VCR are distinguished by their classifier: a single row scores one choice
+of VCR, several rows are VQA's answers. Two things have no counterpart here:
+- The third row of the token types, which no task uses, is left out.
+- LayerDrop, and dropout after a feed-forward net's activation and in the poolers at rates of their own, matter in
+  training only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlp_models.errors import CheckpointError
+from vlp_models.models.convert.bert import ENCODER_BLOCK, BertMapping
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, choose_heads, read_state_dict
+
+# Modules of the authors' code that some checkpoints lack -> their names here
+_OPTIONAL = {
+    "decoder.u_layers": "cross_encoder",
+    "decoder.g_layers": "cross_decoder",
+    "predictor": "word_head",
+    "v_predictor": "object_head",
+    "similarity_predictor": "text_pooler, image_poolers",
+}
+_KINDS = {
+    "pretraining": frozenset(_OPTIONAL),
+    "captioning": frozenset({"decoder.g_layers", "predictor"}),
+    "retrieval": frozenset({"similarity_predictor"}),
+    "vqa": frozenset({"decoder.u_layers", "decoder.g_layers", "fusion"}),
+    "vqa without a decoder": frozenset({"decoder.u_layers", "fusion"}),
+    "vcr": frozenset({"decoder.u_layers", "fusion"}),
+}
+_NOTES = (
+    "Pretrained further, it corrupts and matches as in the paper: the file stores no mask_scheme,",
+    "zero_overlapping_regions or ism_negatives. The authors' code has mask_scheme: bert,",
+    "zero_overlapping_regions: true and ism_negatives: hardest. Its LayerDrop and the dropout of its poolers have no",
+    "counterpart here.",
+)
+# In VQA and VCR `predictor` is not a language model's head but the holistic feature and its classifiers.
+_FUSION = tuple(f"predictor.{part}." for part in ("u_pooler", "v_pooler", "g_pooler", "u_logits", "g_logits"))
+_CROSS_BLOCK = {
+    "attention.out": "biattention.output.dense",
+    "attention_end.norm": "biattention.output.LayerNorm",
+    "image_ffn.0": "v_intermediate.dense",
+    "image_ffn.2": "v_output.dense",
+    "image_end.norm": "v_output.LayerNorm",
+    "text_ffn.0": "t_intermediate.dense",
+    "text_ffn.2": "t_output.dense",
+    "text_end.norm": "t_output.LayerNorm",
+}
+_DECODER_BLOCK = {
+    "attention.out": "self_attn.output.dense",
+    "attention_end.norm": "self_attn.output.LayerNorm",
+    "cross.out": "x_att.output.dense",
+    "cross_end.norm": "x_att.output.LayerNorm",
+    "ffn.0": "intermediate.dense",
+    "ffn.2": "output.dense",
+    "ffn_end.norm": "output.LayerNorm",
+}
+# The config of the authors' code, as far as it is the same in all checkpoints
+_CONFIG: dict[str, Any] = {
+    "layer_norm_eps": 1e-12,
+    "embedding_norm_eps": 1e-5,
+    "separate_region_norms": False,
+    "tie_lm_head": False,
+    "separate_ffn": True,
+    "decoder_visual_source": "cross_encoder",
+    "ism_pooling": "all_layers",
+    "pooler_batch_norm": False,
+    "use_decoder_in_fusion": True,
+    "understanding_decoder_mask": "bidirectional",
+    "fusion_pooling": "all_layers",
+    "fusion": "product",
+    "fusion_decoder": "apart",
+    "fusion_norm_eps": 1e-5,
+}
+
+
+class _Mapping(BertMapping):
+    """Maps TDEN's attention poolers as well."""
+
+    def pooler(self, ours: str, theirs: str, size: int, batch_norm: bool) -> None:
+        self.linear(f"{ours}.score.0", f"{theirs}.att.0", self.hidden, self.hidden)
+        self.linear(f"{ours}.score.3", f"{theirs}.att.3", 1, self.hidden)
+        self.linear(f"{ours}.project", f"{theirs}.embed", size, self.hidden)
+        if batch_norm:
+            self.batch_norm(f"{ours}.norm", f"{theirs}.bn", size)
+
+
+def read_xmodaler(file: Path, request: ImportRequest) -> ImportedModel:
+    """Read a checkpoint of the authors' code.
+
+    Raises:
+        CheckpointError: see `convert_xmodaler`, `read_state_dict`.
+    """
+    return convert_xmodaler(read_state_dict(file), heads=request.heads, task=request.task)
+
+
+def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str = "") -> ImportedModel:
+    """Convert a checkpoint of the authors' code.
+
+    Args:
+        heads: 0 for one per 64 dimensions, as in BERT; the file does not store it.
+        task: vqa or vcr, if a single-row classifier next to a decoder leaves both possible.
+
+    Raises:
+        CheckpointError: another layout (lists what is missing, unexpected or misshapen); the two biases of the LM head
+            differ; `task` is needed, or is not what the weights are for.
+    """
+    kind = _find_kind(state, task)
+    present = _KINDS[kind]
+    mapping = _Mapping(state, 0, 0)
+    size = mapping.size
+    hidden = size("token_embed.embeddings.weight", 1)
+    layers = {
+        theirs: max(1, len(mapping.numbers(rf"{re.escape(theirs)}\.(\d+)\.")))
+        for theirs in ("encoder.layers", "encoder.v_layers", *present)
+    }
+    config: dict[str, Any] = {
+        "vocab_size": size("token_embed.embeddings.weight", 0),
+        "feature_dim": size("visual_embed.embeddings.weight", 1),
+        "hidden": hidden,
+        "heads": choose_heads(heads, hidden),
+        "intermediate": size("encoder.layers.0.intermediate.dense.weight", 0),
+        "object_layers": layers["encoder.v_layers"],
+        "sentence_layers": layers["encoder.layers"],
+        "max_positions": size("token_embed.embeddings_pos.position_embeddings.weight", 0),
+        **_CONFIG,
+    }
+    for field, theirs in (("encoder_layers", "decoder.u_layers"), ("decoder_layers", "decoder.g_layers")):
+        if theirs in present:
+            config[field] = layers[theirs]
+    mapping.hidden, mapping.intermediate = hidden, config["intermediate"]
+
+    _map_embeddings(mapping, config)
+    for ours, theirs, query, names in (
+        ("sentence_encoder", "encoder.layers", "attention.self", ENCODER_BLOCK),
+        ("object_encoder", "encoder.v_layers", "attention.self", ENCODER_BLOCK),
+        ("cross_encoder", "decoder.u_layers", "biattention.self", _CROSS_BLOCK),
+        ("cross_decoder", "decoder.g_layers", "self_attn.self", _DECODER_BLOCK),
+    ):
+        for i in range(layers.get(theirs, 0)):
+            mapping.attention(f"{ours}.{i}.attention", f"{theirs}.{i}.{query}")
+            if ours == "cross_decoder":
+                mapping.attention(f"{ours}.{i}.cross", f"{theirs}.{i}.x_att.self")
+            mapping.block(f"{ours}.{i}", f"{theirs}.{i}", names)
+    config |= _map_heads(mapping, present, config)
+    head: dict[str, Tensor] = {}
+    if "fusion" in present:
+        pooled = size("predictor.u_pooler.embed.weight", 0)
+        config |= {"fusion_dim": pooled, "use_decoder_in_fusion": kind == "vqa", "segment_types": kind == "vcr"}
+        head = _map_fusion(mapping, layers["decoder.u_layers"], pooled, decoder=kind == "vqa")
+    mapping.check(f"a {kind} checkpoint of the authors' TDEN code")
+    name = kind.partition(" ")[0]
+    return ImportedModel(
+        family="tden",
+        what=f"TDEN's {name}",
+        config=config,
+        weights=mapping.weights,
+        task=None if name == "pretraining" else name,
+        head=head,
+        notes=_NOTES,
+    )
+
+
+def _map_embeddings(mapping: _Mapping, config: Mapping[str, Any]) -> None:
+    hidden, take = mapping.hidden, mapping.take
+    positions = "token_embed.embeddings_pos.position_embeddings.weight"
+    mapping.weights |= {
+        "text_embedding.words.weight": take("token_embed.embeddings.weight", config["vocab_size"], hidden),
+        "text_embedding.positions.weight": take(positions, config["max_positions"], hidden),
+        "text_embedding.types.weight": take("token_embed.embeddings_token_type.weight", 3, hidden)[:2].clone(),
+    }
+    mapping.norm("text_embedding.norm", "token_embed.embeddings_norm", hidden)
+    mapping.linear("region_embedding.features", "visual_embed.embeddings", hidden, config["feature_dim"])
+    mapping.linear("region_embedding.locations", "visual_embed.embeddings_pos", hidden, 5)
+    mapping.norm("region_embedding.norm", "visual_embed.embeddings_norm", hidden)
+
+
+def _map_heads(mapping: _Mapping, present: frozenset[str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Map the objectives' heads that are present; return the config keys that follow from them.
+
+    Raises:
+        CheckpointError: the two biases of the LM head differ.
+    """
+    hidden, vocab, take, weights = mapping.hidden, config["vocab_size"], mapping.take, mapping.weights
+    found: dict[str, Any] = {}
+    if "predictor" in present:
+        mapping.linear("word_head.dense", "predictor.transform.dense", hidden, hidden)
+        mapping.norm("word_head.norm", "predictor.transform.LayerNorm", hidden)
+        weights["word_head.weight"] = take("predictor.decoder.weight", vocab, hidden)
+        bias = weights["word_head.bias"] = take("predictor.bias", vocab)
+        second = take("predictor.decoder.bias", vocab)
+        if second.shape == bias.shape and not torch.equal(second, bias):
+            raise CheckpointError("predictor.decoder.bias and predictor.bias differ; in this layout they are the same")
+    if "v_predictor" in present:
+        classes = found["num_classes"] = mapping.size("v_predictor.decoder.weight", 0)
+        mapping.linear("object_head.dense", "v_predictor.transform.dense", hidden, hidden)
+        mapping.norm("object_head.norm", "v_predictor.transform.LayerNorm", hidden)
+        weights["object_head.weight"] = take("v_predictor.decoder.weight", classes, hidden)
+        weights["object_head.bias"] = take("v_predictor.decoder.bias", classes)
+    if "similarity_predictor" in present:
+        pooled = mapping.size("similarity_predictor.t_pooler.embed.weight", 0)
+        norm = mapping.has("similarity_predictor.t_pooler.bn.")
+        found |= {"similarity_dim": pooled, "pooler_batch_norm": norm}
+        mapping.pooler("text_pooler", "similarity_predictor.t_pooler", pooled, norm)
+        for i in range(config["object_layers"]):
+            mapping.pooler(f"image_poolers.{i}", f"similarity_predictor.v_pooler.{i}", pooled, norm)
+    return found
+
+
+def _map_fusion(mapping: _Mapping, layers: int, pooled: int, *, decoder: bool) -> dict[str, Tensor]:
+    """Map the poolers of the holistic feature; return its classifier, or with a decoder both classifiers."""
+    outputs = mapping.size("predictor.u_logits.1.weight", 0)
+    mapping.pooler("fusion_poolers.text", "predictor.u_pooler", pooled, batch_norm=False)
+    for i in range(layers):
+        ours = "image" if i == layers - 1 else f"image_{i}"
+        mapping.pooler(f"fusion_poolers.{ours}", f"predictor.v_pooler.{i}", pooled, batch_norm=False)
+    mapping.norm("fusion_norm", "predictor.u_logits.0", pooled)
+    mapping.linear("head.fused", "predictor.u_logits.1", outputs, pooled)
+    if decoder:
+        mapping.pooler("fusion_poolers.decoder", "predictor.g_pooler", pooled, batch_norm=False)
+        mapping.norm("fusion_decoder_norm", "predictor.g_logits.0", pooled)
+        mapping.linear("head.decoder", "predictor.g_logits.1", outputs, pooled)
+    head = mapping.pop_head()
+    return head if decoder else {name.removeprefix("fused."): tensor for name, tensor in head.items()}
+
+
+def _find_kind(state: Mapping[str, Tensor], task: str) -> str:
+    """Return which of `_KINDS` a state dict is.
+
+    Raises:
+        CheckpointError: VQA and VCR are both possible, a VCR model with a decoder, or not a `task` model.
+    """
+    others = [name for name in state if not name.startswith(_FUSION)]
+    present = {module for module in _OPTIONAL if any(name.startswith(f"{module}.") for name in others)}
+    if len(others) == len(state):
+        # The nearest kind: `check` lists the difference as missing or unexpected names.
+        kinds = [kind for kind in _KINDS if "fusion" not in _KINDS[kind]]
+        found = min(kinds, key=lambda kind: len(_KINDS[kind] ^ present))
+    else:
+        classifier, decoder = state.get("predictor.u_logits.1.weight"), "decoder.g_layers" in present
+        rows = len(classifier) if classifier is not None and classifier.dim() else 0
+        if rows == 1 and decoder and not task:
+            raise CheckpointError(
+                "a classifier of one row next to a decoder: VQA with a single answer, or VCR with the layers for "
+                "generation; pass --task vqa or --task vcr"
+            )
+        found = task if rows == 1 and decoder else "vcr" if rows == 1 else "vqa"
+        if found == "vcr" and decoder:
+            raise CheckpointError(
+                "a VCR model with a decoder: VCR has one classifier here, on the fused feature. Remove the weights of "
+                "decoder.g_layers, predictor.g_pooler and predictor.g_logits if their scores were not added up"
+            )
+        found = "vqa without a decoder" if found == "vqa" and not decoder else found
+    name = found.partition(" ")[0]
+    if task and task != name:
+        raise CheckpointError(f"the weights are of a {name} model, not of a {task} model as --task claims")
+    return found
