@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+import vlp_models
 from vlp_models.cli import pipeline
-from vlp_models.cli.main import COMMANDS, app
+from vlp_models.cli.main import app
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.portable import VARIABLES
 from vlp_models.common.workspace import Workspace, record_timing
@@ -39,12 +41,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_command_has_a_panel_and_an_imperative_help_line() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    for panel, commands in COMMANDS.items():
-        assert panel in result.output
-        for name, command in commands.items():
-            first = (command.__doc__ or "").partition("\n")[0]
-            assert first.endswith(".") and not first.split()[0].endswith("s"), f"{name}: {first}"
-            assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert command.rich_help_panel in result.output
+        first = (command.help or "").partition("\n")[0]
+        assert first.endswith(".") and not first.split()[0].endswith("s"), f"{name}: {first}"
+        assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
+    assert CliRunner().invoke(app, ["--version"]).output == f"vlp-flows {vlp_models.__version__}\n"
 
 
 def test_shells_complete_presets() -> None:

@@ -12,10 +12,11 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from vlp_models import __version__
 from vlp_models.cli import (
     checkpoints,
     data,
@@ -132,6 +133,21 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def print_version(is_set: bool) -> None:
+    if is_set:
+        print(f"vlp-flows {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 def add_commands(panels: Mapping[str, Mapping[str, Callable[..., None]]], work: Mapping[str, str]) -> None:
