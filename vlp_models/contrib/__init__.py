@@ -21,4 +21,5 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "lmms_eval": {},
     "plugin_kit": {},
+    "verify": {},
 }

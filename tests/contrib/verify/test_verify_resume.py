@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 from toy_dataset import write_workspace
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.verify.resume import _difference, verify_resume
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.pipeline.verify_resume import _difference, verify_resume
 
 
 @pytest.mark.pipeline

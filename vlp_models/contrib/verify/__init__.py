@@ -1,0 +1,1 @@
+"""A registered version against its lineage, and a resumed training against an uninterrupted one."""
