@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,26 @@ def browser() -> Iterator[Any]:
         chromium = driver.chromium.launch(executable_path=path, args=flags)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_meteor() -> Iterator[None]:
+    """Score the captions of all tests with one METEOR process: it loads its tables for seconds.
+
+    Tests that change PATH or `Meteor` start their own.
+    """
+    from vlp_models.metrics import caption
+
+    java, meteor_class, meteor_process = shutil.which("java"), caption.Meteor, caption._meteor_process
+    with caption.KeptMeteor() as shared, pytest.MonkeyPatch.context() as patch:
+
+        @functools.wraps(meteor_process)
+        def process(kept: caption.KeptMeteor | None) -> AbstractContextManager[caption.Meteor | str]:
+            is_changed = shutil.which("java") != java or caption.Meteor is not meteor_class
+            return meteor_process(kept if kept or is_changed else shared)
+
+        patch.setattr(caption, "_meteor_process", process)
+        yield
 
 
 @pytest.fixture(scope="module")

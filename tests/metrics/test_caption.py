@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from vlp_models.errors import DataError
+from vlp_models.metrics import caption
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import (
     CaptionSet,
@@ -46,6 +47,10 @@ def by_name(scores: list[Score]) -> dict[str, Score]:
     return {score.metric: score for score in scores}
 
 
+def java_processes() -> set[psutil.Process]:
+    return {child for child in psutil.Process().children() if "java" in child.name()}
+
+
 @pytest.fixture(scope="module")
 def golden_scores() -> dict[str, dict[str, Score]]:
     human = human_agreement(REFERENCES)
@@ -55,6 +60,7 @@ def golden_scores() -> dict[str, dict[str, Score]]:
 
 
 @pytest.mark.slow
+@pytest.mark.core
 @needs_java
 def test_scores_equal_the_official_ones(golden_scores: dict[str, dict[str, Score]]) -> None:
     scores = golden_scores["model"]
@@ -66,6 +72,7 @@ def test_scores_equal_the_official_ones(golden_scores: dict[str, dict[str, Score
 
 
 @pytest.mark.slow
+@pytest.mark.core
 @needs_java
 def test_statistic_of_all_items_equals_the_score(golden_scores: dict[str, dict[str, Score]]) -> None:
     """The interval resamples the metric itself: BLEU and METEOR are corpus scores, not means."""
@@ -79,27 +86,30 @@ def test_statistic_of_all_items_equals_the_score(golden_scores: dict[str, dict[s
 
 
 @pytest.mark.slow
+@pytest.mark.core
 @needs_java
 def test_meteor_of_single_segments_equals_the_official_one(golden_scores: dict[str, dict[str, Score]]) -> None:
     evidence = golden_scores["model"]["METEOR"].evidence
     assert evidence is not None
     assert meteor_from_statistics(evidence.parts_NK) / 100 == pytest.approx(SCORES["METEOR_per_image"], abs=1e-9)
-    assert not [child for child in psutil.Process().children() if "java" in child.name()]
 
 
 @pytest.mark.slow
 @needs_java
-def test_kept_meteor_gives_the_same_scores_and_starts_again_after_its_end() -> None:
+def test_kept_meteor_gives_the_same_scores_and_starts_again_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caption, "_meteor_process", caption._meteor_process.__wrapped__)  # not the tests' shared one
+    before = java_processes()
     sets = {"": CaptionSet(candidates=CANDIDATES, references=REFERENCES)}
     alone = by_name(score_captions(CANDIDATES, REFERENCES))["METEOR"]
+    assert java_processes() == before
     with KeptMeteor() as kept:
         first, second = (by_name(score_caption_sets(sets, meteor=kept)[""])["METEOR"] for _ in range(2))
-        (java,) = [child for child in psutil.Process().children() if "java" in child.name()]
+        (java,) = java_processes() - before
         java.kill()
         java.wait()
         third = by_name(score_caption_sets(sets, meteor=kept)[""])["METEOR"]
     assert alone.value == first.value == second.value == third.value
-    assert not [child for child in psutil.Process().children() if "java" in child.name()]
+    assert java_processes() == before
 
 
 @needs_java
