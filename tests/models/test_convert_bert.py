@@ -153,7 +153,7 @@ CAPTIONS = [
 ]
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_text_states_equal_a_published_bert(package: Path, family: str) -> None:
@@ -173,7 +173,7 @@ def test_text_states_equal_a_published_bert(package: Path, family: str) -> None:
     torch.testing.assert_close(states(model, text.ids_BT, text.mask_BT), wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 def test_tokens_of_every_script_equal_transformers(package: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -212,7 +212,7 @@ def test_weights_file_of_an_installed_package(tmp_path: Path, monkeypatch: pytes
     assert "ViT weights in blocks, image_embedding, norm" in lines[0]
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 @torch.no_grad()
 def test_soho_preset_equals_timm_and_the_original_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """EfficientNet's weights by the names of its first port, also compared with the network of that port."""

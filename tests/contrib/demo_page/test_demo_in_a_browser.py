@@ -107,7 +107,7 @@ def _check_boxes(tab: Any, overlay: Overlay | None, photo: Path, screen: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.photographs
+@pytest.mark.extras
 def test_page_in_a_browser(
     here: Workspace, params: Params, photo: Path, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +181,7 @@ def _answers(address: str, port: int) -> bool:
         return False
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 def test_default_host_is_the_loopback_address(here: Workspace, params: Params, tmp_path: Path) -> None:
     """Run the command. On Linux 127.0.0.2 is this machine, too: a server on all addresses would answer there."""
     if importlib.util.find_spec("gradio") is None:
@@ -204,7 +204,7 @@ def test_default_host_is_the_loopback_address(here: Workspace, params: Params, t
         process.communicate(timeout=60)
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 def test_too_large_upload_is_rejected_and_leaves_no_file(here: Workspace, params: Params) -> None:
     if importlib.util.find_spec("gradio") is None:
         pytest.skip("gradio is not installed: requirements-photographs.lock")

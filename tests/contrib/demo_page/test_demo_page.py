@@ -60,7 +60,7 @@ def _controls(page: Page) -> set[str]:
     return {box.elem_id for box in build(page).blocks.values() if getattr(box, "elem_id", None)}
 
 
-@pytest.mark.photographs
+@pytest.mark.extras
 def test_the_page_has_controls_only_for_the_models_it_has(here: Workspace, params: Params) -> None:
     if importlib.util.find_spec("gradio") is None:
         pytest.skip("gradio is not installed: requirements-photographs.lock")
