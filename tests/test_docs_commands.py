@@ -92,7 +92,7 @@ class Part:
 
 
 PARTS: dict[str, list[Part]] = {
-    "demo": [Part(exit_codes={"$ vlp promote vqa": 3})],
+    "demo": [Part(long=True, exit_codes={"$ vlp promote vqa": 3})],
     "own-photos": [Part(fresh=True, long=True, photographs=True)],
     "unattended": [
         Part(

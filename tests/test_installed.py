@@ -95,6 +95,8 @@ def test_the_template_is_this_repository() -> None:
 
 
 @pytest.mark.pipeline
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_a_project_runs_promotes_and_retrains_without_a_clone(vlp: Installation, wheel: Path, tmp_path: Path) -> None:
     made = vlp(tmp_path, "vlp init my-project")
     assert "vlp run" in made

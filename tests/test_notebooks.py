@@ -42,6 +42,7 @@ def test_notebooks_store_no_outputs(path: Path) -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_own_photos_become_captions(tmp_path: Path) -> None:
     printed = run_cells("own_photos.ipynb", tmp_path, new_clone(tmp_path / "clone"))
@@ -50,6 +51,7 @@ def test_own_photos_become_captions(tmp_path: Path) -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_comparison_ends_with_a_verdict(built_project: Path, tmp_path: Path) -> None:
     project = copy_project(built_project, tmp_path / "project")

@@ -30,6 +30,7 @@ def clone(built_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return copy_project(built_project, tmp_path_factory.mktemp("clone") / "project")
 
 
+@pytest.mark.core
 def test_run_writes_results_report_and_metrics(built_project: Path, clone: Path) -> None:
     output = (built_project.parent / "run.log").read_text()
     assert "report" in output and "mlflow ui" in output
@@ -49,6 +50,7 @@ def test_run_writes_results_report_and_metrics(built_project: Path, clone: Path)
     assert "CIDEr" in run(clone, "dvc", "metrics", "show", "--json").stdout
 
 
+@pytest.mark.core
 def test_second_run_does_nothing(clone: Path) -> None:
     before = (clone / "dvc.lock").read_bytes()
     done = run(clone, "vlp", "run")
@@ -57,12 +59,14 @@ def test_second_run_does_nothing(clone: Path) -> None:
     assert run(clone, "dvc", "status").stdout.strip().endswith("up to date.")
 
 
+@pytest.mark.core
 def test_registering_again_makes_no_second_version(clone: Path) -> None:
     versions = json.loads((clone / "reports" / "registered.json").read_text())
     assert "already registered" in run_in_process(clone, "vlp", "stage", "register").stderr
     assert json.loads((clone / "reports" / "registered.json").read_text()) == versions
 
 
+@pytest.mark.core
 def test_promote_then_caption_answer_and_serve(clone: Path) -> None:
     assert "champion is version 1" in run(clone, "vlp", "promote", "captioning").stdout
     assert "champion is version 1" in run_in_process(clone, "vlp", "promote", "vqa").stdout
@@ -196,6 +200,7 @@ def test_push_clone_and_pull_reproduce_results_and_metrics(clone: Path, tmp_path
     assert (copy / "reports" / "curves" / "pretrain" / "tden.csv").exists()
 
 
+@pytest.mark.long
 def test_experiment_in_a_temporary_copy_uses_the_projects_registry(clone: Path) -> None:
     commit(clone, "before the experiment")
     versions = json.loads((clone / "reports" / "registered.json").read_text())

@@ -114,6 +114,7 @@ def fresh(project: Project, undisturbed: tuple[bytes, bytes]) -> tuple[bytes, by
 
 
 @pytest.mark.pipeline
+@pytest.mark.core
 def test_second_run_dvc_killed_and_checkpoint_damaged(project: Project, fresh: tuple[bytes, bytes]) -> None:
     first = project.start("vlp", "run")
     wait_for(lambda: project.checkpoints)

@@ -24,6 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
+@pytest.mark.core
 def test_event_triggers_a_run_that_publishes_artifacts(site: Site) -> None:
     deployments = {d["name"]: d for d in site.server.post("/deployments/filter", {})}
     assert set(deployments) == {"weekly", "model", "alias", "task", "webhook"}

@@ -95,6 +95,7 @@ def settings(per_shard: int) -> Params:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_memory_of_features_and_shards_is_constant_in_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GridSource, "regions", constant_regions)
     monkeypatch.setattr(storage, "CHUNK_IMAGES", 64)

@@ -67,6 +67,7 @@ def run(stage: str, root: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.pipeline
+@pytest.mark.long
 def test_memory_is_constant_in_rows_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Database.stream, "__defaults__", (FEWER,))
     monkeypatch.setattr(prepare, "cpu_count", lambda most: 1)  # with more, what is under way is up to their speed

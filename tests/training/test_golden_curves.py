@@ -16,6 +16,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_training_cur
 
 
 @pytest.mark.slow
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "optimizer", "close"),
     # Muon's iteration was in bfloat16 and is in float32 here.

@@ -21,6 +21,7 @@ PICTURE, COPY = "scenes/1", "mine/copy.png"
 
 @pytest.mark.pipeline
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_image_and_its_mirrored_copy_are_forgotten(tmp_path: Path) -> None:
     root = tmp_path / "project"
