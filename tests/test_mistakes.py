@@ -107,7 +107,8 @@ def read_only_answers(template: Path, tmp_path_factory: pytest.TempPathFactory) 
     code = (
         "import json, pathlib, sys; sys.path[:0] = sys.argv[1].split(':'); from cloned_project import run_in_process\n"
         "run = lambda c: run_in_process(pathlib.Path(sys.argv[2]), 'vlp', *c.split(), check=False)\n"
-        "print(json.dumps({c: run(c).stdout + run(c).stderr for c in sys.argv[3:]}))"
+        "done = {command: run(command) for command in sys.argv[3:]}\n"
+        "print(json.dumps({command: result.stdout + result.stderr for command, result in done.items()}))"
     )
     python = shlex.join([sys.executable, "-c", code, f"{ROOT / 'tests'}:{ROOT}", str(project), *READ_ONLY])
     done = in_namespace("-rm", "sh", "-c", mount + python, COLUMNS="500")

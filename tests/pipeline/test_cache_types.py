@@ -12,7 +12,14 @@ from vlp_models import VLP
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("kind", ["copy", "reflink", "hardlink", "symlink"])
+@pytest.mark.parametrize(
+    "kind",
+    [  # most other tests have DVC's default: reflink, else copy
+        pytest.param("copy", marks=pytest.mark.long),
+        pytest.param("reflink", marks=pytest.mark.long),
+        *("hardlink", "symlink"),
+    ],
+)
 def test_every_cache_type_reaches_a_registered_version(built_project: Path, tmp_path: Path, kind: str) -> None:
     if kind == "reflink" and run(tmp_path, "cp", "--reflink=always", __file__, "copy", check=False).returncode:
         pytest.skip("this file system has no reflinks")

@@ -105,6 +105,7 @@ def test_the_format_reads_what_the_generator_writes(project: Path) -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_example_runs_in_a_project(built_project: Path, tmp_path: Path) -> None:
     """The README's commands at a small size: only the new stages run, and the scores are in the report's folder."""
