@@ -139,6 +139,7 @@ def test_an_upgrade_makes_stale_what_it_changes(vlp: Installation, tmp_path: Pat
     assert "vlp-flows 0.1.0 -> 0.2.0" in vlp(project, "vlp plan")
 
 
+@pytest.mark.slow
 def test_changes_of_the_template_are_shown_and_merged(vlp: Installation, tmp_path: Path) -> None:
     vlp(tmp_path, "vlp init project --template pairs")
     project, template = tmp_path / "project", vlp.package / "template"
@@ -158,6 +159,7 @@ def test_changes_of_the_template_are_shown_and_merged(vlp: Installation, tmp_pat
     assert "params.yaml: your edits and the template's meet; resolve the marked conflicts" in conflict
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_and_an_unknown_template_are_refused(vlp: Installation, tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "notes.txt").touch()

@@ -136,6 +136,7 @@ def test_digits_do_not_depend_on_the_environment() -> None:
     assert run(TRAINING) == run(TRAINING, **HOSTILE)
 
 
+@pytest.mark.slow
 @needs_avx2
 def test_other_settings_would_change_digits() -> None:
     """Else the tests above and below show nothing."""

@@ -21,6 +21,8 @@ from vlp_models.params import DatasetParams, load_params
 from vlp_models.pipeline.dvc.external import explain_roots
 from vlp_models.pipeline.dvc.graph import NOTHING
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_secret"
 OTHER = "b" * 40

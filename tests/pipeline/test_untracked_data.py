@@ -15,6 +15,7 @@ SENTENCE = (
 )
 
 
+@pytest.mark.slow
 def test_own_pairs_are_missing_elsewhere_until_the_named_command_is_run(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()

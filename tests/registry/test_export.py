@@ -418,6 +418,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_repository_round_trip_over_the_real_client(exports: dict[str, Path], photo: Path, tmp_path: Path) -> None:
     """Push, load, load again without a network, and meet a missing repository and one of another kind."""
     pytest.importorskip("huggingface_hub")

@@ -161,6 +161,7 @@ def ends_the_same(
     assert all(torch.equal(weights[name], weight) for name, weight in whole[0].items())
 
 
+@pytest.mark.slow
 def test_forked_processes_train_as_those_that_lightning_starts(root: Path, whole: Any) -> None:
     """Bitwise, after a stop signal to the first process and a kill of the second."""
     for number, to, message in (
@@ -174,6 +175,7 @@ def test_forked_processes_train_as_those_that_lightning_starts(root: Path, whole
         ends_the_same(root, work, whole, int(points[-1][5:13]), **FORKED)
 
 
+@pytest.mark.slow
 def test_forked_processes_end_with_the_first(root: Path) -> None:
     """After `kill -9` of the first, the kernel kills the others."""
     end = {"step": 6, "number": signal.SIGKILL, "to": [0], "stopped": [1]}
