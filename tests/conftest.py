@@ -43,6 +43,7 @@ settings.load_profile("here")
 configure_logging()  # as every command does; tests read messages with capsys
 
 
+@pytest.hookimpl(trylast=True)  # only of the selected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files that take minutes first, so that no process is left with them at the end.
 
