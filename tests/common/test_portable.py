@@ -131,6 +131,7 @@ def test_kernels_agree_with_double_precision() -> None:
     assert found["nan"] and found["threads"] == 1
 
 
+@pytest.mark.slow
 @needs_avx2
 def test_digits_do_not_depend_on_the_environment() -> None:
     assert run(TRAINING) == run(TRAINING, **HOSTILE)

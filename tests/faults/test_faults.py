@@ -11,13 +11,13 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from cloned_project import init_dvc
 from ground import BIN, ROOT, Ground, environment, role_of
 from injure import KINDS, draw, inflict
 from moments import STEP_FILES
@@ -44,8 +44,7 @@ class Project:
         (folder / "dvc.yaml").write_text(
             yaml.safe_dump({"stages": {"pretrain": {"foreach": {"tden": {}}, "do": STAGE}}})
         )
-        for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
-            subprocess.run(command, cwd=folder, check=True, env=self.env)
+        init_dvc(folder)
 
     def start(self, *command: str, file_limit: int = 0) -> subprocess.Popen[str]:
         def limit() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cloned_project import init_dvc
 
 ROOT = Path(__file__).parent.parent.parent
 REGISTERED = {
@@ -72,8 +72,7 @@ def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "seed").write_text("1")
     (folder / "registered.json").write_text(json.dumps(REGISTERED))
     (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
-    for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
-        subprocess.run(command, cwd=folder, check=True)
+    init_dvc(folder)
     return folder
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from cloned_project import init_dvc
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace
@@ -54,8 +53,7 @@ def make_project(root: Path, *, dvc: bool = False, **ingest: Any) -> Workspace:
     (tested / "pairs.csv").write_text("\n".join(lines) + "\n")
     if dvc:
         (root / ".gitignore").write_text((ROOT / ".gitignore").read_text())
-        for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
-            subprocess.run(command, cwd=root, check=True)
+        init_dvc(root)
     return Workspace(root)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cloned_project import init_dvc
 
 ROOT = Path(__file__).parents[2]
 STAGE = "pretrain@tden"
@@ -130,8 +131,7 @@ class Project:
             (folder / f"{name}.py").write_text(code)
         site = {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site")}
         self.env = {**os.environ, **site, "PYTHONPATH": str(ROOT), "VLP_GRACE": "5"}
-        for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
-            subprocess.run(command, cwd=folder, check=True, env=self.env)
+        init_dvc(folder)
         assert self.run()[0] == 0 and self.trained == [101]
 
     def run(self) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from cloned_project import commit, new_clone, run, run_in_process
 from photos import photo
 

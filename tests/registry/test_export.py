@@ -394,12 +394,14 @@ def test_card_is_read_by_the_hub_and_names_every_source(page_project: Workspace)
 # ---- Elsewhere ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_loads_and_captions_without_the_training_stack(exports: dict[str, Path], photo: Path) -> None:
     folder = str(exports["captioning"])
     use = f"from vlp_models import VLP\nprint(VLP.from_pretrained({folder!r}).caption({str(photo)!r}))"
     assert run_python(NOT_INSTALLED + use).strip() == VLP(exports["captioning"]).caption(photo)
 
 
+@pytest.mark.slow
 def test_every_family_and_task_loads_without_the_training_stack() -> None:
     run_python(
         f"{NOT_INSTALLED}\n"

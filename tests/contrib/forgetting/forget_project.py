@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cloned_project import init_dvc
 from photos import photo
 from PIL import Image, ImageOps
 
@@ -68,8 +69,8 @@ def make_project(root: Path) -> Path:
     _write_pairs(root / "data/raw/mine", picture)
     dvc = [sys.executable, "-m", "dvc"]
     cache = [*dvc, "config", "--local", "cache.dir", str(root.parent / "cache")]
-    for command in (["git", "init", "-q"], [*dvc, "init", "-q"], cache):
-        subprocess.run(command, cwd=root, check=True)
+    init_dvc(root)
+    subprocess.run(cache, cwd=root, check=True)
     return picture
 
 
