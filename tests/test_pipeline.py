@@ -66,7 +66,6 @@ def test_registering_again_makes_no_second_version(clone: Path) -> None:
     assert json.loads((clone / "reports" / "registered.json").read_text()) == versions
 
 
-@pytest.mark.core
 def test_promote_then_caption_answer_and_serve(clone: Path) -> None:
     assert "champion is version 1" in run(clone, "vlp", "promote", "captioning").stdout
     assert "champion is version 1" in run_in_process(clone, "vlp", "promote", "vqa").stdout

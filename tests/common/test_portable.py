@@ -181,6 +181,7 @@ print(json.dumps([is_portable(), torch.get_num_threads(), torch.backends.cpu.get
 """
 
 
+@pytest.mark.slow
 @needs_avx2
 @pytest.mark.parametrize("mode", ["portable", "machine"])
 def test_stages_follow_params(tmp_path: Path, mode: str) -> None:
