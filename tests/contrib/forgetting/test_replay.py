@@ -96,7 +96,7 @@ def test_first_exposure_equals_that_of_real_batches(
 
 def test_streamed_order_and_generated_captions_are_replayed(shards: Path) -> None:
     base = ShardDataset(shards, "train", "captions", regions=False, pixels=True)
-    base.layout = Layout.of(base.places, 1024)
+    base.layout = Layout.of(base.image_spans, 1024)
     written = [GeneratedCaption(caption_id=f"{image(n)}!", image_id=image(n), text="more") for n in (3, 3, 8)]
     samples = AugmentedDataset(base, written, control=False)
     arguments: dict[str, Any] = {"batch_size": 4, "seed": 5}

@@ -110,7 +110,7 @@ class TrainingRun:
             shards, "train", self.view, p.sources, regions=regions, pixels=not regions, captioned=self.captioned
         )
         if stream.address:
-            samples.layout = Layout.of(samples.places, stream.block_mb << 20)  # type: ignore[misc, union-attr]
+            samples.layout = Layout.of(samples.image_spans, stream.block_mb << 20)  # type: ignore[misc, union-attr]
         if self.captioner:
             if augmented is None or not augmented.exists():
                 raise DataError(f"{self.run} was trained on generated captions that are missing")

@@ -56,7 +56,7 @@ def check_tar(path: Path) -> list[Member]:
             member that is too large, a damaged or truncated archive.
     """
     members: list[Member] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     size = path.stat().st_size
     with path.open("rb") as file:
         position = 0
@@ -69,11 +69,11 @@ def check_tar(path: Path) -> list[Member]:
             except (tarfile.HeaderError, UnicodeDecodeError) as error:
                 raise DataError(f"{path}: no tar header at byte {position}: {error}; build the shards again") from None
             member = _check_member(path, info, position + BLOCK)
-            if member.name in seen:
+            if member.name in names:
                 raise DataError(f"{path}: duplicate member {member.name}")
-            seen.add(member.name)
+            names.add(member.name)
             members.append(member)
-            position = member.offset + -(-member.size // BLOCK) * BLOCK
+            position = member.offset + -(-member.size // BLOCK) * BLOCK  # contents are padded to whole blocks
             if position > size:
                 raise DataError(f"{path}: truncated within {member.name}; build the shards again")
             file.seek(position)
@@ -113,8 +113,8 @@ def read_member(path: Path, name: str, offset: int, size: int) -> bytes:
     finally:
         os.close(descriptor)
     # name in the first 100 bytes, size as octal digits in 124..136
-    found = data[:100].rstrip(b"\0"), data[124:135]
-    if len(data) != BLOCK + size or found != (name.encode(), b"%011o" % size):
+    header = data[:100].rstrip(b"\0"), data[124:135]
+    if len(data) != BLOCK + size or header != (name.encode(), b"%011o" % size):
         raise DataError(f"{path}: {name} is not at the offset in the index; build the shards again")
     return data[BLOCK:]
 
@@ -172,11 +172,7 @@ def _decode_regions(data: bytes) -> RegionArrays:
 
 
 def _check_regions(regions: RegionArrays) -> None:
-    """Check shapes and values of all arrays.
-
-    Raises:
-        ValueError: names the invalid array.
-    """
+    """Check shapes and values of all arrays; a ValueError names the invalid one."""
     features, boxes, probs, scores = (getattr(regions, name) for name in REGION_DTYPES)
     rows = features.shape[:1]
     shapes_fit = boxes.shape == (*rows, 4) and probs.shape[:1] == rows and scores.shape == rows

@@ -81,19 +81,19 @@ def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) ->
     with pq.ParquetWriter(file, schema) as writer, open_parquet(shards / index_name(split)) as index:
         last: tuple[tuple[int, str], dict[Kind, bytes]] | None = None
         for batch in index.iter_batches(batch_size=BATCH):
-            found: dict[str, list[Any]] = {name: [] for name in schema.names}
+            columns: dict[str, list[Any]] = {name: [] for name in schema.names}
             for row in batch.to_pylist():
-                place = (row["shard"], row["key"])
-                if last is None or last[0] != place:  # samples of one image are adjacent
-                    last = place, {kind: _hash_image(shards, split, row, kind) for kind in kinds}
-                columns = VIEWS[row["view"]].indexed
-                values = [row["sample_id"], row["image_id"], *(row[column.name] for column in columns)]
+                image = (row["shard"], row["key"])
+                if last is None or last[0] != image:  # samples of one image are adjacent
+                    last = image, {kind: _hash_image(shards, split, row, kind) for kind in kinds}
+                view = VIEWS[row["view"]]
+                values = [row["sample_id"], row["image_id"], *(row[column.name] for column in view.indexed)]
                 text = json.dumps(values, ensure_ascii=False).encode()
-                found["view"].append(row["view"])
-                found["source"].append(row["source"])
+                columns["view"].append(row["view"])
+                columns["source"].append(row["source"])
                 for kind in kinds:
-                    found[kind].append(hashlib.sha256(text + last[1][kind]).digest())
-            writer.write_batch(pa.record_batch(found, schema))
+                    columns[kind].append(hashlib.sha256(text + last[1][kind]).digest())
+            writer.write_batch(pa.record_batch(columns, schema))
 
 
 def write_contents(
@@ -109,20 +109,21 @@ def write_contents(
         sources: every dataset, including those without samples.
         facts: per kind of model, what such a model must know.
     """
-    found: dict[tuple[Kind, str, str], dict[str, _Hash]] = defaultdict(dict)  # kind, view, dataset -> split -> hash
+    # kind, view, dataset -> split -> hash
+    dataset_hashes: dict[tuple[Kind, str, str], dict[str, _Hash]] = defaultdict(dict)
     for split in SPLITS:
         for file in hashes.get(split, ()):
             table = pq.read_table(file)
             for kind in facts:
-                for (view, source), samples in _grouped(table, kind).items():
-                    found[kind, view, source].setdefault(split, _Hash()).add(samples)
-    for kind, known in facts.items():
-        write_json(directory / facts_file(kind), known)
+                for (view, source), samples in _group_samples(table, kind).items():
+                    dataset_hashes[kind, view, source].setdefault(split, _Hash()).add(samples)
+    for kind, kind_facts in facts.items():
+        write_json(directory / facts_file(kind), kind_facts)
         for name, columns in VIEWS.items():
             # rows with several images depend on all of these
             read = (name, "images") if columns.images == "several" else (name,)
-            trained_on = {source: _summarize(found, kind, read, source, SPLITS[:2]) for source in sources}
-            tested = {source: _summarize(found, kind, read, source, SPLITS[2:]) for source in sources}
+            trained_on = {source: _summarize(dataset_hashes, kind, read, source, SPLITS[:2]) for source in sources}
+            tested = {source: _summarize(dataset_hashes, kind, read, source, SPLITS[2:]) for source in sources}
             for path, summaries in (
                 (trained_on_file(kind, name, ()), trained_on),
                 (evaluation_file(kind, name), tested),
@@ -148,17 +149,18 @@ class _Hash:
 
 
 def _summarize(
-    found: Mapping[tuple[Kind, str, str], Mapping[str, _Hash]],
+    dataset_hashes: Mapping[tuple[Kind, str, str], Mapping[str, _Hash]],
     kind: Kind,
     views: Sequence[str],
     source: str,
     splits: Sequence[str],
 ) -> dict[str, Any]:
     """Return counts and hashes of these splits per view; empty if the first view has no samples in them."""
-    of_views = {view: found.get((kind, view, source), {}) for view in views}
-    if not any(split in of_views[views[0]] for split in splits):
-        return {}
-    return {view: {split: h[split].summary() for split in splits if split in h} for view, h in of_views.items()}
+    summaries = {}
+    for view in views:
+        hashes = dataset_hashes.get((kind, view, source), {})  # by split
+        summaries[view] = {split: hashes[split].summary() for split in splits if split in hashes}
+    return summaries if summaries[views[0]] else {}
 
 
 def _hash_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) -> bytes:
@@ -171,10 +173,10 @@ def _hash_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) ->
     return hashlib.sha256(member).digest()
 
 
-def _grouped(table: pa.Table, kind: Kind) -> dict[tuple[str, str], list[bytes]]:
+def _group_samples(table: pa.Table, kind: Kind) -> dict[tuple[str, str], list[bytes]]:
     """Return (view, dataset) -> hashes of its samples, in order."""
-    found: dict[tuple[str, str], list[bytes]] = defaultdict(list)
+    hashes: dict[tuple[str, str], list[bytes]] = defaultdict(list)
     columns = (table[name].to_pylist() for name in ("view", "source", kind))
-    for view, source, sample in zip(*columns, strict=True):
-        found[view, source].append(sample)
-    return found
+    for view, source, sample_hash in zip(*columns, strict=True):
+        hashes[view, source].append(sample_hash)
+    return hashes

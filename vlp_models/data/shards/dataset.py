@@ -11,6 +11,7 @@ captions again.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -30,7 +31,7 @@ from vlp_models.data.shards.archive import BLOCK, REGIONS, decode, read_member
 from vlp_models.data.shards.index import PIECE, Index, read_index
 from vlp_models.data.shards.order import sample_numbers
 from vlp_models.data.shards.stream import BlockReader, Layout, Store, padded
-from vlp_models.data.shards.write import PLACE_COLUMNS, index_name, shard_name
+from vlp_models.data.shards.write import LOCATION_COLUMNS, index_name, shard_name
 from vlp_models.data.tables import read_table
 from vlp_models.data.views import OTHER_IMAGES, VIEWS
 from vlp_models.errors import DataError, ParamsError, first_line
@@ -67,12 +68,12 @@ class ShardsManifest:
         """
         check_numbers({"feature_dim": self.feature_dim})
         texts = (self.detector_id, *self.classes, *self.sources)
-        counts = (
-            [n for split in self.counts.values() for n in split.values()] if isinstance(self.counts, dict) else [""]
-        )
+        counts: list[Any] = [""]  # not a number: refused below
+        if isinstance(self.counts, dict):
+            counts = [count for split in self.counts.values() for count in split.values()]
         if not isinstance(self.feature_dim, int) or self.feature_dim < 0 or not all(isinstance(t, str) for t in texts):
             raise TypeError("feature_dim must be an integer, the rest are names")
-        if not all(isinstance(n, int) and n >= 0 for n in counts):
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise TypeError("counts must be integers, by split and view")
 
 
@@ -142,8 +143,10 @@ class ShardDataset(Dataset[Sample]):
         self._index = read_index(directory / index_name(split), self._view)
         rows = self._index.where(pc.list_value_length(pc.field("captions")) > 0) if captioned else None
         self._rows = _select(self._index, rows, sources or {}, self.manifest.sources)
-        several = self._view.images == "several" and (self._regions or self._pixels)
-        self._others = _OtherImages(directory / index_name(split), self._index) if several else None
+        self._other_images: _OtherImages | None = None
+        if self._view.images == "several" and (self._regions or self._pixels):
+            self._other_images = _OtherImages(directory / index_name(split), self._index)
+        # every row has what the first one has: the shards were packed for one set of models
         for kind, requested in (("regions", self._regions), ("pixels", self._pixels)):
             if requested and len(self._rows) and not self._index.take([self._rows[0]])[0][f"{kind}_size"]:
                 raise DataError(f"{directory}: the shards have no {kind}; {_WAYS_OUT[kind]}")
@@ -180,20 +183,22 @@ class ShardDataset(Dataset[Sample]):
 
     def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]:
         """Return the numbers of samples with one of these images, in any position; from the index alone."""
-        wanted = pa.array(sorted(image_ids), pa.string())
-        shows = pc.is_in(self._index.column("image_id"), value_set=wanted).to_numpy()
+        ids = pa.array(sorted(image_ids), pa.string())
+        matches = pc.is_in(self._index.column("image_id"), value_set=ids).to_numpy()  # bool [rows of the index]
         if OTHER_IMAGES.name in self._index.schema.names:
-            others = self._index.column(OTHER_IMAGES.name)
-            parents = pc.list_parent_indices(others).to_numpy()
-            shows = shows.copy()
-            shows[parents[pc.is_in(pc.list_flatten(others), value_set=wanted).to_numpy()]] = True
-        return np.flatnonzero(shows if isinstance(self._rows, range) else shows[self._rows])
+            # a row with several images matches by any of them; `parents` maps each flattened id to its row
+            other_ids = self._index.column(OTHER_IMAGES.name)
+            parents = pc.list_parent_indices(other_ids).to_numpy()
+            matches = matches.copy()
+            matches[parents[pc.is_in(pc.list_flatten(other_ids), value_set=ids).to_numpy()]] = True
+        return np.flatnonzero(matches if isinstance(self._rows, range) else matches[self._rows])
 
     def references(self) -> dict[str, tuple[str, ...]]:
         """Return all reference captions of each image, from the index alone; for the view `images`."""
         rows = pa.array(np.unique(self._rows))
-        names, captions = (self._index.column(name).take(rows).to_pylist() for name in ("image_id", "captions"))
-        return {name: tuple(texts or ()) for name, texts in zip(names, captions, strict=True)}
+        image_ids = self._index.column("image_id").take(rows).to_pylist()
+        captions = self._index.column("captions").take(rows).to_pylist()
+        return {image_id: tuple(texts or ()) for image_id, texts in zip(image_ids, captions, strict=True)}
 
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
@@ -202,21 +207,28 @@ class ShardDataset(Dataset[Sample]):
         """Return a batch of samples; torch's DataLoader calls this if a dataset has it."""
         numbers = [int(self._rows[index]) for index in indices]
         rows = self._index.take(numbers)
-        if self._others is None:
-            others = [[{"image_id": name} for name in row.get(OTHER_IMAGES.name) or ()] for row in rows]
-        else:
-            others = [self._others.of(number) for number in numbers]
-        fetched = self._fetch([*rows, *(other for behind in others for other in behind)])
-        return [self._sample(row, behind, fetched) for row, behind in zip(rows, others, strict=True)]
+        # per row the locations of its images after the first; ids are enough if no image is read
+        other_images: list[list[dict[str, Any]]] = []
+        for number, row in zip(numbers, rows, strict=True):
+            if self._other_images is None:
+                other_images.append([{"image_id": image_id} for image_id in row.get(OTHER_IMAGES.name) or ()])
+            else:
+                other_images.append(self._other_images.of(number))
+        members = self._fetch([*rows, *itertools.chain.from_iterable(other_images)])
+        return [self._sample(row, images, members) for row, images in zip(rows, other_images, strict=True)]
 
-    def places(self) -> Iterator[NDArray[np.int64]]:
+    def image_spans(self) -> Iterator[NDArray[np.int64]]:
         """Yield int64 [n, 3], piece by piece: per sample the shard, and the byte range of its image's members in it."""
-        kinds = [kind for kind, requested in (("pixels", self._pixels), ("regions", self._regions)) if requested]
-        columns = ["shard", *(f"{kind}_{what}" for kind in (kinds[0], kinds[-1]) for what in ("offset", "size"))]
+        first, last = self._first_and_last_member()
         for start in range(0, len(self._rows), PIECE):
             rows = np.asarray(self._rows[start : start + PIECE])
-            shard, begin, _, last, size = (self._index.integers(name, rows) for name in columns)
-            yield np.stack([shard, begin - BLOCK, padded(last + size)], axis=1)
+            begin = self._index.integers(f"{first}_offset", rows) - BLOCK  # where the member's header begins
+            end = padded(self._index.integers(f"{last}_offset", rows) + self._index.integers(f"{last}_size", rows))
+            yield np.stack([self._index.integers("shard", rows), begin, end], axis=1)
+
+    def _first_and_last_member(self) -> tuple[str, str]:
+        """Return the kinds of the requested members; in a tar, an image's pixels come before its regions."""
+        return "pixels" if self._pixels else "regions", "regions" if self._regions else "pixels"
 
     def _stream(self, stream: StreamParams, by_block: bool) -> None:
         """Open the streamed shards."""
@@ -227,51 +239,52 @@ class ShardDataset(Dataset[Sample]):
                 "or run `dvc pull data/shards` at the commit that made the uploaded ones"
             )
         if by_block:
-            self.layout = Layout.of(self.places, stream.block_mb << 20)
+            self.layout = Layout.of(self.image_spans, stream.block_mb << 20)
         self.blocks = BlockReader(store, self.split, self.layout, stream.buffer_mb << 20)
 
-    def _fetch(self, places: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-        """Return the members of these images if shards are streamed."""
+    def _fetch(self, images: Iterable[Mapping[str, Any]]) -> dict[str, bytes]:
+        """Return the members of these images by name if shards are streamed; otherwise none."""
         if self.blocks is None:
             return {}
-        first, last = ("pixels" if self._pixels else "regions"), ("regions" if self._regions else "pixels")
+        first, last = self._first_and_last_member()
         return self.blocks.fetch(
-            (p["shard"], p[f"{first}_offset"] - BLOCK, padded(p[f"{last}_offset"] + p[f"{last}_size"])) for p in places
+            (row["shard"], row[f"{first}_offset"] - BLOCK, padded(row[f"{last}_offset"] + row[f"{last}_size"]))
+            for row in images
         )
 
-    def _sample(self, row: dict[str, Any], others: Sequence[dict[str, Any]], fetched: Mapping[str, bytes]) -> Sample:
-        """Make a sample. others: locations of the images after the first."""
+    def _sample(
+        self, row: dict[str, Any], other_images: Iterable[dict[str, Any]], members: Mapping[str, bytes]
+    ) -> Sample:
+        """Make a sample. other_images: locations of the images after the first. members: those that were fetched."""
+        columns = [column for column in self._view.indexed if column.name != "text"]
+        others = [SampleImage(image_id=image["image_id"], **self._read_image(image, members)) for image in other_images]
         return Sample(
             sample_id=row["sample_id"],
             image_id=row["image_id"],
             source=row["source"],
             text=row.get("text") or "",
-            values={
-                column.name: _plain(row[column.name], column.arrow_type)
-                for column in self._view.indexed
-                if column.name != "text"
-            },
-            others=tuple(
-                SampleImage(image_id=other["image_id"], **self._read_image(other, fetched)) for other in others
-            ),
-            **self._read_image(row, fetched),
+            values={column.name: _plain(row[column.name], column.arrow_type) for column in columns},
+            others=tuple(others),
+            **self._read_image(row, members),
         )
 
-    def _read_image(self, place: dict[str, Any], fetched: Mapping[str, bytes]) -> dict[str, Any]:
-        """Return what was requested of the image at this location."""
-        return {
-            "regions": self._read_member(place, "regions", REGIONS, fetched) if self._regions else None,
-            "pixels": self._read_member(place, "pixels", place["pixels_extension"], fetched) if self._pixels else None,
-        }
+    def _read_image(self, row: dict[str, Any], members: Mapping[str, bytes]) -> dict[str, Any]:
+        """Return the requested contents of the image at this location."""
+        contents: dict[str, Any] = {"regions": None, "pixels": None}
+        if self._regions:
+            contents["regions"] = self._read_member(row, "regions", REGIONS, members)
+        if self._pixels:
+            contents["pixels"] = self._read_member(row, "pixels", row["pixels_extension"], members)
+        return contents
 
-    def _read_member(self, row: dict[str, Any], kind: str, extension: str, fetched: Mapping[str, bytes]) -> Any:
+    def _read_member(self, row: dict[str, Any], kind: str, extension: str, members: Mapping[str, bytes]) -> Any:
         shard: Path | str = self._directory / shard_name(self.split, row["shard"])
         name, size = f"{row['key']}.{extension}", row[f"{kind}_size"]
         if self.blocks is None:
             data = read_member(Path(shard), name, row[f"{kind}_offset"], size)
         else:
             shard = self.blocks.store.url(shard_name(self.split, row["shard"]))
-            data = fetched.get(name, b"")
+            data = members.get(name, b"")
             if len(data) != size:
                 raise DataError(f"{shard}: {name} is not at the offset in the index; upload this shard again")
         return decode(extension, data, where=f"{shard}: {name}")
@@ -281,25 +294,24 @@ class _OtherImages:
     """Locations of the images after a row's first: each has a row of its own in the view `images`."""
 
     def __init__(self, index: Path, rows: Index) -> None:
-        """Look up all images that rows name.
-
-        Raises:
-            DataError: a row names an image that is not in the split.
-        """
+        """Look up all images that rows name."""
         ids = rows.column(OTHER_IMAGES.name).combine_chunks()
-        self._places = read_index(index, VIEWS["images"])
-        found = pc.index_in(ids.flatten(), value_set=self._places.column("image_id").combine_chunks())
-        if found.null_count:
-            lost = ids.flatten().filter(pc.is_null(found))[0].as_py()
-            raise DataError(f"{index}: no image {lost}, which a row names; run `dvc repro shards`")
-        self._numbers = found.to_numpy()
+        self._images = read_index(index, VIEWS["images"])
+        # the other images of all rows, one after the other: row i's are [_ends[i - 1], _ends[i])
+        numbers = pc.index_in(ids.flatten(), value_set=self._images.column("image_id").combine_chunks())
+        if numbers.null_count:
+            missing_id = ids.flatten().filter(pc.is_null(numbers))[0].as_py()
+            raise DataError(f"{index}: no image {missing_id}, which a row names; run `dvc repro shards`")
+        self._numbers = numbers.to_numpy()
         self._ends = np.cumsum(pc.fill_null(pc.list_value_length(ids), 0).to_numpy())
 
     def of(self, row: int) -> list[dict[str, Any]]:
         """Return the locations of one row's other images, in order."""
         first = self._ends[row - 1] if row else 0
-        found = self._places.take(self._numbers[first : self._ends[row]])
-        return [{name: place[name] for name in PLACE_COLUMNS} for place in found]
+        locations = []
+        for image in self._images.take(self._numbers[first : self._ends[row]]):
+            locations.append({name: image[name] for name in LOCATION_COLUMNS})
+        return locations
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
@@ -309,19 +321,19 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     return tuple(_plain(item, kind.value_type) for item in value or ())
 
 
-def check_sources(sources: Iterable[str], known: Sequence[str]) -> None:
+def check_sources(sources: Iterable[str], available: Sequence[str]) -> None:
     """Check the names of datasets.
 
     Raises:
         ParamsError: one is not in the shards.
     """
     for name in sources:
-        if name not in known:
-            raise ParamsError(f"sources: no dataset `{name}` in the shards; available: {', '.join(known)}")
+        if name not in available:
+            raise ParamsError(f"sources: no dataset `{name}` in the shards; available: {', '.join(available)}")
 
 
 def _select(
-    index: Index, rows: NDArray[np.uint32] | None, sources: Mapping[str, int], known: tuple[str, ...]
+    index: Index, rows: NDArray[np.uint32] | None, sources: Mapping[str, int], available: tuple[str, ...]
 ) -> NDArray[np.uint32] | range:
     """Return the rows of an epoch; those of a dataset with k repeats k times.
 
@@ -333,16 +345,19 @@ def _select(
     """
     if not sources:
         return range(len(index)) if rows is None else rows
-    check_sources(sources, known)
-    chosen: list[NDArray[np.uint32]] = []
+    check_sources(sources, available)
+    epoch_rows: list[NDArray[np.uint32]] = []  # per repeat of a dataset
     for name, repeats in sorted(sources.items(), key=lambda entry: (-entry[1], entry[0])):
         if repeats < 1:
             raise ParamsError(f"sources: `{name}: {repeats}`; remove a dataset from the list to skip it")
-        of_name = index.where(pc.field("source") == name)
-        chosen += [of_name if rows is None else np.intersect1d(of_name, rows)] * repeats
-    if len(chosen) > 1:
-        return np.concatenate(chosen)
-    return range(len(index)) if len(chosen[0]) == len(index) else chosen[0]
+        dataset_rows = index.where(pc.field("source") == name)
+        if rows is not None:
+            dataset_rows = np.intersect1d(dataset_rows, rows)
+        epoch_rows += [dataset_rows] * repeats
+    if len(epoch_rows) > 1:
+        return np.concatenate(epoch_rows)
+    # the only dataset of the shards: a range takes no memory
+    return range(len(index)) if len(epoch_rows[0]) == len(index) else epoch_rows[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -369,15 +384,18 @@ def read_generated(directory: Path, shards: Path) -> list[GeneratedCaption]:
     return [GeneratedCaption(**row) for row in rows]
 
 
-def refuse_evaluation_images(image_ids: set[str], what: str, split: str) -> None:
+def refuse_evaluation_images(image_ids: set[str], problem: str, split: str) -> None:
     """Check that `image_ids` is empty.
+
+    Args:
+        problem: start of the message, such as "data/augmented/NAME: it has captions".
 
     Raises:
         DataError: it is not.
     """
     if image_ids:
         raise DataError(
-            f"{what} of {len(image_ids):,} images of the {split} split, such as {', '.join(sorted(image_ids)[:3])}: "
+            f"{problem} of {len(image_ids):,} images of the {split} split, such as {', '.join(sorted(image_ids)[:3])}: "
             "training on them would leak evaluation data. Name other `sources`, or make the datasets' splits "
             "agree, and run `dvc repro augment`"
         )
@@ -396,59 +414,62 @@ class AugmentedDataset(Dataset[Sample]):
         Raises:
             DataError: no image of `base` has a generated caption.
         """
-        places: dict[str, list[int]] = {caption.image_id: [] for caption in written}
-        for place, image_id in enumerate(base.iterate_image_ids()):
-            if image_id in places:
-                places[image_id].append(place)
+        base_samples: dict[str, list[int]] = {caption.image_id: [] for caption in written}
+        for number, image_id in enumerate(base.iterate_image_ids()):
+            if image_id in base_samples:
+                base_samples[image_id].append(number)
         self._base = base
         self._control = control
-        self._more = [caption for caption in written if places[caption.image_id]]
-        if not self._more:
+        self._written = [caption for caption in written if base_samples[caption.image_id]]
+        if not self._written:
             raise DataError("no image of this run's `sources` has a generated caption; check `augment` in params.yaml")
+        # per generated caption the sample of `base` whose image (control: and text) it uses, in turn
+        self._base_numbers: list[int] = []
         turns: Counter[str] = Counter()
-        self._own: list[int] = []  # the sample of `base` whose image (control: and text) each one uses
-        for caption in self._more:
-            own = places[caption.image_id]
-            self._own.append(own[turns[caption.image_id] % len(own)])
+        for caption in self._written:
+            numbers = base_samples[caption.image_id]
+            self._base_numbers.append(numbers[turns[caption.image_id] % len(numbers)])
             turns[caption.image_id] += 1
 
     def __len__(self) -> int:
-        return len(self._base) + len(self._more)
+        return len(self._base) + len(self._written)
 
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        own = len(self._base)
-        samples = self._base.__getitems__([i if i < own else self._own[i - own] for i in indices])
-        return [s if i < own else self._written(s, self._more[i - own]) for i, s in zip(indices, samples, strict=True)]
+        # samples of `base` come first, then those of generated captions
+        length = len(self._base)
+        samples = self._base.__getitems__([i if i < length else self._base_numbers[i - length] for i in indices])
+        for position, index in enumerate(indices):
+            if index >= length:
+                caption, sample = self._written[index - length], samples[position]
+                text = sample.text if self._control else caption.text
+                samples[position] = dataclasses.replace(sample, sample_id=caption.caption_id, text=text)
+        return samples
 
     def image_ids(self) -> list[str]:
         """Return the image id of each sample."""
-        return [*self._base.image_ids(), *(caption.image_id for caption in self._more)]
+        return [*self._base.image_ids(), *(caption.image_id for caption in self._written)]
 
     def first_positions(self) -> NDArray[np.uint32]:
         """Return uint32 [N]: for each sample the number of the first sample with its image."""
-        of_base = self._base.first_positions()
-        return np.concatenate([of_base, of_base[self._own]])
+        base_positions = self._base.first_positions()
+        return np.concatenate([base_positions, base_positions[self._base_numbers]])
 
     def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]:
         """Return the numbers of samples with one of these images."""
-        behind = [i for i, caption in enumerate(self._more) if caption.image_id in image_ids]
-        return np.concatenate([self._base.find_samples(image_ids), len(self._base) + np.array(behind, np.int64)])
+        written = [i for i, caption in enumerate(self._written) if caption.image_id in image_ids]
+        return np.concatenate([self._base.find_samples(image_ids), len(self._base) + np.array(written, np.int64)])
 
     @property
     def layout(self) -> Layout | None:
         """Return where the samples are; None unless `base` is streamed."""
-        return None if self._base.layout is None else Layout.of(self._places, self._base.layout.block_bytes)
+        return None if self._base.layout is None else Layout.of(self._image_spans, self._base.layout.block_bytes)
 
-    def _places(self) -> Iterator[NDArray[np.int64]]:
-        of_base = np.concatenate(list(self._base.places()))
-        yield np.concatenate([of_base, of_base[self._own]])
-
-    def _written(self, sample: Sample, caption: GeneratedCaption) -> Sample:
-        text = sample.text if self._control else caption.text
-        return dataclasses.replace(sample, sample_id=caption.caption_id, text=text)
+    def _image_spans(self) -> Iterator[NDArray[np.int64]]:
+        base_spans = np.concatenate(list(self._base.image_spans()))  # int64 [N, 3]
+        yield np.concatenate([base_spans, base_spans[self._base_numbers]])
 
 
 POOL_IMAGES = 256  # images in memory with all regions
@@ -467,9 +488,9 @@ def mean_region_features(
     """
     pooled_NF = np.zeros((len(numbers), dataset.manifest.feature_dim), np.float32)
     for start in range(0, len(numbers), POOL_IMAGES):
-        for place, sample in enumerate(dataset.__getitems__(list(numbers[start : start + POOL_IMAGES])), start):
+        for row, sample in enumerate(dataset.__getitems__(list(numbers[start : start + POOL_IMAGES])), start):
             if sample.regions is not None and len(sample.regions):
-                pooled_NF[place] = sample.regions.features[:max_regions].astype(np.float32).mean(0)
+                pooled_NF[row] = sample.regions.features[:max_regions].astype(np.float32).mean(0)
     return normalize_rows(pooled_NF)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vlp_models.data.mapped import PIECE, is_mapped, map_rows
 from vlp_models.data.shards.archive import BLOCK, KEY
-from vlp_models.data.shards.write import PLACE_COLUMNS, view_schema
+from vlp_models.data.shards.write import LOCATION_COLUMNS, view_schema
 from vlp_models.data.tables import open_parquet
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
@@ -38,45 +38,46 @@ class Index:
 
     def take(self, numbers: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return these rows in this order."""
-        wanted = np.asarray(numbers, np.int64)
-        found: list[dict[str, Any]] = [{}] * len(wanted)
-        for piece, places in self._places(wanted):
-            rows = self.pieces[piece].take(pa.array(wanted[places] % PIECE)).to_pylist()
-            for place, row in zip(places, rows, strict=True):
-                found[place] = row
-        return found
+        row_numbers = np.asarray(numbers, np.int64)
+        rows: list[dict[str, Any]] = [{}] * len(row_numbers)
+        for piece, positions in self._by_piece(row_numbers):
+            piece_rows = self.pieces[piece].take(pa.array(row_numbers[positions] % PIECE)).to_pylist()
+            for position, row in zip(positions, piece_rows, strict=True):
+                rows[position] = row
+        return rows
 
     def column(self, name: str) -> pa.ChunkedArray:
         return pa.chunked_array([piece[name] for piece in self.pieces], self.schema.field(name).type)
 
     def integers(self, name: str, rows: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return the values of an integer column in these rows."""
-        found = np.empty(len(rows), np.int64)
-        for piece, places in self._places(rows):
-            found[places] = self.pieces[piece][name].to_numpy()[rows[places] % PIECE]
-        return found
+        values = np.empty(len(rows), np.int64)
+        for piece, positions in self._by_piece(rows):
+            values[positions] = self.pieces[piece][name].to_numpy()[rows[positions] % PIECE]
+        return values
 
     def strings(self, name: str, rows: NDArray[np.integer]) -> list[str]:
         """Return the values of a column of strings in these rows."""
-        found = np.empty(len(rows), object)
-        for piece, places in self._places(rows):
-            found[places] = self.pieces[piece][name].take(pa.array(rows[places] % PIECE)).to_pylist()
-        return list(found)
+        values = np.empty(len(rows), object)
+        for piece, positions in self._by_piece(rows):
+            values[positions] = self.pieces[piece][name].take(pa.array(rows[positions] % PIECE)).to_pylist()
+        return list(values)
 
     @staticmethod
-    def _places(rows: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield each piece that has some of these rows, and their places in `rows`."""
+    def _by_piece(rows: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each piece that has some of these rows, and their positions in `rows`."""
         pieces = rows // PIECE
         for piece in np.unique(pieces):
             yield int(piece), np.flatnonzero(pieces == piece)
 
     def where(self, condition: pc.Expression) -> NDArray[np.uint32]:
         """Return the numbers of the rows for which the condition is true."""
-        found = [np.zeros(0, np.uint32)]
+        matches = [np.zeros(0, np.uint32)]
         for number, piece in enumerate(self.pieces):
-            rows = pa.table({"row": np.arange(len(piece)), **dict(zip(piece.schema.names, piece.columns, strict=True))})
-            found.append((rows.filter(condition)["row"].to_numpy() + number * PIECE).astype(np.uint32))
-        return np.concatenate(found)
+            columns = dict(zip(piece.schema.names, piece.columns, strict=True))
+            rows = pa.table({"row": np.arange(len(piece)), **columns})
+            matches.append((rows.filter(condition)["row"].to_numpy() + number * PIECE).astype(np.uint32))
+        return np.concatenate(matches)
 
     def first_rows(self) -> NDArray[np.uint32]:
         """Return the first row of each row's image."""
@@ -88,9 +89,11 @@ class Index:
                 return self._first_rows_of_any_order()
             if pc.any(pc.less(ids[1:], ids[:-1])).as_py():
                 return self._first_rows_of_any_order()
+            # bool [rows of the piece]: the first row of an image; the first image may continue the last piece's
             begins = np.empty(len(ids), bool)
             begins[0] = ids[0].as_py() != last
             begins[1:] = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+            # row numbers grow, so the largest so far is the first row of the current image
             rows = np.where(begins, np.arange(start, start + len(ids)), begin)
             first[start : start + len(ids)] = np.maximum.accumulate(rows)
             last, begin = ids[-1].as_py(), int(first[start + len(ids) - 1])
@@ -109,7 +112,7 @@ def read_index(file: Path, view: View) -> Index:
     Raises:
         DataError: no index, or a damaged one.
     """
-    columns = [*PLACE_COLUMNS, *(column.name for column in view.indexed)]
+    columns = [*LOCATION_COLUMNS, *(column.name for column in view.indexed)]
     try:
         if is_mapped(file, f"{file.stem}-{view.name}"):
             with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
@@ -117,15 +120,12 @@ def read_index(file: Path, view: View) -> Index:
         rows = pq.read_table(file, schema=view_schema(view), columns=columns, filters=[("view", "=", view.name)])
         rows = rows.combine_chunks()
         check_index(rows)
-        return Index(_split_into_pieces(rows))
+        pieces = rows.combine_chunks().to_batches(max_chunksize=PIECE)
+        return Index(pa.Table.from_batches(pieces, rows.schema))
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; the shards have no such split, or are not built yet") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{file}: not an index of shards: {error}; run `dvc repro shards`") from None
-
-
-def _split_into_pieces(rows: pa.Table) -> pa.Table:
-    return pa.Table.from_batches(rows.combine_chunks().to_batches(max_chunksize=PIECE), rows.schema)
 
 
 def _map_rows(file: Path, view: View, columns: list[str]) -> pa.Table:
@@ -142,18 +142,19 @@ def _map_rows(file: Path, view: View, columns: list[str]) -> pa.Table:
 
 
 def _read_pieces(file: Path, view: View, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    held, count = [], 0
+    """Yield the view's rows, `PIECE` at a time; the last piece may be smaller."""
+    pending, count = [], 0  # rows that were read and not yielded yet
     with open_parquet(file) as parquet:
         for batch in parquet.iter_batches(batch_size=PIECE, columns=["view", *columns]):
             rows = pa.Table.from_batches([batch]).filter(pc.field("view") == view.name).select(columns)
-            held.append(rows)
+            pending.append(rows)
             count += len(rows)
             while count >= PIECE:
-                table = pa.concat_tables(held)
+                table = pa.concat_tables(pending)
                 yield table.slice(0, PIECE).combine_chunks().to_batches()[0]
-                held, count = [table.slice(PIECE)], count - PIECE
+                pending, count = [table.slice(PIECE)], count - PIECE
     if count:
-        yield pa.concat_tables(held).combine_chunks().to_batches()[0]
+        yield pa.concat_tables(pending).combine_chunks().to_batches()[0]
 
 
 KINDS = ("regions", "pixels")
@@ -163,20 +164,20 @@ def check_index(table: pa.Table) -> None:
     """Check that an index is consistent; vectorized, since an index has one row per sample.
 
     Args:
-        table: rows of the index with the columns that locate the image (`PLACE_COLUMNS`).
+        table: rows of the index with the columns that locate the image (`LOCATION_COLUMNS`).
 
     Raises:
         ValueError: names the invalid column and the row.
     """
     table.validate(full=True)  # offsets of strings and lists, UTF-8
-    places = [f"{kind}_{what}" for kind in KINDS for what in ("offset", "size")]
-    for name in ("sample_id", "image_id", "source", "shard", "key", "pixels_extension", *places):
+    byte_ranges = [f"{kind}_{part}" for kind in KINDS for part in ("offset", "size")]
+    for name in ("sample_id", "image_id", "source", "shard", "key", "pixels_extension", *byte_ranges):
         if table[name].null_count:
             raise ValueError(f"row {_first(pc.is_null(table[name]))}: `{name}` is missing")
     _refuse(table, "shard", pc.less(table["shard"], -1), "is not a shard number")
     _refuse(table, "key", pc.invert(pc.match_substring_regex(table["key"], f"^{KEY}*$")), "is not a member name")
-    known = pc.is_in(table["pixels_extension"], value_set=pa.array(["", "png", "jpg"]))
-    _refuse(table, "pixels_extension", pc.invert(known), "is not one of png, jpg")
+    is_extension = pc.is_in(table["pixels_extension"], value_set=pa.array(["", "png", "jpg"]))
+    _refuse(table, "pixels_extension", pc.invert(is_extension), "is not one of png, jpg")
     for kind in KINDS:
         offset, size = table[f"{kind}_offset"], table[f"{kind}_size"]
         _refuse(table, f"{kind}_size", pc.less(size, 0), "is negative")
@@ -191,5 +192,5 @@ def _refuse(table: pa.Table, column: str, bad: pa.ChunkedArray, why: str) -> Non
 
 
 def _first(bad: pa.ChunkedArray) -> int:
-    found: int = pc.index(bad, True).as_py()
-    return found
+    row: int = pc.index(bad, True).as_py()
+    return row

@@ -38,8 +38,8 @@ class _SeededSamples(Dataset[Sample]):
 
     def __getitems__(self, pairs: Sequence[tuple[int, int]]) -> list[Sample]:
         indices = [index for index, _ in pairs]
-        together = getattr(self.dataset, "__getitems__", None)
-        samples = together(indices) if together else [self.dataset[index] for index in indices]
+        get_batch = getattr(self.dataset, "__getitems__", None)
+        samples = get_batch(indices) if get_batch else [self.dataset[index] for index in indices]
         return [dataclasses.replace(sample, seed=seed) for sample, (_, seed) in zip(samples, pairs, strict=True)]
 
 
@@ -157,12 +157,15 @@ class ResumableLoader(DataLoader[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # A generator: nothing happens before the first batch is requested.
+        # An epoch that was complete or interrupted is over, unless its state was just loaded.
         if self._yielded == len(self) or (self._yielded and not self._continue):
             self._epoch, self._yielded = self._epoch + 1, 0
         self._continue = False
         self._cursor.epoch, self._cursor.start = self._epoch, self._yielded
         self.generator.manual_seed(self.order.seed)
-        empty = self._has_empty_batch()
+        # this rank may have no sample of the last batch; it has some of every other
+        last = self.order.length - (self.order.steps - 1) * self.order.batch_size
+        is_last_empty = not len(self.order.share(np.arange(min(last, self.order.batch_size))))
         try:
             batches = super().__iter__()
         except OSError as error:
@@ -174,18 +177,13 @@ class ResumableLoader(DataLoader[Batch]):
         try:
             for batch in batches:
                 self._yielded += 1
-                yield batch.empty() if empty and self._yielded == len(self) else batch
+                yield batch.empty() if is_last_empty and self._yielded == len(self) else batch
         except VLPError as error:
             if not self.num_workers:
                 raise
+            # torch puts the worker's traceback into the message: raise it again with the message alone
             name = f"{type(error).__module__}.{type(error).__name__}: "
-            raise type(error)(str(error).rpartition(name)[2].strip()) from error  # without the worker's traceback
-
-    def _has_empty_batch(self) -> bool:
-        """Return whether this rank has no sample of the last batch; it has some of every other."""
-        order = self.order
-        last = order.length - (order.steps - 1) * order.batch_size
-        return not len(order.share(np.arange(min(last, order.batch_size))))
+            raise type(error)(str(error).rpartition(name)[2].strip()) from error
 
     def state_dict(self) -> dict[str, int]:
         """Return epoch, batches returned of it, and batches per epoch."""

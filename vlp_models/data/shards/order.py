@@ -103,8 +103,8 @@ class EpochOrder:
         return batch[first:last]
 
     def sample_seed(self, epoch: int, index: int) -> int:
-        """Return the seed of a sample in an epoch."""
-        return derive_seed(self.seed, epoch, index)
+        """Return the 64-bit seed of a sample's random choices in an epoch."""
+        return int(np.random.SeedSequence([self.seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
 def sample_numbers(length: int) -> NDArray[np.uint32]:
@@ -116,11 +116,6 @@ def sample_numbers(length: int) -> NDArray[np.uint32]:
     if length > np.iinfo(np.uint32).max:
         raise DataError(f"{length:,} samples in an epoch, at most {np.iinfo(np.uint32).max:,}; choose fewer `sources`")
     return np.arange(length, dtype=np.uint32)
-
-
-def derive_seed(seed: int, epoch: int, index: int) -> int:
-    """Return the 64-bit seed of a sample's random choices in an epoch."""
-    return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,19 +134,22 @@ class GroupedOrder(EpochOrder):
         if not self.shuffle:
             return sample_numbers(self.length)
         rng = np.random.default_rng([self.seed, epoch])
+        # samples image by image, the texts of an image in random order
         mixed = sample_numbers(self.length)
         rng.shuffle(mixed)
         by_image = mixed[np.argsort(self.images[mixed], kind="stable")]
+        # permute the runs: sort by a random rank per run (there are at most as many runs as samples)
         runs = self._number_runs(self.images[by_image])
-        rng.shuffle(mixed := sample_numbers(self.length))
+        mixed = sample_numbers(self.length)
+        rng.shuffle(mixed)
         return by_image[np.argsort(mixed[runs], kind="stable")]
 
     def _number_runs(self, images: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the number of each sample's run, where `images` has the samples of an image next to each other."""
         begins = np.flatnonzero(np.diff(images, prepend=images[:1] + 1)).astype(np.uint32)
-        places = sample_numbers(len(images))  # position among the texts of its image
-        places -= np.repeat(begins, np.diff(begins, append=np.uint32(len(images))))
-        return np.cumsum(places % self.texts_per_image == 0, dtype=np.uint32) - np.uint32(1)
+        positions = sample_numbers(len(images))  # position among the texts of its image
+        positions -= np.repeat(begins, np.diff(begins, append=np.uint32(len(images))))
+        return np.cumsum(positions % self.texts_per_image == 0, dtype=np.uint32) - np.uint32(1)
 
     def sample_seed(self, epoch: int, index: int) -> int:
         return super().sample_seed(epoch, int(self.images[index]))
@@ -160,7 +158,7 @@ class GroupedOrder(EpochOrder):
 def first_positions(names: Iterable[str]) -> NDArray[np.uint32]:
     """Return uint32 [N]: the first position of each name. Holds every name; see `ShardDataset.first_positions`."""
     first: dict[str, int] = {}
-    return np.fromiter((first.setdefault(name, place) for place, name in enumerate(names)), np.uint32)
+    return np.fromiter((first.setdefault(name, position) for position, name in enumerate(names)), np.uint32)
 
 
 LANES = 8  # of one batch: up to as many processes read no block twice
@@ -181,8 +179,8 @@ class BlockOrder(EpochOrder):
 
     def permutation(self, epoch: int) -> NDArray[np.integer]:
         """Return int64 [length]: all batches concatenated; for small datasets."""
-        found = [_Epoch(self, epoch).batch(step) for step in range(self.steps)]
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        batches = [_Epoch(self, epoch).batch(step) for step in range(self.steps)]
+        return np.concatenate(batches) if batches else np.zeros(0, np.int64)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
         order = _Epoch(self, epoch)
@@ -193,9 +191,9 @@ class BlockOrder(EpochOrder):
         """Return int64 [LANES]: the rows of each lane in a batch of `size`."""
         return np.diff(np.arange(LANES + 1) * size // LANES)
 
-    def samples(self, blocks: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def samples(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at these positions of these blocks."""
-        numbers = self._first[blocks] + places
+        numbers = self._first[blocks] + positions
         return numbers if self.layout.order is None else self.layout.order[numbers]
 
 
@@ -208,7 +206,8 @@ class _Epoch:
         count = len(order.layout.counts)
         self._blocks = np.random.default_rng(self._seed).permutation(count) if order.shuffle else np.arange(count)
         self._ends = np.cumsum(order.layout.counts[self._blocks])
-        self._window = max(1, order.window * -(-order.length // max(1, count)))
+        self._window = max(1, order.window * -(-order.length // max(1, count)))  # in samples of an average block
+        # the rows of each lane in all batches of its turn: full ones, and the last one, which may be smaller
         full, rest = divmod(order.length, order.batch_size)
         self._sizes = (order.batch_size, 0 if order.drop_last else rest)
         rows, last = (order.rows_of_lanes(size) for size in self._sizes)
@@ -226,22 +225,23 @@ class _Epoch:
             first = step * order.batch_size
             return self._at(np.arange(first, min(first + order.batch_size, order.length)))
         rows = order.rows_of_lanes(self._sizes[0])
-        these = rows if step < self._full else order.rows_of_lanes(self._sizes[1])
-        turn, before = step % TURNS, step // TURNS * rows
-        taken = [self._take(turn * LANES + lane, before[lane], before[lane] + these[lane]) for lane in range(LANES)]
-        return self._at(np.concatenate(taken))
+        batch_rows = rows if step < self._full else order.rows_of_lanes(self._sizes[1])
+        turn, first_L = step % TURNS, step // TURNS * rows  # first_L: rows that earlier batches took of each lane
+        last_L = first_L + batch_rows
+        positions = [self._take(turn * LANES + lane, first_L[lane], last_L[lane]) for lane in range(LANES)]
+        return self._at(np.concatenate(positions))
 
     def _take(self, lane: int, first: int, last: int) -> NDArray[np.int64]:
         """Return the positions, in the sequence of blocks, of samples `first` to `last` of a lane."""
         shift = self._window * lane // (LANES * TURNS)  # so that not all lanes change blocks at once
-        found = []
+        parts = []  # one per window
         while first < last:
             number = (first + shift) // self._window
             begin, mixed = self._mix(lane, number, shift)
             end = min(last, begin + len(mixed))
-            found.append(mixed[first - begin : end - begin])
+            parts.append(mixed[first - begin : end - begin])
             first = end
-        return self._starts[lane] + (np.concatenate(found) if found else np.zeros(0, np.int64))
+        return self._starts[lane] + (np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
     def _mix(self, lane: int, number: int, shift: int) -> tuple[int, NDArray[np.int64]]:
         """Return where window `number` of a lane begins, and its samples in random order."""
@@ -252,8 +252,9 @@ class _Epoch:
             self._mixed[lane] = number, begin + rng.permutation(end - begin)
         return begin, self._mixed[lane][1]
 
-    def _at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at these positions of the sequence of blocks."""
-        blocks = np.searchsorted(self._ends, places, side="right")
-        chosen = self._blocks[blocks]
-        return self._order.samples(chosen, places - self._ends[blocks] + self._order.layout.counts[chosen])
+        number = np.searchsorted(self._ends, positions, side="right")  # of the block, in the permuted sequence
+        blocks = self._blocks[number]
+        starts = self._ends[number] - self._order.layout.counts[blocks]
+        return self._order.samples(blocks, positions - starts)

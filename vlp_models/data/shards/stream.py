@@ -39,7 +39,7 @@ MAX_WAIT = 30.0  # seconds between two tries
 WRONG_ADDRESS = ("InvalidBucketName", "AuthorizationHeaderMalformed", "PermanentRedirect", "InvalidLocationConstraint")
 # botocore does not retry, because `Store` does
 S3_OPTIONS = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60}
-Places = Callable[[], Iterator[NDArray[np.int64]]]
+Spans = Callable[[], Iterator[NDArray[np.int64]]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,24 +60,25 @@ class Layout:
     order: NDArray[np.int64] | None
 
     @classmethod
-    def of(cls, places: Places, block_bytes: int) -> Layout:
+    def of(cls, spans: Spans, block_bytes: int) -> Layout:
         """Make the layout.
 
         Args:
-            places: yields int64 [n, 3], N rows in total: per sample the shard, and where in its tar the members of its
+            spans: yields int64 [n, 3], N rows in total: per sample the shard, and where in its tar the members of its
                 image begin (the first header) and end.
         """
-        groups: list[NDArray[np.int64]] = []
+        # grouped piece by piece, then all groups again: memory does not grow with the samples
+        groups: list[NDArray[np.int64]] = []  # each int64 [4, K]
         in_order, last = True, -1
-        for piece in places():
-            keys = _keys(piece, block_bytes)
+        for piece in spans():
+            keys = _block_keys(piece, block_bytes)
             in_order = in_order and bool((np.diff(keys, prepend=last) >= 0).all())
             last = int(keys[-1]) if len(keys) else last
-            groups.append(_grouped(keys, piece[:, 1], piece[:, 2], np.ones_like(keys)))
-        keys, begins, ends, counts = _grouped(*np.concatenate(groups, axis=1))
+            groups.append(_group_by_key(keys, piece[:, 1], piece[:, 2], np.ones_like(keys)))
+        keys, begins, ends, counts = _group_by_key(*np.concatenate(groups, axis=1))
         order = None
         if not in_order:
-            order = np.argsort(np.concatenate([_keys(piece, block_bytes) for piece in places()]), kind="stable")
+            order = np.argsort(np.concatenate([_block_keys(piece, block_bytes) for piece in spans()]), kind="stable")
         return cls(block_bytes=block_bytes, keys=keys, begins=begins, ends=ends, counts=counts, order=order)
 
     def key(self, shard: int, begin: int) -> int:
@@ -86,26 +87,28 @@ class Layout:
 
     def span(self, key: int) -> tuple[int, int, int] | None:
         """Return shard, begin and end of a block; None if the dataset has no sample in it."""
-        place = int(np.searchsorted(self.keys, key))
-        if place == len(self.keys) or self.keys[place] != key:
+        block = int(np.searchsorted(self.keys, key))
+        if block == len(self.keys) or self.keys[block] != key:
             return None
-        return key >> 32, int(self.begins[place]), int(self.ends[place])
+        return key >> 32, int(self.begins[block]), int(self.ends[block])
 
 
-def _keys(places: NDArray[np.int64], block_bytes: int) -> NDArray[np.int64]:
-    return places[:, 0] << 32 | places[:, 1] // block_bytes
+def _block_keys(spans: NDArray[np.int64], block_bytes: int) -> NDArray[np.int64]:
+    """Return int64 [n]: the `Layout.key` of the block in which each span begins."""
+    return spans[:, 0] << 32 | spans[:, 1] // block_bytes
 
 
-def _grouped(
+def _group_by_key(
     keys: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return int64 [4, K]: each key once, its smallest begin, largest end and sum of counts."""
     unique, inverse = np.unique(keys, return_inverse=True)
-    least, most, total = np.full(len(unique), np.iinfo(np.int64).max), np.zeros_like(unique), np.zeros_like(unique)
-    np.minimum.at(least, inverse, begins)
-    np.maximum.at(most, inverse, ends)
+    smallest, largest = np.full(len(unique), np.iinfo(np.int64).max), np.zeros_like(unique)
+    total = np.zeros_like(unique)
+    np.minimum.at(smallest, inverse, begins)
+    np.maximum.at(largest, inverse, ends)
     np.add.at(total, inverse, counts)
-    return np.stack([unique, least, most, total])
+    return np.stack([unique, smallest, largest, total])
 
 
 @dataclass
@@ -122,11 +125,11 @@ class BlockReader:
     _pool: ThreadPoolExecutor | None = field(default=None, repr=False)
     _process: int = field(default=0, repr=False)
 
-    def fetch(self, places: Iterable[tuple[int, int, int]]) -> dict[str, bytes]:
+    def fetch(self, spans: Iterable[tuple[int, int, int]]) -> dict[str, bytes]:
         """Return the members of these images and of adjacent ones, by name; several blocks are requested in parallel.
 
         Args:
-            places: per image the shard, and where in its tar its members begin and end.
+            spans: per image the shard, and where in its tar its members begin and end.
 
         Raises:
             DataError: a shard is missing, access is denied, it is truncated or not a tar, or the store does not
@@ -135,31 +138,32 @@ class BlockReader:
         if self._process != os.getpid():  # threads and buffered blocks do not survive a fork
             self._held, self._size, self._process = OrderedDict(), 0, os.getpid()
             self._pool = ThreadPoolExecutor(PARALLEL_REQUESTS)
-        found: dict[str, bytes] = {}
-        held: set[int] = set()
-        missing: dict[int, tuple[int, int, int]] = {}
-        for shard, begin, end in places:
+        members: dict[str, bytes] = {}
+        buffered: set[int] = set()  # keys of the blocks that are added to `members` already
+        missing: dict[int, tuple[int, int, int]] = {}  # key of a block, or a negative number -> byte range to request
+        for shard, begin, end in spans:
             key = self.layout.key(shard, begin) if self.layout is not None else -1
-            span = self.layout.span(key) if self.layout is not None else None
-            if span is None:  # requested separately, e.g. the second image of a pair
+            block_span = self.layout.span(key) if self.layout is not None else None
+            if block_span is None:  # requested separately, e.g. the second image of a pair
                 missing[-1 - len(missing)] = (shard, begin, end)
-            elif key in self._held and key not in held:
+            elif key in self._held and key not in buffered:
                 self._held.move_to_end(key)
-                held.add(key)
-                found |= self._held[key]
-            elif key not in held:
-                missing[key] = span
+                buffered.add(key)
+                members |= self._held[key]
+            elif key not in buffered:
+                missing[key] = block_span
         assert self._pool is not None
         self.requests += len(missing)
-        for key, members in zip(missing, self._pool.map(self._read, missing.values()), strict=True):
-            found |= members
-            if key >= 0:
-                self._held[key] = members
-                self._size += sum(map(len, members.values()))
+        for key, block in zip(missing, self._pool.map(self._read, missing.values()), strict=True):
+            members |= block
+            if key >= 0:  # a whole block: its other images are likely requested next
+                self._held[key] = block
+                self._size += sum(map(len, block.values()))
+        # drop the least recently used blocks
         while self._size > self.buffer_bytes and len(self._held) > 1:
-            _, members = self._held.popitem(last=False)
-            self._size -= sum(map(len, members.values()))
-        return found
+            _, block = self._held.popitem(last=False)
+            self._size -= sum(map(len, block.values()))
+        return members
 
     def _read(self, span: tuple[int, int, int]) -> dict[str, bytes]:
         from webdataset.tariterators import tar_file_iterator
@@ -219,7 +223,8 @@ class Store:
             DataError: the file is missing or shorter, access is denied, or the store did not respond in time.
             ParamsError: the package for this kind of store is not installed.
         """
-        started, wait, short, away = time.monotonic(), self.retry_seconds, 0, False
+        started, wait = time.monotonic(), self.retry_seconds
+        short_reads, warned = 0, False
         while True:
             try:
                 data = self._request(name, begin, end)
@@ -231,20 +236,20 @@ class Store:
                         f"{self.url(name)}: the store did not respond for {self.timeout_seconds:g} seconds: "
                         f"{type(error).__name__}: {error}; run the same command again to resume"
                     ) from None
-                if not away:
-                    away = True
+                if not warned:
+                    warned = True
                     logger.warning(
                         "%s: the store does not respond (%s); retrying for up to %g seconds",
                         self.url(name),
                         type(error).__name__,
                         self.timeout_seconds,
                     )
-                self._system = None
+                self._system = None  # connect again
             else:
                 if end is None or len(data) == end - begin:
                     return data
-                short += 1
-                if short == TRIES:
+                short_reads += 1
+                if short_reads == TRIES:
                     raise DataError(
                         f"{self.url(name)}: truncated: {len(data):,} of {end - begin:,} bytes from byte {begin:,}, "
                         f"{TRIES} times; upload this shard again"
@@ -254,7 +259,7 @@ class Store:
 
     def _request(self, name: str, begin: int, end: int | None) -> bytes:
         try:
-            found = self._open().cat_file(self.url(name), start=begin or None, end=end)
+            content = self._open().cat_file(self.url(name), start=begin or None, end=end)
         except FileNotFoundError:
             raise DataError(
                 f"{self.url(name)}: no such {_describe(self.address, name)}; upload data/shards there"
@@ -270,7 +275,8 @@ class Store:
                     f"{self.url(name)}: no credentials for {_describe(self.address, name)} ({error}); set AWS_PROFILE, "
                     "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 ) from None
-            if _is_past_end(error):
+            # HTTP 416, in S3's or other stores' form: the file ends before the range begins
+            if _code(error) == "InvalidRange" or getattr(error, "status", None) == 416:
                 return b""
             if type(error).__name__ == "ParamValidationError" or _code(error) in WRONG_ADDRESS:
                 raise DataError(
@@ -278,8 +284,8 @@ class Store:
                     "AWS_DEFAULT_REGION its region and AWS_ENDPOINT_URL its server"
                 ) from None
             raise
-        assert isinstance(found, bytes)
-        return found
+        assert isinstance(content, bytes)
+        return content
 
     def _open(self) -> AbstractFileSystem:
         """Return the file system; each process has its own, since connections do not survive a fork."""
@@ -301,11 +307,6 @@ class Store:
         return {**self.__dict__, "_system": None}
 
 
-def _is_past_end(error: Exception) -> bool:
-    """Return whether the file ends before the range begins: HTTP 416, in S3's or other stores' form."""
-    return _code(error) == "InvalidRange" or getattr(error, "status", None) == 416
-
-
 def _code(error: Exception) -> str | None:
     """Return S3's name of an error."""
     response = getattr(error.__cause__ or error, "response", None)
@@ -314,8 +315,8 @@ def _code(error: Exception) -> str | None:
 
 def _describe(address: str, name: str) -> str:
     """Return `bucket b, key k`, or `file`."""
-    scheme, found, path = address.partition("://")
-    if not found:
+    scheme, separator, path = address.partition("://")
+    if not separator:
         return "file"
     bucket, _, prefix = path.partition("/")
     return f"{scheme} bucket {bucket}, key {'/'.join(filter(None, (prefix.strip('/'), name)))}"

@@ -30,7 +30,7 @@ from vlp_models.data.views import TABLES, VIEWS, View, index_columns
 
 _LONGEST_KEY = 72  # with its extension a name fits into USTAR's 100 bytes
 
-_PLACE = pa.schema(
+_LOCATION = pa.schema(
     [
         ("view", pa.string()),
         ("sample_id", pa.string()),
@@ -45,17 +45,17 @@ _PLACE = pa.schema(
         ("pixels_extension", pa.string()),
     ]
 )
-PLACE_COLUMNS = tuple(_PLACE.names[1:])
+LOCATION_COLUMNS = tuple(_LOCATION.names[1:])
 
 
 def index_schema() -> pa.Schema:
     """Return the schema of the index: where a sample's image is, then the columns of all views."""
-    return pa.schema([*_PLACE, *(pa.field(name, kind) for name, kind in index_columns().items())])
+    return pa.schema([*_LOCATION, *(pa.field(name, kind) for name, kind in index_columns().items())])
 
 
 def view_schema(view: View) -> pa.Schema:
     """Return the columns of the index that a view has."""
-    return pa.schema([*_PLACE, *(pa.field(column.name, column.arrow_type) for column in view.indexed)])
+    return pa.schema([*_LOCATION, *(pa.field(column.name, column.arrow_type) for column in view.indexed)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,29 +113,30 @@ class ShardWriter:
             self._next_shard()
         key = member_key(record.image_id)
         self._write(f"{key}.json", _json_bytes(record))
-        place: dict[str, Any] = {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": record.pixels_extension}
+        location: dict[str, Any] = {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": record.pixels_extension}
         if record.pixels is not None:
-            place["pixels_offset"], place["pixels_size"] = self._write(
+            location["pixels_offset"], location["pixels_size"] = self._write(
                 f"{key}.{record.pixels_extension}", record.pixels
             )
-        place |= {"regions_offset": 0, "regions_size": 0}
+        location |= {"regions_offset": 0, "regions_size": 0}
         if record.regions is not None:
-            place["regions_offset"], place["regions_size"] = self._write(
+            location["regions_offset"], location["regions_size"] = self._write(
                 f"{key}.{REGIONS}", encode_regions(record.regions, f"image {record.image_id}")
             )
             self._counts["regions"] += len(record.regions)
-        place |= {"image_id": record.image_id, "source": record.source, "shard": self._number, "key": key}
+        location |= {"image_id": record.image_id, "source": record.source, "shard": self._number, "key": key}
+        # one row per view and sample of the image, all with the image's location
         rows = _index_rows(record)
-        self._rows += [row | place for row in rows]
+        self._rows += [row | location for row in rows]
         self._counts.update(row["view"] for row in rows)
         self._in_shard += 1
 
     def add_without_image(self, view: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows of a text-only view; they are in the index and in no tar."""
-        nowhere = {"image_id": "", "shard": -1, "key": "", "regions_offset": 0, "regions_size": 0}
-        nowhere |= {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": ""}
+        no_image = {"image_id": "", "shard": -1, "key": "", "regions_offset": 0, "regions_size": 0}
+        no_image |= {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": ""}
         for row in rows:
-            self._rows.append(VIEWS[view].index_row(row, 0, 0) | nowhere | {"view": view, "source": row["source"]})
+            self._rows.append(VIEWS[view].index_row(row, 0, 0) | no_image | {"view": view, "source": row["source"]})
             self._counts[view] += 1
 
     def close(self) -> dict[str, int]:
@@ -157,7 +158,10 @@ class ShardWriter:
             self._tar.close()
             self._tar = None
         if self._rows:
-            columns = {name: [row.get(name) for row in self._rows] for name in self._schema.names}
+            # one row group per shard; columns of other views are null
+            columns = {}
+            for name in self._schema.names:
+                columns[name] = [row.get(name) for row in self._rows]
             self._index.write_table(pa.Table.from_pydict(columns, schema=self._schema))
             self._rows = []
 
@@ -195,11 +199,11 @@ def join_parts(directory: Path, split: str, parts: Parts) -> None:
 
 def _samples(record: ImageRecord) -> dict[str, list[dict[str, Any]]]:
     """Return the samples of each view except `images`: their id and the columns of the view."""
-    return {
-        name: [view.index_row(row, record.width, record.height) for row in record.rows[name]]
-        for name, view in TABLES.items()
-        if record.rows.get(name)
-    }
+    samples = {}
+    for name, view in TABLES.items():
+        if record.rows.get(name):
+            samples[name] = [view.index_row(row, record.width, record.height) for row in record.rows[name]]
+    return samples
 
 
 def _json_bytes(record: ImageRecord) -> bytes:
@@ -209,7 +213,9 @@ def _json_bytes(record: ImageRecord) -> bytes:
         "width": record.width,
         "height": record.height,
     }
-    texts = {view: [{"id": row.pop("sample_id"), **row} for row in rows] for view, rows in _samples(record).items()}
+    texts = {}
+    for view, rows in _samples(record).items():
+        texts[view] = [{"id": row.pop("sample_id"), **row} for row in rows]
     return json.dumps(image | texts, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 

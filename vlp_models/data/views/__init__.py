@@ -34,8 +34,8 @@ VIEW_MODULES = Table(
 V = TypeVar("V")
 # Names of files next to the tables of the views, and columns of the index that locate a sample.
 _OTHER_TABLES = ("images", "objects", "quarantine", "truth", "languages", "near_duplicates", "boxed")
-_PLACE = ("view", "sample_id", "image_id", "source", "shard", "key", "regions_offset", "regions_size")
-_PLACE += ("pixels_offset", "pixels_size", "pixels_extension")  # type: ignore[assignment]
+_LOCATION = ("view", "sample_id", "image_id", "source", "shard", "key", "regions_offset", "regions_size")
+_LOCATION += ("pixels_offset", "pixels_size", "pixels_extension")  # type: ignore[assignment]
 
 
 class Computed(Mapping[str, V]):
@@ -87,7 +87,7 @@ def index_columns() -> dict[str, pa.DataType]:
             raise ParamsError(f"plugin {VIEW_MODULES[name]}: a view cannot have the name of the table `{name}`")
         for column in view.indexed:
             where = f"the column `{column.name}` of the view {name}"
-            if column.name in _PLACE:
+            if column.name in _LOCATION:
                 raise ParamsError(f"{where} has the name of a column that every sample has; rename it")
             if found.setdefault(column.name, column.type) != column.type:
                 raise ParamsError(f"{where} has another type in another view; rename it")
