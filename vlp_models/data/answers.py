@@ -101,8 +101,8 @@ def build_answer_vocabulary(questions: Iterable[Sequence[str]], min_count: int) 
         min_count: minimum number of questions with an answer (VQA v2: 9, which gives 3,129 answers).
     """
     counts = Counter(_entry(answers) for answers in questions if answers)
-    kept = [answer for answer, n in counts.items() if n >= min_count]
-    return sorted(kept, key=lambda answer: (-counts[answer], answer))
+    frequent = [answer for answer, n in counts.items() if n >= min_count]
+    return sorted(frequent, key=lambda answer: (-counts[answer], answer))
 
 
 def _entry(answers: Sequence[str]) -> str:

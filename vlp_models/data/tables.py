@@ -69,16 +69,17 @@ _QUARANTINE = pa.schema(
 )
 
 
-_OTHERS = {"images": _IMAGES, "objects": _OBJECTS, "quarantine": _QUARANTINE}  # tables that are not a view's
-_IDS = {"images": "image_id", "objects": "object_id"}
+# tables that are not a view's
+_FIXED_SCHEMAS = {"images": _IMAGES, "objects": _OBJECTS, "quarantine": _QUARANTINE}
+_FIXED_IDS = {"images": "image_id", "objects": "object_id"}
 
 
 def _schema(name: str) -> pa.Schema:
-    return _OTHERS[name] if name in _OTHERS else TABLES[name].schema
+    return _FIXED_SCHEMAS[name] if name in _FIXED_SCHEMAS else TABLES[name].schema
 
 
 def _id_column(name: str) -> str:
-    return _IDS[name] if name in _IDS else TABLES[name].id_column
+    return _FIXED_IDS[name] if name in _FIXED_IDS else TABLES[name].id_column
 
 
 SCHEMAS: Mapping[str, pa.Schema] = Computed(lambda: ("images", *TABLES, "objects", "quarantine"), _schema)
@@ -110,13 +111,13 @@ def read_languages(directory: Path, image_ids: Collection[str]) -> dict[str, dic
         languages = {
             (row["image_id"], row["caption_id"]): row["language"] for row in rows if row["image_id"] in image_ids
         }
-    found: dict[str, dict[str, list[str]]] = {}
+    captions: dict[str, dict[str, list[str]]] = {}
     for table in read_batches([directory / "captions.parquet"], BATCH_ROWS) if languages else ():
         for row in table.to_pylist():
             if row["image_id"] in image_ids:
-                own = found.setdefault(languages.get((row["image_id"], row["caption_id"]), UNKNOWN), {})
-                own.setdefault(row["image_id"], []).append(row["text"])
-    return dict(sorted(found.items()))
+                language = languages.get((row["image_id"], row["caption_id"]), UNKNOWN)
+                captions.setdefault(language, {}).setdefault(row["image_id"], []).append(row["text"])
+    return dict(sorted(captions.items()))
 
 
 def standard_split(name: str) -> str:
@@ -266,8 +267,8 @@ def read_rows(
 ) -> pa.Table:
     """Read the rows of `<name>.parquet` that `keep` selects from a piece of it by a mask; memory holds only these."""
     schema = SCHEMAS[name] if columns is None else pa.schema([SCHEMAS[name].field(column) for column in columns])
-    kept = [rows.filter(keep(rows)) for rows in stream_table(name, directory, columns)]
-    return pa.concat_tables([schema.empty_table(), *kept])
+    pieces = [rows.filter(keep(rows)) for rows in stream_table(name, directory, columns)]
+    return pa.concat_tables([schema.empty_table(), *pieces])
 
 
 def read_rows_of(image_ids: pa.Array, name: str, directory: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -277,11 +278,11 @@ def read_rows_of(image_ids: pa.Array, name: str, directory: Path, columns: Seque
 
 def count_values(name: str, directory: Path, *columns: str) -> Counter[Any]:
     """Count the values of a column of `<name>.parquet`, or the tuples of several, in the order of first occurrence."""
-    found: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
     for rows in stream_table(name, directory, columns):
         values = [rows[column].to_pylist() for column in columns]
-        found.update(values[0] if len(columns) == 1 else zip(*values, strict=True))
-    return found
+        counts.update(values[0] if len(columns) == 1 else zip(*values, strict=True))
+    return counts
 
 
 @contextmanager
@@ -300,16 +301,17 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the rows of files of one schema, `size` at a time; the last batch may be smaller."""
-    held: list[pa.Table] = []
+    # a batch of Arrow ends with its row group: join them, so that all batches but the last have the same size
+    pending: list[pa.Table] = []
     count = 0
     for path in paths:
         with damage_errors(path), open_parquet(path) as file:
             for batch in file.iter_batches(batch_size=size, columns=None if columns is None else list(columns)):
-                held.append(pa.Table.from_batches([batch]))
+                pending.append(pa.Table.from_batches([batch]))
                 count += len(batch)
                 while count >= size:
-                    table = pa.concat_tables(held)
+                    table = pa.concat_tables(pending)
                     yield table.slice(0, size)
-                    held, count = [table.slice(size)], count - size
+                    pending, count = [table.slice(size)], count - size
     if count:
-        yield pa.concat_tables(held)
+        yield pa.concat_tables(pending)

@@ -105,7 +105,7 @@ class Tokenizer:
         is iterated twice.
         """
         normalizer = _normalizer(lowercase, strip_accents)
-        characters = _characters(texts, normalizer, min_frequency)
+        characters = _frequent_characters(texts, normalizer, min_frequency)
         # A word's first letter and its other letters ("##a") are different pieces: at most two per character.
         characters = characters[: max(0, (size - len(SPECIAL_TOKENS)) // 2)]
         # The trainer numbers "##a" pieces in the order of a randomly seeded hash map and breaks ties by number.
@@ -121,9 +121,9 @@ class Tokenizer:
         )
         engine = _engine(WordPiece(unk_token=UNK), normalizer)
         engine.train_from_iterator(iter(texts), trainer)
-        vocabulary = engine.get_vocab(with_added_tokens=True)
-        ordered = sorted(vocabulary, key=vocabulary.__getitem__)
-        return cls(ordered, lowercase=lowercase, strip_accents=strip_accents)
+        ids = engine.get_vocab(with_added_tokens=True)  # token -> id
+        vocabulary = sorted(ids, key=ids.__getitem__)
+        return cls(vocabulary, lowercase=lowercase, strip_accents=strip_accents)
 
     @classmethod
     def from_vocab(cls, path: Path | str, lowercase: bool, strip_accents: bool | None = None) -> Tokenizer:
@@ -151,6 +151,7 @@ class Tokenizer:
             raise DataError(f"{file}: no such file; run `dvc repro tokenizer`") from None
         except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not valid JSON: {error}") from None
+        # three kinds of file: of another pretrained model, `save_pretrained`'s, and `save`'s
         if isinstance(settings, dict) and "model" in settings and not (Path(directory) / "vocab.txt").exists():
             return PretrainedTokenizer.load(directory)
         if isinstance(settings, dict) and isinstance(settings.get("normalizer"), dict):  # Hugging Face's format
@@ -210,8 +211,8 @@ class Tokenizer:
         used: set[str] = set(SPECIAL_TOKENS)
         for text in texts:
             used.update(self._engine.encode(text, add_special_tokens=False).tokens)
-        kept = [t for t in self._tokens if t in used or len(t.removeprefix(CONTINUATION)) == 1]
-        return Tokenizer(kept, lowercase=self.lowercase, strip_accents=self.strip_accents)
+        tokens = [token for token in self._tokens if token in used or len(token.removeprefix(CONTINUATION)) == 1]
+        return Tokenizer(tokens, lowercase=self.lowercase, strip_accents=self.strip_accents)
 
     def reproduce(self, text: str) -> str:
         """Return a text encoded and decoded: as a captioner trained on it can write it at best."""
@@ -233,7 +234,7 @@ class Tokenizer:
         text = dataclasses.replace(text, cut_B=torch.tensor([len(e.ids) > room for e in encoded], dtype=torch.bool))
         if not whole_words:
             return text
-        word_BT = torch.full_like(text.ids_BT, -1)
+        word_BT = torch.full_like(text.ids_BT, -1)  # special tokens and padding belong to no word
         for row_T, e, written in zip(word_BT, encoded, texts, strict=True):
             words = self._word_ids(e, written)[:room]
             row_T[1 : 1 + len(words)] = torch.tensor(words, dtype=torch.int64)
@@ -271,18 +272,19 @@ class Tokenizer:
             room = max_len - 1 - len(segments)
             if room < 0:
                 raise ValueError(f"max_len must fit [CLS] and {len(segments)} [SEP]: {max_len}")
-            pieces = [self._engine.encode(segment, add_special_tokens=False).ids for segment in segments]
-            whole = len(pieces[-1])
+            pieces = [self._engine.encode(segment, add_special_tokens=False).ids for segment in segments]  # per segment
+            last_length = len(pieces[-1])
             while sum(map(len, pieces)) > room:
                 longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
                 pieces[longest] = pieces[longest][:-1]
-            rows.append([self.cls_id, *(i for piece in pieces for i in (*piece, self.sep_id))])
-            cut.append(len(pieces[-1]) < whole)
+            rows.append([self.cls_id, *(i for ids in pieces for i in (*ids, self.sep_id))])
+            cut.append(len(pieces[-1]) < last_length)
+            # where the last segment starts; behind the row if it is the only one
             starts.append(len(rows[-1]) - (len(pieces[-1]) + 1 if len(pieces) > 1 else 0))
         text = self._pad(rows)
-        behind_BT = torch.arange(text.ids_BT.shape[1]) >= torch.tensor(starts)[:, None]
+        is_last_BT = torch.arange(text.ids_BT.shape[1]) >= torch.tensor(starts)[:, None]
         cut_B = torch.tensor(cut, dtype=torch.bool)
-        return dataclasses.replace(text, last_segment_BT=text.mask_BT & behind_BT, cut_B=cut_B)
+        return dataclasses.replace(text, last_segment_BT=text.mask_BT & is_last_BT, cut_B=cut_B)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return readable text up to the first [SEP]; special tokens, including [UNK], are left out.
@@ -410,13 +412,13 @@ def _engine(model: WordPiece, normalizer: Normalizer) -> Engine:
     return engine
 
 
-def _characters(texts: Iterable[str], normalizer: Normalizer, min_frequency: int) -> list[str]:
+def _frequent_characters(texts: Iterable[str], normalizer: Normalizer, min_frequency: int) -> list[str]:
     """Return the characters of the normalized texts, most frequent first, ties by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(normalizer.normalize_str(text))
-    kept = [c for c, n in counts.items() if n >= min_frequency and not c.isspace()]
-    return sorted(kept, key=lambda c: (-counts[c], c))
+    frequent = [c for c, n in counts.items() if n >= min_frequency and not c.isspace()]
+    return sorted(frequent, key=lambda c: (-counts[c], c))
 
 
 def _append(words: list[str], token: str) -> None:
@@ -438,6 +440,7 @@ def _join(words: list[str]) -> str:
     text = " ".join(words)
     text = re.sub(r" ([.,;:?!%)\]])", r"\1", text)
     text = re.sub(r"([(\[]) ", r"\1", text)
+    # isn't, l'eau, t-shirt
     text = re.sub(rf"(?<={CHARACTERS}) (['’]) (?=(?:s|t|re|ve|ll|d|m)(?!{CHARACTERS}))", r"\1", text)
     text = re.sub(rf"(?<!{CHARACTERS})(?<!['’])({_ELIDED}) (['’]) (?={CHARACTERS})", r"\1\2", text, flags=re.I)
     return re.sub(rf"(?<={CHARACTERS}) ([-/]) (?=\w)", r"\1", text)
@@ -470,22 +473,30 @@ class PretrainedTokenizer(Tokenizer):
             engine.model.dropout = None
         engine.add_special_tokens([token for token in special.values() if token])
         engine.encode_special_tokens = True  # "</s>" in a caption is text
-        _break_special_tokens(engine, [token for name, token in special.items() if token and name != "unk"])
+        # a normalizer that puts a space into a text's "</s>" where the model has it as a piece, as Unigrams do
+        for name, token in special.items():
+            if not token or name == "unk":
+                continue
+            if engine.token_to_id(token) in engine.encode(token, add_special_tokens=False).ids:
+                steps = [engine.normalizer] if engine.normalizer else []
+                steps.append(normalizers.Replace(token, f"{token[0]} {token[1:]}"))
+                engine.normalizer = normalizers.Sequence(steps)
         self._engine = engine
         self._names = {name: token for name, token in special.items() if token}
         self._special = {NAMES[name]: cast(int, engine.token_to_id(token)) for name, token in self._names.items()}
-        ids = {i: token for token, i in engine.get_vocab(with_added_tokens=True).items()}
-        self._tokens = tuple(ids.get(i, f"<no token {i}>") for i in range(max(ids) + 1))
-        self._ids = {token: i for i, token in ids.items()}
+        # ids may have gaps; the vocabulary has a token for each
+        tokens = {i: token for token, i in engine.get_vocab(with_added_tokens=True).items()}
+        self._tokens = tuple(tokens.get(i, f"<no token {i}>") for i in range(max(tokens) + 1))
+        self._ids = {token: i for i, token in tokens.items()}
         normalizer = engine.normalizer
         self.lowercase = normalizer is not None and normalizer.normalize_str("A").endswith("a")
         self.strip_accents = normalizer is not None and normalizer.normalize_str("é").endswith("e")
         # so that transformers' AutoTokenizer adds the special tokens of `encode_batch`
-        around = {special["cls"]: self.cls_id, special["sep"]: self.sep_id}
+        template_ids = {special["cls"]: self.cls_id, special["sep"]: self.sep_id}
         engine.post_processor = TemplateProcessing(
             single=[special["cls"], "$A", special["sep"]],
             pair=[special["cls"], "$A", special["sep"], "$B:1", f"{special['sep']}:1"],
-            special_tokens=list(around.items()),
+            special_tokens=list(template_ids.items()),
         )
 
     @classmethod
@@ -499,8 +510,8 @@ class PretrainedTokenizer(Tokenizer):
             DataError: a file is missing or damaged, or a needed special token is missing.
             ParamsError: `special_tokens` has an unknown key.
         """
-        chosen = dict(special_tokens or {})
-        if unknown := sorted(set(chosen) - set(NAMES)):
+        from_params = dict(special_tokens or {})
+        if unknown := sorted(set(from_params) - set(NAMES)):
             raise ParamsError(
                 f"params.yaml: `tokenizer.special_tokens.{unknown[0]}`: unknown; known: {', '.join(NAMES)}"
             )
@@ -514,12 +525,12 @@ class PretrainedTokenizer(Tokenizer):
             engine = Engine.from_str(file.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises plain exceptions
             raise DataError(f"{file}: not a tokenizer that the library tokenizers reads: {first_line(error)}") from None
-        named = {**_read_settings(folder / OLD_SETTINGS), **_read_settings(folder / SETTINGS)}
-        found = {
-            name: next((content for key in keys if (content := _content(named.get(key)))), "")
-            for name, keys in _CANDIDATES.items()
-        }
-        return cls(engine, {**found, **chosen}, str(folder))
+        settings = {**_read_settings(folder / OLD_SETTINGS), **_read_settings(folder / SETTINGS)}
+        from_settings = {}
+        for name, keys in _CANDIDATES.items():
+            candidates = [_content(settings.get(key)) for key in keys]
+            from_settings[name] = next(filter(None, candidates), "")
+        return cls(engine, {**from_settings, **from_params}, str(folder))
 
     @classmethod
     def load(cls, directory: Path | str) -> PretrainedTokenizer:
@@ -560,14 +571,14 @@ class PretrainedTokenizer(Tokenizer):
 
         A character that was cut off in the middle of its bytes is left out.
         """
-        kept: list[int] = []
+        text_ids: list[int] = []
         special = set(self._special.values())
-        for place, i in enumerate(map(int, ids)):
-            if i == self.sep_id and (place or self.sep_id != self.cls_id):
+        for position, i in enumerate(map(int, ids)):
+            if i == self.sep_id and (position or self.sep_id != self.cls_id):
                 break
             if i not in special:
-                kept.append(i)
-        return unicodedata.normalize("NFC", self._engine.decode(kept, skip_special_tokens=True)).strip(" \ufffd")
+                text_ids.append(i)
+        return unicodedata.normalize("NFC", self._engine.decode(text_ids, skip_special_tokens=True)).strip(" \ufffd")
 
     def split(self, text: str) -> list[str]:
         """Return the words of a text as the tokenizer writes it back, including punctuation marks."""
@@ -576,14 +587,14 @@ class PretrainedTokenizer(Tokenizer):
     def merge(self, ids: Iterable[int]) -> list[str]:
         names = {i: name for name, i in self._special.items()} | {self.sep_id: SEP}
         words: list[str] = []
-        run: list[int] = []
-        for i in [*map(int, ids), None]:
+        text_ids: list[int] = []  # since the last special token
+        for i in [*map(int, ids), None]:  # None: the end
             if i is not None and i not in names:
-                run.append(i)
+                text_ids.append(i)
                 continue
-            text = self._engine.decode(run, skip_special_tokens=True) if run else ""
+            text = self._engine.decode(text_ids, skip_special_tokens=True) if text_ids else ""
             words += [text[start:end] for start, end in word_spans(text)]
-            run = []
+            text_ids = []
             if i is not None:
                 words.append(names[i])
         return words
@@ -600,23 +611,15 @@ class PretrainedTokenizer(Tokenizer):
         return len(written) == 1 and self._ids[written[0]] != self._special.get(UNK)
 
 
-def _break_special_tokens(engine: Engine, tokens: Iterable[str]) -> None:
-    """Add a normalizer that puts a space into a text's "</s>" where the model has it as a piece, as Unigrams do."""
-    for token in tokens:
-        if engine.token_to_id(token) in engine.encode(token, add_special_tokens=False).ids:
-            replace = normalizers.Replace(token, f"{token[0]} {token[1:]}")
-            engine.normalizer = normalizers.Sequence([*([engine.normalizer] if engine.normalizer else []), replace])
-
-
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Return start and end of each word and punctuation mark; a Chinese character is a word, as in BERT."""
     spans: list[tuple[int, int]] = []
     for _, (start, end) in BertPreTokenizer().pre_tokenize_str(text):
-        for place in range(start, end):
-            if _is_chinese(text[place]) or place == start or _is_chinese(text[place - 1]):
-                spans.append((place, place + 1))
+        for i in range(start, end):
+            if _is_chinese(text[i]) or i == start or _is_chinese(text[i - 1]):
+                spans.append((i, i + 1))
             else:
-                spans[-1] = (spans[-1][0], place + 1)
+                spans[-1] = (spans[-1][0], i + 1)
     return spans
 
 
@@ -625,11 +628,7 @@ def _is_chinese(character: str) -> bool:
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
-    """Return a JSON object; empty if the file does not exist.
-
-    Raises:
-        DataError: not a JSON object.
-    """
+    """Return a JSON object; empty if the file does not exist."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -59,8 +59,8 @@ def _load(name: str) -> View:
     target = VIEW_MODULES[name]
     view = import_target(target)
     if not isinstance(view, View) or view.name != name:
-        found = f"a View named `{view.name}`" if isinstance(view, View) else f"a {type(view).__name__}"
-        raise ParamsError(f"plugin {target}: `plugins.views.{name}` must be a View named `{name}`, but is {found}")
+        actual = f"a View named `{view.name}`" if isinstance(view, View) else f"a {type(view).__name__}"
+        raise ParamsError(f"plugin {target}: `plugins.views.{name}` must be a View named `{name}`, but is {actual}")
     return view
 
 
@@ -80,8 +80,8 @@ def index_columns() -> dict[str, pa.DataType]:
     Raises:
         ParamsError: a view has the name of another table, or a column that another view has with another type.
     """
-    found: dict[str, Type] = {"text": "string"}
-    arrow = {"text": TEXT.arrow_type}
+    types: dict[str, Type] = {"text": "string"}
+    arrow_types = {"text": TEXT.arrow_type}
     for name, view in VIEWS.items():
         if view.table and name in _OTHER_TABLES:
             raise ParamsError(f"plugin {VIEW_MODULES[name]}: a view cannot have the name of the table `{name}`")
@@ -89,7 +89,7 @@ def index_columns() -> dict[str, pa.DataType]:
             where = f"the column `{column.name}` of the view {name}"
             if column.name in _LOCATION:
                 raise ParamsError(f"{where} has the name of a column that every sample has; rename it")
-            if found.setdefault(column.name, column.type) != column.type:
+            if types.setdefault(column.name, column.type) != column.type:
                 raise ParamsError(f"{where} has another type in another view; rename it")
-            arrow[column.name] = column.arrow_type
-    return arrow
+            arrow_types[column.name] = column.arrow_type
+    return arrow_types

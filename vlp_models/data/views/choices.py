@@ -10,12 +10,12 @@ from vlp_models.data.views.base import TEXT, Column, Row, View
 
 def scale_boxes(row: Mapping[str, Any], width: int, height: int) -> Row:
     """Convert boxes from pixels to fractions of width and height, clipped to the image."""
-    size = (width, height) * 2
-    return {
-        "boxes": [
-            [round(min(max(v / s, 0.0), 1.0), 6) for v, s in zip(box, size, strict=True)] for box in row["boxes"] or []
-        ]
-    }
+    sides = (width, height) * 2  # of x1, y1, x2, y2
+    boxes = []
+    for box in row["boxes"] or []:
+        fractions = [value / side for value, side in zip(box, sides, strict=True)]
+        boxes.append([round(min(max(fraction, 0.0), 1.0), 6) for fraction in fractions])
+    return {"boxes": boxes}
 
 
 VIEW = View(
