@@ -53,17 +53,17 @@ class TrainingData:
     def __init__(self, validated: Path, sources: Sequence[str], scratch: Path) -> None:
         with Database.within(scratch) as database:
             images = stream_table("images", validated, ["image_id", "source", "split"])
-            chosen = (rows.filter(_is_training_row(rows, sources)) for rows in images)
-            database.load("images", chosen, pa.schema([SCHEMAS["images"].field("image_id")]))
+            training_images = (rows.filter(_is_training_row(rows, sources)) for rows in images)
+            database.load("images", training_images, pa.schema([SCHEMAS["images"].field("image_id")]))
             self._copied: set[str] = set()
             if (validated / LEAKS).exists():
                 leaks = read_batches([validated / LEAKS], BATCH_ROWS, ["image_id", "copy_of"])
                 database.load("leaks", leaks, pa.schema([("image_id", pa.string()), ("copy_of", pa.string())]))
                 copies = database.stream(f"SELECT DISTINCT copy_of FROM leaks l {_OF_IMAGES.format('l')}")
                 self._copied = {name for rows in copies for name in rows["copy_of"].to_pylist()}
-            kept = ExitStack()
-            folder = kept.enter_context(scratch_directory(scratch / "contamination"))
-            weakref.finalize(self, kept.close)
+            text_files = ExitStack()
+            folder = text_files.enter_context(scratch_directory(scratch / "contamination"))
+            weakref.finalize(self, text_files.close)
             texts = (rows["text"].to_pylist() for rows in _training_texts(database, validated, sources))
             self._texts = MappedValues(folder / "texts.arrow", texts, pa.string())
 
@@ -71,9 +71,10 @@ class TrainingData:
         """Find the samples with a near-duplicate; a sample's sentences are its text, or the captions of its image."""
         images = {s.sample_id for s in samples if not self._copied.isdisjoint(s.image_ids)}
         sentences = {s.sample_id: s.values.get("captions") or [s.text] for s in samples}
-        unique = list(dict.fromkeys(text for own in sentences.values() for text in own))
-        leaked = dict(zip(unique, compare_sentences(unique, self._texts), strict=True))
-        texts = {sample_id for sample_id, own in sentences.items() if any(leaked[text] for text in own)}
+        # Many samples share a sentence, so each is compared once.
+        unique = list(dict.fromkeys(text for sample_texts in sentences.values() for text in sample_texts))
+        is_leaked = dict(zip(unique, compare_sentences(unique, self._texts), strict=True))
+        texts = {name for name, sample_texts in sentences.items() if any(is_leaked[text] for text in sample_texts)}
         return LeakedItems(images=frozenset(images), texts=frozenset(texts))
 
 
@@ -90,7 +91,7 @@ def read_training_data(params: Params, workspace: Workspace, run: str) -> Traini
 
 def training_sources(params: Params, run: str) -> list[str]:
     """Return the datasets that a fine-tuning run and the pretrainings before it are trained on; empty: all."""
-    found: dict[str, None] = {}
+    datasets: dict[str, None] = {}
     for checkpoint in params.chain(f"finetune/{run}"):
         kind, name = split_start(checkpoint)
         if kind == "initial":
@@ -98,17 +99,17 @@ def training_sources(params: Params, run: str) -> list[str]:
         sources = (params.pretrain if kind == "pretrain" else params.finetune)[name].sources  # type: ignore[index]
         if not sources:
             return []
-        found |= dict.fromkeys(sources)
-    return list(found)
+        datasets |= dict.fromkeys(sources)
+    return list(datasets)
 
 
 def score_without_leaked(
-    score: Score, leaked: LeakedItems, whole: Mapping[str, float | None], *, resamples: int, seed: int
+    score: Score, leaked: LeakedItems, own_interval: Mapping[str, float | None], *, resamples: int, seed: int
 ) -> dict[str, Any] | None:
     """Score again without the leaked items, in two steps: without leaked images, and without leaked sentences too.
 
     Args:
-        whole: `low` and `high` of the score's own interval, reused if nothing leaked.
+        own_interval: `low` and `high` of the score, reused if nothing leaked.
 
     Returns:
         {images, texts: number of leaked items; without_images, without_both: {value, low, high, n}, or None if fewer
@@ -117,27 +118,34 @@ def score_without_leaked(
     evidence = score.evidence
     if evidence is None or not score.kept:
         return None
-    names = evidence.samples or [[str(item)] for item in evidence.items or evidence.groups]
+    # Of each item, the ids of its samples.
+    ids_of_items = evidence.samples or [[str(item)] for item in evidence.items or evidence.groups]
 
-    def positions(ids: frozenset[str]) -> set[int]:
+    def positions(leaked_ids: frozenset[str]) -> set[int]:
         # A caption's item id is `<image>#<number>`.
-        return {i for i, own in enumerate(names) if any(name in ids or name.rpartition("#")[0] in ids for name in own)}
+        def is_leaked(name: str) -> bool:
+            return name in leaked_ids or name.rpartition("#")[0] in leaked_ids
+
+        return {i for i, ids in enumerate(ids_of_items) if any(map(is_leaked, ids))}
 
     def score_rest(left_out: set[int]) -> dict[str, Any] | None:
-        chosen = [i for i in range(len(names)) if i not in left_out]
-        if len(chosen) < MIN_ITEMS:
+        remaining = [i for i in range(len(ids_of_items)) if i not in left_out]
+        if len(remaining) < MIN_ITEMS:
             return None
         if not left_out:
-            return None if score.value is None else {"value": round(score.value, 4), **whole, "n": len(chosen)}
+            return (
+                None if score.value is None else {"value": round(score.value, 4), **own_interval, "n": len(remaining)}
+            )
         part = Evidence(
-            groups=[evidence.groups[i] for i in chosen],
-            parts_NK=evidence.parts_NK[chosen],
+            groups=[evidence.groups[i] for i in remaining],
+            parts_NK=evidence.parts_NK[remaining],
             statistic=evidence.statistic,
         )
+        # The statistic of the sum over all remaining items: (N, K) -> (1, K) -> one value.
         value = float(part.statistic(part.parts_NK.sum(axis=0, keepdims=True))[0])
-        found = interval(part, resamples=resamples, seed=seed)
-        low, high = (None, None) if found is None else (round(found[0], 4), round(found[1], 4))
-        return {"value": round(value, 4), "low": low, "high": high, "n": len(chosen)}
+        ends = interval(part, resamples=resamples, seed=seed)
+        low, high = (None, None) if ends is None else (round(ends[0], 4), round(ends[1], 4))
+        return {"value": round(value, 4), "low": low, "high": high, "n": len(remaining)}
 
     images, texts = positions(leaked.images), positions(leaked.texts)
     without_images = score_rest(images)
@@ -159,13 +167,16 @@ def _training_texts(database: Database, validated: Path, sources: Sequence[str])
             rows = stream_table(name, validated, columns)
         else:
             columns, condition = ["text"], ""
-            every = stream_table(name, validated, ["source", "split", "text"])
-            rows = (some.filter(_is_training_row(some, sources)) for some in every)
+            # These rows have no image, whose split could be looked up; the rows have their own.
+            batches = stream_table(name, validated, ["source", "split", "text"])
+            rows = (batch.filter(_is_training_row(batch, sources)) for batch in batches)
         database.load("texts", rows, pa.schema([SCHEMAS[name].field(column) for column in columns]))
         yield from database.stream(f"SELECT DISTINCT text FROM texts t {condition}")
 
 
 def _is_training_row(rows: pa.Table, sources: Sequence[str]) -> Any:
     """Return a mask of the rows of the training split and of these datasets."""
-    chosen = pc.equal(rows["split"], SPLITS[0])
-    return pc.and_(chosen, pc.is_in(rows["source"], value_set=pa.array(sources, pa.string()))) if sources else chosen
+    mask = pc.equal(rows["split"], SPLITS[0])
+    if sources:
+        mask = pc.and_(mask, pc.is_in(rows["source"], value_set=pa.array(sources, pa.string())))
+    return mask

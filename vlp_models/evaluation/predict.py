@@ -43,10 +43,10 @@ def predict_all(
     predictions: list[Row] = []
     samples: list[Sample] = []
     device = next(model.parameters()).device
-    size = max(1, batch_size)
+    batch_size = max(1, batch_size)
     with torch.inference_mode(), progress_bar(description, len(dataset), "samples") as progress:
-        for start in range(0, len(dataset), size):
-            chunk = [dataset[i] for i in range(start, min(start + size, len(dataset)))]
+        for start in range(0, len(dataset), batch_size):
+            chunk = [dataset[i] for i in range(start, min(start + batch_size, len(dataset)))]
             progress.advance(by=len(chunk))
             chunk = [sample for sample in chunk if model.can_score(sample)]
             if not chunk:
@@ -54,11 +54,9 @@ def predict_all(
             batch = model.collate(chunk).to(device)
             rows = model.predict(batch, chunk)
             if with_blind:
-                blind = model.predict(blanked(batch), chunk)
-                rows = [
-                    row | {f"{name}_blind": other[name] for name in model.blind_fields}
-                    for row, other in zip(rows, blind, strict=True)
-                ]
+                # The same batch with every image blanked; a row gets the blind prediction next to its own.
+                for row, blind_row in zip(rows, model.predict(blanked(batch), chunk), strict=True):
+                    row.update({f"{name}_blind": blind_row[name] for name in model.blind_fields})
             predictions += rows
             samples += [sample.without_images() for sample in chunk]
         predictions = model.postprocess(predictions, samples) if samples else predictions
@@ -96,13 +94,15 @@ class NearestTrainImages:
         if not train_ids:
             return {}
         queries = ShardDataset(self._shards, split, "images", {self._source: 1})
-        wanted, ids = set(image_ids), queries.image_ids()
-        chosen = [number for number, image_id in enumerate(ids) if image_id in wanted]
-        found: dict[str, list[str]] = {}
-        for number, feature_F in zip(chosen, mean_region_features(queries, chosen), strict=True):
+        query_ids, split_ids = set(image_ids), queries.image_ids()
+        numbers = [number for number, image_id in enumerate(split_ids) if image_id in query_ids]
+        neighbors: dict[str, list[str]] = {}
+        for number, feature_F in zip(numbers, mean_region_features(queries, numbers), strict=True):
+            image_id = split_ids[number]
+            # One more than asked for, since a query of the training split finds itself.
             order = np.argsort(-(train_TF @ feature_F), kind="stable")[: count + 1]
-            found[ids[number]] = [train_ids[i] for i in order if train_ids[i] != ids[number]][:count]
-        return found
+            neighbors[image_id] = [train_ids[i] for i in order if train_ids[i] != image_id][:count]
+        return neighbors
 
     @cached_property
     def _train(self) -> tuple[Sequence[str], NDArray[np.float32]]:

@@ -44,12 +44,12 @@ def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[Candidate]
         ParamsError: the runs of a task share no dataset.
         DataError: a run has not been evaluated.
     """
-    found: dict[str, list[Candidate]] = {}
+    candidates: dict[str, list[Candidate]] = {}
     for task in dict.fromkeys(run.task for run in params.finetune.values()):
         scores = {name: read_json(workspace.evaluation(name) / "scores.json") for name in competing_runs(params, task)}
         if scores:
-            found[task] = _rank(params, task, scores)
-    return found
+            candidates[task] = _rank(params, task, scores)
+    return candidates
 
 
 def describe_ranking(params: Params, task: str, scores: Mapping[str, Scores]) -> str:
@@ -66,11 +66,10 @@ def describe_ranking(params: Params, task: str, scores: Mapping[str, Scores]) ->
         return f"{task}: runs are ranked on {split} by {metric}; the best is judged on {promotion.split}"
     if not any(values.values()):
         return f"{task}: no run has {metric} on {promotion.split}, so nothing is ranked"
-    without = [
-        name
-        for name, found in values.items()
-        if found.keys() - _values(promotion.select_on, metric, scores[name]).keys()
-    ]
+    without = []
+    for name, by_dataset in values.items():
+        if by_dataset.keys() - _values(promotion.select_on, metric, scores[name]).keys():
+            without.append(name)
     return ranked_on_the_test(params, task, f"not scored on {promotion.select_on}: {', '.join(without)}")
 
 
@@ -95,23 +94,28 @@ def competing_runs(params: Params, task: str) -> list[str]:
 
 def gate_rule(params: Params, task: str) -> GateParams:
     """Return `promotion.tasks.TASK` with metric and direction filled in: from params.yaml, else the task's own."""
-    rule, own = params.promotion.gate(task), judging_of(task)
-    metric = rule.metric or params.tracking.metric.get(task) or own.metric
-    default = own.direction if metric == own.metric else "higher"
-    return replace(rule, metric=metric, direction=default if rule.direction == "task" else rule.direction)
+    rule, judging = params.promotion.gate(task), judging_of(task)
+    metric = rule.metric or params.tracking.metric.get(task) or judging.metric
+    direction = rule.direction
+    if direction == "task":
+        direction = judging.direction if metric == judging.metric else "higher"
+    return replace(rule, metric=metric, direction=direction)
 
 
 def _rank(params: Params, task: str, scores: Mapping[str, Scores]) -> list[Candidate]:
     rule = gate_rule(params, task)
     metric = rule.metric
     _, values = _split_to_rank_on(params, metric, scores)
-    known = {name: found for name, found in values.items() if found}  # a VCR run of one subtask has no Q->AR
-    means: dict[str, float] = {}
-    if known:
-        where = _shared_datasets(params, task, known)
-        means = {n: math.fsum(v[d] for d in where) / len(where) for n, v in known.items() if where <= v.keys()}
+    values = {name: by_dataset for name, by_dataset in values.items() if by_dataset}
+    means: dict[str, float] = {}  # run -> mean over the datasets; a VCR run of one subtask has no Q->AR
+    if values:
+        datasets = _shared_datasets(params, task, values)
+        for name, by_dataset in values.items():
+            if datasets <= by_dataset.keys():
+                means[name] = math.fsum(by_dataset[dataset] for dataset in datasets) / len(datasets)
     else:
         _check_scored(params, task, metric, scores)
+    # Best first; runs without a value last. The sort is stable, so equal runs stay in the order of params.yaml.
     sign = 1.0 if rule.direction == "lower" else -1.0
     order = sorted(scores, key=lambda name: (name not in means, sign * means.get(name, 0.0)))
     return [
@@ -135,7 +139,8 @@ def _split_to_rank_on(
     promotion = params.promotion
     judged = {name: _values(promotion.split, metric, records) for name, records in scores.items()}
     selected = {name: _values(promotion.select_on, metric, records) for name, records in scores.items()}
-    if not any(judged.values()) or any(found.keys() - selected[name].keys() for name, found in judged.items()):
+    not_selected = [name for name, by_dataset in judged.items() if by_dataset.keys() - selected[name].keys()]
+    if not_selected or not any(judged.values()):
         return promotion.split, judged  # some runs were not scored on the selection split
     return promotion.select_on, selected
 
@@ -151,7 +156,8 @@ def _values(split: str, metric: str, scores: Scores) -> dict[str, float]:
 
 def _check_scored(params: Params, task: str, metric: str, scores: Mapping[str, Scores]) -> None:
     split = params.promotion.split
-    if not any(s["metric"] == metric and s["split"] == split for records in scores.values() for s in records):
+    records = [record for run_records in scores.values() for record in run_records]
+    if not any(record["metric"] == metric and record["split"] == split for record in records):
         raise ParamsError(
             f"params.yaml: no run of {task} has {metric} on {split}, which versions are compared by; add {split} to "
             "`evaluate.splits`, or set `promotion.split` and `tracking.metric`"
@@ -159,17 +165,18 @@ def _check_scored(params: Params, task: str, metric: str, scores: Mapping[str, S
 
 
 def _shared_datasets(params: Params, task: str, values: Mapping[str, Mapping[str, float]]) -> set[str]:
-    wanted = params.tracking.dataset.get(task)
-    if wanted:
-        if not any(wanted in found for found in values.values()):
+    dataset = params.tracking.dataset.get(task)
+    if dataset:
+        scored = {name for by_dataset in values.values() for name in by_dataset}
+        if dataset not in scored:
             raise ParamsError(
-                f"params.yaml: tracking.dataset.{task}: no run was scored on `{wanted}` {params.promotion.split}; "
-                f"datasets with scores: {', '.join(sorted({d for found in values.values() for d in found}))}"
+                f"params.yaml: tracking.dataset.{task}: no run was scored on `{dataset}` {params.promotion.split}; "
+                f"datasets with scores: {', '.join(sorted(scored))}"
             )
-        return {wanted}
-    shared = set.intersection(*(set(found) for found in values.values()))
+        return {dataset}
+    shared = set.intersection(*(set(by_dataset) for by_dataset in values.values()))
     if not shared:
-        listed = "; ".join(f"{name} on {', '.join(found)}" for name, found in values.items())
+        listed = "; ".join(f"{name} on {', '.join(by_dataset)}" for name, by_dataset in values.items())
         raise ParamsError(
             f"params.yaml: the runs of {task} were scored on different datasets ({listed}) and cannot be ranked; name "
             f"the dataset to compare on: `tracking.dataset: {{{task}: NAME}}`"

@@ -23,7 +23,8 @@ from vlp_models.data.views import View
 def hash_shards(shards: Path) -> str:
     """Hash the shards' manifest and indexes (ids, texts, detector): first 16 hex digits of the SHA-256."""
     files = [shards / "manifest.json", *sorted(shards.glob("index-*.parquet"))]
-    return hashlib.sha256("".join(f"{file.name} {hash_file(file)}\n" for file in files).encode()).hexdigest()[:16]
+    lines = "".join(f"{file.name} {hash_file(file)}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
 def hash_test_set(samples: Iterable[Sample], view: View, validated: Path) -> str:
@@ -33,8 +34,8 @@ def hash_test_set(samples: Iterable[Sample], view: View, validated: Path) -> str
     columns of other views, so adding one keeps every fingerprint.
     """
     ordered = sorted(samples, key=lambda sample: sample.sample_id)
-    wanted = pa.array({image_id for sample in ordered for image_id in sample.image_ids}, pa.string())
-    images = read_rows_of(wanted, "images", validated, ["image_id", "sha256"])
+    image_ids = pa.array({image_id for sample in ordered for image_id in sample.image_ids}, pa.string())
+    images = read_rows_of(image_ids, "images", validated, ["image_id", "sha256"])
     pixels = dict(zip(images["image_id"].to_pylist(), images["sha256"].to_pylist(), strict=True))
     digest = hashlib.sha256()
     for sample in ordered:
@@ -50,34 +51,36 @@ OBJECT_COUNTS = ((0, "0"), (2, "1-2"), (5, "3-5"))  # objects, then 6+
 
 
 def slices_of(
-    samples: Sequence[Sample], validated: Path, own: Callable[[Sample], list[str]] = lambda sample: []
+    samples: Sequence[Sample], validated: Path, task_slices: Callable[[Sample], list[str]] = lambda sample: []
 ) -> dict[str, list[str]]:
     """Return sample id -> its slices, such as `question_type=how many` or `objects=6+`.
 
     `dataset`; `language` of the references, if their dataset names languages (`several`: not of one); `objects` (of all
     its images, if the dataset has object annotations); `caption_length` (median number of words of the references) or
-    `text_length`; and the task's own slices, from `own`.
+    `text_length`; and the task's own slices, from `task_slices`.
     """
-    wanted = pa.array({image_id for sample in samples for image_id in sample.image_ids}, pa.string())
-    objects = Counter(read_rows_of(wanted, "objects", validated, ["image_id"])["image_id"].to_pylist())
+    image_ids = pa.array({image_id for sample in samples for image_id in sample.image_ids}, pa.string())
+    objects = Counter(read_rows_of(image_ids, "objects", validated, ["image_id"])["image_id"].to_pylist())
+    # An image without objects counts 0 if its dataset (the id's part before `/`) has annotations, else it has no slice.
     with_objects = {image_id.partition("/")[0] for image_id in objects}
     languages: dict[str, str] = {}
-    for language, captions in read_languages(validated, set(wanted.to_pylist())).items():
-        languages |= {image_id: "several" if image_id in languages else language for image_id in captions}
+    for language, captions in read_languages(validated, set(image_ids.to_pylist())).items():
+        for image_id in captions:
+            languages[image_id] = "several" if image_id in languages else language
     result: dict[str, list[str]] = {}
     for sample in samples:
-        found = [f"dataset={sample.source}"]
+        slices = [f"dataset={sample.source}"]
         if sample.image_id.partition("/")[0] in with_objects:
             count = sum(objects[image_id] for image_id in sample.image_ids)
-            found.append(f"objects={_bin(count, OBJECT_COUNTS, '6+')}")
+            slices.append(f"objects={_bin(count, OBJECT_COUNTS, '6+')}")
         if sample.values.get("captions") and sample.image_id in languages:
-            found.append(f"language={languages[sample.image_id]}")
+            slices.append(f"language={languages[sample.image_id]}")
         if sample.values.get("captions"):
             lengths = sorted(count_words(caption) for caption in sample["captions"])
-            found.append(f"caption_length={_bin(lengths[len(lengths) // 2], TEXT_LENGTHS, '16+')}")
+            slices.append(f"caption_length={_bin(lengths[len(lengths) // 2], TEXT_LENGTHS, '16+')}")
         elif sample.text:
-            found.append(f"text_length={_bin(count_words(sample.text), TEXT_LENGTHS, '16+')}")
-        result[sample.sample_id] = found + own(sample)
+            slices.append(f"text_length={_bin(count_words(sample.text), TEXT_LENGTHS, '16+')}")
+        result[sample.sample_id] = slices + task_slices(sample)
     return result
 
 

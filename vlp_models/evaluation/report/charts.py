@@ -24,22 +24,22 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping
         colors: name -> number of its color; two lines of one color are a training (solid) and its validation (dashed).
             Default: a color per line.
     """
-    finite = {
-        name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in lines.items()
-    }
-    colors = colors or {name: number for number, name in enumerate(finite)}
-    kept = {
-        name: _thin(points) for name, points in finite.items() if points and colors.get(name, MAX_LINES) < MAX_LINES
-    }
-    if not kept:
+    colors = colors or {name: number for number, name in enumerate(lines)}
+    visible = {}
+    for name, points in lines.items():
+        finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+        if finite and colors.get(name, MAX_LINES) < MAX_LINES:
+            visible[name] = _thin(finite)
+    if not visible:
         return Markup("")
-    xs = [x for points in kept.values() for x, _ in points]
-    ys = sorted(y for points in kept.values() for _, y in points)
+    # The vertical axis starts at 0 or below and leaves out the highest percent, so a spike does not flatten the rest.
+    xs = [x for points in visible.values() for x, _ in points]
+    ys = sorted(y for points in visible.values() for _, y in points)
     x_low, x_high = min(xs), max(xs)
     ticks = nice_ticks(min(0.0, ys[0]), ys[min(len(ys) - 1, int(len(ys) * 0.99))])
     y_low, y_high = ticks[0], ticks[-1]
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
         across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
         up = min(1.0, (y - y_low) / (y_high - y_low))
         return LEFT + across * (CURVE_WIDTH - LEFT - RIGHT), TOP + (1 - up) * (CURVE_HEIGHT - TOP - BOTTOM)
@@ -49,25 +49,25 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping
         f"<title>{escape(title)}</title>"
     ]
     for tick in ticks:
-        _, y = place(x_low, tick)
+        _, y = to_pixels(x_low, tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{CURVE_WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="axis" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
     for tick in nice_ticks(x_low, x_high):
         if x_low <= tick <= x_high:
-            x, _ = place(tick, y_low)
+            x, _ = to_pixels(tick, y_low)
             parts.append(f'<text class="axis" x="{x:.1f}" y="{CURVE_HEIGHT - 8}" text-anchor="middle">{tick:g}</text>')
-    drawn: set[int] = set()
-    for name, points in kept.items():
+    colors_used: set[int] = set()
+    for name, points in visible.items():
         color = colors[name]
-        dashed = " dashed" if color in drawn else ""
-        drawn.add(color)
-        path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+        dashed = " dashed" if color in colors_used else ""
+        colors_used.add(color)
+        path = " ".join("{:.1f},{:.1f}".format(*to_pixels(x, y)) for x, y in points)
         line = f'<polyline class="line c{color}{dashed}" points="{path}"><title>{escape(name)}</title></polyline>'
-        if dashed:  # a validation has few points
-            line += "".join(
-                '<circle class="dot c{}" cx="{:.1f}" cy="{:.1f}" r="3"/>'.format(color, *place(x, y)) for x, y in points
-            )
         parts.append(line)
+        if dashed:  # a validation has few points
+            for point in points:
+                x, y = to_pixels(*point)
+                parts.append(f'<circle class="dot c{color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
     parts.append("</svg>")
     return Markup("".join(parts))
 
@@ -87,23 +87,26 @@ def interval_bar(
     """
     width, height = 220, 22
 
-    def at(number: float) -> float:
+    def to_x(number: float) -> float:
         return max(0.0, min(1.0, number / top if top else 0.0)) * width
 
-    what = "seeds" if of_seeds else "95% interval"
-    label = f"{value:.1f}" + (f", {what} {low:.1f} to {high:.1f}" if low is not None and high is not None else "")
+    covered = "seeds" if of_seeds else "95% interval"
+    label = f"{value:.1f}"
+    if low is not None and high is not None:
+        label += f", {covered} {low:.1f} to {high:.1f}"
     label += "".join(f"; {name} {number:.1f}" for name, number in baselines.items())
     parts = [
         f'<svg class="bar" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
         f"<title>{escape(label)}</title>"
         f'<rect class="track" x="0" y="7" width="{width}" height="8" rx="4"/>'
-        f'<rect class="fill" x="0" y="7" width="{at(value):.1f}" height="8" rx="4"/>'
+        f'<rect class="fill" x="0" y="7" width="{to_x(value):.1f}" height="8" rx="4"/>'
     ]
     if low is not None and high is not None:
-        parts.append(f'<line class="whisker" x1="{at(low):.1f}" x2="{at(high):.1f}" y1="11" y2="11"/>')
-        parts += [f'<line class="whisker" x1="{at(x):.1f}" x2="{at(x):.1f}" y1="7" y2="15"/>' for x in (low, high)]
+        parts.append(f'<line class="whisker" x1="{to_x(low):.1f}" x2="{to_x(high):.1f}" y1="11" y2="11"/>')
+        for end in (low, high):
+            parts.append(f'<line class="whisker" x1="{to_x(end):.1f}" x2="{to_x(end):.1f}" y1="7" y2="15"/>')
     parts += [
-        f'<line class="baseline" x1="{at(number):.1f}" x2="{at(number):.1f}" y1="2" y2="20"/>'
+        f'<line class="baseline" x1="{to_x(number):.1f}" x2="{to_x(number):.1f}" y1="2" y2="20"/>'
         for number in baselines.values()
     ]
     parts.append("</svg>")
@@ -116,24 +119,25 @@ def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[fl
     for index, ((x1, y1, x2, y2), label) in enumerate(boxes):
         x, y, w, h = x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height
         color = f"c{index % MAX_LINES}"
-        most = int((width - 4) / LETTER)
-        shown = label if len(label) <= most else label[: most - 1] + "…"
-        fits = x + 2 + LETTER * len(shown) <= width  # else it ends at the image's edge, which would cut it off
-        left, anchor = (x + 2, "start") if fits else (width - 2, "end")
-        top = y - 3 if y >= LINE else min(y + LINE, height - 3)  # inside the box where there is no room above it
+        max_letters = int((width - 4) / LETTER)
+        text = label if len(label) <= max_letters else label[: max_letters - 1] + "…"
+        fits = x + 2 + LETTER * len(text) <= width  # else it ends at the image's edge, which would cut it off
+        text_x, anchor = (x + 2, "start") if fits else (width - 2, "end")
+        text_y = y - 3 if y >= LINE else min(y + LINE, height - 3)  # inside the box where there is no room above it
         parts.append(
             f'<rect class="{color}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
-            f'<text class="{color}" x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(shown)}</text>'
+            f'<text class="{color}" x="{text_x:.1f}" y="{text_y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
         )
     parts.append("</svg>")
     return Markup("".join(parts))
 
 
-def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return about `most` round numbers that span [low, high]."""
+def nice_ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """Return about `count` round numbers that span [low, high]."""
     if not high > low:
         high = low + 1
-    raw = (high - low) / (most - 1)
+    # The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that reaches from low to high in `count` ticks.
+    raw = (high - low) / (count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

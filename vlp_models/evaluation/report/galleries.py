@@ -108,35 +108,39 @@ def choose_highlights(galleries: Sequence[Examples], count: int = 6) -> Highligh
     if not galleries:
         return Highlights(cards=(), rule="")
 
-    def of(right: bool | None) -> list[list[tuple[Examples, Card]]]:
-        return [[(g, card) for card in g.sample if card.right is right and card.picture.data] for g in galleries]
+    # By `right`, one queue per gallery, of the cards whose picture can be shown.
+    queues: dict[bool | None, list[list[tuple[Examples, Card]]]] = {True: [], False: [], None: []}
+    for gallery in galleries:
+        for right, cards_of in queues.items():
+            cards_of.append([(gallery, c) for c in gallery.sample if c.right is right and c.picture.data])
+    right_count, wrong_count, unknown_count = (sum(map(len, queues[right])) for right in (True, False, None))
 
-    right, wrong, unknown = (sum(map(len, of(kind))) for kind in (True, False, None))
-    number_wrong = min(wrong, max(count // 2, count - right - unknown))
-    number_right = min(right, count - number_wrong)
+    # Half of the cards are wrong predictions, more if there are too few others, fewer if there are too few wrong ones.
+    wrong_cards = min(wrong_count, max(count // 2, count - right_count - unknown_count))
+    right_cards = min(right_count, count - wrong_cards)
     cards: list[tuple[Examples, Card]] = []
-    for kind, number in ((True, number_right), (False, number_wrong), (None, count - number_right - number_wrong)):
-        cards += _take_in_turn(of(kind), number, {card.picture.image_id for _, card in cards})
+    for right, number in ((True, right_cards), (False, wrong_cards), (None, count - right_cards - wrong_cards)):
+        cards += _take_in_turn(queues[right], number, {card.picture.image_id for _, card in cards})
     rule = f"Not picked by hand: an evenly spaced sample of the {galleries[0].split} split"
-    if right or wrong:
+    if right_count or wrong_count:
         rule += (
-            f", its first right and its first wrong predictions of each task in turn. {right} of the {right + wrong} "
-            "predictions in the sample are right; the galleries below have some of them"
+            f", its first right and its first wrong predictions of each task in turn. {right_count} of the "
+            f"{right_count + wrong_count} predictions in the sample are right; the galleries below have some of them"
         )
     return Highlights(cards=cards, rule=f"{rule}.")
 
 
 def _take_in_turn(
-    queues: Sequence[list[tuple[Examples, Card]]], number: int, shown: set[str]
+    queues: Sequence[list[tuple[Examples, Card]]], number: int, used_images: set[str]
 ) -> list[tuple[Examples, Card]]:
     """Take `number` cards from the queues in turn, of images that are not shown yet unless none is left."""
     taken: list[tuple[Examples, Card]] = []
     while len(taken) < number and any(queues):
         for queue in queues:
             if queue and len(taken) < number:
-                new = (i for i, (_, card) in enumerate(queue) if card.picture.image_id not in shown)
+                new = (i for i, (_, card) in enumerate(queue) if card.picture.image_id not in used_images)
                 taken.append(queue.pop(next(new, 0)))
-                shown.add(taken[-1][1].picture.image_id)
+                used_images.add(taken[-1][1].picture.image_id)
     return taken
 
 
@@ -155,10 +159,15 @@ def read_examples(
         if path.exists():
             with path.open(encoding="utf-8") as lines:
                 rows = [json.loads(line) for line in lines]
-            shown = _evenly_spaced(rows, count if gallery.short else (count + 1) // 2)
-            cards, sample = (gallery.cards(workspace, pictures, r) for r in (shown, _evenly_spaced(rows, SAMPLE)))
+            shown_rows = _evenly_spaced(rows, count if gallery.short else (count + 1) // 2)
             return Examples(
-                gallery=gallery, model=model, run=run, split=split, cards=cards, sample=sample, total=len(rows)
+                gallery=gallery,
+                model=model,
+                run=run,
+                split=split,
+                cards=gallery.cards(workspace, pictures, shown_rows),
+                sample=gallery.cards(workspace, pictures, _evenly_spaced(rows, SAMPLE)),
+                total=len(rows),
             )
     return None
 
@@ -177,17 +186,19 @@ def _captioning_cards(workspace: Workspace, pictures: Pictures, predictions: Seq
     faithful = score_faithfulness(captions, scenes)[1] if scenes else {}
     cards = []
     for row in predictions:
-        right = faithful.get(row["image_id"])
-        after = "" if right is None else "true of the scene" if right else "not true of the scene"
+        right = faithful.get(row["image_id"])  # None: no scene to compare with
+        after = {None: "", True: "true of the scene", False: "not true of the scene"}[right]
         caption = Line(text=row["caption"] or "(empty)", right=right, strong=True, after=after)
         greedy = [Line(text=f"greedy: {row['greedy']}", soft=True)] if row["greedy"] != row["caption"] else []
-        own = [Line(text=reference["text"], soft=True) for reference in references.get(row["image_id"], ())]
+        reference_lines = [Line(text=reference["text"], soft=True) for reference in references.get(row["image_id"], ())]
+        count = len(reference_lines)
+        summary = f"{count} reference{'s' if count > 1 else ''}" if count else ""
         cards.append(
             Card(
                 picture=pictures.get(row["image_id"]),
                 lines=[caption, *greedy],
-                summary=f"{len(own)} reference{'s' if len(own) > 1 else ''}" if own else "",
-                more=own,
+                summary=summary,
+                more=reference_lines,
                 right=right,
             )
         )
@@ -206,8 +217,10 @@ def _vqa_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
         if answers:
             accuracy = question_accuracy(row["answer"], answers)
             right = accuracy >= 0.5
-            given = row["answer"] or "(empty)"
-            below.append(Line(text=f"answered {given}", right=right, after=f"annotators: {most_frequent(answers)}"))
+            answer_text = row["answer"] or "(empty)"
+            below.append(
+                Line(text=f"answered {answer_text}", right=right, after=f"annotators: {most_frequent(answers)}")
+            )
         if row.get("answer_blind"):
             below.append(Line(text=f"{BLIND}: {row['answer_blind']}", soft=True))
         cards.append(
@@ -244,11 +257,11 @@ def _statement_card(
     row: Prediction, statement: Mapping[str, Any], picture: Picture, second_picture: Picture | None = None
 ) -> Card:
     """A statement with the prediction and the label."""
-    known = row["label"] is not None
-    label = f", label {str(row['label']).lower()}" if known else ""
+    has_label = row["label"] is not None
+    label = f", label {str(row['label']).lower()}" if has_label else ""
     prediction = Line(
         text=f"predicted {str(row['prediction']).lower()}",
-        right=row["label"] == row["prediction"] if known else None,
+        right=row["label"] == row["prediction"] if has_label else None,
         after=f"(p of true {row['p_true']:.2f}{label})",
     )
     return Card(
@@ -311,31 +324,28 @@ def _vcr_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
     cards = []
     for row in predictions:
         question = questions.get(row["choice_id"], {"text": "", "answers": [], "rationales": []})
-        texts = [
-            Line(
-                text=text,
-                right=True if i == row[label] else False if i == row[kind] and row[label] is not None else None,
-                strong=i == row[kind],
-                soft=True,
-            )
-            for kind, column, label in (
-                ("answer", "answers", "answer_label"),
-                ("rationale", "rationales", "rationale_label"),
-            )
-            for i, text in enumerate(question[column])
-        ]
-        heading = Line(text=question["text"], strong=True)
+        lines = [Line(text=question["text"], strong=True)]
+        for kind, column in (("answer", "answers"), ("rationale", "rationales")):
+            label, prediction = row[f"{kind}_label"], row[kind]
+            for i, text in enumerate(question[column]):
+                # A tick at the right choice, a cross at a wrong one that the model took, nothing at the others.
+                right = None
+                if i == label:
+                    right = True
+                elif i == prediction and label is not None:
+                    right = False
+                lines.append(Line(text=text, right=right, strong=i == prediction, soft=True))
         hidden = row["answer_label"] is None or row["answer"] is None
-        right = None if hidden else row["answer"] == row["answer_label"]
-        cards.append(Card(picture=pictures.get(row["image_id"]), lines=[heading, *texts], right=right))
+        answered_right = None if hidden else row["answer"] == row["answer_label"]
+        cards.append(Card(picture=pictures.get(row["image_id"]), lines=lines, right=answered_right))
     return cards
 
 
 def _rows_by_image(table: str, workspace: Workspace, predictions: Sequence[Prediction]) -> dict[str, list[Row]]:
     """Read the table's rows of the predictions' images, by image id."""
-    wanted = pa.array(sorted({row["image_id"] for row in predictions}), pa.string())
+    image_ids = pa.array(sorted({row["image_id"] for row in predictions}), pa.string())
     result: dict[str, list[Row]] = {}
-    for row in read_rows_of(wanted, table, workspace.validated).to_pylist():
+    for row in read_rows_of(image_ids, table, workspace.validated).to_pylist():
         result.setdefault(row["image_id"], []).append(row)
     return result
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from markupsafe import Markup
@@ -126,7 +127,7 @@ class ResultTable:
     comparison: Comparison | None
 
     @property
-    def place(self) -> str:
+    def test_name(self) -> str:
         return f"{self.dataset}, {self.split}"
 
     @property
@@ -191,33 +192,37 @@ def title(params: Params, records: Sequence[Record]) -> str:
     tasks = list(dict.fromkeys(run.task for run in params.finetune.values()))
     if not models or not records:
         return "Vision-language pretraining: results"
-    named = models[0] if len(models) == 1 else join_names(models) if len(models) <= 3 else f"{len(models)} models"
+    models_text = join_names(models) if len(models) <= 3 else f"{len(models)} models"
     titles = [task_class(task).title for task in tasks if task in TASKS]
-    titles = [name if place == 0 else name[:1].lower() + name[1:] for place, name in enumerate(titles)]
-    return f"{join_names(titles)} with {named}, on {join_names(list(params.data))}"
+    # The titles form one sentence, so only the first keeps its capital letter.
+    titles[1:] = [name[:1].lower() + name[1:] for name in titles[1:]]
+    return f"{join_names(titles)} with {models_text}, on {join_names(list(params.data))}"
 
 
 def stories(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
     """Return, for every model with a fine-tuning run: its name, and a sentence on what was trained on what."""
-    found = []
+    sentences = []
     for model in dict.fromkeys(params.model_of(run) for run in params.finetune):
         runs = [run for run in params.finetune if params.model_of(run) == model]
         record = read_if_exists(workspace.training(f"finetune/{runs[0]}")) or {}
         size = f", {record['parameters'] / 1e6:,.1f} million parameters" if record.get("parameters") else ""
         pretrainings = [name for name, run in params.pretrain.items() if run.model == model]
-        before = [f"pretrained {_budget(params, workspace, 'pretrain', name)}" for name in pretrainings[:2]]
-        before += [f"{len(pretrainings) - 2} more pretrainings"] if len(pretrainings) > 2 else []
-        tuned: dict[str, str] = {}
+        steps = [f"pretrained {_budget(params, workspace, 'pretrain', name)}" for name in pretrainings[:2]]
+        if len(pretrainings) > 2:
+            steps.append(f"{len(pretrainings) - 2} more pretrainings")
+        # Each task is named once, with the budget of its first run.
+        budgets: dict[str, str] = {}
         for run in runs:
-            tuned.setdefault(params.finetune[run].task, f"{_budget(params, workspace, 'finetune', run)}")
-        listed = [
-            f"{(task_class(task).title if task in TASKS else task).lower()} ({text})" for task, text in tuned.items()
-        ]
-        steps = [*before, f"fine-tuned for {join_names(listed)}"]
-        seeds = len(runs) - len(tuned)
-        more = f" {seeds} more runs vary the seed or a setting." if seeds > 1 else ""
-        found.append((model, f"({params.models[model].family}{size}): {', then '.join(steps)}.{more}"))
-    return found
+            budgets.setdefault(params.finetune[run].task, _budget(params, workspace, "finetune", run))
+        tuned = []
+        for task, budget in budgets.items():
+            task_title = task_class(task).title if task in TASKS else task
+            tuned.append(f"{task_title.lower()} ({budget})")
+        steps.append(f"fine-tuned for {join_names(tuned)}")
+        repeats = len(runs) - len(budgets)
+        more = f" {repeats} more runs vary the seed or a setting." if repeats > 1 else ""
+        sentences.append((model, f"({params.models[model].family}{size}): {', then '.join(steps)}.{more}"))
+    return sentences
 
 
 def _budget(params: Params, workspace: Workspace, kind: str, run: str) -> str:
@@ -239,71 +244,79 @@ def data_sizes(params: Params, workspace: Workspace) -> str:
     counts = (read_if_exists(workspace.shards / "manifest.json") or {}).get("counts", {})
     sizes = []
     for split in ("train", "test", "val"):
-        own = {view: n for view, n in counts.get(split, {}).items() if n and view not in ("shards", "regions")}
-        images = own.pop("images", 0)
-        others = join_names([f"{n:,} {view.replace('_', ' ')}" for view, n in own.items()])
-        if images or others:
-            sizes.append(f"{split} {images:,} images" + (f" with {others}" if others else ""))
+        views = {view: n for view, n in counts.get(split, {}).items() if n and view not in ("shards", "regions")}
+        images = views.pop("images", 0)
+        texts = join_names([f"{n:,} {view.replace('_', ' ')}" for view, n in views.items()])
+        if images or texts:
+            sizes.append(f"{split} {images:,} images" + (f" with {texts}" if texts else ""))
     return f"Data: {join_names(list(params.data))}; {'; '.join(sizes)}." if sizes else ""
 
 
 def tested_splits(tables: Sequence[ResultTable]) -> dict[tuple[str, str], str]:
     """Return (task, dataset) -> the split shown unfolded: the last one that was scored, which is test."""
-    found: dict[tuple[str, str], str] = {}
+    splits: dict[tuple[str, str], str] = {}
     for table in tables:
-        found.setdefault((table.task, table.dataset), table.split)
-    return found
+        splits.setdefault((table.task, table.dataset), table.split)
+    return splits
 
 
 def score_notes(records: Sequence[Record]) -> list[str]:
     """Return what is unusual about scores, each once; those without an interval are one sentence."""
     parts = {part for r in records if r["value"] is not None for part in r["note"].split("; ") if part}
     without = {part for part in parts if part.startswith(NO_INTERVAL)}
-    found = sorted(parts - without)
-    return [*found, f"{NO_INTERVAL} of scores on fewer than {MIN_GROUPS} test items"] if without else found
+    notes = sorted(parts - without)
+    return [*notes, f"{NO_INTERVAL} of scores on fewer than {MIN_GROUPS} test items"] if without else notes
 
 
 def few_images(tables: Sequence[ResultTable], split: str) -> str:
     """Return a warning if a test set has too few images for an interval; empty otherwise."""
-    found = [[row["few"] for row in table.rows] for table in tables if table.split == split]
-    # metrics of part of the images have fewer of them than the test set
-    counts = [max(few) for few in found if few and None not in few]
+    counts = []
+    for table in tables:
+        few = [row["few"] for row in table.rows]
+        if table.split == split and few and None not in few:
+            # Metrics of part of the images have fewer of them than the test set.
+            counts.append(max(few))
     return f"{explain_few(min(counts), split)}." if counts else ""
 
 
 def leakage(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return the headline scores with the scores without leaked items."""
-    chosen = [r for r in records if r["headline"] and r["value"] is not None and r["leakage"]]
-    names = ("without_images", "without_both")
-    return [{**r, **{name: format_without_leaked(r["leakage"][name]) for name in names}} for r in chosen]
+    rows = []
+    for record in records:
+        leaked = record["leakage"]
+        if record["headline"] and record["value"] is not None and leaked:
+            texts = {name: format_without_leaked(leaked[name]) for name in ("without_images", "without_both")}
+            rows.append({**record, **texts})
+    return rows
 
 
 def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[tuple[str, str]]:
     """Return the provenance: commit, data, models, seeds."""
 
-    def of(name: str) -> str:
+    def join_values(name: str) -> str:
         return ", ".join(sorted({str(record[name]) for record in records})) or "none"
 
+    models = []
+    for name, model in params.models.items():
+        settings = [f"{key} {value}" for key, value in model.config.items()]
+        models.append((f"Model {name}", ", ".join([model.family, *settings])))
     manifest = read_if_exists(workspace.shards / "manifest.json") or {}
     return [
-        ("Commit", of("git")),
-        ("Data", of("data")),
-        *(
-            (f"Model {name}", ", ".join([model.family, *(f"{k} {v}" for k, v in model.config.items())]))
-            for name, model in params.models.items()
-        ),
-        ("Seeds", of("seed")),
+        ("Commit", join_values("git")),
+        ("Data", join_values("data")),
+        *models,
+        ("Seeds", join_values("seed")),
         ("Detector", str(manifest.get("detector_id", "unknown")) or "none"),
     ]
 
 
 def warnings(params: Params) -> list[str]:
     """Return the caveats: synthetic data and tiny models."""
-    found = []
+    caveats = []
     roots = {f"data/raw/{name}" for name in params.generate}
     synthetic = sorted(name for name, source in params.data.items() if source.root.rstrip("/") in roots)
     if synthetic:
-        found.append(
+        caveats.append(
             f"Synthetic data: {', '.join(synthetic)}. Images and text are generated; these results do not transfer to "
             "photographs."
         )
@@ -311,28 +324,30 @@ def warnings(params: Params) -> list[str]:
     tiny = {name: size for name, size in hidden.items() if isinstance(size, int) and size < SMALL_HIDDEN}
     if tiny:
         sizes = ", ".join(f"{name} {size}" for name, size in tiny.items())
-        found.append(
+        caveats.append(
             f"Tiny model: hidden size {sizes} (the papers use 768). Compare with the baselines, not with papers."
         )
-    return found
+    return caveats
 
 
 def result_tables(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[ResultTable]:
     """Return one table per task, dataset and split: test first, variants in the order of params.yaml."""
-    places: dict[tuple[str, str, str], list[Record]] = {}
+    groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
-        places.setdefault((record["task"], record["dataset"], record["split"]), []).append(record)
+        groups.setdefault((record["task"], record["dataset"], record["split"]), []).append(record)
     tables = []
-    order = list(dict.fromkeys((task, dataset) for task, dataset, _ in places))
-    for task, dataset, split in sorted(places, key=lambda p: (order.index(p[:2]), -SPLITS.index(p[2]))):
-        own = places[task, dataset, split]
-        rows = [(row, _as_cells(row)) for row in variant_rows(own)]
-        first_metrics = {record["metric"] for record in own if record["headline"]}
+    # Tasks and datasets in the order of the records; of each, test before val before train.
+    order = list(dict.fromkeys((task, dataset) for task, dataset, _ in groups))
+    for task, dataset, split in sorted(groups, key=lambda p: (order.index(p[:2]), -SPLITS.index(p[2]))):
+        group = groups[task, dataset, split]
+        rows = [(row, _as_cells(row)) for row in variant_rows(group)]
+        definition, rule = task_class(task), gate_rule(params, task)
+        # Headline metrics come first, the task's own before all others.
+        first_metrics = {record["metric"] for record in group if record["headline"]}
         first = [cells for row, cells in rows if row.metric in first_metrics]
-        first.sort(key=lambda cells: cells["metric"] != task_class(task).metric)
+        first.sort(key=lambda cells: cells["metric"] != definition.metric)
         if len({cells["variant"] for cells in first}) > VARIANTS_SHOWN:  # only the metric that they are compared by
             first = [cells for cells in first if cells["metric"] == first[0]["metric"]]
-        definition, rule = task_class(task), gate_rule(params, task)
         tables.append(
             ResultTable(
                 task=task,
@@ -342,10 +357,10 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
                 rows=first or [cells for _, cells in rows],
                 details=[cells for _, cells in rows if cells not in first] if first else [],
                 costs=list({cells["variant"]: cells for _, cells in rows}.values()),
-                absent=_absent(own),
+                absent=_absent(group),
                 comparison=compare(
                     workspace,
-                    own,
+                    group,
                     rule.metric,
                     rule.direction,
                     resamples=params.evaluate.bootstrap,
@@ -357,11 +372,11 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
 
 def _absent(records: Sequence[Record]) -> list[str]:
     """Return which metrics were not computed, why, and for which runs; those of other decoders are left out."""
-    found: dict[tuple[str, str], list[str]] = {}
+    runs_by_reason: dict[tuple[str, str], list[str]] = {}
     for record in records:
         if record["value"] is None and not record["metric"].endswith(("(greedy)", "(beam)")):
-            found.setdefault((record["metric"], record["note"]), []).append(record["run"])
-    return [f"{metric}: {note} ({', '.join(runs)})" for (metric, note), runs in sorted(found.items())]
+            runs_by_reason.setdefault((record["metric"], record["note"]), []).append(record["run"])
+    return [f"{metric}: {note} ({', '.join(runs)})" for (metric, note), runs in sorted(runs_by_reason.items())]
 
 
 def rankings(params: Params, records: Sequence[Record]) -> list[str]:
@@ -370,7 +385,7 @@ def rankings(params: Params, records: Sequence[Record]) -> list[str]:
     for record in records:
         if not record["control"]:
             scores.setdefault(record["task"], {}).setdefault(record["run"], []).append(record)
-    return [describe_ranking(params, task, own) for task, own in scores.items()]
+    return [describe_ranking(params, task, scores_by_run) for task, scores_by_run in scores.items()]
 
 
 def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
@@ -378,36 +393,31 @@ def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]
 
     The best variant by each task's own metric, then by further headline metrics that have a trivial baseline.
     """
-    chosen = [table for table in tables if table.split == split] or tables
-    ranked: list[list[dict[str, Any]]] = []
-    for table in chosen:
-        rule, own = task_class(table.task), []
-        for metric in [rule.metric, *(name for name in reversed(rule.headlines) if name != rule.metric)]:
+    figures_by_table: list[list[dict[str, Any]]] = []
+    for table in [table for table in tables if table.split == split] or tables:
+        task, figures = task_class(table.task), []
+        for metric in [task.metric, *(name for name in reversed(task.headlines) if name != task.metric)]:
             rows = [row for row in table.rows if row["metric"] == metric and not row["control"]]
-            trivial = [row for row in rows if set(row["baselines"]) - {HUMAN}]
-            if rows and (trivial or metric == rule.metric):
-                lower = metric == "median rank" or (metric == rule.metric and rule.direction == "lower")
+            has_trivial = any(set(row["baselines"]) - {HUMAN} for row in rows)
+            if rows and (has_trivial or metric == task.metric):
+                lower = metric == "median rank" or (metric == task.metric and task.direction == "lower")
                 best = (min if lower else max)(rows, key=lambda row: row["value"])
-                shown = f" · {best['variant']}" if table.variants > 1 else ""
-                own.append({**best, "title": f"{table.title} · {table.place}{shown}", "bars": _bars(best)})
-        ranked.append(own)
-    deepest = max(map(len, ranked), default=0)
-    found = [own[place] for place in range(deepest) for own in ranked if place < len(own)]
-    return found[: max(HEADLINES, len(ranked))]
+                variant = f" · {best['variant']}" if table.variants > 1 else ""
+                figures.append({**best, "title": f"{table.title} · {table.test_name}{variant}", "bars": _bars(best)})
+        figures_by_table.append(figures)
+    # Every table's first figure, then every table's second one, and so on.
+    in_turn = [figure for rank in zip_longest(*figures_by_table) for figure in rank if figure is not None]
+    return in_turn[: max(HEADLINES, len(figures_by_table))]
 
 
 def _bars(row: Mapping[str, Any]) -> list[tuple[str, float, float, str]]:
     """Return (name, value, percent of the longest bar, style) of the model, its trivial baselines and a human."""
     values = [("this model", row["value"], "model")]
-    values += [
-        (n, v, "human" if n == HUMAN else "trivial") for n, v in sorted(row["baselines"].items(), key=_last_human)
-    ]
+    # The trivial baselines, best first; the human comes last.
+    for name, value in sorted(row["baselines"].items(), key=lambda item: (item[0] == HUMAN, -item[1])):
+        values.append((name, value, "human" if name == HUMAN else "trivial"))
     top = max(100.0, *(value for _, value, _ in values))
     return [(name, value, max(0.0, 100 * value / top), style) for name, value, style in values]
-
-
-def _last_human(item: tuple[str, float]) -> tuple[bool, float]:
-    return item[0] == HUMAN, -item[1]
 
 
 def curves(params: Params, workspace: Workspace) -> list[Curve]:
@@ -422,23 +432,24 @@ def curves(params: Params, workspace: Workspace) -> list[Curve]:
         kind, _, name = run.partition("/")
         settings = getattr(params, kind)[name]
         parts = [*settings.recipe.objectives] if kind == "pretrain" else [settings.task]
-        columns = {
-            column: points
-            for column in (rows[0] if rows else {})
-            if column and column not in NOT_LOSSES and (points := _points(rows, column))
-        }
+        columns: dict[str, list[tuple[float, float]]] = {}
+        for column in rows[0] if rows else ():
+            if column and column not in NOT_LOSSES:
+                columns[column] = _points(rows, column)
+        columns = {column: points for column, points in columns.items() if points}
         if len(parts) == 1 and columns.get(parts[0]) == columns.get("loss"):
             columns.pop(parts[0], None)  # the only part is the total
             columns.pop(f"val_{parts[0]}", None)
+        # One chart for the losses, one for the accuracies, and one for each other quantity; the total is drawn first.
         quantities: dict[str, dict[str, list[tuple[float, float]]]] = {"Loss": {}, "Accuracy, %": {}}
         for column in sorted(columns, key=lambda column: (column != "loss", column.startswith("val_"))):
-            own = column.removeprefix("val_")
-            if own == "loss" or own in parts:
+            base = column.removeprefix("val_")
+            if base == "loss" or base in parts:
                 quantities["Loss"][column] = columns[column]
-            elif own.endswith("_accuracy"):
+            elif base.endswith("_accuracy"):
                 quantities["Accuracy, %"][column] = [(x, 100 * y) for x, y in columns[column]]
             else:
-                quantities.setdefault(own.replace("_", " ").capitalize(), {})[column] = columns[column]
+                quantities.setdefault(base.replace("_", " ").capitalize(), {})[column] = columns[column]
         result += [_curve(run, quantity, lines, palette) for quantity, lines in quantities.items() if lines]
     return result
 
@@ -452,19 +463,20 @@ def _curve(
         palette: objective -> number of its color in the charts before; new ones are added.
     """
     names = list(dict.fromkeys(column.removeprefix("val_") for column in lines))
-    numbers = _choose_colors([name.removesuffix("_accuracy") for name in names], palette)
-    colors = {column: numbers[names.index(column.removeprefix("val_"))] for column in lines}
-    shown = {name: CURVES.get(part := name.removesuffix("_accuracy"), part.replace("_", " ")) for name in names}
-    drawn = {
-        f"{shown[column.removeprefix('val_')]}{', validation' if column.startswith('val_') else ''}": points
-        for column, points in lines.items()
-    }
+    parts = [name.removesuffix("_accuracy") for name in names]
+    numbers = dict(zip(names, _choose_colors(parts, palette), strict=True))
+    labels = {name: CURVES.get(part, part.replace("_", " ")) for name, part in zip(names, parts, strict=True)}
+    labeled, colors = {}, {}
+    for column, points in lines.items():
+        name = column.removeprefix("val_")
+        label = labels[name] + (", validation" if column.startswith("val_") else "")
+        labeled[label], colors[label] = points, numbers[name]
     step, value = next(iter(lines.values()))[-1]
     return Curve(
         name=run,
         quantity=quantity,
-        chart=line_chart(drawn, f"{run}: {quantity} over steps", dict(zip(drawn, colors.values(), strict=True))),
-        legend=[(shown[name], number) for name, number in zip(names, numbers, strict=True) if number < MAX_LINES],
+        chart=line_chart(labeled, f"{run}: {quantity} over steps", colors),
+        legend=[(labels[name], number) for name, number in numbers.items() if number < MAX_LINES],
         has_validation=any(column.startswith("val_") for column in lines),
         last=f"{value:,.2f} after {step:,.0f} steps",
     )
@@ -472,18 +484,19 @@ def _curve(
 
 def _choose_colors(objectives: Sequence[str], palette: dict[str, int]) -> list[int]:
     """Return a color number for each line of a chart: the objective's own, unless another line of the chart has it."""
-    chosen: list[int] = []
+    numbers: list[int] = []
     for name in objectives:
         number = palette.get(name)
-        if number is None or number in chosen:
-            taken = {*chosen, *(palette[other] for other in objectives if other in palette)}
+        if number is None or number in numbers:
+            # Not a color of this chart; of the rest, the one that the fewest objectives of other charts have.
+            taken = {*numbers, *(palette[other] for other in objectives if other in palette)}
             free = [color for color in range(MAX_LINES) if color not in taken]
-            known = list(palette.values())
-            number = min(free, key=lambda color: (known.count(color), color), default=MAX_LINES)
+            in_use = list(palette.values())
+            number = min(free, key=lambda color: (in_use.count(color), color), default=MAX_LINES)
         if number < MAX_LINES:
             palette.setdefault(name, number)
-        chosen.append(number)
-    return chosen
+        numbers.append(number)
+    return numbers
 
 
 def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
@@ -504,13 +517,14 @@ def timings(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
         "generate": params.generate,
         "prepare": params.data,
     }
-    found = [read_json(file) for file in sorted((workspace.root / ".work" / "timings").glob("*.json"))]
-    kept = []
-    for record in found:
+    records = [read_json(file) for file in sorted((workspace.root / ".work" / "timings").glob("*.json"))]
+    current = []
+    for record in records:
+        # A stage of a run is named `pretrain@NAME`; it is shown while params.yaml has the run.
         stage, at, name = str(record["stage"]).partition("@")
         if not at or stage not in runs or name in runs[stage]:
-            kept.append(record)
-    return kept
+            current.append(record)
+    return current
 
 
 def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[Examples]:
@@ -519,7 +533,7 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
     pictures = Pictures(workspace, params.validate.max_image_pixels)
     with_boxes = Pictures(workspace, params.validate.max_image_pixels, regions=True)
     inputs = dict(zip(params.models, model_inputs(params.models), strict=True))
-    found: list[Examples] = []
+    result: list[Examples] = []
     for task in TASKS:
         runs: dict[str, list[str]] = {}
         for name, run in params.finetune.items():
@@ -527,21 +541,24 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
                 runs.setdefault(params.model_of(name), []).append(name)
         if not runs or task not in GALLERIES:
             continue
+        # The split of the promotion test first, then test before val before train.
+        splits = sorted(settings.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
         for model, names in runs.items():
             names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
-            shown = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
-            splits = sorted(settings.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
-            one = read_examples(task, workspace, shown, names[0], splits, settings.gallery, model=model)
-            if one is None:
+            thumbnails = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
+            examples = read_examples(task, workspace, thumbnails, names[0], splits, settings.gallery, model=model)
+            if examples is None:
                 missing.append(f"reports/eval/{names[0]}: no predictions")
             else:
-                found.append(one)
-    return found
+                result.append(examples)
+    return result
 
 
 def join_names(names: Sequence[str]) -> str:
     """Join names with commas and `and`."""
-    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1] if names else ""
+    if len(names) <= 1:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def format_cost(value: float | None) -> str:

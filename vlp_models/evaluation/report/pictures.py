@@ -60,11 +60,12 @@ class Pictures:
 
     def patch(self, image_id: str, box: Sequence[float], side: int = 72) -> Picture:
         """Return a part of an image, `side` pixels at its longer side. box: x1, y1, x2, y2 as fractions."""
-        whole = self._open(image_id)
-        if isinstance(whole, Picture):
-            return whole
-        x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, whole.size * 2, strict=True))
-        part = whole.crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
+        opened = self._open(image_id)
+        if isinstance(opened, Picture):
+            return opened
+        # In pixels, at least one wide and high.
+        x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, opened.size * 2, strict=True))
+        part = opened.crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
         factor = side / max(part.size)
         part = part.resize([max(1, round(s * factor)) for s in part.size])
         return Picture(image_id=image_id, data=_as_data(part), width=part.width, height=part.height)
@@ -91,11 +92,12 @@ class Pictures:
         if self._store is None or image_id not in self._store:
             return Markup("")
         regions, classes = self._store.get(image_id), self._store.classes
-        shown = []
+        labeled_boxes = []
         for box, probabilities in zip(regions.boxes[:BOXES_SHOWN], regions.class_probs[:BOXES_SHOWN], strict=True):
+            # The most likely class without background, which is class 0.
             best = 1 + int(probabilities[1:].argmax()) if len(probabilities) > 1 else 0
-            shown.append((box.tolist(), classes[best] if best < len(classes) else str(best)))
-        return boxes_overlay(width, height, shown)
+            labeled_boxes.append((box.tolist(), classes[best] if best < len(classes) else str(best)))
+        return boxes_overlay(width, height, labeled_boxes)
 
 
 def _as_data(image: Any) -> str:
@@ -137,7 +139,7 @@ class ModelFigure:
 def read_figures(params: Params, workspace: Workspace) -> list[ModelFigure]:
     """Read the figures that the pretrainings of params.yaml saved."""
     pictures = None
-    found = []
+    figures = []
     for run in params.pretrain:
         file = workspace.figures(f"pretrain/{run}")
         for value in read_json(file) if file.exists() else ():
@@ -151,5 +153,5 @@ def read_figures(params: Params, workspace: Workspace) -> list[ModelFigure]:
                 )
                 for group in figure.groups
             ]
-            found.append(ModelFigure(title=figure.title, about=figure.about, run=run, groups=groups))
-    return found
+            figures.append(ModelFigure(title=figure.title, about=figure.about, run=run, groups=groups))
+    return figures

@@ -19,8 +19,7 @@ from vlp_models.tasks import TASKS, task_class
 
 def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
     """Return the scores of every evaluated run of params.yaml with the run's training cost, by task, in file order."""
-
-    found: list[Record] = []
+    records: list[Record] = []
     variants = label_variants(params)
     for run, finetune in params.finetune.items():
         file = workspace.evaluation(run) / "scores.json"
@@ -38,9 +37,9 @@ def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
             for record in read_json(file):
                 # `extra`: of a metric that params.yaml adds
                 headline = bool(record.get("extra")) or record["metric"] in first
-                found.append({**record, **about, "headline": headline})
+                records.append({**record, **about, "headline": headline})
     order = list(TASKS)
-    return sorted(found, key=lambda record: order.index(record["task"]))
+    return sorted(records, key=lambda record: order.index(record["task"]))
 
 
 def costs(params: Params, workspace: Workspace, run: str) -> Record:
@@ -56,8 +55,8 @@ def costs(params: Params, workspace: Workspace, run: str) -> Record:
     ]
 
     def values(name: str) -> list[float] | None:
-        found = [training.get(name) for training in trainings]
-        return None if any(value is None for value in found) else [float(value) for value in found]  # type: ignore[arg-type]
+        recorded = [float(training[name]) for training in trainings if training.get(name) is not None]
+        return recorded if len(recorded) == len(trainings) else None
 
     samples, seconds, memory = values("samples"), values("seconds"), values("peak_memory_mb")
     return {
@@ -77,9 +76,9 @@ def pipeline_records(workspace: Workspace) -> list[Record]:
     """Return the figures of validation and of the detector as records."""
     records = []
     validation = read_if_exists(workspace.reports / "validation.json")
-    for table, found in (validation or {}).get("tables", {}).items():
+    for table, counts in (validation or {}).get("tables", {}).items():
         for metric in ("rows", "bad_percent"):
-            records.append(_record("validation", table, metric, found[metric], found["rows"]))
+            records.append(_record("validation", table, metric, counts[metric], counts["rows"]))
     detector = read_if_exists(workspace.reports / "detector.json") if reads_regions(workspace) else None
     for metric, value in flatten(detector or {}):
         records.append(_record("detector", "", metric, value, 0))
@@ -101,9 +100,9 @@ def nested(evaluations: Sequence[Record], pipeline: Sequence[Record]) -> dict[st
     result: dict[str, Any] = {}
     for record in evaluations:
         if record["value"] is not None and record["headline"]:
-            place = f"{record['dataset']} {record['split']}"
+            test = f"{record['dataset']} {record['split']}"
             runs = result.setdefault("evaluate", {})
-            runs.setdefault(record["run"], {}).setdefault(place, {})[record["metric"]] = record["value"]
+            runs.setdefault(record["run"], {}).setdefault(test, {})[record["metric"]] = record["value"]
     for record in pipeline:
         if record["run"] == "detector" and record["metric"].rpartition(".")[2] in ("AP", "AP50"):
             result.setdefault("detector", {})[record["metric"]] = record["value"]

@@ -39,52 +39,55 @@ def label_variants(params: Params) -> dict[str, str]:
     labels = {}
     for (_, variant), runs in names.items():
         flat = {run: _flat_settings(params, run) for run in runs}
-        shared = set.intersection(*(set(own) for own in flat.values()))  # a run from scratch has no `pretrain ...`
-        differing = [key for key in flat[runs[0]] if key in shared and len({str(flat[run][key]) for run in runs}) > 1]
+        # Settings that all runs have (a run from scratch has no `pretrain ...`) and that are not equal in all of them.
+        shared = [key for key in flat[runs[0]] if all(key in settings for settings in flat.values())]
+        differing = [key for key in shared if len({str(flat[run][key]) for run in runs}) > 1]
         for run in runs:
-            found = [_describe_setting(key, flat[run][key]) for key in differing]
-            shown = ", ".join(found[:DIFFERENCES]) + (", ..." if len(found) > DIFFERENCES else "")
-            labels[run] = f"{variant} ({shown})" if shown else variant
+            differences = [_describe_setting(key, flat[run][key]) for key in differing[:DIFFERENCES]]
+            if len(differing) > DIFFERENCES:
+                differences.append("...")
+            labels[run] = f"{variant} ({', '.join(differences)})" if differences else variant
     return _distinct(labels, params)
 
 
 def _flat_settings(params: Params, run: str) -> dict[str, Any]:
     """Return the settings that make a variant by dotted name, those of a start as `pretrain max_epochs`."""
     kinds = [split_start(checkpoint)[0] for checkpoint in params.chain(f"finetune/{run}")]
-    found: dict[str, Any] = {"start": ", ".join(kinds[1:])}
-    for place, (kind, settings) in enumerate(params.settings_of(run)):
-        _flatten_into(found, f"{kind} " if place else "", settings)
-    return found
+    flat: dict[str, Any] = {"start": ", ".join(kinds[1:])}
+    for depth, (kind, settings) in enumerate(params.settings_of(run)):
+        _flatten_into(flat, f"{kind} " if depth else "", settings)
+    return flat
 
 
-def _flatten_into(found: dict[str, Any], name: str, value: Any) -> None:
+def _flatten_into(flat: dict[str, Any], name: str, value: Any) -> None:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            _flatten_into(found, f"{name}{'' if name.endswith(' ') or not name else '.'}{key}", inner)
+            separator = "" if not name or name.endswith(" ") else "."
+            _flatten_into(flat, f"{name}{separator}{key}", inner)
     else:
-        found[name] = value
+        flat[name] = value
 
 
 def _describe_setting(key: str, value: Any) -> str:
     """Return `5 epochs` or `batch_size 32`; a start that differs is `without pretraining` or the chain of trainings."""
     owner, _, name = key.rpartition(" ")
-    place = f"{owner} " if owner else ""
+    prefix = f"{owner} " if owner else ""
     if key == "start":
         starts = value.removesuffix("initial").removesuffix(", ")
         return {"": "without pretraining", "pretrain": "pretrained"}.get(starts, f"after {starts}")
     if name in COUNTED and value is not None:
-        return f"{place}{value:g} {COUNTED[name]}"
-    return f"{place}{name} {'unset' if value is None or value == {} else value}"
+        return f"{prefix}{value:g} {COUNTED[name]}"
+    return f"{prefix}{name} {'unset' if value is None or value == {} else value}"
 
 
 def _distinct(labels: dict[str, str], params: Params) -> dict[str, str]:
     """Add the run's name where a shortened label is also that of a variant with other settings."""
-    seen: dict[tuple[str, str], list[Any]] = {}
+    settings_by_label: dict[tuple[str, str], list[Any]] = {}
     result = {}
     for run, label in labels.items():
         settings = params.settings_of(run)
-        known = seen.setdefault((params.finetune[run].task, label), settings)
-        result[run] = label if known == settings else f"{label}, as {run}"
+        first_settings = settings_by_label.setdefault((params.finetune[run].task, label), settings)
+        result[run] = label if first_settings == settings else f"{label}, as {run}"
     return result
 
 
@@ -150,7 +153,7 @@ def variant_rows(records: Sequence[Record]) -> list[VariantRow]:
         if record["value"] is not None:
             groups.setdefault((record["metric"], record["variant"]), []).append(record)
     order = list(dict.fromkeys(record["metric"] for record in records))
-    rows = [_row(metric, variant, own) for (metric, variant), own in groups.items()]
+    rows = [_row(metric, variant, group) for (metric, variant), group in groups.items()]
     return sorted(rows, key=lambda row: order.index(row.metric))
 
 
@@ -178,8 +181,8 @@ def _row(metric: str, variant: str, records: Sequence[Record]) -> VariantRow:
 
 def _mean(values: Sequence[Any]) -> float | None:
     """Return the mean, or None if any value is missing."""
-    known = [float(value) for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
+    numbers = [float(value) for value in values if value is not None]
+    return statistics.fmean(numbers) if len(numbers) == len(values) else None
 
 
 def compare(
@@ -196,7 +199,7 @@ def compare(
     if len(runs) < 2:
         return None
     dataset, split = records[0]["dataset"], records[0]["split"]
-    reference: ItemScores | None = None
+    reference: ItemScores | None = None  # the first readable scores; all others must be of the same test items
     variants, left_out = {}, []
     for variant, names in runs.items():
         evidence = []
@@ -212,8 +215,8 @@ def compare(
             evidence.append(scores.evidence())
         if evidence:
             variants[variant] = evidence
-    count = len(variants) * (len(variants) - 1) // 2
-    pairs = compare_variants(variants, resamples=max(resamples, count * RESAMPLES_PER_PAIR), seed=SEED)
+    pair_count = len(variants) * (len(variants) - 1) // 2
+    pairs = compare_variants(variants, resamples=max(resamples, pair_count * RESAMPLES_PER_PAIR), seed=SEED)
     return Comparison(metric=metric, direction=direction, pairs=pairs, left_out=left_out)
 
 
@@ -223,8 +226,10 @@ def _read_scores(workspace: Workspace, run: str, dataset: str, split: str, metri
         items = read_item_scores(workspace.evaluation(run) / ITEMS)
     except DataError as error:
         return str(error)
-    found = (s for s in items if (s.dataset, s.split, s.metric) == (dataset, split, metric) and len(s.items))
-    return next(found, "no scores per item")
+    for scores in items:
+        if (scores.dataset, scores.split, scores.metric) == (dataset, split, metric) and len(scores.items):
+            return scores
+    return "no scores per item"
 
 
 def _why_incomparable(scores: ItemScores, reference: ItemScores) -> str:
