@@ -59,5 +59,5 @@ def task_class(task: str) -> type[TaskModel]:
     """
     if task not in TASKS:
         raise ParamsError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
-    found: type[TaskModel] = import_target(TASKS[task])
-    return found
+    task_type: type[TaskModel] = import_target(TASKS[task])
+    return task_type

@@ -307,10 +307,10 @@ def read_options(task: type[TaskModel], raw: Mapping[str, Any], where: str = "op
     Raises:
         ParamsError: an unknown option (names the known ones) or an invalid value.
     """
-    known = [field.name for field in dataclasses.fields(task.options_class)]
+    option_names = [field.name for field in dataclasses.fields(task.options_class)]
     for name in raw:
-        if name not in known:
-            options = f"its options: {', '.join(known)}" if known else "it has no options"
+        if name not in option_names:
+            options = f"its options: {', '.join(option_names)}" if option_names else "it has no options"
             raise ParamsError(f"params.yaml: `{where}.{name}`: unknown option of the task {task.task}; {options}")
     return build(task.options_class, dict(raw), where=where)
 
@@ -387,5 +387,5 @@ def init_head(head: nn.Module, info: CheckpointInfo) -> None:
 
 def read_answers(tokenizer: Path) -> list[str]:
     """Read the frequent answers that the tokenizer stage collected."""
-    found: list[str] = read_json(tokenizer / "answers.json")
-    return found
+    answers: list[str] = read_json(tokenizer / "answers.json")
+    return answers

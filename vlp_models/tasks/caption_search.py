@@ -103,18 +103,20 @@ class CaptionSearch:
             temperature=settings.consensus_temperature,
             **self._decoder_args,
         )
-        groups = [[first, *others] for first, others in zip(beam, sampled, strict=True)]
+        # Of each image, the beam's caption and the sampled ones, as tokens and as words.
+        groups = [[beam_caption, *samples] for beam_caption, samples in zip(beam, sampled, strict=True)]
         words = [[self._tokenizer.merge(h.ids) for h in group] for group in groups]
         if not settings.consensus_neighbors:
-            return [group[most_similar(own)] for group, own in zip(groups, words, strict=True)]
+            return [group[most_similar(candidates)] for group, candidates in zip(groups, words, strict=True)]
         if self.index is None:
             raise RuntimeError("call `prepare` or `load` first")
         # (B, R, F) regions -> (B, F): the query is the mean region feature
         queries_BF = cast(Regions, batch.image).pooled_BF().float().cpu().numpy()
-        return [
-            group[self.index.choose(image_id, query_F, own, settings.consensus_neighbors)]
-            for group, own, image_id, query_F in zip(groups, words, batch.image_ids, queries_BF, strict=True)
-        ]
+        chosen = []
+        for group, candidates, image_id, query_F in zip(groups, words, batch.image_ids, queries_BF, strict=True):
+            number = self.index.choose(image_id, query_F, candidates, settings.consensus_neighbors)
+            chosen.append(group[number])
+        return chosen
 
     @property
     def _decoder_args(self) -> dict[str, Any]:
@@ -250,15 +252,17 @@ class CaptionIndex:
 
         The first of equals; 0 for a query of zeros. Candidates are split into words.
         """
-        near = self.nearest(image_id, query_F, count)
-        if not near:
+        neighbors = self.nearest(image_id, query_F, count)
+        if not neighbors:
             return 0
-        return int(self._scorer.mean_score(near, [_without_punctuation(words) for words in candidates]).argmax())
+        texts = [_without_punctuation(words) for words in candidates]
+        return int(self._scorer.mean_score(neighbors, texts).argmax())
 
     def nearest(self, image_id: str, query_F: NDArray[np.float32], count: int) -> list[str]:
         """Return the most similar images, nearest first; [] for a query of zeros."""
         if not query_F.any():
             return []
+        # One more than `count`, since a training image finds itself.
         order = np.argsort(-(self._float_features_NF @ query_F), kind="stable")[: count + 1]
         return [self.image_ids[n] for n in order if self.image_ids[n] != image_id][:count]
 

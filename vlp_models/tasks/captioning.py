@@ -151,14 +151,15 @@ class Captioning(TaskModel):
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """Return `caption`, `greedy` and, if the caption is a consensus, `beam` (caption_search.py)."""
         self.eval()
-        found = self.caption_search.find(cast(Generates, self.model), batch)
-        captions = {"caption": found.caption, "greedy": found.greedy}
+        result = self.caption_search.find(cast(Generates, self.model), batch)
+        captions = {"caption": result.caption, "greedy": result.greedy}
         if self.caption_search.settings.consensus_samples:
-            captions["beam"] = found.beam
-        return [
-            {"image_id": sample.image_id, **{name: self.tokenizer.decode(c[i].ids) for name, c in captions.items()}}
-            for i, sample in enumerate(samples)
-        ]
+            captions["beam"] = result.beam
+        rows = []
+        for i, sample in enumerate(samples):
+            texts = {name: self.tokenizer.decode(hypotheses[i].ids) for name, hypotheses in captions.items()}
+            rows.append({"image_id": sample.image_id, **texts})
+        return rows
 
     @classmethod
     def format_prediction(cls, prediction: Prediction) -> list[str]:
@@ -205,6 +206,7 @@ class Captioning(TaskModel):
         """
         from vlp_models.data.tables import read_languages
 
+        # By name, every set of captions to score: the model's own (""), other decoders', baselines and languages.
         references = {sample.image_id: list(sample["captions"]) for sample in samples}
         captions = {p["image_id"]: p["caption"] for p in predictions}
         sets = {"": CaptionSet(candidates=captions, references=references)}
@@ -221,32 +223,35 @@ class Captioning(TaskModel):
             blind = {p["image_id"]: p["caption_blind"] for p in predictions}
             sets[BLIND] = CaptionSet(candidates=blind, references=references)
         languages = read_languages(context.validated, references.keys())
-        for language, own in languages.items():
-            sets[language] = CaptionSet(candidates={i: captions[i] for i in own}, references=own)
+        for language, language_references in languages.items():
+            candidates = {image_id: captions[image_id] for image_id in language_references}
+            sets[language] = CaptionSet(candidates=candidates, references=language_references)
         human = human_agreement(references)
         if human is not None:
             sets["human"] = human
 
-        scored = score_caption_sets(sets, context.progress, _kept_meteor(context))
+        # One METEOR for all splits of an evaluation: its process takes seconds to start.
+        if "meteor" not in context.cache and context.at_end is not None:
+            context.cache["meteor"] = context.at_end.enter_context(KeptMeteor())
+        scored = score_caption_sets(sets, context.progress, context.cache.get("meteor"))
         scenes = read_scenes(context.validated / "truth.jsonl", references.keys())
         if scenes:
             for name, caption_set in sets.items():
                 scored[name] += score_faithfulness(caption_set.candidates, scenes)[0]
 
+        # The model's scores, the gains over the nearest-neighbor captions, then the other sets as `METRIC (SET)`.
         scores = scored.pop("")
         nearest_scores = {score.metric: score for score in scored.get(NEAREST, ())}
-        scores += [
-            gain
-            for score in scores
-            if score.metric in self.headlines and score.metric in nearest_scores
-            for gain in gain_over(score, nearest_scores[score.metric], f"{score.metric}, gain over {NEAREST}")
-        ]
+        for score in [score for score in scores if score.metric in self.headlines]:
+            if score.metric in nearest_scores:
+                scores += gain_over(score, nearest_scores[score.metric], f"{score.metric}, gain over {NEAREST}")
         for suffix in (*decoders, BLIND):
             scores += [with_suffix(score, suffix) for score in scored.get(suffix, ())]
         for language in languages:
             scores += [with_suffix(note_language(score, language), language) for score in scored.pop(language)]
         for name in decoders:
             scored.pop(name)
+        # Baselines are the sets that remain.
         return TaskScores(scores=scores, baselines=baselines_by_metric(scored))
 
     def write_official(
@@ -258,25 +263,19 @@ class Captioning(TaskModel):
         return path
 
 
-def _kept_meteor(context: EvalContext) -> KeptMeteor | None:
-    """Return METEOR for all splits of an evaluation: its process takes seconds to start."""
-    if "meteor" not in context.kept and context.at_end is not None:
-        context.kept["meteor"] = context.at_end.enter_context(KeptMeteor())
-    return context.kept.get("meteor")
-
-
 def _nearest_neighbor_captions(image_ids: Sequence[str], context: EvalContext) -> dict[str, str]:
     """Return for each image the caption its nearest training images agree on; {} unless every image has one."""
     context.progress("captions of similar training images")
-    near = context.nearest(image_ids)
-    if not all(near.get(image_id) for image_id in image_ids):
+    neighbors = context.nearest(image_ids)
+    if not all(neighbors.get(image_id) for image_id in image_ids):
         return {}
+    # The captions of the training images are read and compared once for all splits of the dataset.
     name = f"consensus captions of {context.source}"
-    if name not in context.kept:
+    if name not in context.cache:
         captions: dict[str, list[str]] = {}
         for row in read_train_rows("captions", context, ["text"]).to_pylist():
             captions.setdefault(row["image_id"], []).append(row["text"])
-        context.kept[name] = ConsensusCaptions(captions)
-    consensus: ConsensusCaptions = context.kept[name]
-    found = {image_id: consensus.choose(near[image_id][:NEIGHBORS]) for image_id in image_ids}
-    return found if all(found.values()) else {}
+        context.cache[name] = ConsensusCaptions(captions)
+    consensus: ConsensusCaptions = context.cache[name]
+    chosen = {image_id: consensus.choose(neighbors[image_id][:NEIGHBORS]) for image_id in image_ids}
+    return chosen if all(chosen.values()) else {}

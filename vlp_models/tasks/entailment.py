@@ -18,6 +18,7 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.metrics.classification import HypothesisOnly, LabeledItem, most_common_label, score_labels
+from vlp_models.metrics.score import Score
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.loss import Loss, cross_entropy
@@ -84,16 +85,19 @@ class Entailment(TaskModel):
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         self.eval()
         probability_BC = self.logits(batch).float().softmax(-1).tolist()
-        return [
-            {
-                "hypothesis_id": sample.sample_id,
-                "image_id": sample.image_id,
-                "label": sample["gold_label"],
-                "prediction": max(zip(row, self.labels, strict=True), key=lambda pair: pair[0])[1],
-                "probabilities": {label: round(p, 6) for label, p in zip(self.labels, row, strict=True)},
-            }
-            for sample, row in zip(samples, probability_BC, strict=True)
-        ]
+        records = []
+        for sample, row in zip(samples, probability_BC, strict=True):
+            best = max(range(len(row)), key=row.__getitem__)  # the first of equal ones
+            records.append(
+                {
+                    "hypothesis_id": sample.sample_id,
+                    "image_id": sample.image_id,
+                    "label": sample["gold_label"],
+                    "prediction": self.labels[best],
+                    "probabilities": {label: round(p, 6) for label, p in zip(self.labels, row, strict=True)},
+                }
+            )
+        return records
 
     @classmethod
     def format_prediction(cls, prediction: Prediction) -> list[str]:
@@ -107,27 +111,29 @@ class Entailment(TaskModel):
         annotator (the individual annotators' agreement with the gold label), and the blind model.
         """
         context.progress("entailment accuracy")
-        known = [(p, sample) for p, sample in zip(predictions, samples, strict=True) if sample["gold_label"]]
+        # A hypothesis without a gold label (the annotators disagreed, or it is hidden) is not scored.
+        labeled = [(p, sample) for p, sample in zip(predictions, samples, strict=True) if sample["gold_label"]]
 
-        def items(predicted: Sequence[str]) -> list[LabeledItem]:
-            return [
+        def score_predicted(predicted: Sequence[str]) -> list[Score]:
+            items = [
                 LabeledItem(group=s.image_id, item=s.sample_id, label=s["gold_label"], prediction=prediction)
-                for (_, s), prediction in zip(known, predicted, strict=True)
+                for (_, s), prediction in zip(labeled, predicted, strict=True)
             ]
+            return score_labels(items, self.labels)
 
-        scores = score_labels(items([p["prediction"] for p, _ in known]), self.labels)
-        others = {}
-        train = read_train_rows("hypotheses", context, ["text", "gold_label"]).to_pylist()
-        labeled = [(row["text"], row["gold_label"]) for row in train if row["gold_label"] in self._index]
-        if labeled and known:
-            majority, text_only = most_common_label(label for _, label in labeled), HypothesisOnly(labeled)
-            others[MAJORITY] = score_labels(items([majority] * len(known)), self.labels)
-            others[HYPOTHESIS_ONLY] = score_labels(items([text_only.predict(s.text) for _, s in known]), self.labels)
-        if known and "prediction_blind" in known[0][0]:
-            others[BLIND] = score_labels(items([p["prediction_blind"] for p, _ in known]), self.labels)
-            scores += blind_baseline(scores[0], others[BLIND][0])
-        baselines = baselines_by_metric(others)
-        annotators = _annotator_agreement([sample for _, sample in known])
+        scores = score_predicted([p["prediction"] for p, _ in labeled])
+        baseline_scores = {}
+        rows = read_train_rows("hypotheses", context, ["text", "gold_label"]).to_pylist()
+        train = [(row["text"], row["gold_label"]) for row in rows if row["gold_label"] in self._index]
+        if train and labeled:
+            majority, text_only = most_common_label(label for _, label in train), HypothesisOnly(train)
+            baseline_scores[MAJORITY] = score_predicted([majority] * len(labeled))
+            baseline_scores[HYPOTHESIS_ONLY] = score_predicted([text_only.predict(s.text) for _, s in labeled])
+        if labeled and "prediction_blind" in labeled[0][0]:
+            baseline_scores[BLIND] = score_predicted([p["prediction_blind"] for p, _ in labeled])
+            scores += blind_baseline(scores[0], baseline_scores[BLIND][0])
+        baselines = baselines_by_metric(baseline_scores)
+        annotators = _annotator_agreement([sample for _, sample in labeled])
         if annotators is not None:
             baselines.setdefault("accuracy", {})["one annotator"] = annotators
         return TaskScores(scores=scores, baselines=baselines)
@@ -147,9 +153,10 @@ def _annotator_agreement(samples: Sequence[Sample]) -> float | None:
 
     Only hypotheses with three or more annotations count.
     """
-    annotated = [
-        (label, s["gold_label"]) for s in samples if len(s["annotator_labels"]) > 2 for label in s["annotator_labels"]
-    ]
-    if not annotated:
-        return None
-    return round(100 * sum(label == gold for label, gold in annotated) / len(annotated), 4)
+    agreeing, total = 0, 0
+    for sample in samples:
+        labels = sample["annotator_labels"]
+        if len(labels) > 2:
+            agreeing += sum(label == sample["gold_label"] for label in labels)
+            total += len(labels)
+    return round(100 * agreeing / total, 4) if total else None

@@ -42,8 +42,10 @@ def judging_of(task: str) -> Judging:
     check_task(task)
     if _is_built_in(task):
         return BUILT_IN[task]
-    own = task_class(task)
-    return Judging(metric=own.metric, direction=own.direction, baselines_to_beat=tuple(own.baselines_to_beat))
+    definition = task_class(task)
+    return Judging(
+        metric=definition.metric, direction=definition.direction, baselines_to_beat=tuple(definition.baselines_to_beat)
+    )
 
 
 def main_metric(task: str) -> str | None:

@@ -98,12 +98,14 @@ class StatementTask(TaskModel):
         labels = {sample.sample_id: sample["label"] for sample in samples}
 
         def judgments(key: str) -> list[Judgment]:
-            rows = ((p, labels[p[self.id_key]]) for p in predictions)
-            return [
-                Judgment(group=p["group"], label=label, prediction=bool(p[key]), item=p[self.id_key])
-                for p, label in rows
-                if label is not None
-            ]
+            """Compare the predictions under `key` with the labels; statements whose label is hidden are left out."""
+            rows = []
+            for p in predictions:
+                statement_id = p[self.id_key]
+                label = labels[statement_id]
+                if label is not None:
+                    rows.append(Judgment(group=p["group"], label=label, prediction=bool(p[key]), item=statement_id))
+            return rows
 
         scores = score_nlvr(judgments("prediction"))
         baselines = {}
@@ -146,8 +148,8 @@ class NLVR(StatementTask):
         from vlp_models.data.tables import read_rows_of
 
         path = directory / f"nlvr_{context.source}_{split}_predictions.csv"
-        shown = pa.array([p["image_id"] for p in predictions], pa.string())
-        images = read_rows_of(shown, "images", context.validated, ["image_id", "path"])
+        image_ids = pa.array([p["image_id"] for p in predictions], pa.string())
+        images = read_rows_of(image_ids, "images", context.validated, ["image_id", "path"])
         names = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
         write_text(path, format_nlvr_csv((Path(names[p["image_id"]]).name, p["prediction"]) for p in predictions))
         return path
@@ -175,11 +177,11 @@ class NLVR2(StatementTask):
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
         super().__init__(model, tokenizer, info)
-        known = model.images_per_text if isinstance(model, ReadsSeveralImages) else 1
-        if self.options.one_pass and known < IMAGES:
+        model_images = model.images_per_text if isinstance(model, ReadsSeveralImages) else 1
+        if self.options.one_pass and model_images < IMAGES:
             raise ParamsError(
                 f"params.yaml: `one_pass` of {self.task} reads {IMAGES} images in one sequence, but the model "
-                f"`{info.name}` reads {known}; set `models.{info.name}.config.images_per_text: {IMAGES}`"
+                f"`{info.name}` reads {model_images}; set `models.{info.name}.config.images_per_text: {IMAGES}`"
             )
         width = (1 if self.options.one_pass else IMAGES) * cast(Fuses, model).fused_dim
         self.head = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, 2))

@@ -195,14 +195,17 @@ class Retrieval(TaskModel):
         parts of the loss.
         """
         model, options = cast(ScoresPairs, self.model), cast(RetrievalOptions, self.options)
+        # Images are equal if their ids are, so ids are compared by their number.
         ids = {image_id: number for number, image_id in enumerate(dict.fromkeys(batch.image_ids))}
         number_I = torch.tensor([ids[image_id] for image_id in batch.image_ids], dtype=torch.int64)
         owner_N = batch.text.owners(len(batch.image))
         own_B = torch.arange(len(batch)) if owner_N is None else owner_N.cpu()
         # (B, I): 1 where the image is not the caption's own
         other_BI = (number_I[own_B][:, None] != number_I).float()
+        # With two images or more, every caption has another image to choose from (A = B), else none has (A = 0).
         caption_A = torch.arange(len(own_B) if len(ids) > 1 else 0)
         own_A = own_B[: len(caption_A)]
+        # As many as every caption can have without drawing an image twice.
         count = min(options.pair_negatives, int(other_BI.sum(1).min())) if len(caption_A) else 0
         drawn_AK = torch.multinomial(other_BI, count, generator=generator) if count else caption_A.new_zeros(0, 0)
         # (A, 1 + K): the caption's own image first, so that the target is always 0
@@ -221,21 +224,22 @@ class Retrieval(TaskModel):
         rows: list[dict[str, Any]] = [{"image_id": sample.image_id} for sample in samples]
         if self.by_pairs:
             state = cast(ScoresPairs, self.model).encode_image(batch.image)
-            rows = [{**row, ENCODED: EncodedImage(state=state, row=i)} for i, row in enumerate(rows)]
+            for i, row in enumerate(rows):
+                row[ENCODED] = EncodedImage(state=state, row=i)
         if not self.by_embeddings:
             return rows
         model = cast(Embeds, self.model)
         images_BD = model.embed_image(batch.image).float().cpu().numpy()
+        # The captions of all images are embedded together, then split again by image: (N, D) -> B times (captions, D)
         captions = [caption for sample in samples for caption in sample["captions"]]
         texts_ND = np.zeros((0, images_BD.shape[1]), dtype=np.float32)
         if captions:
             text = self.tokenizer.encode_batch(captions, self.info.max_text_len).to(batch.text.ids_BT.device)
             texts_ND = model.embed_text(text).float().cpu().numpy()
         ends = np.cumsum([len(sample["captions"]) for sample in samples])[:-1]
-        return [
-            {**row, IMAGE: image_D, TEXTS: own_ND}
-            for row, image_D, own_ND in zip(rows, images_BD, np.split(texts_ND, ends), strict=True)
-        ]
+        for row, image_D, captions_ND in zip(rows, images_BD, np.split(texts_ND, ends), strict=True):
+            row.update({IMAGE: image_D, TEXTS: captions_ND})
+        return rows
 
     def postprocess(self, predictions: list[dict[str, Any]], samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """Rank each dataset's images and captions.
@@ -245,12 +249,12 @@ class Retrieval(TaskModel):
         """
         finished: list[dict[str, Any]] = [{} for _ in predictions]
         for source in dict.fromkeys(sample.source for sample in samples):
-            chosen = [i for i, sample in enumerate(samples) if sample.source == source]
-            own = [samples[i] for i in chosen]
-            ranking = self._rank([predictions[i] for i in chosen], own)
-            owners = [sample.image_id for sample in own for _ in sample["captions"]]
+            numbers = [i for i, sample in enumerate(samples) if sample.source == source]
+            source_samples = [samples[i] for i in numbers]
+            ranking = self._rank([predictions[i] for i in numbers], source_samples)
+            owners = [sample.image_id for sample in source_samples for _ in sample["captions"]]
             in_folds = rank_in_folds(ranking, owners, cast(RetrievalOptions, self.options).fold)
-            for i, row in zip(chosen, _records(ranking, in_folds, own), strict=True):
+            for i, row in zip(numbers, _records(ranking, in_folds, source_samples), strict=True):
                 finished[i] = row
         return finished
 
@@ -262,16 +266,19 @@ class Retrieval(TaskModel):
             embedded = rank(image_ids, images_ID, owners, texts_TD)
             if not self.by_pairs:
                 return embedded
-        wanted_TI = shortlist_pairs(embedded.similarity_TI, self.options.shortlist) if self.by_embeddings else None
-        first = {image_id: row[ENCODED] for image_id, row in reversed(list(zip(image_ids, rows, strict=True)))}
-        gallery = list(dict.fromkeys(image_ids))
+        selected_TI = shortlist_pairs(embedded.similarity_TI, self.options.shortlist) if self.by_embeddings else None
+        # Each image once, by its first row.
+        encoded: dict[str, EncodedImage] = {}
+        for image_id, row in zip(image_ids, rows, strict=True):
+            encoded.setdefault(image_id, row[ENCODED])
+        gallery = list(encoded)
         scores_TI = score_pairs(
             cast(ScoresPairs, self.model),
             self.tokenizer,
-            [first[image_id] for image_id in gallery],
+            list(encoded.values()),
             [caption for sample in samples for caption in sample["captions"]],
             max_text_len=self.info.max_text_len,
-            wanted_TI=wanted_TI,
+            selected_TI=selected_TI,
         )
         if self.by_embeddings:
             scores_TI = fill_unscored(scores_TI, embedded.similarity_TI)
@@ -281,11 +288,9 @@ class Retrieval(TaskModel):
     def search(self) -> str:
         if not self.by_pairs:
             return ""
-        return (
-            f"the {self.options.shortlist} most similar pairs by embedding, fused"
-            if self.by_embeddings
-            else "every pair fused"
-        )
+        if not self.by_embeddings:
+            return "every pair fused"
+        return f"the {self.options.shortlist} most similar pairs by embedding, fused"
 
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
         """Return text-to-image scores, as in the papers, and image-to-text ones; baseline: chance.
@@ -312,8 +317,9 @@ class Retrieval(TaskModel):
             fold_scores, fold_chance = _score_both_directions(predictions, "rank_in_fold", fold_gallery, directions)
             scores, by_chance = scores + fold_scores, by_chance | fold_chance
         for language, texts in read_languages(context.validated, {p["image_id"] for p in predictions}).items():
-            own_scores, own_chance = _score_language(predictions, language, texts)
-            scores, by_chance = scores + own_scores, by_chance | own_chance
+            language_scores, language_chance = _score_language(predictions, language, texts)
+            scores, by_chance = scores + language_scores, by_chance | language_chance
+        # Scores of different searches are not comparable, so each names its search.
         scores = [
             dataclasses.replace(score, note=self.search) if score.value is not None else score for score in scores
         ]
@@ -332,19 +338,21 @@ def _score_language(
     Args:
         captions: image id -> its captions in the language.
     """
-    own = []
+    rows = []
     for p in predictions:
-        kept = [row for row in p["captions"] if row["caption"] in captions.get(p["image_id"], ())]
-        if kept:
-            own.append({**p, "captions": kept, "rank": min(row["rank_as_answer"] for row in kept)})
-    if not own:
+        language_captions = [row for row in p["captions"] if row["caption"] in captions.get(p["image_id"], ())]
+        if language_captions:
+            rows.append(
+                {**p, "captions": language_captions, "rank": min(row["rank_as_answer"] for row in language_captions)}
+            )
+    if not rows:
         return [], {}
-    # an image is compared with all captions except, on average, `others` of its own in other languages
-    by_id = {p["image_id"]: len(p["captions"]) for p in predictions}
-    others = round(sum(by_id[p["image_id"]] - len(p["captions"]) for p in own) / len(own))
-    gallery = Gallery(images=len(predictions), captions=sum(by_id.values()) - others)
+    # An image is compared with all captions except, on average, `excluded` of its own in other languages.
+    captions_of = {p["image_id"]: len(p["captions"]) for p in predictions}
+    excluded = round(sum(captions_of[p["image_id"]] - len(p["captions"]) for p in rows) / len(rows))
+    gallery = Gallery(images=len(predictions), captions=sum(captions_of.values()) - excluded)
     directions = (f" ({language})", f" ({language}, {IMAGE_TO_TEXT.strip(' ()')})")
-    scores, by_chance = _score_both_directions(own, "rank", gallery, directions)
+    scores, by_chance = _score_both_directions(rows, "rank", gallery, directions)
     return [dataclasses.replace(score, kept=False) for score in scores], by_chance
 
 
@@ -368,19 +376,18 @@ def _score_both_directions(
     to_image, to_text = directions
     scores = score_ranks(text_ranks, owners, images, to_image, items=texts)
     scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], captions, to_text)
-    own_counts = [len(p["captions"]) for p in predictions]
-    by_chance = chance([1], images, to_image) | chance(own_counts, captions, to_text)
-    return [_without_meaningless(score, by_chance[score.metric], images) for score in scores], by_chance
-
-
-def _without_meaningless(score: Score, by_chance: float, images: int) -> Score:
-    """Return the score; not computed if it is an R@k that chance reaches for more than half of the queries."""
-    if not score.metric.startswith("R@") or by_chance <= MAX_CHANCE:
-        return score
-    return not_computed(score.metric, score.n, f"chance has {by_chance:.1f} among {images} images")
+    captions_per_image = [len(p["captions"]) for p in predictions]
+    by_chance = chance([1], images, to_image) | chance(captions_per_image, captions, to_text)
+    # An R@k that chance reaches for more than half of the queries has no meaning.
+    for i, score in enumerate(scores):
+        level = by_chance[score.metric]
+        if score.metric.startswith("R@") and level > MAX_CHANCE:
+            scores[i] = not_computed(score.metric, score.n, f"chance has {level:.1f} among {images} images")
+    return scores, by_chance
 
 
 def _records(ranking: Ranking, in_folds: Ranking | None, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return the records of `Retrieval.postprocess`; the rows of `ranking` are the samples' captions in order."""
     captions = [(sample.image_id, caption) for sample in samples for caption in sample["captions"]]
     similarity_TI = ranking.similarity_TI
     images_TK, texts_IK = top_columns(similarity_TI, TOP), top_columns(similarity_TI.T, TOP)
@@ -388,26 +395,27 @@ def _records(ranking: Ranking, in_folds: Ranking | None, samples: Sequence[Sampl
     records, start = [], 0
     for sample in samples:
         column = column_of[sample.image_id]
-        own = [
-            {
+        caption_rows = []
+        for t, caption in enumerate(sample["captions"], start=start):
+            caption_row = {
                 "caption": caption,
                 "rank": int(ranking.text_ranks_T[t]),
                 "rank_as_answer": int(ranking.caption_ranks_T[t]),
-                **({} if in_folds is None else {"rank_in_fold": int(in_folds.text_ranks_T[t])}),
                 "top": [[ranking.image_ids[i], round(float(similarity_TI[t, i]), 6)] for i in images_TK[t]],
             }
-            for t, caption in enumerate(sample["captions"], start=start)
-        ]
-        start += len(own)
-        records.append(
-            {
-                "image_id": sample.image_id,
-                "rank": int(ranking.image_ranks_I[column]),
-                **({} if in_folds is None else {"rank_in_fold": int(in_folds.image_ranks_I[column])}),
-                "top": [[*captions[t], round(float(similarity_TI[t, column]), 6)] for t in texts_IK[column]],
-                "captions": own,
-            }
-        )
+            if in_folds is not None:
+                caption_row["rank_in_fold"] = int(in_folds.text_ranks_T[t])
+            caption_rows.append(caption_row)
+        start += len(caption_rows)
+        record = {
+            "image_id": sample.image_id,
+            "rank": int(ranking.image_ranks_I[column]),
+            "top": [[*captions[t], round(float(similarity_TI[t, column]), 6)] for t in texts_IK[column]],
+            "captions": caption_rows,
+        }
+        if in_folds is not None:
+            record["rank_in_fold"] = int(in_folds.image_ranks_I[column])
+        records.append(record)
     return records
 
 
@@ -427,36 +435,36 @@ def score_pairs(
     captions: Sequence[str],
     *,
     max_text_len: int,
-    wanted_TI: NDArray[np.bool_] | None = None,
+    selected_TI: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
-    """Score every caption with every image; minus infinity for pairs not in `wanted_TI`. [T, I]"""
+    """Score every caption with every image; minus infinity for pairs not in `selected_TI`. [T, I]"""
     scores_TI = np.full((len(captions), len(images)), -np.inf, dtype=np.float32)
     device = next(model.parameters()).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
     # Pairs are scored state by state: the images of one batch share an encoding.
     columns: dict[int, list[int]] = {}
     for column, image in enumerate(images):
         columns.setdefault(id(image.state), []).append(column)
-    for own in columns.values():
-        state = images[own[0]].state
-        if wanted_TI is None:
-            pairs = [(t, i) for t in range(len(captions)) for i in own]
+    for batch_columns in columns.values():
+        state = images[batch_columns[0]].state
+        if selected_TI is None:
+            pairs = [(t, i) for t in range(len(captions)) for i in batch_columns]
         else:
-            pairs = [(int(t), own[int(c)]) for t, c in np.argwhere(wanted_TI[:, own])]
+            pairs = [(int(t), batch_columns[int(c)]) for t, c in np.argwhere(selected_TI[:, batch_columns])]
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
-            block = pairs[start : start + PAIRS_AT_ONCE]
-            text = tokenizer.encode_batch([captions[t] for t, _ in block], max_text_len).to(device)
-            image_of_text_N = torch.tensor([images[i].row for _, i in block], device=device)
+            rows, block_columns = zip(*pairs[start : start + PAIRS_AT_ONCE], strict=True)
+            text = tokenizer.encode_batch([captions[t] for t in rows], max_text_len).to(device)
+            image_of_text_N = torch.tensor([images[i].row for i in block_columns], device=device)
             scores_N = model.score(state, text, image_of_text_N).float().cpu().numpy()
-            scores_TI[[t for t, _ in block], [i for _, i in block]] = scores_N
+            scores_TI[list(rows), list(block_columns)] = scores_N
     return scores_TI
 
 
 def shortlist_pairs(similarity_TI: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
     """Mark the pairs to fuse: each caption's `count` most similar images, and each image's captions."""
-    wanted_TI = np.zeros(similarity_TI.shape, dtype=bool)
-    np.put_along_axis(wanted_TI, top_columns(similarity_TI, count), True, axis=1)
-    np.put_along_axis(wanted_TI.T, top_columns(similarity_TI.T, count), True, axis=1)
-    return wanted_TI
+    selected_TI = np.zeros(similarity_TI.shape, dtype=bool)
+    np.put_along_axis(selected_TI, top_columns(similarity_TI, count), True, axis=1)
+    np.put_along_axis(selected_TI.T, top_columns(similarity_TI.T, count), True, axis=1)
+    return selected_TI
 
 
 def fill_unscored(scores_TI: NDArray[np.float32], similarity_TI: NDArray[np.float32]) -> NDArray[np.float32]:

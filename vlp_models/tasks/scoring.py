@@ -33,15 +33,15 @@ class EvalContext:
     validated     folder of the validated tables: training rows for baselines, ground truth of synthetic scenes
     nearest       image ids -> the most similar training images of each, nearest first; empty if there are no features
     progress      called with a short description of the current step
-    kept          what a task made for one split and uses for the others, by name
-    at_end        ends what `kept` has when the evaluation ends; None: the task keeps nothing that must end
+    cache         objects that a task builds for one split and uses for the others, by name
+    at_end        closes those of `cache` when the evaluation ends; None: the task caches nothing that must be closed
     """
 
     source: str
     validated: Path
     nearest: Callable[[Sequence[str]], Mapping[str, Sequence[str]]] = lambda image_ids: {}
     progress: Callable[[str], None] = lambda text: None
-    kept: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
     at_end: contextlib.ExitStack | None = None
 
 
@@ -56,8 +56,8 @@ class TaskScores:
 def baselines_by_metric(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, float]]:
     """Turn {baseline: its scores} into {metric: {baseline: value}}, the form of `TaskScores.baselines`."""
     result: dict[str, dict[str, float]] = {}
-    for name, own in scores.items():
-        for score in own:
+    for name, baseline_scores in scores.items():
+        for score in baseline_scores:
             if score.value is not None:
                 result.setdefault(score.metric, {})[name] = round(score.value, 4)
     return result
@@ -86,8 +86,9 @@ def gain_over(score: Score, other: Score, metric: str) -> list[Score]:
 
 def id_in_source(identifier: str) -> int | str:
     """Return the id without the dataset's prefix; as an int where it is one, as in COCO and VQA."""
-    own = identifier.partition("/")[2]
-    return int(own) if own.isascii() and own.isdigit() and len(own) < 19 else own
+    short_id = identifier.partition("/")[2]
+    is_int64 = short_id.isascii() and short_id.isdigit() and len(short_id) < 19
+    return int(short_id) if is_int64 else short_id
 
 
 def read_train_rows(table: str, context: EvalContext, columns: Sequence[str]) -> pa.Table:
@@ -96,10 +97,11 @@ def read_train_rows(table: str, context: EvalContext, columns: Sequence[str]) ->
 
     from vlp_models.data.tables import read_rows, read_rows_of
 
-    def is_chosen(images: pa.Table) -> Any:
+    def is_train(images: pa.Table) -> Any:
         return pc.and_(pc.equal(images["source"], context.source), pc.equal(images["split"], "train"))
 
-    images = read_rows("images", context.validated, is_chosen, ["image_id", "source", "split"])
+    # The table may have no split of its own: its rows are of the split of their image.
+    images = read_rows("images", context.validated, is_train, ["image_id", "source", "split"])
     return read_rows_of(images["image_id"].combine_chunks(), table, context.validated, ["image_id", *columns])
 
 
@@ -119,12 +121,14 @@ class _AllStatistics(Mapping[str, Statistic]):
         if name in STATISTICS:
             return STATISTICS[name]
         for task in TASKS:
-            if name in (own := task_class(task).statistics):
-                return own[name]
+            task_statistics = task_class(task).statistics
+            if name in task_statistics:
+                return task_statistics[name]
         for metric in METRICS:
             with contextlib.suppress(ParamsError):  # another plugin that cannot be imported
-                if name in (own := load_metric(metric).statistics):
-                    return own[name]
+                metric_statistics = load_metric(metric).statistics
+                if name in metric_statistics:
+                    return metric_statistics[name]
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:

@@ -89,10 +89,9 @@ class SelfCriticalLoss:
 
         # The reward of each sample and, as baseline, of the greedy caption: (B, K) and (B,)
         reward_BK = self._rewards(batch.image_ids, samples_BK).to(device)
-        has_greedy = self.params.baseline == "greedy"
-        greedy_B = (
-            self._rewards(batch.image_ids, [[h] for h in greedy_captions_B])[:, 0].to(device) if has_greedy else None
-        )
+        greedy_B = None
+        if self.params.baseline == "greedy":
+            greedy_B = self._rewards(batch.image_ids, [[h] for h in greedy_captions_B])[:, 0].to(device)
         advantage_N = advantages(reward_BK, self.params.baseline, greedy_B).flatten()
         rewarded = bool(reward_BK.any()) or (greedy_B is not None and bool(greedy_B.any()))
         is_zero = count_over_ranks(rewarded) == 0
@@ -174,10 +173,9 @@ class SelfCriticalLoss:
     def _rewards(self, image_ids: Sequence[str], captions_BK: Sequence[Sequence[Hypothesis]]) -> Tensor:
         """Return the CIDEr-D of each caption, on the CPU. [B, K]"""
         start = time.perf_counter()
-        rows = [
-            self.reward.score(image_id, [self._words(h) for h in group])
-            for image_id, group in zip(image_ids, captions_BK, strict=True)
-        ]
+        rows = []
+        for image_id, group in zip(image_ids, captions_BK, strict=True):
+            rows.append(self.reward.score(image_id, [self._words(h) for h in group]))
         self._reward_seconds += time.perf_counter() - start
         return torch.from_numpy(np.stack(rows)).float() if rows else torch.zeros(0, self.params.samples)
 
@@ -187,11 +185,13 @@ class SelfCriticalLoss:
 
     def _as_text(self, captions: Sequence[Hypothesis], device: torch.device) -> Text:
         """Return [CLS], the tokens and, unless the caption was cut at the maximum length, [SEP]."""
-        first, last = self._tokenizer.cls_id, self._tokenizer.sep_id
         if not captions:
             empty = torch.zeros(0, 2, dtype=torch.int64)
             return Text(ids_BT=empty, mask_BT=empty.bool()).to(device)
-        rows = [[first, *h.ids, last] if len(h.ids) < self.max_len else [first, *h.ids] for h in captions]
+        rows = []
+        for hypothesis in captions:
+            end = [self._tokenizer.sep_id] if len(hypothesis.ids) < self.max_len else []
+            rows.append([self._tokenizer.cls_id, *hypothesis.ids, *end])
         ids_NT = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, self._tokenizer.pad_id)
         lengths_N1 = torch.tensor([[len(row)] for row in rows])
         return Text(ids_BT=ids_NT, mask_BT=torch.arange(ids_NT.shape[1]) < lengths_N1).to(device)
@@ -235,7 +235,8 @@ def self_critical_loss(
         captioned = [image_id for image_id, texts in references.items() if texts]
         if split == "train":
             train = captioned
-        if skipped := len(references) - len(captioned):
+        skipped = len(references) - len(captioned)
+        if skipped:
             logger.warning("self-critical training: skipping %s %s images without a caption", f"{skipped:,}", split)
     if not train:
         raise DataError(
@@ -245,6 +246,7 @@ def self_critical_loss(
     def words(image_id: str) -> list[list[str]]:
         return [[*captioning.tokenizer.split(text), SEP] for text in captions.get(image_id, ())]
 
+    # Counted once per run; a resumed run reads the file.
     file = work / FREQUENCIES
     try:
         frequencies = DocumentFrequencies.load(file)

@@ -90,9 +90,8 @@ class VCR(TaskModel):
             # the rationale is trained given the right answer, so it needs both labels
             if sample["answer_label"] is None or (self.has_rationales and sample["rationale_label"] is None):
                 return None
-            rows.append(
-                [sample["answer_label"], UNKNOWN if sample["rationale_label"] is None else sample["rationale_label"]]
-            )
+            rationale_label = UNKNOWN if sample["rationale_label"] is None else sample["rationale_label"]
+            rows.append([sample["answer_label"], rationale_label])
         return torch.tensor(rows)
 
     def read(self, samples: Sequence[Sample]) -> Batch:
@@ -102,9 +101,12 @@ class VCR(TaskModel):
         """
         hidden = any(sample["answer_label"] is None for sample in samples)
         texts = [self._texts(sample, hidden) for sample in samples]
-        text = self.tokenizer.encode_segments([segments for own in texts for segments in own], self.info.max_text_len)
-        owner_N = torch.tensor([row for row, own in enumerate(texts) for _ in own], dtype=torch.int64)
-        return self.reader.collate(samples, text=dataclasses.replace(text, owner_N=owner_N), known_objects=True)
+        flat = [segments for question_texts in texts for segments in question_texts]
+        text = self.tokenizer.encode_segments(flat, self.info.max_text_len)
+        # The texts of a question share its image.
+        owners = [row for row, question_texts in enumerate(texts) for _ in question_texts]
+        text = dataclasses.replace(text, owner_N=torch.tensor(owners, dtype=torch.int64))
+        return self.reader.collate(samples, text=text, known_objects=True)
 
     def _texts(self, sample: Sample, every_answer: bool) -> list[tuple[str, ...]]:
         if len(sample["answers"]) != CHOICES or len(sample["rationales"]) != CHOICES:
@@ -115,14 +117,17 @@ class VCR(TaskModel):
         if self.has_answers:
             texts += [(sample.text, answer) for answer in sample["answers"]]
         if self.has_rationales:
-            given = sample["answers"] if every_answer else (sample["answers"][cast(int, sample["answer_label"])],)
-            texts += [(sample.text, answer, rationale) for answer in given for rationale in sample["rationales"]]
+            answers = sample["answers"]
+            if not every_answer:
+                answers = [answers[cast(int, sample["answer_label"])]]
+            texts += [(sample.text, answer, rationale) for answer in answers for rationale in sample["rationales"]]
         return texts
 
     def logits(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """Return logits of answers [B, 4] and of rationales given an answer [B, 1 or 4, 4]; None if not trained."""
-        own = CHOICES * (self.has_answers + self.has_rationales)  # if the batch is empty
-        texts = len(batch.text) // len(batch) if len(batch) else own
+        texts = CHOICES * (self.has_answers + self.has_rationales)  # per question, if the batch is empty
+        if len(batch):
+            texts = len(batch.text) // len(batch)
         # (B * N, P) -> (B, N): one logit per text
         pooled_XP = cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP
         logits_BN = self.head(pooled_XP).view(len(batch), texts)
@@ -151,13 +156,13 @@ class VCR(TaskModel):
         answers = _probabilities(answers_B4, len(batch))
         rationales = _probabilities(rationales_BG4, len(batch))
         records = []
-        for sample, own_answers, own_rationales in zip(samples, answers, rationales, strict=True):
-            answer = _best(own_answers) if own_answers else None
+        for sample, answer_probabilities, rationale_probabilities in zip(samples, answers, rationales, strict=True):
+            answer = _best(answer_probabilities) if answer_probabilities else None
             rationale = None
-            if own_rationales:
-                given = sample["answer_label"] if sample["answer_label"] is not None else answer
-                block = 0 if len(own_rationales) == 1 else given  # a single block is the right answer's
-                rationale = None if block is None else _best(own_rationales[block])
+            if rationale_probabilities:
+                given_answer = sample["answer_label"] if sample["answer_label"] is not None else answer
+                block = 0 if len(rationale_probabilities) == 1 else given_answer  # a single block is the right answer's
+                rationale = None if block is None else _best(rationale_probabilities[block])
             records.append(
                 {
                     "choice_id": sample.sample_id,
@@ -166,8 +171,8 @@ class VCR(TaskModel):
                     "rationale_label": sample["rationale_label"],
                     "answer": answer,
                     "rationale": rationale,
-                    "answer_probabilities": own_answers,
-                    "rationale_probabilities": own_rationales,
+                    "answer_probabilities": answer_probabilities,
+                    "rationale_probabilities": rationale_probabilities,
                 }
             )
         return records
@@ -181,9 +186,9 @@ class VCR(TaskModel):
             blind = score_vcr(_results(predictions, "_blind"))
             for metric, values in baselines_by_metric({BLIND: blind}).items():
                 baselines[metric] |= values
-            known = [(score, other) for score, other in zip(scores, blind, strict=True) if score.value is not None]
-            if known:
-                scores = scores + blind_baseline(*known[-1])  # Q->AR, or the subtask that was trained
+            pairs = [(score, other) for score, other in zip(scores, blind, strict=True) if score.value is not None]
+            if pairs:
+                scores = scores + blind_baseline(*pairs[-1])  # Q->AR, or the subtask that was trained
         return TaskScores(scores=scores, baselines=baselines)
 
     def write_official(
@@ -198,17 +203,16 @@ class VCR(TaskModel):
         if not all(answers and len(rationales) == len(answers) for _, answers, rationales in rows):
             return None
         path = directory / f"vcr_{context.source}_{split}_predictions.csv"
-        write_text(
-            path, format_vcr_csv([(str(id_in_source(name)), answers, rationales) for name, answers, rationales in rows])
-        )
+        named = [(str(id_in_source(choice_id)), answers, rationales) for choice_id, answers, rationales in rows]
+        write_text(path, format_vcr_csv(named))
         return path
 
 
 def _results(predictions: Sequence[Prediction], suffix: str) -> list[VCRResult]:
     """Return which choices are right; suffix: "_blind" for the blind model."""
 
-    def right(chosen: int | None, label: int | None) -> bool | None:
-        return None if chosen is None or label is None else chosen == label
+    def right(choice: int | None, label: int | None) -> bool | None:
+        return None if choice is None or label is None else choice == label
 
     return [
         VCRResult(

@@ -107,13 +107,15 @@ class VQA(TaskModel):
         targets_BA = require_targets(batch)
         losses = [soft_label_answers(logits_BA, targets_BA) for logits_BA in self.logits(batch)]
         total = sum_losses(*losses)
-        own = Part(sum=total.sum.detach(), count=total.count)
-        return replace(total, parts={**losses[0].parts, "vqa": own})
+        summed = Part(sum=total.sum.detach(), count=total.count)
+        return replace(total, parts={**losses[0].parts, "vqa": summed})
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Return [B, A]: a sigmoid; with two classifiers, the mean of two softmaxes."""
         logits = [logits_BA.float() for logits_BA in self.logits(batch)]
-        return torch.stack([x.softmax(-1) for x in logits]).mean(0) if len(logits) > 1 else logits[0].sigmoid()
+        if len(logits) == 1:
+            return logits[0].sigmoid()
+        return torch.stack([logits_BA.softmax(-1) for logits_BA in logits]).mean(0)
 
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -122,17 +124,20 @@ class VQA(TaskModel):
         Sigmoid probabilities need not sum to one; those of two classifiers do, over all answers and `<unk>`.
         """
         self.eval()
+        # (B, A) -> (B, answers without `<unk>`) -> (B, 5)
         best = self.probabilities(batch)[:, self._answer_rows].topk(min(TOP, len(self._answer_rows)))
         labels = [self.labels[i] for i in self._answer_rows]
-        return [
-            {
-                "question_id": sample.sample_id,
-                "image_id": sample.image_id,
-                "answer": labels[indices[0]],
-                "top": [[labels[i], round(p, 6)] for i, p in zip(indices, probabilities, strict=True)],
-            }
-            for sample, indices, probabilities in zip(samples, best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        records = []
+        for sample, indices, probabilities in zip(samples, best.indices.tolist(), best.values.tolist(), strict=True):
+            records.append(
+                {
+                    "question_id": sample.sample_id,
+                    "image_id": sample.image_id,
+                    "answer": labels[indices[0]],
+                    "top": [[labels[i], round(p, 6)] for i, p in zip(indices, probabilities, strict=True)],
+                }
+            )
+        return records
 
     @classmethod
     def format_prediction(cls, prediction: Prediction) -> list[str]:
@@ -166,15 +171,15 @@ class VQA(TaskModel):
             blind = score_vqa({p["question_id"]: p["answer_blind"] for p in predictions}, questions)
             baselines[BLIND] = blind
             scores += blind_baseline(scores[0], blind[0])
+        # Questions with one right answer, as in DAQUAR, are also scored by how close an answer's meaning is.
         exact = [(p["answer"], q) for p, q in zip(predictions, questions, strict=True) if is_exact(q.answers)]
         if exact:
             context.progress("WUPS")
-            exact_questions = [question for _, question in exact]
             scores += score_wups(
                 [answer for answer, _ in exact],
-                [question.answers[0] for question in exact_questions],
-                [question.question_id for question in exact_questions],
-                [question.image_id for question in exact_questions],
+                [question.answers[0] for _, question in exact],
+                [question.question_id for _, question in exact],
+                [question.image_id for _, question in exact],
             )
         return TaskScores(scores=scores, baselines=baselines_by_metric(baselines))
 

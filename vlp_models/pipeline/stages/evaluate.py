@@ -122,7 +122,7 @@ def _evaluate(
                         validated=workspace.validated,
                         nearest=partial(nearest.find, split) if find_nearest else lambda image_ids: {},
                         progress=progress,
-                        kept=kept,
+                        cache=kept,
                         at_end=at_end,
                     )
                     model.write_official(own, context, split, directory)
