@@ -313,7 +313,7 @@ def gathered(rank: int) -> dict[str, Tensor]:
 
 def drawn_objectives(rank: int) -> Tensor:
     """Which of two objectives each of this process's rows learns; the first process has three of seven."""
-    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample"), known=ALL)
+    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample"), supported=ALL)
     masks = recipe.assign(0, 3 if rank == 0 else 4, generator(1), torch.device("cpu"))
     assert masks["mlm"] is not None
     return masks["mlm"]

@@ -97,7 +97,7 @@ def test_moving_average_uses_all_processes_once_per_update(learned: Path) -> Non
 
 
 def test_sampled_objective_does_not_depend_on_the_rank(learned: Path) -> None:
-    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample"), known=ALL)
+    recipe = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample"), supported=ALL)
     alone = recipe.assign(0, 7, generator(1), torch.device("cpu"))["mlm"]
     drawn = [load_file(learned / f"gathered-{rank}.safetensors")["drawn"] for rank in range(RANKS)]
     assert alone is not None and alone.any() and not alone.all()

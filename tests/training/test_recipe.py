@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def recipe(weights: dict[str, float], **settings: Any) -> Recipe:
-    return make_recipe(recipe_of(weights, **settings), known=KNOWN)
+    return make_recipe(recipe_of(weights, **settings), supported=KNOWN)
 
 
 def loss(total: float, count: int, name: str) -> Loss:
@@ -115,7 +115,7 @@ class Values:
 def test_sampled_objectives_are_weighted_by_frequency() -> None:
     """The mean gradient over many draws is that of shares as weights."""
     model = Words()
-    made = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample", shares={"mlm": 1, "msg": 3}), known=KNOWN)
+    made = make_recipe(recipe_of({"mlm": 1.0, "msg": 1.0}, mix="sample", shares={"mlm": 1, "msg": 3}), supported=KNOWN)
     loss_of = PretrainingLoss(model=model, recipe=made, mask_probability=0.1)
     for seed in range(300):
         loss_of(Values([1.0, 2.0, 3.0, 6.0] * 4), update=seed, generator=generator(seed)).mean.backward()  # type: ignore[arg-type]
@@ -154,5 +154,5 @@ def test_invalid_recipes_are_refused(weights: dict[str, float], settings: dict[s
 
 def test_number_is_shorthand_for_weight() -> None:
     read = build(RecipeParams, {"objectives": {"mlm": 0.3, "msg": {"share": 2}}, "mix": "alternate"}, where="r")
-    made = make_recipe(read, known=KNOWN)
+    made = make_recipe(read, supported=KNOWN)
     assert (made.weights, made.shares) == ({"mlm": 0.3, "msg": 1.0}, {"mlm": 1.0, "msg": 2.0})

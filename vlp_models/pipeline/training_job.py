@@ -232,7 +232,7 @@ class TrainingJob:
                 adapter = directory / ADAPTER_FOLDER
                 adapter.mkdir()
                 own = (info, self.data.tokenizer, training.labels)
-                save_adapter(adapter, training.checkpoint, lora, self.start, *own, place=final / ADAPTER_FOLDER)
+                save_adapter(adapter, training.checkpoint, lora, self.start, *own, location=final / ADAPTER_FOLDER)
                 remove_lora(training.checkpoint)
             counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
             write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)

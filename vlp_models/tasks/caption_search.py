@@ -112,11 +112,11 @@ class CaptionSearch:
             raise RuntimeError("call `prepare` or `load` first")
         # (B, R, F) regions -> (B, F): the query is the mean region feature
         queries_BF = cast(Regions, batch.image).pooled_BF().float().cpu().numpy()
-        chosen = []
+        captions = []
         for group, candidates, image_id, query_F in zip(groups, words, batch.image_ids, queries_BF, strict=True):
             number = self.index.choose(image_id, query_F, candidates, settings.consensus_neighbors)
-            chosen.append(group[number])
-        return chosen
+            captions.append(group[number])
+        return captions
 
     @property
     def _decoder_args(self) -> dict[str, Any]:

@@ -277,5 +277,5 @@ def _nearest_neighbor_captions(image_ids: Sequence[str], context: EvalContext) -
             captions.setdefault(row["image_id"], []).append(row["text"])
         context.cache[name] = ConsensusCaptions(captions)
     consensus: ConsensusCaptions = context.cache[name]
-    chosen = {image_id: consensus.choose(neighbors[image_id][:NEIGHBORS]) for image_id in image_ids}
-    return chosen if all(chosen.values()) else {}
+    consensus_captions = {image_id: consensus.choose(neighbors[image_id][:NEIGHBORS]) for image_id in image_ids}
+    return consensus_captions if all(consensus_captions.values()) else {}

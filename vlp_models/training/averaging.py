@@ -94,10 +94,10 @@ class Snapshots(Callback):
         Raises:
             ParamsError: the validation has no such metric.
         """
-        metric, known = self.params.metric, sorted(metrics)
-        if metric not in known:
+        metric, names = self.params.metric, sorted(metrics)
+        if metric not in names:
             raise ParamsError(
-                f"params.yaml: `snapshots.metric: {metric}`: not a validation metric{suggestion(metric, known)}"
+                f"params.yaml: `snapshots.metric: {metric}`: not a validation metric{suggestion(metric, names)}"
             )
 
     def offer(self, module: TrainingModule, step: int, validation: dict[str, float]) -> None:
@@ -109,7 +109,8 @@ class Snapshots(Callback):
         """
         self.check(validation)
         self._best[step] = validation[self.params.metric]
-        self._best = {kept: self._best[kept] for kept in self._ranked()[: self.params.keep]}
+        best_steps = self._ranked()[: self.params.keep]
+        self._best = {best_step: self._best[best_step] for best_step in best_steps}
         if step not in self._best:
             return
         weights = {name: whole(tensor.detach()).cpu().clone() for name, tensor in module.model.state_dict().items()}
@@ -144,15 +145,17 @@ class Snapshots(Callback):
                 raise CheckpointError(
                     f"{file}: missing, or damaged (its sha256 does not match); delete {self._work} to start over"
                 )
-        kept = [load_file(file) for file in files]
-        result = dict(kept[0])
-        for name, _ in model.named_parameters(remove_duplicate=False):
-            if len(kept) > 1:
-                result[name] = torch.stack([weights[name].double() for weights in kept]).mean(0).to(kept[0][name].dtype)
+        snapshots = [load_file(file) for file in files]
+        result = dict(snapshots[0])
+        if len(snapshots) > 1:
+            for name, _ in model.named_parameters(remove_duplicate=False):
+                mean = torch.stack([weights[name].double() for weights in snapshots]).mean(0)
+                result[name] = mean.to(snapshots[0][name].dtype)
         model.load_state_dict(result)
 
     def state_dict(self) -> dict[str, Any]:
         """Called when a resume point is written: also deletes the files that no resume point lists any more."""
+        # The resume point being written and the two before it: a run may resume from any of them.
         self._listed = [*self._listed, list(self._best)][-3:]
         listed = {step for steps in self._listed for step in steps}
         for file in self._work.glob("snapshot-*.safetensors"):
@@ -171,7 +174,9 @@ class Snapshots(Callback):
 
         def rank(step: int) -> tuple[bool, float, int]:
             value = self._best[step]
-            return math.isnan(value), 0.0 if math.isnan(value) else sign * value, step
+            if math.isnan(value):
+                return True, 0.0, step
+            return False, sign * value, step
 
         return sorted(self._best, key=rank)
 

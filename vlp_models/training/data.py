@@ -160,8 +160,10 @@ class Windows:
         """Return how many samples the first `update` updates use over all processes; repeated ones count again."""
         epochs, rest = divmod(update, self.updates)
         windows, repeats = divmod(rest, self.repeats)
-        whole = self._samples(self.windows) * epochs + self._samples(windows)
-        return self.repeats * whole + repeats * (self._samples(windows + 1) - self._samples(windows))
+        # Whole windows count `self.repeats` times, and the window that the last update reads `repeats` times so far.
+        of_whole_windows = self._samples(self.windows) * epochs + self._samples(windows)
+        of_last_window = self._samples(windows + 1) - self._samples(windows)
+        return self.repeats * of_whole_windows + repeats * of_last_window
 
     def _samples(self, windows: int) -> int:
         """Return the number of samples in the first windows of an epoch."""
@@ -173,9 +175,9 @@ class Windows:
         done = self._done  # after a resume, the batches of the first window that were handed out before
         while True:
             start = self._window_start if done else self.loader.state_dict()
-            waiting = time.perf_counter()
+            asked_at = time.perf_counter()
             window = list(islice(source, self.size))
-            self.waited += time.perf_counter() - waiting
+            self.waited += time.perf_counter() - asked_at
             if not window:
                 return
             state = self.loader.state_dict()
@@ -185,7 +187,9 @@ class Windows:
             count = len(window) * self.repeats
             for i in range(done, count):
                 # The state must be right before the batch is used: a checkpoint is saved between two batches.
-                self._window_start, self._done = (start, i + 1) if i + 1 < count else (self.loader.state_dict(), 0)
+                is_last = i + 1 == count
+                self._window_start = self.loader.state_dict() if is_last else start
+                self._done = 0 if is_last else i + 1
                 self.remaining = window[i % len(window) + 1 :]
                 yield window[i % len(window)]
             done = 0

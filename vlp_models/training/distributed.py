@@ -125,10 +125,10 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         module = cast(nn.Module, self.lightning_module)
         current = module.state_dict()
-        state = {
-            name: sharded_like(value, current[name]) if name in current else value
-            for name, value in checkpoint["state_dict"].items()
-        }
+        state = dict(checkpoint["state_dict"])
+        for name, tensor in current.items():
+            if name in state:
+                state[name] = sharded_like(state[name], tensor)
         module.load_state_dict(state, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class ShardedStrategy(ModelParallelStrategy):
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             if "parts" in state:  # a CombinedOptimizer
                 pairs = zip(cast(CombinedOptimizer, optimizer).parts, state["parts"], strict=True)
-                optimizer.load_state_dict({"parts": [_sharded_state(part, own) for part, own in pairs]})
+                optimizer.load_state_dict({"parts": [_sharded_state(part, part_state) for part, part_state in pairs]})
             else:
                 optimizer.load_state_dict(_sharded_state(optimizer, state))
 
@@ -148,9 +148,9 @@ class ShardedStrategy(ModelParallelStrategy):
     def _gathered(self, value: Any) -> Any:
         """Return a nested structure with whole tensors, on the CPU of the first process; elsewhere without tensors."""
         if isinstance(value, Mapping):
-            return {key: self._gathered(one) for key, one in value.items()}
+            return {key: self._gathered(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._gathered(one) for one in value]
+            return [self._gathered(item) for item in value]
         if not isinstance(value, Tensor):
             return value
         full = whole(value)
@@ -160,15 +160,13 @@ class ShardedStrategy(ModelParallelStrategy):
 def _sharded_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state dict with tensors sharded as the parameters that they belong to."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    sharded = {
-        index: {
-            name: sharded_like(value, parameters[index])
-            if isinstance(value, Tensor) and value.shape == parameters[index].shape
-            else value
-            for name, value in values.items()
-        }
-        for index, values in state["state"].items()
-    }
+    sharded: dict[int, dict[str, Any]] = {}
+    for index, values in state["state"].items():
+        parameter = parameters[index]
+        sharded[index] = dict(values)
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:  # not a count of steps
+                sharded[index][name] = sharded_like(value, parameter)
     return {**state, "state": sharded}
 
 
@@ -176,14 +174,15 @@ def _sharded_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, 
 def block_options(model: nn.Module, params: TrainerParams) -> Iterator[None]:
     """Apply `activation_checkpointing` and `compile` to the transformer blocks of `model` while the block runs."""
     blocks = [block for block in model.modules() if isinstance(block, BLOCKS)]
-    chosen = [name for name in ("activation_checkpointing", "compile") if getattr(params, name)]
-    if chosen and not blocks:
+    options = [name for name in ("activation_checkpointing", "compile") if getattr(params, name)]
+    if options and not blocks:
         raise ParamsError(
-            f"params.yaml: `trainer.{chosen[0]}` applies to transformer blocks of this package and to subclasses of "
+            f"params.yaml: `trainer.{options[0]}` applies to transformer blocks of this package and to subclasses of "
             "`FamilyBlock`; the model has none"
         )
+    # A block's methods are replaced on the object; the class, and so the weights' names, stay as they are.
     changed = [(block, name) for block in blocks for name in getattr(block, "passes", ("forward",))]
-    for block, name in changed if chosen else ():
+    for block, name in changed if options else ():
         method = getattr(block, name)
         if params.compile:
             method = torch.compile(method, dynamic=True)
@@ -208,8 +207,8 @@ def set_threads(model: nn.Module, trainer: TrainerParams) -> None:
         torch.set_num_threads(trainer.torch_threads)
         return
     declared = [getattr(module, "inputs", None) for module in model.modules()]
-    inputs = [one for one in declared if isinstance(one, ModelInputs)]
-    without_pixels = bool(inputs) and not any(isinstance(one.image, PixelInput) for one in inputs)
+    images = [inputs.image for inputs in declared if isinstance(inputs, ModelInputs)]
+    without_pixels = bool(images) and not any(isinstance(image, PixelInput) for image in images)
     if without_pixels and sum(p.numel() for p in model.parameters()) < SMALL_MODEL:
         torch.set_num_threads(1)
     elif is_portable() and is_main_process() and not use_cuda(trainer.accelerator):

@@ -40,9 +40,13 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
     columns = ["step", "epoch", "loss", *sorted(names)]
 
     def cell(value: Any) -> str:
-        return "" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)
+        if value is None:
+            return ""
+        return f"{value:.7g}" if isinstance(value, float) else str(value)
 
-    lines = [",".join(columns), *(",".join(cell(row.get(column)) for column in columns) for row in rows)]
+    lines = [",".join(columns)]
+    for row in rows:
+        lines.append(",".join(cell(row.get(column)) for column in columns))
     return "\n".join(lines) + "\n"
 
 

@@ -88,14 +88,18 @@ def _targets(model: nn.Module, targets: Sequence[str], where: str) -> list[str]:
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     if not targets:
         return [name for name, module in layers.items() if isinstance(module, nn.Linear)]
-    chosen = {target: [n for n in layers if n == target or n.endswith(f".{target}")] for target in targets}
-    if unknown := [target for target, names in chosen.items() if not names]:
-        known = sorted({name.rpartition(".")[2] for name in layers if not name.rpartition(".")[2].isdigit()})
-        raise ParamsError(
-            f"params.yaml: `{where}.targets`: {unknown[0]} is not a linear layer or embedding of the model; it has "
-            f"{', '.join(known)}, and full names such as {next(iter(layers), '')}"
-        )
-    return [name for name in layers if any(name in names for names in chosen.values())]
+    selected: set[str] = set()
+    for target in targets:
+        matches = {name for name in layers if name == target or name.endswith(f".{target}")}
+        if not matches:
+            last_names = {name.rpartition(".")[2] for name in layers}
+            short_names = sorted(name for name in last_names if not name.isdigit())
+            raise ParamsError(
+                f"params.yaml: `{where}.targets`: {target} is not a linear layer or embedding of the model; it has "
+                f"{', '.join(short_names)}, and full names such as {next(iter(layers), '')}"
+            )
+        selected |= matches
+    return [name for name in layers if name in selected]
 
 
 def _is_adapter(name: str) -> bool:
@@ -125,35 +129,34 @@ def save_adapter(
     tokenizer: Tokenizer,
     labels: Sequence[str] = (),
     *,
-    place: Path | None = None,
+    location: Path | None = None,
 ) -> None:
     """Write an adapter folder into an existing directory.
 
     Args:
         module: with adapters, by `add_lora`.
-        place: where the folder will be, from which it names its base; None: where it is written.
+        location: where the folder will be, from which it names its base; None: where it is written.
         base: the checkpoint whose weights `module` had before.
     """
-    found, known = plain_names(module.state_dict()), read_weights(base)
-    kept = {
-        name: weight.detach().cpu().contiguous()
-        for name, weight in found.items()
-        if not name.startswith("model.")
-        or name not in known
-        or known[name].shape != weight.shape
-        or not torch.equal(known[name], weight.detach().cpu())
-    }
-    save_file(kept, directory / ADAPTER, metadata={"format": "pt"})
+    weights, base_weights = plain_names(module.state_dict()), read_weights(base)
+    # The head, the adapters, and the model's weights that differ from the base.
+    changed = {}
+    for name, weight in weights.items():
+        current = weight.detach().cpu()
+        before = base_weights.get(name) if name.startswith("model.") else None
+        if before is None or before.shape != current.shape or not torch.equal(before, current):
+            changed[name] = current.contiguous()
+    save_file(changed, directory / ADAPTER, metadata={"format": "pt"})
     write_json(
         directory / SETTINGS,
         {
             "format": FORMAT,
             "rank": params.rank,
             "alpha": params.alpha,
-            "base": os.path.relpath(base.resolve(), (place or directory).resolve()),
+            "base": os.path.relpath(base.resolve(), (location or directory).resolve()),
             "base_sha256": hash_file(base / WEIGHTS),
             # of another architecture that the run's config has changed
-            "left_out": sorted(name for name in known if name.startswith("model.") and name not in found),
+            "left_out": sorted(name for name in base_weights if name.startswith("model.") and name not in weights),
         },
     )
     write_config(directory, info, tokenizer, labels)
@@ -163,11 +166,12 @@ def save_adapter(
 def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a model with adapters under the names of a checkpoint, each tensor once."""
     tied = tied_names(state)
-    return {
-        name.replace(f".{NAME}", "") if _is_adapter(name) else name.replace(f"{_BASE}.", "."): weight
-        for name, weight in state.items()
-        if name not in tied
-    }
+    weights = {}
+    for name, weight in state.items():
+        if name not in tied:
+            plain = name.replace(f".{NAME}", "") if _is_adapter(name) else name.replace(f"{_BASE}.", ".")
+            weights[plain] = weight
+    return weights
 
 
 def read_adapter(directory: Path, base: Path | None = None) -> dict[str, Tensor]:
@@ -182,12 +186,12 @@ def read_adapter(directory: Path, base: Path | None = None) -> dict[str, Tensor]
     read_config(directory)  # verifies the sums
     try:
         settings = read_json(directory / SETTINGS)
-        own = load_file(directory / ADAPTER)
-        scale, place = float(settings["alpha"]) / int(settings["rank"]), str(settings["base"])
+        adapter = load_file(directory / ADAPTER)
+        scale, base_path = float(settings["alpha"]) / int(settings["rank"]), str(settings["base"])
         sha256, left_out = settings["base_sha256"], set(settings["left_out"])
     except (DataError, OSError, SafetensorError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{directory}: not an adapter folder of {FORMAT}: {error}") from None
-    base = base or directory / place
+    base = base or directory / base_path
     if not (base / WEIGHTS).is_file():
         raise CheckpointError(
             f"{directory / SETTINGS}: its base {base} does not exist; `dvc pull` it, or name the folder where it is now"
@@ -202,10 +206,11 @@ def read_adapter(directory: Path, base: Path | None = None) -> dict[str, Tensor]
         for name, weight in read_weights(base).items()
         if name.startswith("model.") and name not in left_out
     }
-    weights |= {name: weight for name, weight in own.items() if not _is_adapter(name)}
-    for name in [name for name in own if name.endswith((".lora_A.weight", ".lora_embedding_A"))]:
-        up = own[name.replace("lora_A", "lora_B").replace("embedding_A", "embedding_B")]
-        delta = scale * (up.float() @ own[name].float())
+    weights |= {name: weight for name, weight in adapter.items() if not _is_adapter(name)}
+    # Of each adapted layer W + alpha / rank * B @ A: (H, rank) @ (rank, W); transposed for an embedding.
+    for name in [name for name in adapter if name.endswith((".lora_A.weight", ".lora_embedding_A"))]:
+        up = adapter[name.replace("lora_A", "lora_B").replace("embedding_A", "embedding_B")]
+        delta = scale * (up.float() @ adapter[name].float())
         layer = name.partition(".lora_")[0] + ".weight"
         if layer not in weights:
             raise CheckpointError(f"{directory / ADAPTER}: {layer} is not in {shorten_list([str(base)], 1)}")

@@ -139,8 +139,8 @@ class TrainingModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         update = self.trainer.global_step
-        first = update != self._window_update
-        if first:
+        is_first = update != self._window_update
+        if is_first:
             self.window, self._window_update = [], update
             self._buffers_before.take()
             self._set_training_mode()
@@ -148,17 +148,20 @@ class TrainingModule(LightningModule):
                 window = [batch, *(b.to(self.device, non_blocking=True) for b in self._remaining())]
                 with spare_buffers(self.model):
                     self.loss.look_ahead(window, lambda number: self._seed_dropout(self.micro_batches + number))
+
         self._seed_dropout(self.micro_batches)
         loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
-        found = total_over_ranks(loss)
+        totals = total_over_ranks(loss)
         self.micro_batches += 1
         self._batch = batch
-        self.window.append(MicroBatch(sample_ids=batch.sample_ids, totals=found))
-        if not torch.stack([part.sum for part in found.losses.values()]).isfinite().all():  # equal on every process
-            raise self._non_finite("loss", float(mean_losses([found])["loss"]))
-        if first:
-            self._counts = found.counts
-            if len(found.losses) > 1:
+        self.window.append(MicroBatch(sample_ids=batch.sample_ids, totals=totals))
+        if not torch.stack([part.sum for part in totals.losses.values()]).isfinite().all():  # equal on every process
+            raise self._non_finite("loss", float(mean_losses([totals])["loss"]))
+        # The divisors are those of the first micro-batch. Several losses need the other micro-batches' counts now; a
+        # single loss is rescaled after the last one (`_rescale_gradients`).
+        if is_first:
+            self._counts = totals.counts
+            if len(totals.losses) > 1:
                 self._add_remaining_counts(update)
         # DDP and FSDP average over processes, and Lightning over micro-batches; undo both.
         times = self.trainer.world_size * self.trainer.accumulate_grad_batches
@@ -186,8 +189,8 @@ class TrainingModule(LightningModule):
             if counts is None:
                 self._seed_dropout(number)  # counts may depend on what is drawn
                 with torch.no_grad(), spare_buffers(self.model):
-                    loss = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
-                counts = {name: one.count for name, one in named_losses(loss).items()}
+                    losses = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
+                counts = {name: loss.count for name, loss in named_losses(losses).items()}
             for name, count in sum_counts(counts, self.device).items():
                 self._counts[name] = self._counts.get(name, 0) + count
 
@@ -256,28 +259,29 @@ class TrainingModule(LightningModule):
 
     def validation_metrics(self, batches: Iterable[Batch]) -> set[str]:
         """Return the names that `validate` can return, also of parts without any item in these batches."""
-        return {"val_loss", *(f"val_{name}" for totals in self._evaluate(batches) for name in totals.parts)}
+        names = {name for totals in self._evaluate(batches) for name in totals.parts}
+        return {"val_loss", *(f"val_{name}" for name in names)}
 
     @torch.no_grad()
     def _evaluate(self, batches: Iterable[Batch]) -> list[Totals]:
         self.model.eval()
         try:
-            found = self.validation_losses(batches)
+            totals = self.validation_losses(batches)
         finally:
-            self._mode_epoch = -1
+            self._mode_epoch = -1  # sets training mode again, also within an epoch
             self._set_training_mode()
         if isinstance(self, FSDPModule):
             self.reshard()
-        return found
+        return totals
 
     def validation_losses(self, batches: Iterable[Batch]) -> list[Totals]:
-        found: list[Totals] = []
+        totals: list[Totals] = []
         for i, batch in enumerate(batches):
             with self.trainer.precision_plugin.val_step_context():
                 moved = batch.to(self.device, non_blocking=True)
                 loss = self.loss(moved, update=None, generator=self._generator(VALIDATION, i))
-                found.append(total_over_ranks(loss))
-        return found
+                totals.append(total_over_ranks(loss))
+        return totals
 
     def _seed_dropout(self, number: int) -> None:
         torch.manual_seed(self._draw_seed(DROPOUT, number, self.global_rank))
@@ -289,16 +293,21 @@ class TrainingModule(LightningModule):
     def _generator(self, stream: int, number: int) -> torch.Generator:
         return torch.Generator().manual_seed(self._draw_seed(stream, number))
 
-    def _non_finite(self, what: str, value: float) -> NonFiniteLossError:
+    def _non_finite(self, quantity: str, value: float) -> NonFiniteLossError:
         """Restore the buffers from before the update, write a report, and return the error to raise."""
         self._buffers_before.restore()
         step = self.trainer.global_step
-        samples = [i for micro_batch in self.window for i in micro_batch.sample_ids]
+        samples: list[str] = []
+        losses: list[dict[str, str]] = []  # of each micro-batch
+        for micro_batch in self.window:
+            samples += micro_batch.sample_ids
+            means = mean_losses([micro_batch.totals])
+            losses.append({name: str(float(mean)) for name, mean in means.items()})
         broken = _non_finite_inputs(cast(Batch, self._batch))
         record = {
             "step": step,
-            what.replace(" ", "_"): str(value),
-            "losses": [{k: str(float(v)) for k, v in mean_losses([m.totals]).items()} for m in self.window],
+            quantity.replace(" ", "_"): str(value),
+            "losses": losses,
             "sample_ids": samples,
             "non_finite_inputs": broken,
         }
@@ -307,7 +316,7 @@ class TrainingModule(LightningModule):
         file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         inputs = f"Input that is itself not finite: {', '.join(broken)}. " if broken else ""
         return NonFiniteLossError(
-            f"step {step}: the {what} is {value}; stopped before the update, weights and buffers are unchanged. "
+            f"step {step}: the {quantity} is {value}; stopped before the update, weights and buffers are unchanged. "
             f"{inputs}Samples: {', '.join(samples[:8])}{' ...' if len(samples) > 8 else ''}; all samples and their "
             f"losses are in {file}. Check these samples or lower the learning rate, then run again: it resumes from "
             "the last checkpoint if neither params nor data changed"
@@ -335,9 +344,9 @@ class BufferCopy:
     def take(self) -> None:
         """Copy the buffers, into the same memory as the last copy where possible."""
         for name, buffer in self._model.named_buffers():
-            before = self._copy.get(name)
-            if before is not None and before.shape == buffer.shape and before.device == buffer.device:
-                before.copy_(buffer)
+            copy = self._copy.get(name)
+            if copy is not None and copy.shape == buffer.shape and copy.device == buffer.device:
+                copy.copy_(buffer)
             else:
                 self._copy[name] = buffer.clone()
 
@@ -355,17 +364,15 @@ def spare_buffers(model: nn.Module) -> Iterator[None]:
 
     Restoring values in place would instead change buffers that an earlier forward pass saved for its backward pass.
     """
-    places = [
-        (module, name, buffer)
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    spare = {id(buffer): buffer.clone() for _, _, buffer in places}
+    originals = []
+    for module in model.modules():
+        originals += [(module, name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
+    # Modules that share a buffer share its copy.
+    spare = {id(buffer): buffer.clone() for _, _, buffer in originals}
     try:
-        for module, name, buffer in places:
+        for module, name, buffer in originals:
             module._buffers[name] = spare[id(buffer)]
         yield
     finally:
-        for module, name, buffer in places:
+        for module, name, buffer in originals:
             module._buffers[name] = buffer

@@ -46,18 +46,17 @@ def loss_weights(loss: Loss | WeightedLosses) -> Mapping[str, float]:
 
 def total_over_ranks(loss: Loss | WeightedLosses) -> Totals:
     """Add up sums and counts over all processes in one message; all must name the same losses and parts."""
-    losses = named_losses(loss)
-    pairs = [(one.sum, one.count) for one in losses.values()]
-    parts = sorted(loss.parts.items())
-    pairs += [(part.sum, part.count) for _, part in parts]
+    losses, parts = named_losses(loss), dict(sorted(loss.parts.items()))
+    pairs = [(item.sum, item.count) for item in losses.values()]
+    pairs += [(part.sum, part.count) for part in parts.values()]
     device = pairs[0][0].device
     # Losses, then parts: a row with sum and count for each
     numbers = sum_over_ranks(torch.stack([_as_number(value, device) for pair in pairs for value in pair]))
-    found = [Part(sum=row[0], count=row[1]) for row in numbers.view(-1, 2)]
+    totals = [Part(sum=row[0], count=row[1]) for row in numbers.view(-1, 2)]
     return Totals(
         weights=dict(loss_weights(loss)),
-        losses=dict(zip(losses, found, strict=False)),
-        parts=dict(zip((name for name, _ in parts), found[len(losses) :], strict=True)),
+        losses=dict(zip(losses, totals[: len(losses)], strict=True)),
+        parts=dict(zip(parts, totals[len(losses) :], strict=True)),
     )
 
 
@@ -73,8 +72,8 @@ def normalize(loss: Loss | WeightedLosses, counts: Mapping[str, Tensor]) -> Tens
     """Return this process's weighted sums divided by the counts of the whole update; differentiable."""
     weights = loss_weights(loss)
     terms = [
-        one.sum * (weights[name] / at_least_one(counts[name])).to(one.sum.dtype)
-        for name, one in named_losses(loss).items()
+        part_loss.sum * (weights[name] / at_least_one(counts[name])).to(part_loss.sum.dtype)
+        for name, part_loss in named_losses(loss).items()
     ]
     return torch.stack(terms).sum()
 
@@ -93,12 +92,12 @@ def mean_losses(window: Sequence[Totals]) -> dict[str, Tensor]:
         for name, part in micro_batch.parts.items():
             parts.setdefault(name, []).append(part)
     loss = torch.stack([weights[name] * sums[name] / at_least_one(counts[name]) for name in sums]).sum()
-    found = {"loss": loss}
-    for name, several in parts.items():
-        count = torch.stack([torch.as_tensor(part.count) for part in several]).sum()
+    means = {"loss": loss}
+    for name, parts_of_batches in parts.items():
+        count = torch.stack([torch.as_tensor(part.count) for part in parts_of_batches]).sum()
         if count > 0:
-            found[name] = torch.stack([part.sum for part in several]).sum() / count
-    return found
+            means[name] = torch.stack([part.sum for part in parts_of_batches]).sum() / count
+    return means
 
 
 def at_least_one(count: Tensor) -> Tensor:

@@ -47,10 +47,10 @@ def named_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     groups: dict[str, list[nn.Parameter]] = {}
     for name, child in module.named_children():
         groups |= named_groups(child) if name == "model" else {name: list(child.parameters())}
-    seen: set[int] = set()
+    used_ids: set[int] = set()
     for name, parameters in groups.items():
-        groups[name] = [p for p in parameters if id(p) not in seen]
-        seen |= set(map(id, parameters))
+        groups[name] = [p for p in parameters if id(p) not in used_ids]
+        used_ids |= set(map(id, parameters))
     return {name: parameters for name, parameters in groups.items() if parameters}
 
 
@@ -65,16 +65,16 @@ def select_groups(
     Raises:
         ParamsError: the model has no such group, or two groups share a parameter.
     """
-    known = named_groups(module) if params else {}
+    available = named_groups(module) if params else {}
     owner: dict[int, str] = {}
     for name in params:
-        if name not in known:
-            place = f"params.yaml: `{where}.groups.{name}`"
-            raise ParamsError(f"{place}: the model has no such part{suggestion(name, known)}")
-        for parameter in known[name]:
+        if name not in available:
+            key = f"params.yaml: `{where}.groups.{name}`"
+            raise ParamsError(f"{key}: the model has no such part{suggestion(name, available)}")
+        for parameter in available[name]:
             if owner.setdefault(id(parameter), name) != name:
                 raise ParamsError(f"params.yaml: `{where}.groups`: {owner[id(parameter)]} and {name} share a parameter")
-    return {name: known[name] for name in params}
+    return {name: available[name] for name in params}
 
 
 def check_groups(module: nn.Module, params: Mapping[str, GroupParams], where: str) -> None:
@@ -109,8 +109,9 @@ class Freezing:
             for parameter in parameters:
                 if group.frozen:
                     parameter.requires_grad_(False)
-                if group.frozen or group.frozen_epochs:
-                    self._until[id(parameter)] = float("inf") if group.frozen else group.frozen_epochs
+                    self._until[id(parameter)] = float("inf")
+                elif group.frozen_epochs:
+                    self._until[id(parameter)] = group.frozen_epochs
 
     def train(self, epoch: int) -> None:
         """Set training mode, except for what is frozen in this epoch."""
@@ -149,8 +150,10 @@ def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.O
     parts = _group_optimizers(ungrouped, params, GroupParams(), in_blocks)
     for name, parameters in groups.items():
         group = params.groups[name]
-        own = [p for p in parameters if p.requires_grad]
-        parts += _group_optimizers(own, params, group, in_blocks if group.kind is None else set(map(id, own)))
+        trained_in_group = [p for p in parameters if p.requires_grad]
+        # A group that names its optimizer gets it for all of its matrices, not only for those of the blocks.
+        muon_candidates = in_blocks if group.kind is None else set(map(id, trained_in_group))
+        parts += _group_optimizers(trained_in_group, params, group, muon_candidates)
     return parts[0] if len(parts) == 1 else CombinedOptimizer(parts)
 
 
@@ -170,19 +173,22 @@ def _group_optimizers(
     # A group that sets a rate but no kind scales Muon's rate in the same proportion.
     muon_lr = params.muon_lr * (lr / params.lr if params.lr else 1.0)
     if kind == "muon":
-        kind, muon_lr, lr = params.kind, lr if group.lr is not None else params.muon_lr or lr, params.lr
+        # The group's rate is Muon's; what Muon can't update gets the run's optimizer and rate.
+        muon_lr = lr if group.lr is not None else params.muon_lr or lr
+        kind, lr = params.kind, params.lr
     matrices = [p for p in parameters if uses_muon and p.ndim == 2 and id(p) in muon_candidates]
     in_muon = set(map(id, matrices))
-    others = parameter_groups([p for p in parameters if id(p) not in in_muon], decay)
+    remaining = parameter_groups([p for p in parameters if id(p) not in in_muon], decay)
     optimizers: list[torch.optim.Optimizer] = []
-    if others and kind == "sgd":
-        optimizers.append(torch.optim.SGD(others, lr=lr, momentum=0.9 if group.momentum is None else group.momentum))
-    elif others:
+    if remaining and kind == "sgd":
+        momentum = 0.9 if group.momentum is None else group.momentum
+        optimizers.append(torch.optim.SGD(remaining, lr=lr, momentum=momentum))
+    elif remaining:
         adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
         devices = {parameter.device.type for parameter in parameters}
         optimizers.append(
             adam(
-                others,
+                remaining,
                 lr=lr,
                 betas=(params.betas[0], params.betas[1]),
                 eps=params.eps,
@@ -210,8 +216,9 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 def block_matrices(module: nn.Module) -> list[Tensor]:
     """Return the weights of the linear layers in transformer blocks: no embeddings, heads or poolers."""
-    blocks = [m for m in module.modules() if isinstance(m, BLOCKS)]
-    layers = dict.fromkeys(m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
+    layers: dict[nn.Linear, None] = {}  # in order, each once: blocks may be in blocks
+    for block in [m for m in module.modules() if isinstance(m, BLOCKS)]:
+        layers |= dict.fromkeys(m for m in block.modules() if isinstance(m, nn.Linear))
     return [layer.weight for layer in layers if layer.weight.requires_grad]
 
 
@@ -236,15 +243,15 @@ def learning_rate_factor(step: int, *, total: int, params: OptimizerParams) -> f
     warmup = round(params.warmup_fraction * total)
     if step < warmup:
         return (step + 1) / warmup
-    left = max(0.0, (total - step) / max(1, total - warmup))
+    remaining = max(0.0, (total - step) / max(1, total - warmup))
     if params.schedule in ("constant", "steps"):
         factor = params.decay_by ** sum(step >= round(share * total) for share in params.decay_at)
     elif params.schedule == "inverse_sqrt":
         factor = math.sqrt(max(1, warmup) / (step + 1))
     elif params.schedule == "linear":
-        factor = left
+        factor = remaining
     else:
-        factor = 0.5 * (1 - math.cos(math.pi * left))
+        factor = 0.5 * (1 - math.cos(math.pi * remaining))
     return max(params.min_lr / params.lr if params.lr else 0.0, factor)
 
 
@@ -340,19 +347,19 @@ class Muon(torch.optim.Optimizer):
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         # Of sharded matrices, this process's rows; only the iteration needs whole ones, and every process runs it.
-        own = [own_part(p) for p in weights]
+        local_weights = [own_part(p) for p in weights]
         gradients = [own_part(p.grad) for p in weights]
         momenta = [own_part(self.state[p]["momentum_buffer"]) for p in weights]
         momentum = group["momentum"]
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         directions = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
-        torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(local_weights, 1 - group["lr"] * group["weight_decay"])
         rank, processes = _share_of(weights)
-        mine = [i for i in range(len(weights)) if i % processes == rank]
-        updates = self._orthogonalized([weights[i] for i in mine], [directions[i] for i in mine])
+        my_indices = [i for i in range(len(weights)) if i % processes == rank]
+        updates = self._orthogonalized([weights[i] for i in my_indices], [directions[i] for i in my_indices])
         if processes > 1:
-            updates = _from_all(dict(zip(mine, updates, strict=True)), own)
-        for p, weight, update in zip(own, weights, updates, strict=True):
+            updates = _from_all(dict(zip(my_indices, updates, strict=True)), local_weights)
+        for p, weight, update in zip(local_weights, weights, updates, strict=True):
             rows, columns = weight.shape
             square = max(rows, columns) if group["adjust"] == "match_rms_adamw" else max(1, rows / columns)
             ratio = math.sqrt(square) * (0.2 if group["adjust"] == "match_rms_adamw" else 1.0)
@@ -388,12 +395,12 @@ def _share_of(weights: list[Tensor]) -> tuple[int, int]:
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
-def _from_all(mine: dict[int, Tensor], like: list[Tensor]) -> list[Tensor]:
+def _from_all(computed: dict[int, Tensor], like: list[Tensor]) -> list[Tensor]:
     """Return the updates of all matrices, given this process's, by their place in `like`.
 
     They are added up over processes. In each place all processes but one have zeros, so no digit changes.
     """
-    parts = [mine[i].to(p.dtype) if i in mine else torch.zeros_like(p) for i, p in enumerate(like)]
+    parts = [computed[i].to(p.dtype) if i in computed else torch.zeros_like(p) for i, p in enumerate(like)]
     flat = torch.cat([part.flatten() for part in parts])
     torch.distributed.all_reduce(flat)
     return [part.view_as(p) for part, p in zip(flat.split([p.numel() for p in like]), like, strict=True)]

@@ -33,7 +33,7 @@ PATIENCE = 20.0  # seconds that a forked process may take to end after this one
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def count_processes(wanted: int, params: TrainerParams, model: nn.Module, batch_size: int = 0) -> int:
+def count_processes(requested: int, params: TrainerParams, model: nn.Module, batch_size: int = 0) -> int:
     """Return how many processes `fit` forks for a training, itself included.
 
     Several are for portable digits on one node with a CPU and `devices: 1`; otherwise threads use the cores. A model
@@ -41,7 +41,7 @@ def count_processes(wanted: int, params: TrainerParams, model: nn.Module, batch_
     that can't be divided evenly. So on CPUs the number depends on params.yaml alone, and so do the digits.
 
     Args:
-        wanted: `cpu_processes` of the run.
+        requested: `cpu_processes` of the run.
     """
     started = "RANK" in os.environ or "LOCAL_RANK" in os.environ
     several = params.devices > 1 or params.num_nodes > 1 or params.strategy == "fsdp"
@@ -50,7 +50,7 @@ def count_processes(wanted: int, params: TrainerParams, model: nn.Module, batch_
         return 1
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return 1
-    return 1 if batch_size % wanted else wanted
+    return 1 if batch_size % requested else requested
 
 
 @contextmanager

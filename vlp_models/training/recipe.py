@@ -70,21 +70,21 @@ class Recipe:
 
     def weigh(self, losses: Mapping[str, Loss], update: int | None) -> WeightedLosses:
         """Return the losses with their weights in this update."""
-        by_share = self.mix == "sample" or (self.mix == "alternate" and update is None)
-        total = sum(self.shares.values())
-        return WeightedLosses(
-            losses=losses,
-            weights={name: self.weights[name] * (self.shares[name] / total if by_share else 1.0) for name in losses},
-        )
+        weights = {name: self.weights[name] for name in losses}
+        # `alternate` trains by its shares over a cycle; only validation, which has all objectives at once, weighs them.
+        if self.mix == "sample" or (self.mix == "alternate" and update is None):
+            total = sum(self.shares.values())
+            weights = {name: weight * (self.shares[name] / total) for name, weight in weights.items()}
+        return WeightedLosses(losses=losses, weights=weights)
 
 
-def make_recipe(params: RecipeParams, *, known: Sequence[str], section: str = "pretrain") -> Recipe:
+def make_recipe(params: RecipeParams, *, supported: Sequence[str], section: str = "pretrain") -> Recipe:
     """Check the recipe of a run against its model.
 
     The objectives have the model's order: neither DVC nor a run's fingerprint reads that of params.yaml.
 
     Args:
-        known: the model's objectives (`Pretrains.objectives`).
+        supported: the model's objectives (`Pretrains.objectives`).
         section: the section of params.yaml that contains `recipe`.
 
     Raises:
@@ -93,10 +93,9 @@ def make_recipe(params: RecipeParams, *, known: Sequence[str], section: str = "p
     """
     where = f"params.yaml: `{section}.recipe"
     for name, objective in params.objectives.items():
-        if name not in known:
-            raise ParamsError(
-                f"{where}.objectives.{name}`: the model does not support it; it supports: {', '.join(sorted(known))}"
-            )
+        if name not in supported:
+            names = ", ".join(sorted(supported))
+            raise ParamsError(f"{where}.objectives.{name}`: the model does not support it; it supports: {names}")
         for key in ("weight", "share"):
             if not 0 <= getattr(objective, key) < float("inf"):
                 raise ParamsError(f"{where}.objectives.{name}.{key}: {getattr(objective, key)}` must be zero or more")
@@ -112,14 +111,14 @@ def make_recipe(params: RecipeParams, *, known: Sequence[str], section: str = "p
             )
     if params.reuse_batch and params.mix != "alternate":
         raise ParamsError(f"{where}.reuse_batch` requires `mix: alternate`, not {params.mix}")
-    ordered = {name: params.objectives[name] for name in known if name in params.objectives}
-    trained = {name: one for name, one in ordered.items() if one.weight > 0 and one.share > 0}
+    ordered = {name: params.objectives[name] for name in supported if name in params.objectives}
+    trained = {name: objective for name, objective in ordered.items() if objective.weight > 0 and objective.share > 0}
     if not trained:
         raise ParamsError(f"{where}.objectives` has no objective with a weight and share above 0")
     return Recipe(
         mix=params.mix,
-        weights={name: one.weight for name, one in trained.items()},
-        shares={name: one.share for name, one in trained.items()},
+        weights={name: objective.weight for name, objective in trained.items()},
+        shares={name: objective.share for name, objective in trained.items()},
         reuse_batch=params.reuse_batch,
     )
 
@@ -147,10 +146,10 @@ class PretrainingLoss:
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         arguments = self._arguments(batch, update, generator)
         if self.looks_ahead and update is not None:
+            position = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
+            other_pairs = [pairs for number, (_, pairs) in enumerate(self._window) if number != position]
             # The pairs of the update's other micro-batches for each of the model's contrasts; None without any
-            own = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
-            others = [pairs for number, (_, pairs) in enumerate(self._window) if number != own]
-            arguments["others"] = [concatenate_pairs(contrast) for contrast in zip(*others, strict=True)] or None
+            arguments["others"] = [concatenate_pairs(contrast) for contrast in zip(*other_pairs, strict=True)] or None
         losses = cast(Pretrains, self.model).pretraining_losses(batch, **arguments)
         return self.recipe.weigh(losses, update)
 

@@ -133,8 +133,8 @@ def clear_resume_points(work: Path) -> None:
 
 def _resume_points(work: Path) -> list[ResumePoint]:
     """Return the checkpoints, newest first."""
-    found = [(path, _NAME.fullmatch(path.name)) for path in work.iterdir()]
-    points = [ResumePoint(path=path, step=int(match[1])) for path, match in found if match]
+    matches = [(path, _NAME.fullmatch(path.name)) for path in work.iterdir()]
+    points = [ResumePoint(path=path, step=int(match[1])) for path, match in matches if match]
     return sorted(points, key=lambda point: -point.step)
 
 

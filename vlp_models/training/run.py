@@ -181,9 +181,10 @@ def _fit(
     tracker: Tracker | None,
 ) -> FitResult:
     """Train in this process, as one of `trainer.devices` times `trainer.num_nodes`."""
+    # The precision and threads of the run's first start, the trainer, and the data of this process.
     start = newest_resume_point(work, tidy=is_main_process())
-    chosen = choose_precision(trainer)
-    precision = chosen
+    machine_precision = choose_precision(trainer)
+    precision = machine_precision
     if start is not None:  # a run keeps its precision on another machine, and its threads
         precision, threads = read_precision_and_threads(start.path)
         keep_threads(threads, trainer, title)
@@ -224,13 +225,14 @@ def _fit(
     if is_main:
         if start is not None:
             logger.info("%s: resuming from step %s of %s (%s)", title, f"{start.step:,}", f"{total:,}", start.path)
-        _log_precision(title, precision, chosen, trainer)
+        _log_precision(title, precision, machine_precision, trainer)
         truncate_log(log, start.step if start else 0)
         if tracker is not None:
             tracker.sync(log)
     with block_options(model, trainer):
         _run_lightning(lightning, module, train, start, title, resume_points)
 
+    # The result: whole weights, averaged if the params configure it, on the CPU.
     if module.sharding is not None:
         module.sharding.undo()
     for averaged in (average, snapshots):
@@ -282,10 +284,13 @@ def _averages(plan: Plan, work: Path) -> tuple[WeightAverage | None, Snapshots |
     return average, Snapshots(work, plan.snapshots) if plan.snapshots.keep else None
 
 
-def _log_precision(title: str, precision: Precision, chosen: Precision, trainer: TrainerParams) -> None:
-    if precision != chosen:
+def _log_precision(title: str, precision: Precision, machine_precision: Precision, trainer: TrainerParams) -> None:
+    if precision != machine_precision:
         logger.info(
-            "%s: keeping precision %s from the start of the run (this machine would use %s)", title, precision, chosen
+            "%s: keeping precision %s from the start of the run (this machine would use %s)",
+            title,
+            precision,
+            machine_precision,
         )
     elif trainer.precision == "bf16-where-native":
         logger.info("%s: precision %s, native on this machine", title, precision)

@@ -67,10 +67,10 @@ def schedule(
     with_words = frozenset(name for names in paths.values() for name in names) & everything
     if scheme == "a":
         return Schedule(first=everything, second=with_words, source={path: path for path in paths})
-    one, other = paths
+    first_path, second_path = paths
     if scheme == "b":
-        return Schedule(first=everything, second=with_words, source={one: other, other: one})
-    leading, following = (one, other) if coin else (other, one)
+        return Schedule(first=everything, second=with_words, source={first_path: second_path, second_path: first_path})
+    leading, following = (first_path, second_path) if coin else (second_path, first_path)
     second = frozenset(paths[following]) & everything
     return Schedule(first=everything - second, second=second, source={following: leading})
 
@@ -94,7 +94,9 @@ class TwoPassLoss:
         # bool [B, T]: the masked words that the second pass reads as predicted; the ramp sets their share.
         share = ramp_share(update, start=self.ramp.start, end=self.ramp.end, steps=self.ramp.steps)
         replaced_BT = select_replaced(corruption.words_BT, share, generator)
-        coin = bool(draw_uniform((), generator, torch.device("cpu")) < 0.5) if self.scheme == "c" else True
+        coin = True
+        if self.scheme == "c":
+            coin = bool(draw_uniform((), generator, torch.device("cpu")) < 0.5)
         paths = {path: names for path, names in self.model.word_paths.items() if set(names) & set(objectives)}
         plan = schedule(self.scheme, paths, objectives, coin=coin)
 
@@ -111,12 +113,13 @@ class TwoPassLoss:
 
         # Scheme C computes an objective in one of the passes only: it keeps its name, so that it is one loss over all
         # micro-batches of an update.
-        one, two = self.recipe.weigh(first.losses, update), self.recipe.weigh(second.losses, update)
-        losses, weights = dict(one.losses), dict(one.weights)
-        for name, loss in two.losses.items():
-            unique = f"{name}{SECOND_PASS}" if name in one.losses else name
-            losses[unique] = replace(loss, parts={f"{part}{SECOND_PASS}": value for part, value in loss.parts.items()})
-            weights[unique] = two.weights[name]
+        first_losses, second_losses = self.recipe.weigh(first.losses, update), self.recipe.weigh(second.losses, update)
+        losses, weights = dict(first_losses.losses), dict(first_losses.weights)
+        for name, loss in second_losses.losses.items():
+            unique = f"{name}{SECOND_PASS}" if name in first_losses.losses else name
+            parts = {f"{part}{SECOND_PASS}": value for part, value in loss.parts.items()}
+            losses[unique] = replace(loss, parts=parts)
+            weights[unique] = second_losses.weights[name]
         return WeightedLosses(losses=losses, weights=weights)
 
 
@@ -135,7 +138,7 @@ def make_loss(
             predict masked words or lacks the paths of the scheme, a path without the objective that predicts its
             words, a fraction outside 0 to 1, or a `mix` other than `sum`.
     """
-    made = make_recipe(recipe, known=model.objectives, section=section)  # type: ignore[arg-type]
+    checked_recipe = make_recipe(recipe, supported=model.objectives, section=section)  # type: ignore[arg-type]
     ahead = recipe.contrast_over == "update"
     if isinstance(model, PretrainingModel) and (ahead or sampling.scheme != "none"):
         key = "recipe.contrast_over: update" if ahead else f"scheduled_sampling.scheme: {sampling.scheme}"
@@ -144,16 +147,18 @@ def make_loss(
             f"{' and '.join(model.objective_heads)} from `{section}.recipe.objectives`"
         )
     if sampling.scheme == "none":
-        if ahead and (not isinstance(model, EmbedsPairs) or made.mix != "sum"):
+        if ahead and (not isinstance(model, EmbedsPairs) or checked_recipe.mix != "sum"):
             raise ParamsError(
                 f"params.yaml: `{section}.recipe.contrast_over: update` needs `mix: sum` and a model that embeds its "
                 f"pairs separately (EmbedsPairs in vlp_models/models/protocols.py), not `{name}`; set `batch`"
             )
-        return PretrainingLoss(model=model, recipe=made, mask_probability=recipe.mask_probability, looks_ahead=ahead)
-    _check_scheduled_sampling(model, made, sampling, name, section)
+        return PretrainingLoss(
+            model=model, recipe=checked_recipe, mask_probability=recipe.mask_probability, looks_ahead=ahead
+        )
+    _check_scheduled_sampling(model, checked_recipe, sampling, name, section)
     return TwoPassLoss(
         model=cast(PredictsMaskedWords, model),
-        recipe=made,
+        recipe=checked_recipe,
         mask_probability=recipe.mask_probability,
         scheme=sampling.scheme,
         sample=sampling.sample,

@@ -69,6 +69,7 @@ def clip_norm(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         return nn.utils.clip_grad_norm_(parameters, limit)
     sharded = [own_part(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
     replicated = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    # Each process has a part of the sharded gradients, so their squares add up; the replicated ones count once.
     square = torch.stack([n.square() for n in torch._foreach_norm(sharded)]).sum()
     dist.all_reduce(square)
     for gradient in replicated:
@@ -88,6 +89,7 @@ def average_replicated(parameters: Iterable[nn.Parameter]) -> None:
         return
     used = [parameter.grad is not None for parameter in scalars]
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in scalars]
+    # (2, N): each scalar's gradient, and on how many processes it has one
     values_2N = torch.stack([torch.stack(gradients).double(), torch.tensor(used, device=scalars[0].device).double()])
     dist.all_reduce(values_2N)
     for parameter, total, count in zip(scalars, *values_2N.unbind(), strict=True):
@@ -106,27 +108,30 @@ class Sharding:
             methods: those of the module, besides `forward`, within which its weights are read.
         """
         self._modules = list(module.modules())
-        self._before = [(type(one), set(vars(one)), _hooks(one)) for one in self._modules]
+        # What sharding changes of each module, for `undo`: its class, its attributes' names, its hooks.
+        self._before = [(type(child), set(vars(child)), _hooks(child)) for child in self._modules]
         scalars = {parameter for parameter in module.parameters() if parameter.ndim == 0}
-        units = [(one, UNITS[type(one)]) for one in self._modules if type(one) in UNITS]
+        units = [(child, UNITS[type(child)]) for child in self._modules if type(child) in UNITS]
         for unit, names in [*units, (module, tuple(methods))]:
             fully_shard(unit, mesh=mesh, ignored_params=scalars)
             for name in names:
                 register_fsdp_forward_method(unit, name)
-        self._added = [set(vars(one)) - names for one, (_, names, _) in zip(self._modules, self._before, strict=True)]
+        self._added = []
+        for child, (_, attributes, _) in zip(self._modules, self._before, strict=True):
+            self._added.append(set(vars(child)) - attributes)
 
     def undo(self) -> None:
         """Restore the modules as before, with whole weights; every process must call it."""
         for module in self._modules:
             if isinstance(module, FSDPModule):
                 module.reshard()
-        made: dict[int, nn.Parameter] = {}  # a weight that several modules share stays shared
+        gathered: dict[int, nn.Parameter] = {}  # a weight that several modules share stays shared
         for module in self._modules:
             for name, parameter in module._parameters.items():
                 if isinstance(parameter, DTensor):
-                    if id(parameter) not in made:
-                        made[id(parameter)] = nn.Parameter(whole(parameter.detach()), parameter.requires_grad)
-                    module._parameters[name] = made[id(parameter)]
+                    if id(parameter) not in gathered:
+                        gathered[id(parameter)] = nn.Parameter(whole(parameter.detach()), parameter.requires_grad)
+                    module._parameters[name] = gathered[id(parameter)]
         for module, (kind, _, hooks), added in zip(self._modules, self._before, self._added, strict=True):
             module.__class__ = kind
             for name in added:

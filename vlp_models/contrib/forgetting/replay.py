@@ -65,7 +65,7 @@ class TrainingRun:
         kind, name = split_start(run)
         if kind == "pretrain":
             p = build(PretrainParams, dict(settings), where=f"pretrain.{name}", file=run)
-            recipe = make_recipe(p.recipe, known=sorted(p.recipe.objectives), section=run)
+            recipe = make_recipe(p.recipe, supported=sorted(p.recipe.objectives), section=run)
             return TrainingRun(
                 run=run,
                 start=p.start or f"initial/{p.model}",
