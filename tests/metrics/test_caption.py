@@ -18,7 +18,7 @@ from vlp_models.metrics import caption
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import (
     CaptionSet,
-    KeptMeteor,
+    SharedMeteor,
     constant_caption,
     human_agreement,
     score_caption_sets,
@@ -102,7 +102,7 @@ def test_kept_meteor_gives_the_same_scores_and_starts_again_after_its_end(monkey
     sets = {"": CaptionSet(candidates=CANDIDATES, references=REFERENCES)}
     alone = by_name(score_captions(CANDIDATES, REFERENCES))["METEOR"]
     assert java_processes() == before
-    with KeptMeteor() as kept:
+    with SharedMeteor() as kept:
         first, second = (by_name(score_caption_sets(sets, meteor=kept)[""])["METEOR"] for _ in range(2))
         (java,) = java_processes() - before
         java.kill()

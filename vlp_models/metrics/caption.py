@@ -7,6 +7,7 @@ in percent (a CIDEr of 1.2 reads 120, as in papers' tables).
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -55,7 +56,7 @@ def score_captions(candidates: Mapping[str, str], references: Mapping[str, Seque
 def score_caption_sets(
     sets: Mapping[str, CaptionSet],
     progress: Callable[[str], None] = lambda text: None,
-    meteor: KeptMeteor | None = None,
+    meteor: SharedMeteor | None = None,
 ) -> dict[str, list[Score]]:
     """Score several sets, starting each Java program once.
 
@@ -77,6 +78,7 @@ def score_caption_sets(
         _check_ids(caption_set, name)
     # After an error METEOR's process is ended first, so that the thread that waits for its answers ends as well.
     with ThreadPoolExecutor(1) as pool, _meteor_process(meteor) as process:
+        # METEOR scores all sets in a thread, while the others score them here; a set without captions has no scores.
         tokenized, notes, meteor_notes = _tokenize_sets(sets, progress)
         filled = {name: both for name, both in tokenized.items() if both[0]}
         meteor_scores = pool.submit(_meteor, filled, process, meteor_notes)
@@ -108,34 +110,37 @@ def _tokenize_sets(
 ) -> tuple[dict[str, tuple[Tokenized, Tokenized]], dict[str, str], dict[str, str]]:
     """Return each set's tokenized candidates and references, the note on scores of its words, and METEOR's note."""
     progress("tokenizing captions")
-    texts = [text for s in sets.values() for text in s.candidates.values()]
-    references = {name: [text for captions in s.references.values() for text in captions] for name, s in sets.items()}
-    found = tokenize_captions([*texts, *(text for own in references.values() for text in own)])
-    if lost := [text for text in texts if text in found.dropped]:
+    candidates: list[str] = []
+    references: dict[str, list[str]] = {}  # of each set
+    for name, caption_set in sets.items():
+        candidates += caption_set.candidates.values()
+        references[name] = [text for captions in caption_set.references.values() for text in captions]
+    # All texts at once, since Java takes seconds to start.
+    tokenization = tokenize_captions([*candidates, *itertools.chain.from_iterable(references.values())])
+    lost = [text for text in candidates if text in tokenization.dropped]
+    if lost:
         logger.warning(
             f"{len(lost)} captions to score, such as {lost[0][:80]!r}, have letters or symbols that the Penn Treebank "
             "tokenizer drops; the Python tokenizer was used for them"
         )
-    tokens = found.tokens
-    tokenized: dict[str, tuple[Tokenized, Tokenized]] = {
-        name: (
-            {i: [tokens[s.candidates[i]]] for i in s.candidates},
-            {i: [tokens[text] for text in s.references[i]] for i in s.candidates},
-        )
-        for name, s in sets.items()
-    }
-    notes = {name: found.note(own) for name, own in references.items()}
-    return tokenized, notes, {name: found.meteor_note(own) for name, own in references.items()}
+    tokens = tokenization.tokens
+    tokenized: dict[str, tuple[Tokenized, Tokenized]] = {}
+    for name, caption_set in sets.items():
+        candidate_tokens, reference_tokens = {}, {}
+        for image_id, text in caption_set.candidates.items():
+            candidate_tokens[image_id] = [tokens[text]]
+            reference_tokens[image_id] = [tokens[reference] for reference in caption_set.references[image_id]]
+        tokenized[name] = candidate_tokens, reference_tokens
+    notes = {name: tokenization.note(texts_of_set) for name, texts_of_set in references.items()}
+    return tokenized, notes, {name: tokenization.meteor_note(texts_of_set) for name, texts_of_set in references.items()}
 
 
 def _check_ids(caption_set: CaptionSet, name: str) -> None:
     candidates, references = caption_set.candidates, caption_set.references
-    for ids, what in (
-        (references.keys() - candidates.keys(), "caption"),
-        (candidates.keys() - references.keys(), "reference"),
-    ):
+    without_caption, without_reference = references.keys() - candidates.keys(), candidates.keys() - references.keys()
+    for ids, missing in ((without_caption, "caption"), (without_reference, "reference")):
         if ids:
-            raise DataError(f"captions {name}: {len(ids)} images have no {what}, such as {min(ids)}")
+            raise DataError(f"captions {name}: {len(ids)} images have no {missing}, such as {min(ids)}")
     empty = [image_id for image_id, captions in references.items() if not captions]
     if empty:
         raise DataError(f"captions {name}: {len(empty)} images have no reference, such as {min(empty)}")
@@ -148,36 +153,28 @@ def _bleu(candidates: Tokenized, references: Tokenized, note: str) -> list[Score
     for image_id, (candidate,) in candidates.items():
         scorer += (candidate, references[image_id])
     values, _ = scorer.compute_score(option="closest", verbose=0)
-    parts = np.array(
-        [
-            [*counts["correct"], *counts["guess"], counts["testlen"], _closest(counts["reflen"], counts["testlen"])]
-            for counts in scorer.ctest
-        ],
-        dtype=np.float64,
-    )
-    return [
-        Score(
-            metric=f"BLEU-{n}",
-            value=100 * float(values[n - 1]),
-            n=len(candidates),
-            note=note,
-            evidence=Evidence(groups=list(candidates), parts_NK=parts, statistic=partial(bleu_percent, n=n)),
-        )
-        for n in range(1, 5)
-    ]
+    rows = []
+    for counts in scorer.ctest:
+        length = counts["testlen"]
+        # The reference closest in length, the shorter of two.
+        _, reference_length = min((abs(reference - length), reference) for reference in counts["reflen"])
+        rows.append([*counts["correct"], *counts["guess"], length, reference_length])
+    parts = np.array(rows, dtype=np.float64)
+    scores = []
+    for n in range(1, 5):
+        evidence = Evidence(groups=list(candidates), parts_NK=parts, statistic=partial(bleu_percent, n=n))
+        value = 100 * float(values[n - 1])
+        scores.append(Score(metric=f"BLEU-{n}", value=value, n=len(candidates), note=note, evidence=evidence))
+    return scores
 
 
-def _closest(reference_lengths: Sequence[int], length: int) -> int:
-    return min((abs(reference - length), reference) for reference in reference_lengths)[1]
-
-
-class KeptMeteor:
+class SharedMeteor:
     """A METEOR process for several calls of `score_caption_sets`, started by the first of them; a context manager."""
 
     def __init__(self) -> None:
         self._process: Meteor | None = None
 
-    def __enter__(self) -> KeptMeteor:
+    def __enter__(self) -> SharedMeteor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -196,20 +193,20 @@ class KeptMeteor:
 
 
 @contextmanager
-def _meteor_process(kept: KeptMeteor | None) -> Iterator[Meteor | str]:
+def _meteor_process(shared: SharedMeteor | None) -> Iterator[Meteor | str]:
     """Start METEOR, which loads its tables for seconds while other scorers run; or yield why it cannot run."""
-    own = kept or KeptMeteor()
+    meteor = shared or SharedMeteor()
     try:
-        process: Meteor | str = own.start()
+        process: Meteor | str = meteor.start()
     except MissingToolError as error:
         process = str(error)
     try:
         yield process
     except BaseException:
-        own.end()
+        meteor.end()
         raise
-    if not kept:
-        own.end()
+    if not shared:
+        meteor.end()
 
 
 def _meteor(
@@ -308,8 +305,8 @@ def constant_caption(train: Sequence[str]) -> str:
             words[word] = words.get(word, 0) + 1
 
     def word_frequency(caption: str) -> float:
-        own = caption.split()
-        return sum(words[word] for word in own) / max(len(own), 1)
+        caption_words = caption.split()
+        return sum(words[word] for word in caption_words) / max(len(caption_words), 1)
 
     return min(counts, key=lambda caption: (-counts[caption], -word_frequency(caption), caption), default="")
 

@@ -51,10 +51,11 @@ class DocumentFrequencies:
         images = 0
         for references in corpus:
             images += 1
-            found: set[int] = set()
+            ngrams: set[int] = set()  # of the image: each counts once, in however many references it is
             for reference in references:
-                found.update(ngrams_of([words.setdefault(word, len(words) + 1) for word in reference]))
-            counts.update(found)
+                numbers = [words.setdefault(word, len(words) + 1) for word in reference]
+                ngrams.update(ngrams_of(numbers))
+            counts.update(ngrams)
         if len(words) > _MASK:
             raise DataError(f"the captions have {len(words):,} different words; CIDEr-D supports up to {_MASK:,}")
         return cls(images, words, dict(sorted(counts.items())))
@@ -62,7 +63,7 @@ class DocumentFrequencies:
     def save(self, file: Path) -> None:
         """Write the frequencies; equal frequencies give equal bytes."""
         keys = list(self.counts)
-        grams = [[key >> _BITS * place & _MASK for place in range(ORDERS)] for key in keys]
+        grams = [[key >> _BITS * position & _MASK for position in range(ORDERS)] for key in keys]
         tensors = {
             "ngrams": np.array(grams, dtype=np.int32).reshape(-1, ORDERS),  # last word first, 0 if shorter
             "images": np.fromiter(self.counts.values(), dtype=np.int32, count=len(keys)),
@@ -149,7 +150,7 @@ class CiderD:
         """
         references = [self._references_of(image_id) for image_id in image_ids]
         counted = self._count(candidates)
-        return np.mean([self._compare(own, counted) for own in references], axis=0)
+        return np.mean([self._compare(image_references, counted) for image_references in references], axis=0)
 
     def _references_of(self, image_id: str) -> _References:
         references = self._references.get(image_id)
@@ -162,8 +163,8 @@ class CiderD:
         unknown: dict[str, int] = {}  # words of no reference; they only lengthen a candidate's vector
 
         def number(word: str) -> int:
-            known = self._words.get(word)
-            return known if known is not None else unknown.setdefault(word, len(self._words) + len(unknown) + 1)
+            word_id = self._words.get(word)
+            return word_id if word_id is not None else unknown.setdefault(word, len(self._words) + len(unknown) + 1)
 
         rows: list[int] = []
         ids: list[int] = []
@@ -175,13 +176,12 @@ class CiderD:
                 ids.append(i)
                 weights.append(count * (self._log_images if i < 0 else self._idf[i]))
         row_H, weight_H = np.array(rows, dtype=np.int64), np.array(weights, dtype=np.float64)
+        squares = np.bincount(row_H, weight_H**2, minlength=len(candidates) * ORDERS)
         return _Candidates(
             row_H=row_H,
             id_H=np.array(ids, dtype=np.int64),
             weight_H=weight_H,
-            norms_K41=np.sqrt(np.bincount(row_H, weight_H**2, minlength=len(candidates) * ORDERS)).reshape(
-                -1, ORDERS, 1
-            ),
+            norms_K41=np.sqrt(squares).reshape(-1, ORDERS, 1),
             bigrams_K=np.array([bigrams_of(candidate) for candidate in candidates], dtype=np.float64),
         )
 
@@ -190,6 +190,7 @@ class CiderD:
         row, weight = candidates.row_H, candidates.weight_H
         dots = np.zeros((len(candidates.bigrams_K) * ORDERS, len(references.bigrams_R)))
         if len(references.ids_D) and len(row):
+            # Of each n-gram of the candidates, its row among the references' n-grams; a hit if it is one of them.
             position = np.searchsorted(references.ids_D, candidates.id_H).clip(max=len(references.ids_D) - 1)
             hit = references.ids_D[position] == candidates.id_H
             shared_HR = references.weights_DR[position[hit]]
@@ -203,9 +204,10 @@ class CiderD:
         captions = self._sources(image_id)
         if not captions:
             raise DataError(f"image {image_id} has no reference caption to score a caption with")
-        counts = [
-            ngrams_of([self._words.setdefault(word, len(self._words) + 1) for word in caption]) for caption in captions
-        ]
+        counts = []
+        for caption in captions:
+            numbers = [self._words.setdefault(word, len(self._words) + 1) for word in caption]
+            counts.append(ngrams_of(numbers))
         ngrams = sorted(set().union(*counts), key=self._id)
         weights_DR = np.zeros((len(ngrams), len(captions)))
         for d, ngram in enumerate(ngrams):

@@ -41,9 +41,9 @@ def score_labels(rows: Sequence[LabeledItem], labels: Sequence[str]) -> list[Sco
     groups, items = [row.group for row in rows], [row.item for row in rows]
     scores = [mean_score("accuracy", right, groups, items=items), _macro_f1(rows, labels)]
     for label in labels:
-        own = [i for i, row in enumerate(rows) if row.label == label]
-        own_groups, own_items = [groups[i] for i in own], [items[i] for i in own]
-        scores.append(mean_score(f"recall ({label})", [right[i] for i in own], own_groups, items=own_items))
+        numbers = [i for i, row in enumerate(rows) if row.label == label]
+        values, label_groups = [right[i] for i in numbers], [groups[i] for i in numbers]
+        scores.append(mean_score(f"recall ({label})", values, label_groups, items=[items[i] for i in numbers]))
     return scores
 
 
@@ -89,16 +89,16 @@ def score_nlvr(judgements: Sequence[Judgment], name: str = "accuracy") -> list[S
     pair is right; both as the scripts of the NLVR repository compute them."""
     right = [judgement.label == judgement.prediction for judgement in judgements]
     groups = [judgement.group for judgement in judgements]
-    whole: dict[str, bool] = {}
+    group_right: dict[str, bool] = {}
     members: dict[str, list[str]] = {}
     for judgement, correct in zip(judgements, right, strict=True):
-        whole[judgement.group] = whole.get(judgement.group, True) and correct
+        group_right[judgement.group] = group_right.get(judgement.group, True) and correct
         members.setdefault(judgement.group, []).append(judgement.item)
-    consistency = name.replace("accuracy", "consistency")
-    return [
-        mean_score(name, [float(correct) for correct in right], groups, items=[j.item for j in judgements]),
-        mean_score(consistency, list(map(float, whole.values())), list(whole), samples=list(members.values())),
-    ]
+    accuracy = mean_score(name, list(map(float, right)), groups, items=[j.item for j in judgements])
+    # An item of consistency is a group, and is about all of the group's statements.
+    values, samples = list(map(float, group_right.values())), list(members.values())
+    consistency = mean_score(name.replace("accuracy", "consistency"), values, list(group_right), samples=samples)
+    return [accuracy, consistency]
 
 
 def majority_label(labels: Iterable[bool]) -> bool:
@@ -140,14 +140,15 @@ class HypothesisOnly:
 
     def _score(self, text: str, label: str) -> float:
         total = self._features_of[label] + SMOOTHING * len(self._having)
-        known = (self._having[feature] for feature in sorted(_features(text)) if feature in self._having)
-        likelihood = sum(math.log((counts[label] + SMOOTHING) / total) for counts in known)
+        # Sorted, because a sum of floats depends on its order.
+        known_features = [feature for feature in sorted(_features(text)) if feature in self._having]
+        likelihood = sum(math.log((self._having[feature][label] + SMOOTHING) / total) for feature in known_features)
         return math.log(self._labels[label]) + likelihood
 
 
 def _features(text: str) -> set[str]:
     words = split_words(text.lower())
-    return {*words, *(f"{one} {other}" for one, other in pairwise(words))}
+    return {*words, *(f"{word} {next_word}" for word, next_word in pairwise(words))}
 
 
 VCR_CHANCE = {"Q->A": 25.0, "QA->R": 25.0, "Q->AR": 6.25}
@@ -165,20 +166,18 @@ class VCRResult:
 
 def score_vcr(results: Sequence[VCRResult]) -> list[Score]:
     """Return Q->A, QA->R and Q->AR in percent, each over the questions where it is known."""
-    columns: dict[str, list[tuple[VCRResult, bool | None]]] = {
-        "Q->A": [(j, j.answer_right) for j in results],
-        "QA->R": [(j, j.rationale_right) for j in results],
-        "Q->AR": [
-            (j, None if None in (j.answer_right, j.rationale_right) else j.answer_right and j.rationale_right)
-            for j in results
-        ],
-    }
+    columns: dict[str, list[bool | None]] = {"Q->A": [], "QA->R": [], "Q->AR": []}
+    for result in results:
+        is_judged = result.answer_right is not None and result.rationale_right is not None
+        columns["Q->A"].append(result.answer_right)
+        columns["QA->R"].append(result.rationale_right)
+        columns["Q->AR"].append(result.answer_right and result.rationale_right if is_judged else None)
     scores = []
     for metric, column in columns.items():
-        known = [(j, float(right)) for j, right in column if right is not None]
-        if known:
-            values, groups = [right for _, right in known], [j.group for j, _ in known]
-            scores.append(mean_score(metric, values, groups, items=[j.item for j, _ in known]))
+        judged = [(result, float(right)) for result, right in zip(results, column, strict=True) if right is not None]
+        if judged:
+            values, groups = [right for _, right in judged], [result.group for result, _ in judged]
+            scores.append(mean_score(metric, values, groups, items=[result.item for result, _ in judged]))
         else:
             scores.append(not_computed(metric, 0, "labels are hidden, or the run was not trained on it"))
     return scores
@@ -191,7 +190,7 @@ def format_vcr_csv(rows: Sequence[tuple[str, Sequence[float], Sequence[Sequence[
         rows: annot_id, [4], [4][4] (given answer, rationale).
     """
     header = ["annot_id", *(f"answer_{i}" for i in range(4))]
-    header += [f"rationale_conditioned_on_a{given}_{i}" for given in range(4) for i in range(4)]
+    header += [f"rationale_conditioned_on_a{answer_number}_{i}" for answer_number in range(4) for i in range(4)]
     lines = [",".join(header)]
     for annot_id, answer, rationales in rows:
         probabilities = [*answer, *(p for block in rationales for p in block)]

@@ -156,6 +156,7 @@ class Meteor:
             answer = self._process.stdout.readline()
             counts = [float(value) for value in answer.split()]
             if len(counts) == STATISTICS and all(map(math.isfinite, counts)):
+                # The chunk of a segment whose words all match: lengths are the first two counts, chunks the 21st.
                 matched = [sum(counts[4:20:2]), sum(counts[5:20:2])]  # words of the candidate, of the reference
                 if matched == counts[:2] and counts[20] == 1:
                     counts[20] = 0.0
@@ -177,8 +178,8 @@ def program_reason(errors: bytes, output: bytes) -> str:
     Java's virtual machine writes to stdout why it did not start.
     """
     for text in (errors, output):
-        lines = [line.strip() for line in text.decode("utf-8", errors="replace").splitlines() if line.strip()]
-        lines = [line for line in lines if not line.startswith("Picked up ")]  # JAVA_TOOL_OPTIONS
+        stripped = [line.strip() for line in text.decode("utf-8", errors="replace").splitlines()]
+        lines = [line for line in stripped if line and not line.startswith("Picked up ")]  # JAVA_TOOL_OPTIONS
         if lines:
             return ": ".join(line[:200] for line in lines[:2])
     return "it exited without output"
@@ -240,7 +241,8 @@ class Tokenization:
         """Return how these captions were tokenized, for scores that depend on it; empty: as COCO's are."""
         texts = set(captions)
         notes = [f"ptb-like tokenizer ({self.no_java})"] if self.no_java else []
-        if lost := sorted(self.dropped[text] for text in texts if text in self.dropped):
+        lost = sorted(self.dropped[text] for text in texts if text in self.dropped)
+        if lost:
             example = unicodedata.name(lost[0], "unnamed")
             notes.append(
                 f"ptb-like tokenizer for {len(lost)} of {len(texts)} captions: the Penn Treebank tokenizer drops "
@@ -252,7 +254,8 @@ class Tokenization:
         """Return what METEOR, whose rules are English, counts instead of the words of these captions; empty: words."""
         texts = set(captions)
         notes = [_unspaced_note(texts)]
-        if split := sum(any(map(_splits_in_meteor, self.tokens[text])) for text in texts):
+        split = sum(any(map(_splits_in_meteor, self.tokens[text])) for text in texts)
+        if split:
             notes.append(
                 f"METEOR splits words with combining marks, or with letters beyond U+FFFF, into letters "
                 f"({split} of {len(texts)} captions)"
@@ -267,14 +270,18 @@ def _splits_in_meteor(character: str) -> bool:
 
 def _unspaced_note(texts: set[str]) -> str:
     """Return which captions have no spaces between words, and what their scores count instead; empty: none."""
-    found = [names for text in texts if (names := _unspaced_scripts(text))]
-    if not found:
+    scripts: set[str] = set()
+    unspaced = 0  # captions
+    for text in texts:
+        scripts_of_text = _unspaced_scripts(text)
+        scripts |= scripts_of_text
+        unspaced += bool(scripts_of_text)
+    if not unspaced:
         return ""
-    scripts = ", ".join(sorted(set().union(*found)))
     unit = "characters (Tibetan: syllables)" if "Tibetan" in scripts else "characters"
     return (
-        f"{len(found)} of {len(texts)} captions have no spaces between words ({scripts}) and no tokenizer here finds "
-        f"the words: scored over {unit}"
+        f"{unspaced} of {len(texts)} captions have no spaces between words ({', '.join(sorted(scripts))}) and no "
+        f"tokenizer here finds the words: scored over {unit}"
     )
 
 
@@ -284,8 +291,8 @@ def _unspaced_scripts(text: str) -> set[str]:
 
 def tokenize(texts: Sequence[str]) -> tuple[Mapping[str, str], str]:
     """Return text -> its tokens joined by spaces, and a note; see `tokenize_captions`."""
-    found = tokenize_captions(texts)
-    return found.tokens, found.note(texts)
+    tokenization = tokenize_captions(texts)
+    return tokenization.tokens, tokenization.note(texts)
 
 
 def tokenize_captions(texts: Sequence[str]) -> Tokenization:
@@ -302,12 +309,12 @@ def tokenize_captions(texts: Sequence[str]) -> Tokenization:
     except MissingToolError as error:
         return Tokenization(tokens={text: ptb_like(text) for text in composed}, no_java=str(error), dropped={})
     tokens, dropped = {}, {}
-    for (text, own), line in zip(composed.items(), lines, strict=True):
-        lost = _first_dropped(own, line)
+    for (text, composed_text), line in zip(composed.items(), lines, strict=True):
+        lost = _first_dropped(composed_text, line)
         if lost:
             dropped[text] = lost
-        exact = not lost and not _unspaced_scripts(own)
-        tokens[text] = _without_punctuation(line.split()) if exact else ptb_like(own)
+        exact = not lost and not _unspaced_scripts(composed_text)
+        tokens[text] = _without_punctuation(line.split()) if exact else ptb_like(composed_text)
     return Tokenization(tokens=tokens, no_java=no_java, dropped=dropped)
 
 
@@ -317,7 +324,8 @@ def _first_dropped(text: str, line: str) -> str:
     ASCII is compared only if no token is left: the Penn Treebank tokenizer respells British words and brackets.
     """
     if text.isascii():
-        return next((c for c in text if c.isalnum()), "") if not line.strip() else ""
+        return "" if line.strip() else next((c for c in text if c.isalnum()), "")
+    # How often each character must occur in the line, less how often it does.
     lost = Counter(filter(_must_stay, text.translate(_PLAIN).lower().casefold()))
     lost.subtract(line.casefold())
     return next((character for character in lost if lost[character] > 0), "")
@@ -341,7 +349,10 @@ def ptb_like(text: str) -> str:
     text = separate_characters(_composed(text).lower().translate(_PLAIN))
     tokens: list[str] = []
     for token in _TOKEN.findall(text):
-        tokens.extend(_SPLIT_WORDS[token].split() if token in _SPLIT_WORDS else [_BRACKETS.get(token, token)])
+        if token in _SPLIT_WORDS:
+            tokens += _SPLIT_WORDS[token].split()
+        else:
+            tokens.append(_BRACKETS.get(token, token))
     return _without_punctuation(tokens)
 
 

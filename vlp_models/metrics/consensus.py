@@ -53,12 +53,11 @@ class ConsensusCaptions:
 
     def __init__(self, captions: Mapping[str, Sequence[str]]) -> None:
         """captions: image id -> its captions, as written."""
-        self._tokens, _ = tokenize([text for own in captions.values() for text in own])
+        self._tokens, _ = tokenize([text for image_captions in captions.values() for text in image_captions])
         self._captions = captions
         frequencies = DocumentFrequencies.count(self._words(image) for image in captions)
-        self._idf = np.log(max(frequencies.images, 1)) - np.log(
-            np.maximum(np.fromiter(frequencies.counts.values(), np.float64, len(frequencies.counts)), 1)
-        )
+        counts = np.fromiter(frequencies.counts.values(), np.float64, len(frequencies.counts))
+        self._idf = np.log(max(frequencies.images, 1)) - np.log(np.maximum(counts, 1))
         self._numbers = frequencies.words
         self._index = {ngram: number for number, ngram in enumerate(frequencies.counts)}
         self.counted = lru_cache(CACHED_IMAGES)(self._count)
@@ -97,11 +96,13 @@ class ConsensusCaptions:
         min(c, r) is the sum over t = 1, 2, ... of [c >= t] [r >= t], so the clipped products become matrix products.
         Most n-grams are in one caption only, and so count for its cosine with itself alone.
         """
+        # (K, D): how often each caption has each n-gram
         lengths = [len(ids) for ids, _ in rows]
         distinct, columns = np.unique(np.concatenate([ids for ids, _ in rows]), return_inverse=True)
         count_KD = np.zeros((len(rows), len(distinct)))
         count_KD[np.repeat(np.arange(len(rows)), lengths), columns] = np.concatenate([counts for _, counts in rows])
         squared_D = self._idf[distinct] ** 2
+        # N-grams of one caption go into the diagonal; the matrix products below need only the shared ones.
         shared_D = np.count_nonzero(count_KD, axis=0) > 1
         dots_KK = np.diag((count_KD[:, ~shared_D] ** 2) @ squared_D[~shared_D])
         norm_K = np.sqrt((count_KD**2) @ squared_D)
@@ -118,10 +119,11 @@ class _NgramCounts:
     """A caption's n-grams: for each order, their indices among all n-grams and their counts."""
 
     def __init__(self, caption: Sequence[str], words: Mapping[str, int], index: Mapping[int, int]) -> None:
-        found: list[list[tuple[int, int]]] = [[] for _ in range(ORDERS)]
+        pairs_by_order: list[list[tuple[int, int]]] = [[] for _ in range(ORDERS)]
         for ngram, count in ngrams_of([words[word] for word in caption]).items():
-            found[order_of(ngram)].append((index[ngram], count))
+            pairs_by_order[order_of(ngram)].append((index[ngram], count))
         self.bigrams = bigrams_of(caption)
-        self.orders = [
-            (np.array([i for i, _ in pairs], np.int64), np.array([n for _, n in pairs], np.int64)) for pairs in found
-        ]
+        self.orders: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        for pairs in pairs_by_order:
+            indices, counts = [i for i, _ in pairs], [n for _, n in pairs]
+            self.orders.append((np.array(indices, np.int64), np.array(counts, np.int64)))

@@ -46,24 +46,24 @@ def load_metric(name: str) -> Metric:
     Raises:
         ParamsError: it cannot be imported, or is not a `Metric` of this name.
     """
-    found = import_target(METRICS[name])
-    if not isinstance(found, Metric) or found.name != name:
-        other = f"a Metric named `{found.name}`" if isinstance(found, Metric) else f"a {type(found).__name__}"
+    plugin = import_target(METRICS[name])
+    if not isinstance(plugin, Metric) or plugin.name != name:
+        other = f"a Metric named `{plugin.name}`" if isinstance(plugin, Metric) else f"a {type(plugin).__name__}"
         where = f"plugin {METRICS[name]}: `plugins.metrics.{name}`"
         raise ParamsError(f"{where} must be a Metric named `{name}`, but is {other}")
-    return found
+    return plugin
 
 
 def score_by(metric: Metric, predictions: Predictions, samples: Sequence[Sample]) -> Score:
     """Return the metric's score; without a value, and with the reason as its note, if the metric fails."""
     try:
-        found = metric.score(predictions, samples)
-        if not isinstance(found, Score) or found.metric != metric.name:
-            raise ValueError(f"it must return a Score named {metric.name!r}, not {getattr(found, 'metric', found)!r}")
-        return replace(found, value=None if found.value is None else float(found.value))
+        result = metric.score(predictions, samples)
+        if not isinstance(result, Score) or result.metric != metric.name:
+            raise ValueError(f"it must return a Score named {metric.name!r}, not {getattr(result, 'metric', result)!r}")
+        return replace(result, value=None if result.value is None else float(result.value))
     except Exception as error:  # a plugin's code may raise anything
         frames = traceback.extract_tb(error.__traceback__)
-        place = f"{frames[-1].filename}:{frames[-1].lineno}: " if len(frames) > 1 else ""
-        reason = f"{place}{type(error).__name__}: {first_line(error)}"
+        location = f"{frames[-1].filename}:{frames[-1].lineno}: " if len(frames) > 1 else ""
+        reason = f"{location}{type(error).__name__}: {first_line(error)}"
         logger.warning("metric %s: not computed: %s", metric.name, reason)
         return not_computed(metric.name, len(predictions), reason)

@@ -53,7 +53,7 @@ FULL_RANGE = (1.0, 100.0)  # the largest loss on an item, in shares and in perce
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gain:
-    """ours - theirs, in the metric's unit. Each array has the seeds' variation added.
+    """The gain of variant a over variant b, in the metric's unit. Each array has the seeds' variation added.
 
     bootstrap_S      bootstrap distribution of the gain
     chance_S         distribution of the gain if the sides differ by chance only: random signs of the shares
@@ -112,28 +112,28 @@ class Gain:
 
 
 def gain_over_seeds(
-    ours: Sequence[Evidence],
-    theirs: Sequence[Evidence],
+    runs_a: Sequence[Evidence],
+    runs_b: Sequence[Evidence],
     *,
     seed_std: float,
     resamples: int,
     seed: int,
     sign: float = 1.0,
 ) -> Gain | None:
-    """Measure the gain of `ours` over `theirs`; None with fewer than two groups.
+    """Measure the gain of variant a over variant b; None with fewer than two groups.
 
     Args:
-        ours, theirs: the evidence of each run of a variant, all measured on the same groups.
+        runs_a, runs_b: the evidence of each run of a variant, all measured on the same groups.
         seed_std: prior standard deviation of a run's value over seeds; 0: unknown.
         sign: -1 if lower is better.
 
     Raises:
         ValueError: the runs were not measured on the same groups, or a side has none.
     """
-    sums = [sum_by_group(run.groups, run.parts_NK) for run in (*ours, *theirs)]
-    if not ours or not theirs or any(groups != sums[0][0] for groups, _ in sums):
+    sums = [sum_by_group(run.groups, run.parts_NK) for run in (*runs_a, *runs_b)]
+    if not runs_a or not runs_b or any(groups != sums[0][0] for groups, _ in sums):
         raise ValueError("a gain needs at least one run on each side, all measured on the same groups")
-    count, statistics = len(sums[0][0]), [run.statistic for run in (*ours, *theirs)]
+    count, statistics = len(sums[0][0]), [run.statistic for run in (*runs_a, *runs_b)]
     if count < 2 or resamples < 1:
         return None
     ends = np.cumsum([sums_GK.shape[1] for _, sums_GK in sums])[:-1]
@@ -145,15 +145,17 @@ def gain_over_seeds(
         return np.stack([statistic(part_SK) for statistic, part_SK in zip(statistics, parts, strict=True)])
 
     def gains(values_RS: FloatArray) -> FloatArray:
-        gain_S: FloatArray = sign * (values_RS[: len(ours)].mean(axis=0) - values_RS[len(ours) :].mean(axis=0))
+        gain_S: FloatArray = sign * (values_RS[: len(runs_a)].mean(axis=0) - values_RS[len(runs_a) :].mean(axis=0))
         return gain_S
 
+    # Test 1: the gain on all groups, and on each draw of them.
     total_1K = all_GK.sum(axis=0, keepdims=True)
     values_R1 = values(total_1K)
     value = float(gains(values_R1)[0])
     drawn_RS = np.hstack([values(counts_SG @ all_GK) for counts_SG in _batches(_draw_counts, count, resamples, seed)])
     items_S = gains(drawn_RS)
 
+    # Tests 2 to 4, from each group's share of the gain.
     with np.errstate(divide="ignore", invalid="ignore"):  # a statistic may need the group that is left out
         without_G = gains(values(total_1K - all_GK))
     shares_G = (value + (count - 1) * (value - without_G)) / count  # the jackknife's pseudo-values
@@ -162,10 +164,11 @@ def gain_over_seeds(
     hidden_losses_S = _hidden_losses(shares_G, resamples, seed)
     hidden_gains_S = _hidden_losses(-shares_G, resamples, seed)
 
-    bootstrap_S, scale, run_noise = items_S, 0.0, _run_noise(drawn_RS, len(ours))
-    deviation, degrees = _deviation(values_R1[:, 0], len(ours), seed_std, run_noise)
+    # The second level: without a deviation over seeds, the draws are over items only.
+    bootstrap_S, scale, run_noise = items_S, 0.0, _run_noise(drawn_RS, len(runs_a))
+    deviation, degrees = _deviation(values_R1[:, 0], len(runs_a), seed_std, run_noise)
     if deviation is not None:
-        both, variance = 1 / len(ours) + 1 / len(theirs), float(items_S.var())
+        both, variance = 1 / len(runs_a) + 1 / len(runs_b), float(items_S.var())
         scale = deviation * float(np.sqrt(both))
         # The runs' own noise on the items is in their deviation: the items' draws keep the rest of their variance. No
         # more is taken than the deviation has: totals of two runs may be equal by chance, and their noise is not gone.
@@ -186,7 +189,7 @@ def gain_over_seeds(
         items=float(items_S.std()),
         seeds=scale,
         seed_std=deviation,
-        runs=(len(ours), len(theirs)),
+        runs=(len(runs_a), len(runs_b)),
         groups=count,
     )
 
@@ -293,20 +296,20 @@ def _student(degrees: int, size: int, seed: int) -> FloatArray:
     return np.random.default_rng([seed, 2]).standard_t(degrees, size=size)
 
 
-def _run_noise(drawn_RS: FloatArray, ours: int) -> float:
+def _run_noise(drawn_RS: FloatArray, count_a: int) -> float:
     """Return the variance over items of one run's deviation from its side's mean; 0 with one run each."""
-    deviations = [side - side.mean(axis=0) for side in (drawn_RS[:ours], drawn_RS[ours:])]
+    deviations = [side - side.mean(axis=0) for side in (drawn_RS[:count_a], drawn_RS[count_a:])]
     degrees = len(drawn_RS) - 2
     return sum(float(side.var(axis=1).sum()) for side in deviations) / degrees if degrees else 0.0
 
 
-def _deviation(values_R: FloatArray, ours: int, stated: float, run_noise: float) -> tuple[float | None, int]:
+def _deviation(values_R: FloatArray, count_a: int, stated: float, run_noise: float) -> tuple[float | None, int]:
     """Return the pooled deviation of one run on this test and its degrees of freedom; None if unknown.
 
     Args:
         stated: deviation over seeds, to which the runs' noise on this test's items is added.
     """
-    sides = (values_R[:ours], values_R[ours:])
+    sides = (values_R[:count_a], values_R[count_a:])
     squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
     degrees = len(values_R) - 2
     if stated > 0:
@@ -359,11 +362,12 @@ def compare_variants(variants: Mapping[str, Sequence[Evidence]], *, resamples: i
     measured = [
         gain_over_seeds(variants[a], variants[b], seed_std=0.0, resamples=resamples, seed=seed) for a, b in pairs
     ]
-    shown = [gain if gain is not None and gain.groups >= MIN_GROUPS and gain.is_finite else None for gain in measured]
-    ps = [None if gain is None else gain.two_sided_p() for gain in shown]
+    # None: a pair without an interval, which Holm's correction does not count.
+    usable = [gain if gain is not None and gain.groups >= MIN_GROUPS and gain.is_finite else None for gain in measured]
+    ps = [None if gain is None else gain.two_sided_p() for gain in usable]
     corrected = iter(holm([p for p in ps if p is not None]))
     differences = []
-    for (a, b), gain, p in zip(pairs, shown, ps, strict=True):
+    for (a, b), gain, p in zip(pairs, usable, ps, strict=True):
         low, high = (None, None) if gain is None else gain.interval((1 - LEVEL) / 2)
         differences.append(
             Difference(

@@ -88,6 +88,7 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
         raise DataError("a similarity of caption and image is not finite; did training diverge?")
     own_score_T = similarity_TI[np.arange(len(own_T)), own_T]
     caption_ranks_T = _rank_captions(similarity_TI, own_T)
+    # The lowest rank of an image's captions; an image without captions keeps the number that no rank has.
     image_ranks_I = np.full(len(column), len(own_T) + 1)
     np.minimum.at(image_ranks_I, own_T, caption_ranks_T)
     return Ranking(
@@ -114,30 +115,31 @@ def _rank_captions(similarity_TI: NDArray[np.float32], own_T: Ints) -> Ints:
     return ranks_T
 
 
-def rank_in_folds(found: Ranking, owners: Sequence[str], fold: int) -> Ranking | None:
+def rank_in_folds(ranking: Ranking, owners: Sequence[str], fold: int) -> Ranking | None:
     """Rank within folds of `fold` images and their captions; None unless the gallery is two or more full folds.
 
     With 1,000, this is COCO's 1k protocol (Karpathy and Fei-Fei 2015), whose scores are means over the folds of 5,000
     images. Folds are consecutive in the gallery, which is ordered by id here and as in the file there, so they contain
     other images.
     """
-    images, own_T = len(found.image_ids), np.asarray(owners)
+    images, own_T = len(ranking.image_ids), np.asarray(owners)
     if not fold or images % fold or images < 2 * fold:
         return None
-    text_ranks_T, image_ranks_I = np.zeros_like(found.text_ranks_T), np.zeros_like(found.image_ranks_I)
+    text_ranks_T, image_ranks_I = np.zeros_like(ranking.text_ranks_T), np.zeros_like(ranking.image_ranks_I)
     for start in range(0, images, fold):
         part = slice(start, start + fold)
-        ids = found.image_ids[part]
+        ids = ranking.image_ids[part]
         rows = np.flatnonzero(np.isin(own_T, ids))
         if len(rows):
-            inside = rank_similarities(ids, found.similarity_TI[rows, part], own_T[rows].tolist())
+            inside = rank_similarities(ids, ranking.similarity_TI[rows, part], own_T[rows].tolist())
             text_ranks_T[rows], image_ranks_I[part] = inside.text_ranks_T, inside.image_ranks_I
-    return replace(found, text_ranks_T=text_ranks_T, image_ranks_I=image_ranks_I)
+    return replace(ranking, text_ranks_T=text_ranks_T, image_ranks_I=image_ranks_I)
 
 
 def fold_direction(direction: str, fold: int) -> str:
     """Return the metric suffix of `rank_in_folds`: ` (of 1,000)` or ` (of 1,000, image to text)`."""
-    return f" (of {fold:,}{', ' + direction.strip(' ()') if direction else ''})"
+    suffix = f", {direction.strip(' ()')}" if direction else ""
+    return f" (of {fold:,}{suffix})"
 
 
 def top_columns(similarity_QN: NDArray[np.float32], count: int) -> Ints:
@@ -165,8 +167,8 @@ def score_ranks(
         candidates: the number of candidates.
         items: each query's id.
     """
-    found = {k: (ranks <= k).astype(np.float64) for k in TOP_KS}
-    scores = [mean_score(f"R@{k}{direction}", values, groups, items=items) for k, values in found.items()]
+    hits = {k: (ranks <= k).astype(np.float64) for k in TOP_KS}
+    scores = [mean_score(f"R@{k}{direction}", values, groups, items=items) for k, values in hits.items()]
     return [*scores, _median_rank(ranks, groups, candidates, f"median rank{direction}")]
 
 
@@ -174,16 +176,19 @@ def chance(own_counts: Sequence[int], candidates: int, direction: str = TEXT_TO_
     """Return each metric by chance: the mean over queries with these numbers of right candidates."""
     values, numbers = np.unique(np.asarray(own_counts), return_counts=True)
 
-    def found(top: int) -> float:
-        return sum(
-            float(n) * _chance_of_top(top, int(v), candidates) for v, n in zip(values, numbers, strict=True)
-        ) / sum(numbers.tolist())
+    def recall_at(top: int) -> float:
+        by_right = zip(numbers, values, strict=True)
+        terms = [float(number) * _chance_of_top(top, int(right), candidates) for number, right in by_right]
+        return sum(terms) / sum(numbers.tolist())
 
     low, high = 1, candidates  # the lowest rank by which half of the queries are answered
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) >= 0.5 else (middle + 1, high)
-    return {**{f"R@{k}{direction}": 100 * found(k) for k in TOP_KS}, f"median rank{direction}": float(low)}
+        if recall_at(middle) >= 0.5:
+            high = middle
+        else:
+            low = middle + 1
+    return {**{f"R@{k}{direction}": 100 * recall_at(k) for k in TOP_KS}, f"median rank{direction}": float(low)}
 
 
 def _chance_of_top(top: int, right: int, candidates: int) -> float:
@@ -202,6 +207,7 @@ def _median_rank(ranks: Ints, groups: Sequence[str], candidates: int, metric: st
     """
     if not len(ranks):
         return not_computed(metric, 0, "nothing to score")
+    # (groups, bins): a bin for each of the first ranks, then bins of growing width
     wide = np.geomspace(_EXACT_RANKS, max(candidates, _EXACT_RANKS) + 1, 64).astype(np.int64)
     edges = np.unique(np.concatenate([np.arange(1, _EXACT_RANKS + 1), wide]))
     names, group_Q = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
@@ -209,6 +215,7 @@ def _median_rank(ranks: Ints, groups: Sequence[str], candidates: int, metric: st
     np.add.at(histogram, (group_Q, np.searchsorted(edges, ranks, side="right") - 1), 1.0)
 
     def medians(sums_SK: FloatArray) -> FloatArray:
+        # The mean of the two middle ranks, which are one if the number of queries is odd.
         twice_SK, count_S1 = 2 * np.cumsum(sums_SK, axis=1), sums_SK.sum(axis=1, keepdims=True)
         lower_S = edges[(twice_SK >= count_S1).argmax(axis=1)]
         upper_S = edges[(twice_SK > count_S1).argmax(axis=1)]

@@ -180,9 +180,9 @@ class ItemScores:
     slices: Sequence[Sequence[str]]
     statistics: Mapping[str, Statistic] = field(default_factory=lambda: STATISTICS)
 
-    def evidence(self, chosen: Sequence[int] | None = None) -> Evidence:
-        """Return the evidence of all items, or of the `chosen` rows."""
-        rows = range(len(self.items)) if chosen is None else chosen
+    def evidence(self, numbers: Sequence[int] | None = None) -> Evidence:
+        """Return the evidence of all items, or of those with these numbers."""
+        rows = range(len(self.items)) if numbers is None else numbers
         return Evidence(
             groups=[self.groups[i] for i in rows],
             parts_NK=self.parts_NK[list(rows)],
@@ -222,6 +222,8 @@ def item_scores(
     items = [str(item) for item in evidence.items or evidence.groups]
     if len(set(items)) != len(evidence.groups):
         raise ValueError(f"{score.metric}: {len(evidence.groups)} items have {len(set(items))} different ids")
+    # An image's captions, `<image>#<number>`, have the slices of the image.
+    item_slices = [slices.get(item, slices.get(item.rpartition("#")[0], ())) for item in items]
     return ItemScores(
         dataset=dataset,
         split=split,
@@ -232,7 +234,7 @@ def item_scores(
         items=items,
         groups=[str(group) for group in evidence.groups],
         parts_NK=evidence.parts_NK,
-        slices=[slices.get(item, slices.get(item.rpartition("#")[0], ())) for item in items],
+        slices=item_slices,
         statistics=statistics,
     )
 
@@ -243,18 +245,18 @@ def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
     import pyarrow.parquet as pq
 
     scores = list(scores)
-    header = [
-        {name: getattr(s, name) for name in ("dataset", "split", "metric", "statistic", "test", "note")} for s in scores
-    ]
+    # What is the same for all items of a score is in the schema's metadata; the rows refer to it by the first three.
+    header = []
     rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for s in scores:
+        header.append({name: getattr(s, name) for name in ("dataset", "split", "metric", "statistic", "test", "note")})
         rows["dataset"] += [s.dataset] * len(s.items)
         rows["split"] += [s.split] * len(s.items)
         rows["metric"] += [s.metric] * len(s.items)
         rows["item"] += s.items
         rows["group"] += s.groups
         rows["parts"] += s.parts_NK.tolist()
-        rows["slices"] += [list(own) for own in s.slices]
+        rows["slices"] += [list(item_slices) for item_slices in s.slices]
     lists = {"parts": pa.list_(pa.float64()), "slices": pa.list_(pa.string())}
     schema = pa.schema([(name, lists.get(name, pa.string())) for name in COLUMNS])
     table = pa.table(rows, schema=schema.with_metadata({HEADER: json.dumps(header)}))
@@ -287,30 +289,30 @@ def read_items(
         columns = {column: _texts(table[column]) for column in TEXTS}
         slices = _lists(table["slices"], _texts)
         parts = _lists(table["parts"], np.from_dlpack)  # to_numpy would import pandas
-        rows: dict[tuple[str, str, str], list[int]] = {}
+        rows: dict[tuple[str, str, str], list[int]] = {}  # (dataset, split, metric) -> numbers of its rows
         for i, key in enumerate(zip(columns["dataset"], columns["split"], columns["metric"], strict=True)):
             rows.setdefault(key, []).append(i)
-        found = []
+        scores = []
         for entry in header:
-            place = (entry["dataset"], entry["split"], entry["metric"])
-            if not all(map(is_line, place)):
+            test_key = (entry["dataset"], entry["split"], entry["metric"])
+            if not all(map(is_line, test_key)):
                 raise ValueError("a dataset, split or metric is not a text of one line")
-            if place not in rows:
+            if test_key not in rows:
                 raise ValueError(f"no items of {entry['metric']} on {entry['dataset']} {entry['split']}")
             if entry["statistic"] not in statistics:
                 raise KeyError(f"unknown statistic {entry['statistic']}")
-            own = rows[place]
-            found.append(
+            numbers = rows[test_key]
+            scores.append(
                 ItemScores(
                     **entry,
-                    items=[columns["item"][i] for i in own],
-                    groups=[columns["group"][i] for i in own],
-                    parts_NK=np.stack([parts[i] for i in own]).astype(np.float64),
-                    slices=[slices[i] for i in own],
+                    items=[columns["item"][i] for i in numbers],
+                    groups=[columns["group"][i] for i in numbers],
+                    parts_NK=np.stack([parts[i] for i in numbers]).astype(np.float64),
+                    slices=[slices[i] for i in numbers],
                     statistics=statistics,
                 )
             )
-        return found
+        return scores
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
         name = name or (str(file) if isinstance(file, Path) else "the content")
         raise DataError(f"{name}: not an items.parquet written by `write_items`: {error}") from None
@@ -322,9 +324,10 @@ def _check_size(metadata: Any) -> None:
     Raises:
         ValueError: it is too large.
     """
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    size = sum(group.total_byte_size for group in groups)
-    values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+    size = values = 0
+    for group in [metadata.row_group(i) for i in range(metadata.num_row_groups)]:
+        size += group.total_byte_size
+        values += sum(group.column(i).num_values for i in range(group.num_columns))
     if metadata.num_rows > MAX_ROWS or values > MAX_VALUES or size > MAX_BYTES:
         raise ValueError(
             f"{metadata.num_rows:,} rows with {values:,} values in {size:,} bytes; at most {MAX_ROWS:,} rows with "
@@ -334,31 +337,32 @@ def _check_size(metadata: Any) -> None:
 
 def _texts(column: Any) -> list[str]:
     """Return the texts of a column or an array; equal ones are the same object."""
-    found: list[str] = []
+    texts: list[str] = []
     for chunk in getattr(column, "chunks", [column]):
         encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
         values = encoded.dictionary.to_pylist()
-        found += [values[i] for i in encoded.indices.to_pylist()]
-    return found
+        texts += [values[i] for i in encoded.indices.to_pylist()]
+    return texts
 
 
 def _lists(column: Any, convert: Callable[[Any], Any]) -> list[Any]:
     """Return the lists of a column, cut from the converted values of each chunk."""
-    found: list[Any] = []
+    lists: list[Any] = []
     for chunk in column.chunks:
-        values, ends = convert(chunk.flatten()), itertools.accumulate(chunk.value_lengths().to_pylist(), initial=0)
-        found += [values[start:end] for start, end in itertools.pairwise(ends)]
-    return found
+        # One conversion per chunk, not one per list.
+        values = convert(chunk.flatten())
+        ends = itertools.accumulate(chunk.value_lengths().to_pylist(), initial=0)
+        lists += [values[start:end] for start, end in itertools.pairwise(ends)]
+    return lists
 
 
 def _name(statistic: Statistic, statistics: Mapping[str, Statistic]) -> str | None:
-    for name, known in statistics.items():
-        if statistic is known:
+    for name, candidate in statistics.items():
+        if statistic is candidate:
             return name
-        if (
-            isinstance(statistic, partial)
-            and isinstance(known, partial)
-            and (statistic.func, statistic.keywords) == (known.func, known.keywords)
-        ):
+        if not isinstance(statistic, partial) or not isinstance(candidate, partial):
+            continue
+        # `partial` compares by identity: two are the same statistic if they call the same function in the same way.
+        if (statistic.func, statistic.keywords) == (candidate.func, candidate.keywords):
             return name
     return None

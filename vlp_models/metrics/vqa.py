@@ -44,12 +44,13 @@ def question_accuracy(prediction: str, answers: Sequence[str]) -> float:
         raise ValueError("no answers: this question cannot be scored")
     if is_exact(answers):
         return float(_trim(prediction) == _trim(answers[0]))
-    prediction, given = _trim(prediction), [_trim(answer) for answer in answers]
-    if len(set(given)) > 1:
-        prediction, given = normalize_answer(prediction), [normalize_answer(answer) for answer in given]
-    agreeing = sum(answer == prediction for answer in given)
-    others_agreeing = (agreeing - (answer == prediction) for answer in given)
-    return sum(min(1.0, others / 3) for others in others_agreeing) / len(given)
+    prediction, true_answers = _trim(prediction), [_trim(answer) for answer in answers]
+    if len(set(true_answers)) > 1:
+        prediction, true_answers = normalize_answer(prediction), [normalize_answer(answer) for answer in true_answers]
+    agreeing = sum(answer == prediction for answer in true_answers)
+    # Without each annotator in turn
+    agreeing_others = [agreeing - (answer == prediction) for answer in true_answers]
+    return sum(min(1.0, count / 3) for count in agreeing_others) / len(true_answers)
 
 
 def score_vqa(
@@ -70,10 +71,10 @@ def score_vqa(
     for label, key in (("", "answer_type"), ("question type ", "question_type")):
         kinds = [getattr(question, key) for question in scored]
         for kind in sorted(set(kinds) - {""}):
-            chosen = [i for i, other in enumerate(kinds) if other == kind]
-            own_values, own_images = [values[i] for i in chosen], [images[i] for i in chosen]
+            numbers = [i for i, question_kind in enumerate(kinds) if question_kind == kind]
+            kind_values, kind_images = [values[i] for i in numbers], [images[i] for i in numbers]
             # Not kept: gates read the types as slices of the overall accuracy.
-            scores.append(mean_score(f"{name} ({label}{kind})", own_values, own_images, kept=False))
+            scores.append(mean_score(f"{name} ({label}{kind})", kind_values, kind_images, kept=False))
     return scores
 
 
@@ -97,11 +98,11 @@ def prior_predictions(
         by_text.setdefault(question.text.lower(), Counter()).update(question.answers)
     if not overall:
         return {}
-    most = _most_common(overall)
+    majority = _most_common(overall)
     types = {key: _most_common(counts) for key, counts in by_type.items() if counts}
     texts = {key: _most_common(counts) for key, counts in by_text.items() if counts}
-    per_type = {q.question_id: types.get(q.question_type, most) for q in questions}
-    overall_answers = {q.question_id: most for q in questions}
+    per_type = {q.question_id: types.get(q.question_type, majority) for q in questions}
+    overall_answers = {q.question_id: majority for q in questions}
     per_text = {q.question_id: texts.get(q.text.lower(), per_type[q.question_id]) for q in questions}
     return dict(zip(PRIORS, (overall_answers, per_type, per_text), strict=True))
 
@@ -152,12 +153,12 @@ def wups(prediction: str, answer: str, threshold: float, similarity: Similarity)
     if not predicted or not right:
         return 0.0
 
-    def match(one: str, other: str) -> float:
-        value = 1.0 if one == other else similarity(one, other)
+    def match(word: str, other_word: str) -> float:
+        value = 1.0 if word == other_word else similarity(word, other_word)
         return value if value >= threshold else BELOW * value
 
-    recall = math.prod(max(match(word, other) for other in predicted) for word in right)
-    precision = math.prod(max(match(word, other) for other in right) for word in predicted)
+    recall = math.prod(max(match(word, other_word) for other_word in predicted) for word in right)
+    precision = math.prod(max(match(word, other_word) for other_word in right) for word in predicted)
     return min(recall, precision)
 
 
@@ -170,12 +171,13 @@ def wordnet_similarity() -> Similarity | None:
         return None
 
     @lru_cache(maxsize=100_000)
-    def similarity(one: str, other: str) -> float:
-        pairs = ((a, b) for a in wordnet.synsets(one) for b in wordnet.synsets(other))
+    def similarity(word: str, other_word: str) -> float:
+        pairs = ((a, b) for a in wordnet.synsets(word) for b in wordnet.synsets(other_word))
         return max((a.wup_similarity(b) or 0.0 for a, b in pairs), default=0.0)
 
     return similarity
 
 
 def _split_words(text: str) -> list[str]:
-    return [word for word in (part.strip() for part in text.split(",")) if word]
+    words = [part.strip() for part in text.split(",")]
+    return [word for word in words if word]

@@ -17,7 +17,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.caption import (
     CaptionSet,
-    KeptMeteor,
+    SharedMeteor,
     constant_caption,
     human_agreement,
     note_language,
@@ -232,7 +232,7 @@ class Captioning(TaskModel):
 
         # One METEOR for all splits of an evaluation: its process takes seconds to start.
         if "meteor" not in context.cache and context.at_end is not None:
-            context.cache["meteor"] = context.at_end.enter_context(KeptMeteor())
+            context.cache["meteor"] = context.at_end.enter_context(SharedMeteor())
         scored = score_caption_sets(sets, context.progress, context.cache.get("meteor"))
         scenes = read_scenes(context.validated / "truth.jsonl", references.keys())
         if scenes:
