@@ -99,6 +99,7 @@ class Dictionary(UpdateAccumulator):
                     stride = max(1, len(values_MD) // CANDIDATES)
                     self._candidates.append(values_MD[::stride][:CANDIDATES].clone())
                 if self.released:
+                    # The public code returns the codes after this batch's update, over all processes.
                     table_KD = self._smoothed(*self._averaged(sum_over_ranks(total)))
             nearest_MD = table_KD.index_select(0, codes_M).to(features_MD.dtype)
         # Straight-through: the value is the code's, the gradient goes to the feature (equation 5).
@@ -107,7 +108,7 @@ class Dictionary(UpdateAccumulator):
 
     @torch.no_grad()
     def nearest(self, values_MD: Tensor) -> Tensor:
-        """Return the number of the nearest code, int64 [M] (equation 2); the first of several equally near ones."""
+        """Return the number of the nearest code, int64 [M] (equation 2); the first of several equally near codes."""
         # |c|^2 - 2 x.c orders the codes as |x - c|^2 does.
         squares_K = self.codes.square().sum(1)
         parts = [torch.addmm(squares_K, part, self.codes.T, alpha=-2).argmin(1) for part in values_MD.split(CHUNK)]
@@ -127,7 +128,7 @@ class Dictionary(UpdateAccumulator):
     def apply_update(self, total: Tensor) -> None:
         """Move the codes. Without any feature, as in tasks that do not use the dictionary, nothing changes."""
         sums_KD, counts_K = total[:, :-1], total[:, -1]
-        candidates, self._candidates = self._candidates, []
+        candidates, self._candidates = self._candidates, []  # of this update only
         if not bool(counts_K.any()):
             return
         hit_K = counts_K > 0
@@ -137,8 +138,10 @@ class Dictionary(UpdateAccumulator):
             self.sums.copy_(sums)
             self.codes.copy_(self._smoothed(counts, sums))
         else:
+            # Equation 4: codes = momentum * codes + (1 - momentum) * mean of the features mapped to them
             means_KD = sums_KD / counts_K.clamp(min=1)[:, None]
-            self.codes.copy_(torch.where(hit_K[:, None], torch.lerp(means_KD, self.codes, self.momentum), self.codes))
+            moved_KD = torch.lerp(means_KD, self.codes, self.momentum)
+            self.codes.copy_(torch.where(hit_K[:, None], moved_KD, self.codes))
         self.idle.copy_(torch.where(hit_K, 0, self.idle + 1))
         if self.revive_after:
             self._revive(torch.cat(candidates) if candidates else self.codes[:0])
@@ -149,8 +152,9 @@ class Dictionary(UpdateAccumulator):
         return counts_K, torch.lerp(total[:, :-1], self.sums, self.momentum)
 
     def _smoothed(self, counts_K: Tensor, sums_KD: Tensor) -> Tensor:
-        whole = counts_K.sum()
-        smoothed_K = (counts_K + SMOOTHING) / (whole + len(counts_K) * SMOOTHING) * whole
+        # Laplace smoothing: counts keep their total and none is zero.
+        total = counts_K.sum()
+        smoothed_K = (counts_K + SMOOTHING) / (total + len(counts_K) * SMOOTHING) * total
         return sums_KD / smoothed_K[:, None]
 
     # ---- Dead codes --------------------------------------------------------------------------------------------
@@ -163,11 +167,13 @@ class Dictionary(UpdateAccumulator):
     def _revive(self, candidates_CD: Tensor) -> None:
         """Move each dead code to a feature of this update, the same one in every process."""
         candidates_CD = gather_rows(candidates_CD)
+        # Updates since the last hit; for a code that was never hit, since it was placed.
         idle = torch.where(self.idle < 0, self.idle - NEVER, self.idle)
         dead = (idle >= self.revive_after).nonzero().squeeze(1)
         count = min(len(dead), len(candidates_CD))
         if not count:
             return
+        # Evenly spaced candidates: neighbors come from the same image.
         dead, step = dead[:count], len(candidates_CD) // count
         values = candidates_CD[::step][:count]
         self.codes[dead] = values
@@ -200,6 +206,7 @@ def dictionary_figures(batches: Iterable[CodedImages], *, codes: int, stride: in
     patches: dict[int, dict[str, Patch]] = {}
     images: dict[int, set[str]] = {}
     image_count = 0
+    # Count the cells of each code, and note the first cell of each image that has it, up to `SHOWN_PATCHES` images.
     for batch in batches:
         columns = batch.codes_BRR.shape[2]
         image_count += len(batch.image)
@@ -207,21 +214,21 @@ def dictionary_figures(batches: Iterable[CodedImages], *, codes: int, stride: in
         for number, (image_id, codes_R) in enumerate(rows):
             height, width = _unpadded_size(batch.image, number)
             for cell, code in enumerate(codes_R):
-                if code < 0:
+                if code < 0:  # padding
                     continue
                 cells[code] += 1
                 images.setdefault(code, set()).add(image_id)
-                shown = patches.setdefault(code, {})
-                if image_id not in shown and len(shown) < SHOWN_PATCHES:
+                patch_by_image = patches.setdefault(code, {})
+                if image_id not in patch_by_image and len(patch_by_image) < SHOWN_PATCHES:
                     top, left = stride * (cell // columns), stride * (cell % columns)
                     box = left / width, top / height, (left + stride) / width, (top + stride) / height
                     x1, y1, x2, y2 = (round(min(value, 1.0), 4) for value in box)
-                    shown[image_id] = Patch(image_id=image_id, box=(x1, y1, x2, y2))
+                    patch_by_image[image_id] = Patch(image_id=image_id, box=(x1, y1, x2, y2))
     if not cells:
         return []
     ranked = [code for code, _ in cells.most_common()]
     count = min(SHOWN_CODES, len(ranked))
-    chosen = [ranked[i * len(ranked) // count] for i in range(count)]
+    figure_codes = [ranked[i * len(ranked) // count] for i in range(count)]
     total = sum(cells.values())
     groups = tuple(
         Group(
@@ -229,11 +236,11 @@ def dictionary_figures(batches: Iterable[CodedImages], *, codes: int, stride: in
             note=f"{100 * cells[code] / total:.1f}% of the cells, in {len(images[code])} images",
             patches=tuple(patches[code].values()),
         )
-        for code in chosen
+        for code in figure_codes
     )
     about = (
         f"{len(ranked)} of {codes} codes of the visual dictionary represent the {total:,} cells of {image_count} val "
-        f"images. Shown are {len(chosen)} codes, most frequent first, each with the first matching cell of several "
+        f"images. Shown are {len(figure_codes)} codes, most frequent first, each with the first matching cell of several "
         "images."
     )
     return [Figure(title="Patches per code of the visual dictionary", about=about, groups=groups)]

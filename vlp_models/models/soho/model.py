@@ -141,10 +141,6 @@ class SOHO(nn.Module):
     images_per_text: int
 
     def __init__(self, config: SOHOConfig) -> None:
-        """
-        Raises:
-            ParamsError: timm has no such backbone, or images are smaller than a cell.
-        """
         super().__init__()
         self.config = config
         self.objectives = ("mlm", "mvm", "itm") if config.dictionary_size else ("mlm", "itm")
@@ -204,19 +200,21 @@ class SOHO(nn.Module):
     @property
     def inputs(self) -> ModelInputs:
         """Return the pixels and text lengths that the model reads."""
-        c = self.config
+        config = self.config
+        # Only `resize: pad` keeps an image's proportions, by the length of its sides.
+        longer, shorter = (config.longer, config.shorter) if config.resize == "pad" else (0, 0)
         return ModelInputs(
             image=PixelInput(
-                height=c.height,
-                width=c.width,
-                resize=c.resize,
-                longer=c.longer if c.resize == "pad" else 0,
-                shorter=c.shorter if c.resize == "pad" else 0,
-                mean=(c.mean[0], c.mean[1], c.mean[2]),
-                std=(c.std[0], c.std[1], c.std[2]),
-                interpolation=c.interpolation,
-                augment=tuple(c.augment),
-                crop_scale=(c.crop_scale[0], c.crop_scale[1]),
+                height=config.height,
+                width=config.width,
+                resize=config.resize,
+                longer=longer,
+                shorter=shorter,
+                mean=(config.mean[0], config.mean[1], config.mean[2]),
+                std=(config.std[0], config.std[1], config.std[2]),
+                interpolation=config.interpolation,
+                augment=tuple(config.augment),
+                crop_scale=(config.crop_scale[0], config.crop_scale[1]),
             )
         )
 
@@ -226,8 +224,8 @@ class SOHO(nn.Module):
         """Run the CNN and the neck: pixels [B, 3, H, W] -> features [B, R, D], the dictionary's input."""
         if not isinstance(image, Pixels):
             raise DataError("SOHO reads pixels: set `shards.pixels: true`, or choose a model that reads regions")
-        # Batch normalization fails on empty batches. Synchronized, it accepts them, and must see them: other processes
-        # wait for this one's share of the statistics.
+        # Batch normalization fails on empty batches. Synchronized, it accepts them, and has to run on them: other
+        # processes wait for this one's share of the statistics.
         norms = (module for module in self.modules() if isinstance(module, nn.SyncBatchNorm))
         if not len(image) and not any(norm.training for norm in norms):
             rows, columns = (max(1, -(-side // self.stride)) for side in image.pixels_B3HW.shape[2:])
@@ -275,6 +273,7 @@ class SOHO(nn.Module):
         cells = Packing.of(self.dictionary_mask(grid))
         weights_K = None if weights_B is None else weights_B.index_select(0, cells.sequences_M)
         quantized = self.dictionary(cells.pack(grid.features_BRD), weights_K, learn=learn)
+        # `pad` fills with zeros, which is a code's number: count from 1 meanwhile, so that padding becomes -1.
         codes_BR = (cells.pad(quantized.codes_M + 1) - 1).masked_fill(~grid.mask_BR, -1)
         return cells.pad(quantized.vectors_MD), codes_BR, quantized
 
@@ -309,8 +308,10 @@ class SOHO(nn.Module):
         visual = self.encode_image(images)
         place_MR = images.place_B[:, None].expand_as(visual.mask_BR)  # type: ignore[index]
         tokens_MRD = add_places(visual.tokens_BRD, place_MR, self.place_embedding)
-        tokens, mask = (sets.spread(x).flatten(1, 2) for x in (tokens_MRD, visual.mask_BR))
-        return VisualTokens(tokens_BRD=tokens, mask_BR=mask, grid=visual.grid)
+        # The images of all texts, [M, R, ...] -> one sequence per text, [B, K * R, ...]
+        tokens_BRD = sets.spread(tokens_MRD).flatten(1, 2)
+        mask_BR = sets.spread(visual.mask_BR).flatten(1, 2)
+        return VisualTokens(tokens_BRD=tokens_BRD, mask_BR=mask_BR, grid=visual.grid)
 
     # ---- Pairs -------------------------------------------------------------------------------------------------
 
@@ -469,13 +470,12 @@ class SOHO(nn.Module):
         `transformer`: with the word embeddings; `heads`.
         """
         groups: dict[str, list[nn.Parameter]] = {"cnn_stem": self.backbone.stem(), "cnn": self.backbone.rest()}
-        transformer = ("text_embedding", "transformer")
-        heads = ("word_head", "code_head", "match_head", "fusion")
+        group_of = {"text_embedding": "transformer", "transformer": "transformer"}
+        group_of |= dict.fromkeys(("word_head", "code_head", "match_head", "fusion"), "heads")
         for name, parameter in self.named_parameters():
             part = name.partition(".")[0]
             if part != "backbone":
-                group = "transformer" if part in transformer else "heads" if part in heads else "neck"
-                groups.setdefault(group, []).append(parameter)
+                groups.setdefault(group_of.get(part, "neck"), []).append(parameter)
         return {name: parameters for name, parameters in groups.items() if parameters}
 
     @torch.no_grad()
@@ -497,6 +497,7 @@ class SOHO(nn.Module):
                 codes_BRR = codes_BR.unflatten(1, grid.mask_BRR.shape[1:])
                 yield CodedImages(image_ids=batch.image_ids, image=batch.image, codes_BRR=codes_BRR)
 
-        found = dictionary_figures(coded_images(), codes=len(self.dictionary.codes), stride=self.stride)
+        # Lazily, so that one batch of images is in memory at a time.
+        figures = dictionary_figures(coded_images(), codes=len(self.dictionary.codes), stride=self.stride)
         self.train(was_training)
-        return found
+        return figures

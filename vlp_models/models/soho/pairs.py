@@ -74,6 +74,7 @@ def make_pairs(
         has_N = negative_NG.any(1) if negative_NG.shape[1] else torch.zeros_like(owner_N, dtype=torch.bool)
         drawn_N = draw_categorical(negative_NG.float(), generator) if negative_NG.shape[1] else origin_N
         drawn_P = drawn_N[has_N]
+        # Texts and masks may come from another process; the images stay.
         for name in ("ids_PT", "original_PT", "words_PT", "mask_PT"):
             parts[name].append(take_rows(parts[name][0], drawn_P))
         parts["owner_P"].append(owner_N[has_N])
@@ -100,17 +101,19 @@ def hide_codes(
     weights_BR = first_with_code(codes_BR, mask_BR).float()
     owner_N = pairs.owner_P[:texts]
     hidden = []
+    # Matched pairs, then mismatched ones: one draw for each text, also for those without a mismatched pair.
     for rows in (slice(0, texts), pairs.origin_P[texts:]):
-        place_N = draw_categorical(weights_BR.index_select(0, owner_N), generator)
-        chosen_N = draw_uniform((texts,), generator, owner_N.device) < probability
-        code_N = codes_BR.index_select(0, owner_N).gather(1, place_N[:, None])
-        group_NR = (codes_BR.index_select(0, owner_N) == code_N) & mask_BR.index_select(0, owner_N)
-        hidden.append((group_NR & chosen_N[:, None])[rows])
+        cell_N = draw_categorical(weights_BR.index_select(0, owner_N), generator)
+        masked_N = draw_uniform((texts,), generator, owner_N.device) < probability
+        code_N1 = codes_BR.index_select(0, owner_N).gather(1, cell_N[:, None])
+        group_NR = (codes_BR.index_select(0, owner_N) == code_N1) & mask_BR.index_select(0, owner_N)
+        hidden.append((group_NR & masked_N[:, None])[rows])
     return torch.cat(hidden)
 
 
 def first_with_code(codes_BR: Tensor, mask_BR: Tensor) -> Tensor:
     """Return bool [B, R]: each code's first valid cell."""
+    # A cell is the first with its code unless an earlier valid one has the same code.
     same_BRR = (codes_BR[:, :, None] == codes_BR[:, None, :]) & mask_BR[:, None, :]
     earlier_RR = torch.ones(same_BRR.shape[1:], dtype=torch.bool, device=codes_BR.device).tril(-1)
     return mask_BR & ~(same_BRR & earlier_RR).any(-1)

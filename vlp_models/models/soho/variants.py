@@ -73,8 +73,8 @@ class PublicSOHO(SOHO):
         if self.config.square_mask:
             # Each image's valid height and width on a square as high as the batch: [B, H, W] -> [B, H, H]
             rows_BH, columns_BW = mask_BHW.any(2), mask_BHW.any(1)
-            counted_H = torch.arange(mask_BHW.shape[1], device=mask_BHW.device)
-            mask_BHW = rows_BH[:, :, None] & (counted_H < columns_BW.sum(1, keepdim=True))[:, None, :]
+            column_H = torch.arange(mask_BHW.shape[1], device=mask_BHW.device)
+            mask_BHW = rows_BH[:, :, None] & (column_H < columns_BW.sum(1, keepdim=True))[:, None, :]
         elif not self.config.pool_first:
             return super().grid_mask(mask_BHW, features_BDRR)
         return F.interpolate(mask_BHW[:, None].float(), size=features_BDRR.shape[2:])[:, 0] > 0.5
@@ -93,13 +93,15 @@ class PublicSOHO(SOHO):
     ) -> Tensor:
         if self.config.masked_code == "of_each_pair":
             return hide_codes(pairs, codes_BR, mask_BR, self.config.mvm_probability, generator, texts)
-        # One random place for the whole batch: its code is hidden in each chosen pair that has it.
+        # One random cell for the whole batch: in each image its code is hidden, from each of the masked pairs.
         device, cells = codes_BR.device, codes_BR.shape[1]
-        place = int(draw_uniform((), generator, device) * cells)
-        chosen = [draw_uniform((texts,), generator, device) < self.config.mvm_probability for _ in range(2)]
-        chosen_P = torch.cat([chosen[0], chosen[1].index_select(0, pairs.origin_P[texts:])])
-        group_BR = (codes_BR == codes_BR[:, place : place + 1]) & mask_BR & mask_BR[:, place : place + 1]
-        return group_BR.index_select(0, pairs.owner_P) & chosen_P[:, None]
+        cell = int(draw_uniform((), generator, device) * cells)
+        matched_N = draw_uniform((texts,), generator, device) < self.config.mvm_probability
+        mismatched_N = draw_uniform((texts,), generator, device) < self.config.mvm_probability
+        masked_P = torch.cat([matched_N, mismatched_N.index_select(0, pairs.origin_P[texts:])])
+        # Nothing is hidden in an image in which that cell is padding.
+        group_BR = (codes_BR == codes_BR[:, cell : cell + 1]) & mask_BR & mask_BR[:, cell : cell + 1]
+        return group_BR.index_select(0, pairs.owner_P) & masked_P[:, None]
 
     def predicted_pairs(self, matched_P: Tensor) -> Tensor:
         return torch.ones_like(matched_P) if self.config.masked_pairs == "all" else matched_P
@@ -121,8 +123,8 @@ class PoolingFirst(Neck):
 
     def forward(self, map_BChw: Tensor) -> Tensor:
         pooled = F.max_pool2d(map_BChw, self.pool.kernel_size)
-        found: Tensor = self.norm(self.conv(pooled))
-        return found
+        normed: Tensor = self.norm(self.conv(pooled))
+        return normed
 
 
 class Gate(nn.Module):
@@ -153,8 +155,9 @@ def crop_padding(image: Pixels, *, least: int) -> Pixels:
     mask_BHW = image.mask_BHW
     if mask_BHW is None or not len(image):
         return image
-    needed = (int(mask_BHW.any(other).sum(1).max()) for other in (2, 1))
-    height, width = (max(least, -(-pixels // CANVAS_STEP) * CANVAS_STEP) for pixels in needed)
+    # The largest image of the batch, its sides rounded up to the step.
+    sides = (int(mask_BHW.any(2).sum(1).max()), int(mask_BHW.any(1).sum(1).max()))
+    height, width = (max(least, -(-pixels // CANVAS_STEP) * CANVAS_STEP) for pixels in sides)
     return replace(image, pixels_B3HW=image.pixels_B3HW[:, :, :height, :width], mask_BHW=mask_BHW[:, :height, :width])
 
 

@@ -150,7 +150,9 @@ class TDEN(nn.Module):
             raise DataError("TDEN reads region features: run the features stage, or choose a model that reads pixels")
         x_KD, packing = self.region_embedding(image, hidden_BR)
         if image.place_BR is not None:
-            x_KD = add_places(x_KD, packing.pack(F.pad(image.place_BR, (1, 0))), self.place_embedding)
+            place_K = packing.pack(F.pad(image.place_BR, (1, 0)))  # [IMG] has the place of the first image
+            x_KD = add_places(x_KD, place_K, self.place_embedding)
+        # Every layer's states are kept: ISM may pool all of them.
         mask, layers = padding_mask(packing.mask_BT), []
         for block in self.object_encoder:
             x_KD = block(x_KD, mask, packing)
@@ -253,11 +255,13 @@ class TDEN(nn.Module):
         regions_BR = hidden_BR = None
         if "moc" in objectives and isinstance(image, Regions):
             regions_BR = select_regions(image.mask_BR, mask_probability, generator)
+            # A region without class probabilities has no target.
             regions_BR = regions_BR & (image.class_probs_BRC.sum(-1) > 0)
             if objectives["moc"] is not None and text.owner_N is None:
                 regions_BR = regions_BR & objectives["moc"][:, None]
             hidden_BR = regions_BR
             if config.zero_overlapping_regions:
+                # A region that overlaps a hidden one would reveal it.
                 hidden_BR = overlapping(regions_BR, image.boxes_BR4) & image.mask_BR
         return Corruption(ids_BT=ids_NT, words_BT=words_NT, regions_BR=regions_BR, hidden_BR=hidden_BR)
 
@@ -289,6 +293,7 @@ class TDEN(nn.Module):
         generated: GenerationPass | None = None
         crossed: tuple[Tensor, Packing] | None = None
         if {"mlm", "moc", "ism"} & set(objectives):
+            # The understanding stream; ISM reads its output before fusion.
             understood_MD = self.encode_text(ids.get("encoder", corruption.ids_BT), words, UNDERSTANDING)
             if self.needs_cross_encoder(objectives):
                 visual = image.last().select(owner_N)
@@ -352,8 +357,10 @@ class TDEN(nn.Module):
         else:
             memory = before.memory
             words = Packing.of(at_NT & changed_from(ids_NT, before.ids_BT)).continuing(before.packing)
-        logits = self.predict_words(self.decode(self.encode_text(ids_NT, words, GENERATION), words, memory))
+        generated_MD = self.decode(self.encode_text(ids_NT, words, GENERATION), words, memory)
+        logits = self.predict_words(generated_MD)
         if before is not None:
+            # Only the rows after a change are new: put them into the earlier pass's logits.
             rows_M = words.mask_BT[at_NT].nonzero().squeeze(1)
             logits = before.logits_MV.index_copy(0, rows_M, logits)
         return GenerationPass(logits_MV=logits, at_BT=at_NT, ids_BT=ids_NT, memory=memory, packing=words)
@@ -385,9 +392,8 @@ class TDEN(nn.Module):
         if learners is not None:
             rows_N = learners.nonzero().squeeze(1)
             image_ids = tuple(image_ids[i] for i in rows_N.tolist())
-        if (
-            len(number_over_ranks(image_ids)[0].unique()) <= 1
-        ):  # batch normalization could not process a batch of one either
+        numbers_G, _ = number_over_ranks(image_ids)
+        if len(numbers_G.unique()) <= 1:  # batch normalization could not process a batch of one either
             return self.empty_matching_loss(understood_MD)
         texts_NP, images_NP = self.pool_text(understood_MD, words), self.pool_image(image)
         if batch.text.owner_N is not None:
@@ -421,7 +427,8 @@ class TDEN(nn.Module):
 
     def score(self, state: VisualStates, text: Text, image_of_text_N: Tensor) -> Tensor:
         """Return how well each text and its image match, [N]: the cosine of ISM."""
-        return (self.pool_image(state).index_select(0, image_of_text_N) * self.embed_text(text)).sum(-1)
+        images_NP = self.pool_image(state).index_select(0, image_of_text_N)
+        return (images_NP * self.embed_text(text)).sum(-1)
 
     def fuse(self, image: Image, text: Text) -> Fused:
         """Return the holistic feature of VQA, VCR and NLVR for each text.
@@ -481,6 +488,7 @@ class TDEN(nn.Module):
         position = torch.full_like(token_N, state.length)
         x_ND = self.text_embedding(token_N, torch.full_like(token_N, GENERATION), position)
         past: list[KeyValues] = []
+        # One entry per layer that attends to earlier words: the sentence encoder's, then the decoder's.
         before = iter(state.past or [None] * (len(self.sentence_encoder) + len(state.memory.layers)))
         for block in cast("list[TransformerBlock]", self.sentence_encoder):
             x_ND, cache = block.step(x_ND, next(before))

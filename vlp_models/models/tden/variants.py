@@ -90,12 +90,15 @@ class AblatedTDEN(TDEN):
         """Return ISM's loss: each sentence is matched with its own image and that of the previous sample."""
         if self.config.ism_source == "unimodal":
             return super().matching_loss(understood_MD, words, batch, image, learners)
-        numbers_G, own = number_over_ranks(batch.image_ids)
+        numbers_G, local_rows = number_over_ranks(batch.image_ids)
         if len(numbers_G.unique()) <= 1:  # no negatives
             return self.empty_matching_loss(understood_MD)
         visual = image.last().select(batch.text.owner_N)
-        matched_N, mismatched_N = (self.match(understood_MD, words, v) for v in (visual, visual.rolled()))
-        differs_N = (numbers_G != numbers_G.roll(1))[own].to(understood_MD.device)
+        previous_visual = visual.rolled()
+        matched_N = self.match(understood_MD, words, visual)
+        mismatched_N = self.match(understood_MD, words, previous_visual)
+        # The previous sample may show the same image: then its pair is no mismatch.
+        differs_N = (numbers_G != numbers_G.roll(1))[local_rows].to(understood_MD.device)
         if learners is not None:
             matched_N, differs_N = matched_N[learners], differs_N & learners
         return binary_matching(matched_N, mismatched_N[differs_N])
@@ -118,6 +121,7 @@ class AblatedTDEN(TDEN):
     def decode(self, text_MD: Tensor, words: Packing, memory: Any, mask: Tensor | None = None) -> Tensor:
         if not self.shares:
             return super().decode(text_MD, words, memory, mask)
+        # Words and regions go through one stack, so each text has its own copy of its image's states.
         visual = memory.visual.select(memory.owner_N)
         joint = words.concat(visual.packing)
         x = torch.cat([text_MD, visual.last_KD])
@@ -168,7 +172,9 @@ class AblatedTDEN(TDEN):
             x_ND, cache = block.step(x_ND, next(before))
             past.append(cache)
         regions_NS = state.memory.visual.packing.mask_BT[state.owner_N]
-        mask = padding_mask(torch.cat([regions_NS.new_ones(len(regions_NS), state.length + 1), regions_NS], dim=1))
+        # The new word attends to all words so far, itself included, and to its image's regions.
+        words_NT = regions_NS.new_ones(len(regions_NS), state.length + 1)
+        mask = padding_mask(torch.cat([words_NT, regions_NS], dim=1))
         for block, regions in zip(self._shared_blocks(), state.memory.layers, strict=True):
             x_ND, cache = _shared_step(block, x_ND, next(before), regions.select(state.owner_N), mask)
             past.append(cache)
@@ -179,6 +185,7 @@ def one_way_mask(words: Packing, regions: Packing) -> Tensor:
     """Return the mask with which words attend to past words and all regions, and regions to regions.
 
     [N, 1, T + S, T + S]"""
+    # One row per query: those of words above those of regions; one column per key, in the same order.
     (texts, length), width = words.shape, regions.shape[1]
     past = causal_mask(length, words.places_M.device).expand(texts, 1, length, length)
     to_regions = padding_mask(regions.mask_BT)
@@ -245,8 +252,9 @@ class PublicTDEN(TDEN):
     # ---- VQA, VCR --------------------------------------------------------------------------------------------
 
     def understand(self, text: Text, words: Packing) -> Tensor:
-        segments = self.config.segment_types and text.last_segment_BT is not None
-        types_NT = text.last_segment_BT.long() if segments and text.last_segment_BT is not None else None
+        types_NT = None
+        if self.config.segment_types and text.last_segment_BT is not None:
+            types_NT = text.last_segment_BT.long()
         return self.encode_text(text.ids_BT, words, UNDERSTANDING, types_NT)
 
     def fuse(self, image: Image, text: Text) -> Fused:
@@ -263,17 +271,17 @@ class PublicTDEN(TDEN):
         pooled_NP = pooled_text * pooled_image if config.fusion == "product" else pooled_text + pooled_image
         decoder_NP = None
         if config.use_decoder_in_fusion:
-            crossed = config.decoder_visual_source == "cross_encoder"
-            memory_input = (
-                (image_layers[-1], each.packing, None) if crossed else (visual.last_KD, visual.packing, owner_N)
-            )
             if config.understanding_decoder_mask == "causal":
                 decoded_MD, mask = self.encode_text(text.ids_BT, words, GENERATION), None
             else:
                 decoded_MD, mask = understood_MD, padding_mask(words.mask_BT)
-            pooled_decoder_NP = pool["decoder"](
-                self.decode(decoded_MD, words, self.project_memory(*memory_input), mask), words
-            )
+            # The decoder attends to the image after the cross-modal encoder, one copy per text, or before it.
+            if config.decoder_visual_source == "cross_encoder":
+                memory = self.project_memory(image_layers[-1], each.packing, None)
+            else:
+                memory = self.project_memory(visual.last_KD, visual.packing, owner_N)
+            decoded_MD = self.decode(decoded_MD, words, memory, mask)
+            pooled_decoder_NP = pool["decoder"](decoded_MD, words)
             if self.decoder_dim:
                 decoder_NP = self.fusion_decoder_norm(pooled_decoder_NP)
             else:

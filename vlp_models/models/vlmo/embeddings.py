@@ -35,18 +35,14 @@ class PatchEmbedding(nn.Module):
     """[CLS] and a linear projection of each patch, plus the image type (and positions, if these are absolute)."""
 
     def __init__(self, config: VLMoConfig) -> None:
-        """
-        Raises:
-            ParamsError: see `CNNStem`.
-        """
         super().__init__()
         hidden = config.hidden
         self.side = config.side
         self.stem: nn.Module = nn.Identity()
         channels, patch = 3, config.patch  # of the projection's input; patch in cells of the stem's map
         if config.stem == "convolutions":
-            one, two, channels = config.stem_channels
-            self.stem, patch = SmallBackbone((one, two, channels)), patch // STRIDE
+            first, second, channels = config.stem_channels
+            self.stem, patch = SmallBackbone((first, second, channels)), patch // STRIDE
         elif config.stem == "timm":
             cnn = CNNStem(config.stem_backbone, config.stem_stage, patch)
             self.stem, patch, channels = cnn, patch // cnn.stride, cnn.channels
@@ -74,6 +70,7 @@ class PatchEmbedding(nn.Module):
             )
         if hidden_BN is not None and self.overlapping:
             # A CNN's cells overlap: blank the hidden patches' pixels, so that neighbors contain nothing of them.
+            # [B, N] -> [B, 1, rows, columns] -> [B, 1, H, W]
             hidden_B1hw = hidden_BN.unflatten(1, (self.side // self.patch, -1))[:, None].to(pixels.dtype)
             pixels = pixels * (1 - F.interpolate(hidden_B1hw, scale_factor=float(self.patch), mode="nearest"))
         x_BND = self.embed_patches(pixels)
@@ -97,6 +94,7 @@ class PatchEmbedding(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             map_BChw = self.stem(pixels_B3HW)
         x_BDhw = self.patches(map_BChw)
+        # A CNN may round its map's size differently than its stride promises.
         side, cells = self.side // self.patch, tuple(x_BDhw.shape[2:])
         if cells != (side, side):
             raise ParamsError(f"config: the stem gives {cells} patches for {self.side} pixels, not {side} a side")
@@ -119,7 +117,7 @@ class CNNStem(nn.Module):
             patch: pixels of a patch's side, a multiple of the stride.
 
         Raises:
-            ParamsError: see `check_model` and `Backbone`; or the patch is not a multiple of a cell.
+            ParamsError: timm has no such model or feature map, or the patch is not a multiple of a cell.
         """
         super().__init__()
         from vlp_models.models.layers.backbone import Backbone  # imports timm, which takes seconds

@@ -72,6 +72,7 @@ class ExpertUsage:
     ) -> Callable[[Any, tuple[Tensor], Tensor], None]:
         width = 1 + self._grid**2  # tokens of an image: [CLS] and patches
 
+        # Called after each forward pass of the expert, with its input and output.
         def hook(_: Any, inputs: tuple[Tensor], output_MD: Tensor) -> None:
             output_MD = output_MD * block.expert_scale if block.layer_scale else output_MD
             change_M = output_MD.norm(dim=-1) / inputs[0].norm(dim=-1)
@@ -80,7 +81,8 @@ class ExpertUsage:
             if count:
                 patches = change_M[:count].view(-1, width)[:, 1:]  # [images, patches], without [CLS]
                 usage.add("patch", patches.flatten())
-                for image_id, value, number in zip(image_ids, *(x.tolist() for x in patches.max(1)), strict=True):
+                values, numbers = patches.max(1)
+                for image_id, value, number in zip(image_ids, values.tolist(), numbers.tolist(), strict=True):
                     usage.largest[image_id] = max(usage.largest.get(image_id, (0.0, 0)), (value, number))
             if len(change_M) > count:
                 usage.add("word", change_M[count:])
@@ -91,8 +93,10 @@ class ExpertUsage:
         """Return one figure, with a group per layer and expert. images: number of samples, for the caption."""
         if not self._usage:
             return []
-        order = {(i, name): n for i, block in enumerate(self._blocks) for n, name in enumerate(block.experts)}
-        keys = sorted(self._usage, key=lambda key: (key[0], order[key]))
+        # By layer, then in the order of the layer's experts; only those that processed a token.
+        keys: list[tuple[int, str]] = []
+        for layer, block in enumerate(self._blocks):
+            keys += [(layer, name) for name in block.experts if (layer, name) in self._usage]
         groups = tuple(
             Group(
                 name=f"layer {layer + 1}, {expert.replace('_', '-')} expert",
@@ -110,7 +114,8 @@ class ExpertUsage:
     def _patches(self, usage: _Usage) -> tuple[Patch, ...]:
         """Return the boxes of the most changed patches. Images are resized to a square, so boxes are fractions."""
         grid, patches = self._grid, []
-        for image_id, (_, number) in sorted(usage.largest.items(), key=lambda item: (-item[1][0], item[0])):
+        most_changed_first = sorted(usage.largest.items(), key=lambda item: (-item[1][0], item[0]))
+        for image_id, (_, number) in most_changed_first:
             row, column = divmod(number, grid)
             x1, y1, x2, y2 = (round(n / grid, 4) for n in (column, row, column + 1, row + 1))
             patches.append(Patch(image_id=image_id, box=(x1, y1, x2, y2)))

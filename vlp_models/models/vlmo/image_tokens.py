@@ -43,10 +43,12 @@ class ImageTokens:
 
     @torch.no_grad()
     def __call__(self, pixels_B3HW: Tensor) -> Tensor:
-        """
+        """Return each patch's token.
+
         Raises:
             CheckpointError: `image_tokenizer` is not a dVAE's weights, or has another number of codes.
         """
+        # Loaded at the first call, and again when the pixels are on another device.
         config, device = self.config, pixels_B3HW.device
         if config.image_tokenizer:
             if self._loaded is None or self._loaded[0] != device:
@@ -104,14 +106,16 @@ class DVAE(nn.Module):
     def __init__(self, width: int, codes: int) -> None:
         super().__init__()
         self.input = nn.Conv2d(3, width, 7, padding=3)
-        widths = [width, *(width * 2**group for group in range(GROUPS))]
-        self.groups: Any = nn.ModuleList(
-            nn.ModuleList(
-                Residual(widths[g] if i == 0 else widths[g + 1], widths[g + 1]) for i in range(BLOCKS_PER_GROUP)
-            )
-            for g in range(GROUPS)
-        )
-        self.output = nn.Conv2d(widths[-1], codes, 1)
+        self.groups: Any = nn.ModuleList()
+        inputs = width
+        for number in range(GROUPS):
+            outputs = width * 2**number
+            # The first block of a group changes the width.
+            group = [Residual(inputs, outputs)]
+            group += [Residual(outputs, outputs) for _ in range(BLOCKS_PER_GROUP - 1)]
+            self.groups.append(nn.ModuleList(group))
+            inputs = outputs
+        self.output = nn.Conv2d(inputs, codes, 1)
         self.requires_grad_(False)
         self.eval()
 
@@ -143,11 +147,11 @@ class DVAE(nn.Module):
         yield "blocks.input", self.input
         for g, group in enumerate(self.groups, 1):
             for i, block in enumerate(group, 1):
-                at = f"blocks.group_{g}.block_{i}"
+                prefix = f"blocks.group_{g}.block_{i}"
                 for number, conv in enumerate(block.convs, 1):
-                    yield f"{at}.res_path.conv_{number}", conv
+                    yield f"{prefix}.res_path.conv_{number}", conv
                 if isinstance(block.skip, nn.Conv2d):
-                    yield f"{at}.id_path", block.skip
+                    yield f"{prefix}.id_path", block.skip
         yield "blocks.output.conv", self.output
 
     def forward(self, pixels_B3HW: Tensor) -> Tensor:

@@ -184,6 +184,7 @@ class VLMo(nn.Module):
         """Return the input of the first layer for several images per text, [B, K * S, D], and bool [B, K * S]: True
         where there is an image."""
         images, tokens = sets.flat(), 1 + self.config.grid**2
+        # All images of the batch at once, then each one's place among its text's images, then one row per text.
         patches_MSD = self.encode_image(images)
         place_MS = cast(Tensor, images.place_B)[:, None].expand(-1, tokens)
         patches_MSD = add_places(patches_MSD, place_MS, self.place_embedding)
@@ -227,12 +228,13 @@ class VLMo(nn.Module):
         self, x_MD: Tensor, packing: Packing, stream: Stream, biases: Biases, first: int = 0, last: int | None = None
     ) -> Tensor:
         """Run layers `first` to `last` (excluded), without the final norm. [M, D] -> [M, D]"""
-        keys = None if packing.full else padding_mask(packing.mask_BT)
+        real_keys = None if packing.full else padding_mask(packing.mask_BT)
         for layer, block in enumerate(self._blocks()[first:last], first):
-            mask = keys
+            mask = real_keys
             if biases:
+                # One mask holds both: the bias that is added to a score, and -inf for padding.
                 bias = biases[layer][None].to(x_MD.dtype)
-                mask = bias if keys is None else bias.masked_fill(~keys, float("-inf"))
+                mask = bias if real_keys is None else bias.masked_fill(~real_keys, float("-inf"))
             x_MD = block(x_MD, mask, packing, self.route(stream, layer))
         return x_MD
 
@@ -254,19 +256,23 @@ class VLMo(nn.Module):
 
     def _corner(self, biases: Biases, text_len: int, *, image: bool = True) -> Biases:
         """Return the part of a pair's biases for a shorter text, the image alone (text_len 0), or the text alone."""
-        start, image_tokens = 0 if image else 1 + self.config.grid**2, 1 + self.config.grid**2
-        end = image_tokens + text_len
+        image_tokens = 1 + self.config.grid**2
+        start, end = 0 if image else image_tokens, image_tokens + text_len
         return tuple(bias[:, start:end, start:end] for bias in biases)
 
     def _several_images(self, biases: Biases, images: int) -> Biases:
         """Return a pair's biases for several images in a row. Offsets between images have no meaning: zero."""
-        first, found = 1 + self.config.grid**2, []
+        tokens, extended = 1 + self.config.grid**2, []
         for bias in biases:
-            within = torch.kron(torch.eye(images, device=bias.device, dtype=bias.dtype)[None], bias[:, :first, :first])
-            above = torch.cat([within, bias[:, :first, first:].repeat(1, images, 1)], 2)
-            below = torch.cat([bias[:, first:, :first].repeat(1, 1, images), bias[:, first:, first:]], 2)
-            found.append(torch.cat([above, below], 1))
-        return tuple(found)
+            identity = torch.eye(images, device=bias.device, dtype=bias.dtype)[None]
+            # [H, K * S, K * S]: each image's own biases on the diagonal; [H, K * S, T] and [H, T, K * S]: repeated.
+            within = torch.kron(identity, bias[:, :tokens, :tokens])
+            to_text = bias[:, :tokens, tokens:].repeat(1, images, 1)
+            from_text = bias[:, tokens:, :tokens].repeat(1, 1, images)
+            above = torch.cat([within, to_text], 2)
+            below = torch.cat([from_text, bias[:, tokens:, tokens:]], 2)
+            extended.append(torch.cat([above, below], 1))
+        return tuple(extended)
 
     def _packed(self, patches_BSD: Tensor) -> tuple[Tensor, Packing]:
         """Pack image tokens (none is padding): [B, S, D] -> [B * S, D]."""
@@ -361,7 +367,7 @@ class VLMo(nn.Module):
         others: for each contrastive loss, the embeddings of the update's other micro-batches (`EmbedsPairs`).
 
         Raises:
-            ParamsError: see `check_objectives`.
+            ParamsError: an objective is unknown, or the batch lacks its images or texts.
         """
         check_objectives(objectives, self.objectives, batch)
         losses: dict[str, Loss] = {}
@@ -394,8 +400,9 @@ class VLMo(nn.Module):
         names = self._negative_names(batch, owner_N)
         pairs = FusionPairs(patches_BSD=patches_BSD, owner_N=owner_N)
         if "mlm" in objectives:
-            pairs.add_own(ids_NT, batch.text.mask_BT)
+            pairs.add_true_pairs(ids_NT, batch.text.mask_BT)
         if {"itc", "itm"} & set(objectives):
+            # Matching alone needs the vectors only to draw negatives, so it needs no graph of them.
             with torch.set_grad_enabled(torch.is_grad_enabled() and "itc" in objectives):
                 vectors = self.contrast_vectors(patches_BSD, batch.text, biases)
             if "itc" in objectives:
@@ -413,12 +420,13 @@ class VLMo(nn.Module):
         ids, mask, patches_RSD = pairs.concatenate()
         words = Packing.of(mask)
         _, text_MD = self.pair_states(patches_RSD, ids, words, self._corner(biases, ids.shape[1]))
-        own = len(batch.text) if "mlm" in objectives else 0
+        mlm_rows = len(batch.text) if "mlm" in objectives else 0
         if "mlm" in objectives:
-            rest_NT = F.pad(masked_NT, (0, ids.shape[1] - masked_NT.shape[1], 0, len(ids) - own))
-            losses["mlm"] = self.word_loss(text_MD, words, rest_NT, batch.text, masked_NT)
+            # Nothing is predicted in matching's rows, nor beyond the width of the batch's texts: [N, T] -> [R, longest]
+            masked_RT = F.pad(masked_NT, (0, ids.shape[1] - masked_NT.shape[1], 0, len(ids) - mlm_rows))
+            losses["mlm"] = self.word_loss(text_MD, words, masked_RT, batch.text, masked_NT)
         if "itm" in objectives:
-            logits = self.match_head(self.pool(text_MD, words)[own:])
+            logits = self.match_head(self.pool(text_MD, words)[mlm_rows:])
             losses["itm"] = cross_entropy(logits, matched_R, name="itm")
         return losses
 
@@ -436,6 +444,7 @@ class VLMo(nn.Module):
             if "itm" in objectives:
                 learners_N = objectives["itm"]
                 learners_N = torch.ones_like(has_negative_N) if learners_N is None else learners_N
+                # A true pair for each text, and two mismatched ones for each text that has a negative.
                 counts["itm"] = learners_N.sum() + 2 * (learners_N & has_negative_N).sum()
             if "itc" in objectives:
                 if objectives["itc"] is not None:  # negatives are only the samples that learn it
@@ -457,6 +466,7 @@ class VLMo(nn.Module):
         split = self.config.vl_start if both else self.config.layers
 
         def embed(x_MD: Tensor, packing: Packing, stream: Stream, biases: Biases, name: str) -> list[Tensor]:
+            # The lower layers run once; the last ones with each of the experts.
             middle_MD = self.run(x_MD, packing, stream, biases, last=split)
             tops = [(self.run(middle_MD, packing, stream, biases, first=split), f"{name}_projection")]
             if both:
@@ -490,13 +500,11 @@ class VLMo(nn.Module):
         owner_N = batch.text.owners(len(batch.image))
         names = self._negative_names(batch, owner_N)
         biases = self.biases(batch.text.ids_BT.shape[1])
-        found = self.contrast_vectors(self.encode_image(batch.image), batch.text, biases)
-        return [
-            EmbeddedPairs(
-                texts_KE=t_NE, images_KE=i_BE if owner_N is None else i_BE.index_select(0, owner_N), image_ids=names
-            )
-            for i_BE, t_NE in found
-        ]
+        contrasts = []
+        for images_BE, texts_NE in self.contrast_vectors(self.encode_image(batch.image), batch.text, biases):
+            images_NE = images_BE if owner_N is None else images_BE.index_select(0, owner_N)
+            contrasts.append(EmbeddedPairs(texts_KE=texts_NE, images_KE=images_NE, image_ids=names))
+        return contrasts
 
     def contrast_loss(
         self,
@@ -507,12 +515,15 @@ class VLMo(nn.Module):
         others: Sequence[EmbeddedPairs] | None = None,
     ) -> Loss:
         """Return ITC; with `contrast: both` the mean of the two losses. others: see `pretraining_losses`."""
-        scales = [self.log_scale, *([self.fused_log_scale] if self.config.contrast == "both" else [])]
+        scales = [self.log_scale]
+        if self.config.contrast == "both":
+            scales.append(self.fused_log_scale)
         losses = []
         for number, ((images_BE, texts_NE), log_scale) in enumerate(zip(vectors, scales, strict=True)):
             images_NE = images_BE if owner_N is None else images_BE.index_select(0, owner_N)
             ids = image_ids
             if learners is not None:
+                # Samples that do not learn the loss are no candidates either.
                 rows_R = learners.nonzero().squeeze(1)
                 texts_NE, images_NE = texts_NE.index_select(0, rows_R), images_NE.index_select(0, rows_R)
                 ids = tuple(image_ids[i] for i in rows_R.tolist())
@@ -529,15 +540,16 @@ class VLMo(nn.Module):
             )
         if len(losses) == 1:
             return losses[0]
-        one, two = losses
-        return Loss(sum=(one.sum + two.sum) / 2, count=one.count, parts={**one.parts, **two.parts})
+        unimodal, fused = losses
+        parts = {**unimodal.parts, **fused.parts}
+        return Loss(sum=(unimodal.sum + fused.sum) / 2, count=unimodal.count, parts=parts)
 
     def word_loss(
-        self, text_MD: Tensor, words: Packing, places_RT: Tensor, text: Text, masked_NT: Tensor | None = None
+        self, text_MD: Tensor, words: Packing, masked_RT: Tensor, text: Text, masked_NT: Tensor | None = None
     ) -> Loss:
-        """Return MLM. places_RT: the masked words among all texts of the pass; masked_NT: among the batch's own."""
-        logits_MV = self.word_head(take(text_MD, words.rows_at(places_RT)))
-        return masked_language_modeling(logits_MV, text.ids_BT[places_RT if masked_NT is None else masked_NT])
+        """Return MLM. masked_RT: the masked words among all texts of the pass; masked_NT: among the batch's own."""
+        logits_MV = self.word_head(take(text_MD, words.rows_at(masked_RT)))
+        return masked_language_modeling(logits_MV, text.ids_BT[masked_RT if masked_NT is None else masked_NT])
 
     def image_loss(self, image: Image, learners: Tensor | None, generator: torch.Generator) -> Loss:
         """Return MIM: predict the visual tokens of hidden patches with the vision experts (BEiT, section 2.3)."""
@@ -562,10 +574,11 @@ class VLMo(nn.Module):
         groups: dict[str, list[nn.Parameter]] = {}
         parts = {"image_embedding", "text_embedding", "position_bias", "norm"}
         for name, parameter in self.named_parameters():
+            # The embedding of an image's place belongs to the image side.
             path = name.replace("place_embedding.", "image_embedding.").split(".")
             if name.startswith(TIMM_STEM):
                 group = "cnn"
-            elif path[0] == "blocks":
+            elif path[0] == "blocks":  # blocks.LAYER.experts.NAME. ..., or another part of the block
                 group = f"{path[3]}_expert" if path[2] == "experts" else "attention"
             else:
                 group = path[0] if path[0] in parts else "heads"

@@ -25,16 +25,16 @@ from vlp_models.objectives.masked_modeling import mask_tokens, select_blocks, se
 from vlp_models.objectives.matching import different_image_mask, draw_hard_negatives, similarities
 
 
-def check_objectives(objectives: Collection[str], known: Collection[str], batch: Batch) -> None:
-    """Check that the batch has what the objectives need.
+def check_objectives(objectives: Collection[str], supported: Collection[str], batch: Batch) -> None:
+    """Check that the batch has what the objectives need. supported: the objectives of the model.
 
     Raises:
         ParamsError: unknown objective, or the batch has no images or no texts and an objective needs them.
     """
-    unknown = sorted(set(objectives) - set(known))
+    unknown = sorted(set(objectives) - set(supported))
     if unknown:
         hint = "; `mim` needs `image_codes` in the model's config" if "mim" in unknown else ""
-        raise ParamsError(f"VLMo can't learn {unknown}, only {list(known)}{hint}")
+        raise ParamsError(f"VLMo can't learn {unknown}, only {list(supported)}{hint}")
     for missing, needing, view in (
         (batch.image is None, {"itc", "itm", "mim"}, "texts"),
         (batch.text is None, {"itc", "itm", "mlm"}, "images"),
@@ -57,15 +57,18 @@ def mask_words(
     text: Text | None, config: VLMoConfig, objectives: Learners, generator: torch.Generator, probability: float
 ) -> tuple[Tensor, Tensor]:
     """Return bool [N, T], the words that MLM predicts, and int64 [N, T], the texts with these masked."""
-    if "mlm" not in objectives or text is None:
+    if text is None:
         nothing = torch.zeros(0, 0, dtype=torch.bool)
-        return (nothing, nothing) if text is None else (torch.zeros_like(text.mask_BT), text.ids_BT)
+        return nothing, nothing
+    if "mlm" not in objectives:
+        return torch.zeros_like(text.mask_BT), text.ids_BT
     if config.whole_words:
         assert text.word_BT is not None  # requested by `VLMo.inputs`
         selected_NT = select_words(text.word_BT, probability, generator)
     else:
         selected_NT = select_tokens(text.mask_BT, probability, generator)
-    if (learners := objectives["mlm"]) is not None:
+    learners = objectives["mlm"]
+    if learners is not None:
         selected_NT = selected_NT & learners[:, None]
     ids_NT = mask_tokens(
         text.ids_BT,
@@ -96,11 +99,13 @@ class FusionPairs:
         """Return the patches of each text's image."""
         return self.patches_BSD if self.owner_N is None else self.patches_BSD.index_select(0, self.owner_N)
 
-    def add_own(self, ids_NT: Tensor, mask_NT: Tensor, rows_R: Tensor | None = None) -> None:
+    def add_true_pairs(self, ids_NT: Tensor, mask_NT: Tensor, rows_R: Tensor | None = None) -> None:
         """Add texts with the images that they are about; rows_R: only these texts."""
+        patches_NSD = self.patches_NSD
         if rows_R is not None:
             ids_NT, mask_NT = ids_NT.index_select(0, rows_R), mask_NT.index_select(0, rows_R)
-        self.add(ids_NT, mask_NT, self.patches_NSD if rows_R is None else self.patches_NSD.index_select(0, rows_R))
+            patches_NSD = patches_NSD.index_select(0, rows_R)
+        self.add(ids_NT, mask_NT, patches_NSD)
 
     def add(self, ids_RT: Tensor, mask_RT: Tensor, patches_RSD: Tensor) -> None:
         self._ids.append(ids_RT)
@@ -110,7 +115,8 @@ class FusionPairs:
     def concatenate(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return ids and masks, padded to the longest text, and patches of all pairs."""
         width = max(ids.shape[1] for ids in self._ids)
-        ids, masks = ([F.pad(x, (0, width - x.shape[1])) for x in parts] for parts in (self._ids, self._masks))
+        ids = [F.pad(part, (0, width - part.shape[1])) for part in self._ids]
+        masks = [F.pad(part, (0, width - part.shape[1])) for part in self._masks]
         return torch.cat(ids), torch.cat(masks), torch.cat(self._patches)
 
 
@@ -133,30 +139,32 @@ def add_matching_pairs(
     """
     device = texts_NE.device
     negative_NG = different_image_mask(image_ids, device)
-    drawn = []
-    for one_NE, other_NE in ((texts_NE, images_NE), (images_NE, texts_NE)):
-        similarity_NG = similarities(one_NE.detach(), gather_rows(other_NE.detach())) * scale
-        drawn.append(draw_hard_negatives(similarity_NG, negative_NG, generator))
-    (image_N, has_N), (text_N, _) = drawn
+    # A negative image for each text, then a negative text for each text's image, numbered over all processes.
+    negatives = []
+    for anchor_NE, candidate_NE in ((texts_NE, images_NE), (images_NE, texts_NE)):
+        similarity_NG = similarities(anchor_NE.detach(), gather_rows(candidate_NE.detach())) * scale
+        negatives.append(draw_hard_negatives(similarity_NG, negative_NG, generator))
+    (image_N, has_N), (text_N, _) = negatives
     if learners is not None:
         has_N = has_N & learners
-    own_R = None if learners is None else learners.nonzero().squeeze(1)
+    true_R = None if learners is None else learners.nonzero().squeeze(1)
     matched_R = has_N.nonzero().squeeze(1)  # texts that have a negative
 
     # 1. Each text with its own image.
-    pairs.add_own(text.ids_BT, text.mask_BT, own_R)
+    pairs.add_true_pairs(text.ids_BT, text.mask_BT, true_R)
     # 2. Each text with another image. All processes must call `take_rows`, even those that request nothing.
     ids_RT, mask_RT = text.ids_BT.index_select(0, matched_R), text.mask_BT.index_select(0, matched_R)
-    wanted_R = image_N.index_select(0, matched_R)
+    image_R = image_N.index_select(0, matched_R)
     if world_size() == 1 and pairs.owner_N is not None:
-        other_RSD = pairs.patches_BSD.index_select(0, pairs.owner_N.index_select(0, wanted_R))
+        # One process has all images: take them without a copy per text first.
+        other_RSD = pairs.patches_BSD.index_select(0, pairs.owner_N.index_select(0, image_R))
     else:
-        other_RSD = take_rows(pairs.patches_NSD, wanted_R)
+        other_RSD = take_rows(pairs.patches_NSD, image_R)
     pairs.add(ids_RT, mask_RT, other_RSD)
     # 3. Each text's image with another text.
-    wanted_R = text_N.index_select(0, matched_R)
-    other_ids_RT, other_mask_RT = take_rows(text.ids_BT, wanted_R), take_rows(text.mask_BT, wanted_R)
+    text_R = text_N.index_select(0, matched_R)
+    other_ids_RT, other_mask_RT = take_rows(text.ids_BT, text_R), take_rows(text.mask_BT, text_R)
     pairs.add(other_ids_RT, other_mask_RT, pairs.patches_NSD.index_select(0, matched_R))
 
-    counts = [len(text) if own_R is None else len(own_R), 2 * len(matched_R)]
-    return torch.cat([torch.full((count,), label, device=device) for count, label in zip(counts, (1, 0), strict=True)])
+    true_pairs, mismatched_pairs = len(text) if true_R is None else len(true_R), 2 * len(matched_R)
+    return torch.cat([torch.full((true_pairs,), 1, device=device), torch.full((mismatched_pairs,), 0, device=device)])

@@ -113,8 +113,9 @@ class MoMEBlock(FamilyBlock):
         """
         if draws_M is None:
             return y_MD
-        kept = torch.rand(draws, device=y_MD.device) >= self.drop_path
-        scale = kept.to(y_MD.dtype) / max(1 - self.drop_path, 1e-6)
+        is_retained = torch.rand(draws, device=y_MD.device) >= self.drop_path
+        # Retained outputs grow, so that the expectation stays the same.
+        scale = is_retained.to(y_MD.dtype) / max(1 - self.drop_path, 1e-6)
         return y_MD * scale[draws_M][:, None]
 
 
@@ -151,7 +152,7 @@ class PositionBias(nn.Module):
         cached = self._cache.get(image)
         if cached is None or cached[0] != state or cached[1] < text_len:
             cached = self._cache[image] = (state, text_len, self._gather(text_len, image))
-        width = text_len + self.image_tokens * image
+        width = text_len + self.image_tokens * image  # image is a bool
         return cached[2][..., :width, :width].unbind(0)
 
     def train(self, mode: bool = True) -> PositionBias:
@@ -165,7 +166,8 @@ class PositionBias(nn.Module):
         to_text_ST = text_TT.new_full((self.image_tokens, text_len), before_text - 1)
         to_image_TS = text_TT.new_full((text_len, self.image_tokens), before_text - 2)
         above = torch.cat([self.image_index_SS, to_text_ST], 1)
-        return torch.cat([above, torch.cat([to_image_TS, text_TT], 1)])
+        below = torch.cat([to_image_TS, text_TT], 1)
+        return torch.cat([above, below])
 
     def _gather(self, text_len: int, image: bool) -> Tensor:
         """[L, H, N, N]. An image or a text alone reads only its own table: the others get no gradient at all."""
@@ -184,11 +186,11 @@ class PositionBias(nn.Module):
 def image_index(grid: int) -> Tensor:
     """Return int64 [S, S]: the row of `PositionBias.image` for each query and key."""
     span, patches = 2 * grid - 1, torch.arange(grid * grid)
-    y, x = patches // grid, patches % grid
+    y, x = patches // grid, patches % grid  # row and column of each patch
     index = torch.full((1 + len(patches), 1 + len(patches)), span * span)  # [CLS] -> patch
     index[1:, 1:] = (y[:, None] - y + grid - 1) * span + x[:, None] - x + grid - 1
-    index[1:, 0] = span * span + 1
-    index[0, 0] = span * span + 2
+    index[1:, 0] = span * span + 1  # patch -> [CLS]
+    index[0, 0] = span * span + 2  # [CLS] -> [CLS]
     return index
 
 
@@ -197,6 +199,6 @@ def text_index(length: int, max_text_len: int, device: torch.device | str = "cpu
     words, special = torch.arange(length, device=device), 2 * max_text_len - 3
     index = words[None, :] - words[:, None] + max_text_len - 2
     index[:1] = special  # [CLS] -> word
-    index[:, :1] = special + 1
-    index[:1, :1] = special + 2
+    index[:, :1] = special + 1  # word -> [CLS]
+    index[:1, :1] = special + 2  # [CLS] -> [CLS]
     return index
