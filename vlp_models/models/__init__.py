@@ -63,8 +63,8 @@ class DataFacts:
 
     def for_config(self, config_class: type) -> dict[str, Any]:
         """Return the facts that a family's config has a field for."""
-        known = {field.name for field in dataclasses.fields(config_class)}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name in known}
+        names = {field.name for field in dataclasses.fields(config_class)}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name in names}
 
 
 def family_class(family: str) -> Any:
@@ -91,15 +91,16 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where:
     from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 
     model_class = family_class(family)
-    known = facts.for_config(model_class.config_class)
-    if "mask_id" in known and facts.mask_id is None:
+    facts_of_family = facts.for_config(model_class.config_class)
+    if "mask_id" in facts_of_family and facts.mask_id is None:
         raise ParamsError(
             f"{family} is trained on masked words, but the tokenizer has no mask token; name one in params.yaml, such "
             "as `tokenizer.special_tokens: {mask: <mask>}`: if the vocabulary lacks it, it is appended"
         )
-    for key, value in known.items():
+    # A checkpoint's config has these keys already, and params.yaml may: both must agree with the data.
+    for key, value in facts_of_family.items():
         if config.get(key, value) != value:
             raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data has {value}")
-    built = build(model_class.config_class, {**config, **known}, where=where)
+    built = build(model_class.config_class, {**config, **facts_of_family}, where=where)
     model: nn.Module = getattr(model_class, "from_config", model_class)(built)
     return fix_batch_norm_gradients(model)

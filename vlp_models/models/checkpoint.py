@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -105,10 +106,10 @@ def verify(directory: Path) -> None:
         if len(written) != 64 or path.name != name:
             raise CheckpointError(f"{directory / SUMS}: damaged; {way_out}")
         try:
-            found = hash_file(path)
+            actual = hash_file(path)
         except OSError as error:
             raise CheckpointError(f"{explain_system_error(error)}; if it is damaged, {way_out}") from None
-        if found != written:
+        if actual != written:
             raise CheckpointError(f"{path}: damaged: its sha256 differs from the one in {SUMS}; {way_out}")
 
 
@@ -209,9 +210,6 @@ def _looks_too_large(config: Mapping[str, Any], directory: Path) -> bool:
     """Return whether the config has a width that no stored tensor has, or more layers than there are tensors.
 
     Valid checkpoints rarely do; they skip the meta model, whose first use loads modules for two seconds.
-
-    Raises:
-        CheckpointError: model.safetensors is missing or damaged.
     """
     try:
         with safe_open(directory / WEIGHTS, "pt") as file:
@@ -219,10 +217,14 @@ def _looks_too_large(config: Mapping[str, Any], directory: Path) -> bool:
     except (OSError, SafetensorError):
         read_weights(directory)  # raises with the cause
         return True
-    widths, text = {width for shape in shapes for width in shape}, json.dumps(config, default=str)
-    layers = [value for name, value in config.items() if "layers" in name and isinstance(value, int)]
+    # Integers anywhere in the config, lists included: `re` finds those that are not part of a word or a float.
+    text = json.dumps(config, default=str)
     numbers = {int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.])", text)}
-    return any(number > SMALL and number not in widths for number in numbers) or max(layers, default=0) > len(shapes)
+    widths = set(itertools.chain.from_iterable(shapes))
+    if any(number > SMALL and number not in widths for number in numbers):
+        return True
+    layers = [value for name, value in config.items() if "layers" in name and isinstance(value, int)]
+    return max(layers, default=0) > len(shapes)
 
 
 def load_checkpoint_weights(module: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:
@@ -241,8 +243,8 @@ def load_checkpoint_weights(module: nn.Module, weights: Mapping[str, Tensor], wh
         if name in weights and weights[name].shape != tensor.shape
     ]
     if missing or unexpected or other_shape:
-        parts = (("missing", missing), ("unexpected", unexpected), ("of another shape", other_shape))
-        differences = "; ".join(f"{len(names)} {what}: {shorten_list(names, 8)}" for what, names in parts if names)
+        groups = (("missing", missing), ("unexpected", unexpected), ("of another shape", other_shape))
+        differences = "; ".join(f"{len(names)} {kind}: {shorten_list(names, 8)}" for kind, names in groups if names)
         raise CheckpointError(f"{where / WEIGHTS}: of another architecture: {differences}")
     module.load_state_dict({name: t for name, t in weights.items() if name not in tied}, strict=False)
 

@@ -67,19 +67,19 @@ class CheckpointInfo:
                 "weights with `vlp import-checkpoint`"
             )
         fields = {f.name for f in dataclasses.fields(cls)}
-        known = {name: item for name, item in value.items() if name in fields}
+        values = {name: item for name, item in value.items() if name in fields}
         for name in ("family", "name", "model_config", "max_text_len"):
-            known[name] = value[name]
-        for name, item in known.items():
+            values[name] = value[name]  # a KeyError names the missing field
+        for name, item in values.items():
             if not isinstance(item, _TYPES[name]) or (isinstance(item, bool) and bool not in _TYPES[name]):
                 raise ValueError(f"`{name}` is {item!r:.60}")
             if isinstance(item, int) and item < 0:
                 raise ValueError(f"`{name}` is negative")
-        classes = tuple(known.get("classes", ()))
+        classes = tuple(values.get("classes", ()))
         if not all(isinstance(word, str) for word in classes):
             raise ValueError("`classes` are names")
-        check_numbers({**known, "provenance": None})
-        return cls(**{**known, "classes": classes})
+        check_numbers({**values, "provenance": None})
+        return cls(**{**values, "classes": classes})
 
     def to_json(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -30,13 +30,14 @@ def meta_model(model: ModelParams, where: str = "config") -> nn.Module:
     Raises:
         ParamsError: its family refuses the config.
     """
+    # JSON, because the key of a cache must be hashable.
     return _build(model.family, json.dumps(model.config, sort_keys=True), where)
 
 
 def model_inputs(models: Mapping[str, ModelParams]) -> list[ModelInputs]:
     """Return what each model of `models` in params.yaml reads, in their order."""
-    found: list[Any] = [meta_model(model, f"models.{name}.config") for name, model in models.items()]
-    return [model.inputs for model in found]
+    built: list[Any] = [meta_model(model, f"models.{name}.config") for name, model in models.items()]
+    return [model.inputs for model in built]
 
 
 def image_kinds(params: Params) -> dict[str, Kind]:

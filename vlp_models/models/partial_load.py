@@ -61,14 +61,19 @@ def load_partial(model: nn.Module, weights: Mapping[str, Tensor], config: Mappin
         CheckpointError: the two configs differ in a key of `partial_load.same`, or nothing fits.
     """
     spec: PartialLoad = model.partial_load  # type: ignore[assignment]
-    own: Any = model.config
-    own = dataclasses.asdict(own)
-    check_same_config(config, own, spec.same)
+    config_object: Any = model.config
+    model_config = dataclasses.asdict(config_object)
+    check_same_config(config, model_config, spec.same)
     fit_weights: Any = getattr(model, "fit_weights", None)
     fitted = dict(weights) if fit_weights is None else fit_weights(weights, config)
-    patterns = [pattern for key, pattern in spec.meanings.items() if config.get(key, own[key]) != own[key]]
+    # Weights that keep their shape, but mean something else under the model's config.
+    patterns = []
+    for key, pattern in spec.meanings.items():
+        if config.get(key, model_config[key]) != model_config[key]:
+            patterns.append(pattern)
     changed = [name for name in fitted if any(re.search(pattern, name) for pattern in patterns)]
-    report = load_matching(model, {n: t for n, t in fitted.items() if n not in changed}, tables=spec.tables)
+    same_meaning = {name: tensor for name, tensor in fitted.items() if name not in changed}
+    report = load_matching(model, same_meaning, tables=spec.tables)
     return dataclasses.replace(report, left_out=sorted([*report.left_out, *changed]))
 
 
@@ -82,38 +87,39 @@ def load_matching(model: nn.Module, weights: Mapping[str, Tensor], *, tables: Co
     Raises:
         CheckpointError: no weight fits.
     """
-    own = model.state_dict()
-    left_out, missing = [], set(own)
+    state = model.state_dict()
+    left_out, missing = [], set(state)
     for name, tensor in weights.items():
-        if name not in own:
+        if name not in state:
             left_out.append(name)
             continue
-        rows = min(len(own[name]), len(tensor)) if name in tables else 0
-        if own[name].shape == tensor.shape:
-            own[name].copy_(tensor)
+        rows = min(len(state[name]), len(tensor)) if name in tables else 0
+        if state[name].shape == tensor.shape:
+            state[name].copy_(tensor)
             missing.discard(name)
-        elif rows and own[name].shape[1:] == tensor.shape[1:]:
-            own[name][:rows].copy_(tensor[:rows])
+        elif rows and state[name].shape[1:] == tensor.shape[1:]:
+            state[name][:rows].copy_(tensor[:rows])
+            # A table that is shorter in the model is complete; a longer one has new rows, so it stays missing.
             if rows < len(tensor):
                 left_out.append(f"{name}[{rows}:]")
                 missing.discard(name)
         else:
             left_out.append(name)
-    if len(missing) == len(own):
+    if len(missing) == len(state):
         raise CheckpointError("none of these weights fits the model: neither names nor shapes agree")
-    return LoadReport(loaded=sorted(own.keys() - missing), missing=sorted(missing), left_out=sorted(left_out))
+    return LoadReport(loaded=sorted(state.keys() - missing), missing=sorted(missing), left_out=sorted(left_out))
 
 
-def check_same_config(config: Mapping[str, object], own: Mapping[str, object], keys: Collection[str]) -> None:
-    """Check that two configs agree in `keys`, as far as `config` has them.
+def check_same_config(config: Mapping[str, object], model_config: Mapping[str, object], keys: Collection[str]) -> None:
+    """Check that two configs agree in `keys`, as far as `config`, that of the weights, has them.
 
     Raises:
         CheckpointError: names the keys that differ, with both values.
     """
     different = [
-        f"{key}: {own[key]} in the model, {config[key]} in the weights"
+        f"{key}: {model_config[key]} in the model, {config[key]} in the weights"
         for key in keys
-        if key in config and config[key] != own[key]
+        if key in config and config[key] != model_config[key]
     ]
     if different:
         raise CheckpointError(
@@ -126,15 +132,18 @@ def summarize_names(names: Collection[str], among: Collection[str]) -> list[str]
 
     among: all names that exist.
     """
-    listed, short = set(names), dict[str, None]()
+    listed = set(names)
+    # For each module, at every depth: whether all of its names are listed.
     complete: dict[str, bool] = {}
     for name in among:
         parts = name.split(".")
         for i in range(1, len(parts) + 1):
             prefix = ".".join(parts[:i])
             complete[prefix] = complete.get(prefix, True) and name in listed
+    # The outermost complete module of each name, without duplicates.
+    short: dict[str, None] = {}
     for name in sorted(listed):
         parts = name.split(".")
-        prefixes = (".".join(parts[:i]) for i in range(1, len(parts) + 1))
+        prefixes = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
         short[next((prefix for prefix in prefixes if complete.get(prefix)), name)] = None
     return list(short)

@@ -321,15 +321,11 @@ class Figure:
 
     @classmethod
     def from_plain(cls, value: Mapping[str, Any]) -> Figure:
-        groups = tuple(
-            Group(
-                name=group["name"],
-                note=group["note"],
-                patches=tuple(Patch(image_id=p["image_id"], box=tuple(p["box"])) for p in group["patches"]),
-            )
-            for group in value["groups"]
-        )
-        return cls(title=value["title"], about=value["about"], groups=groups)
+        groups = []
+        for group in value["groups"]:
+            patches = tuple(Patch(image_id=patch["image_id"], box=tuple(patch["box"])) for patch in group["patches"])
+            groups.append(Group(name=group["name"], note=group["note"], patches=patches))
+        return cls(title=value["title"], about=value["about"], groups=tuple(groups))
 
 
 MAX_FIGURE_IMAGES = 256  # images of the val split that figures are made from

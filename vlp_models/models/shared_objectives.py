@@ -91,7 +91,9 @@ class PairBatch:
     def image_names(self) -> tuple[str, ...]:
         """The id of each text's image."""
         owner_N = self.text.owners(len(self.image))
-        return self.image_ids if owner_N is None else tuple(self.image_ids[i] for i in owner_N.tolist())
+        if owner_N is None:
+            return self.image_ids
+        return tuple(self.image_ids[i] for i in owner_N.tolist())
 
     def rows_of_texts(self, rows_B: Tensor) -> Tensor:
         """Return the row of each text's image: [B, ...] -> [N, ...]."""
@@ -202,17 +204,19 @@ def add_mismatched(pairs: PairBatch) -> tuple[Text, Tensor, Tensor]:
     negative_NG = different_image_mask(pairs.image_names, device)
     uniform_NG = torch.zeros_like(negative_NG, dtype=torch.float32)
     drawn_N, has_N = draw_hard_negatives(uniform_NG, negative_NG, pairs.generator)
-    rows_R = has_N.nonzero().squeeze(1)
+    rows_R = has_N.nonzero().squeeze(1)  # the texts that have a negative
     # All processes must call `take_rows`. Texts of another process may be longer.
     other_ids, other_mask = take_rows(text.ids_BT, drawn_N[rows_R]), take_rows(text.mask_BT, drawn_N[rows_R])
     wider = (0, other_ids.shape[1] - text.ids_BT.shape[1])
     origin_P = torch.cat([torch.arange(len(text), device=device), rows_R])
+    # The true pairs, then the mismatched ones: their images are those of the texts that they replace.
     all_pairs = Text(
         ids_BT=torch.cat([F.pad(text.ids_BT, wider), other_ids]),
         mask_BT=torch.cat([F.pad(text.mask_BT, wider), other_mask]),
         owner_N=pairs.rows_of_texts(torch.arange(len(pairs.image), device=device))[origin_P],
     )
-    return all_pairs, (torch.arange(len(origin_P), device=device) < len(text)).long(), origin_P
+    matched_P = (torch.arange(len(origin_P), device=device) < len(text)).long()
+    return all_pairs, matched_P, origin_P
 
 
 def pair_features(model: Any, image: Image, text: Text) -> Tensor:
@@ -238,6 +242,7 @@ class EmbeddingObjective(SharedObjective):
         names, learners = pairs.image_names, pairs.learners
         if learners is not None:
             names = tuple(name for name, learns in zip(names, learners.tolist(), strict=True) if learns)
+        # One image in the whole batch has no negatives.
         if len(number_over_ranks(names)[0].unique()) <= 1:  # batch normalization of a pooler also needs two
             return zero_loss(first_trainable(model), self.name)
         texts_NE, images_NE = model.embed_text(pairs.text), pairs.rows_of_texts(model.embed_image(pairs.image))
@@ -257,14 +262,14 @@ class Contrast(EmbeddingObjective):
 
     def __init__(self, model: Embeds, facts: DataFacts) -> None:
         super().__init__(model, facts)
-        own = isinstance(model, Contrasts)
-        self.log_scale = None if own else nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
+        has_temperature = isinstance(model, Contrasts)
+        self.log_scale = None if has_temperature else nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
 
     def compare(self, model: Any, texts_NE: Tensor, images_NE: Tensor, names: tuple[str, ...]) -> Loss:
         if self.log_scale is None:
             return image_text_contrast(texts_NE, images_NE, names, model.contrast_scale())
         scale = self.log_scale.exp()
-        # A plain clamp would have no gradient beyond the limit.
+        # A plain clamp would have no gradient beyond the limit, so the scale could never return from there.
         scale = scale + (scale.clamp(max=MAX_SCALE) - scale).detach()
         return image_text_contrast(texts_NE, images_NE, names, scale)
 
@@ -402,8 +407,9 @@ def own_objectives(model: nn.Module) -> tuple[str, ...]:
 
 def known_objectives(model: nn.Module, facts: DataFacts) -> list[str]:
     """Return all objectives that a model can train on, its own first."""
-    own = own_objectives(model)
-    return [*own, *(name for name in SHARED if name not in own and not refusal(model, name, facts))]
+    names = list(own_objectives(model))
+    names += [name for name in SHARED if name not in names and not refusal(model, name, facts)]
+    return names
 
 
 def check_objectives(model: nn.Module, names: Iterable[str], facts: DataFacts, where: str, model_name: str) -> None:
@@ -416,7 +422,8 @@ def check_objectives(model: nn.Module, names: Iterable[str], facts: DataFacts, w
         ParamsError: names the key, the reason, and the objectives that the model can train on.
     """
     for name in names:
-        if reason := refusal(model, name, facts):
+        reason = refusal(model, name, facts)
+        if reason:
             raise ParamsError(
                 f"params.yaml: `{where}.{name}`: {model_name} cannot train on it: {reason}; it can train on "
                 f"{', '.join(known_objectives(model, facts))}"
@@ -449,22 +456,25 @@ class PretrainingModel(nn.Module):
         Raises:
             ParamsError: an unknown objective, or a shared one for a batch without images or without texts.
         """
-        own = {name: learners for name, learners in objectives.items() if name not in self.objective_heads}
+        model_objectives = {name: learners for name, learners in objectives.items() if name not in self.objective_heads}
         losses: dict[str, Loss] = {}
-        if own:
+        if model_objectives:
             losses |= self.model.pretraining_losses(  # type: ignore[operator]
-                batch, objectives=own, generator=generator, mask_probability=mask_probability
+                batch, objectives=model_objectives, generator=generator, mask_probability=mask_probability
             )
-        for name in objectives:
-            if name in own:
+        for name, learners in objectives.items():
+            if name in model_objectives:
                 continue
             if batch.image is None or batch.text is None:
                 raise ParamsError(f"the objective {name} needs images with texts: set `view: captions`")
+            # Learners are samples; one sample may be an image with several texts: [B] -> [N]
+            if learners is not None and batch.text.owner_N is not None and not batch.shares_images:
+                learners = learners[batch.text.owner_N]
             pairs = PairBatch(
                 image=batch.image,
                 text=batch.text,
                 image_ids=batch.image_ids,
-                learners=texts_of_samples(batch, objectives[name]),
+                learners=learners,
                 generator=generator,
                 mask_probability=mask_probability,
             )
@@ -478,19 +488,13 @@ class PretrainingModel(nn.Module):
         """
         loaded = []
         for name, head in self.objective_heads.items():
-            found = {key.removeprefix(f"{name}."): t for key, t in weights.items() if key.startswith(f"{name}.")}
-            own = head.state_dict()
-            if own and own.keys() == found.keys() and all(own[key].shape == found[key].shape for key in own):
-                head.load_state_dict(found)
+            head_weights = {key.removeprefix(f"{name}."): t for key, t in weights.items() if key.startswith(f"{name}.")}
+            shapes = {key: tensor.shape for key, tensor in head.state_dict().items()}
+            # Contrast of a model with its own temperature has no weights, so there is nothing to load.
+            if shapes and shapes == {key: tensor.shape for key, tensor in head_weights.items()}:
+                head.load_state_dict(head_weights)
                 loaded.append(name)
         return loaded
-
-
-def texts_of_samples(batch: Batch, learners: Tensor | None) -> Tensor | None:
-    """Return the texts of the samples that train an objective, bool [N]. A sample may be an image with several."""
-    if learners is None or batch.text.owner_N is None or batch.shares_images:
-        return learners
-    return learners[batch.text.owner_N]
 
 
 def add_objectives(
@@ -501,7 +505,7 @@ def add_objectives(
     The heads' weights are drawn from torch's global generator, N(0, init_std of the model's config).
 
     Raises:
-        ParamsError: see `check_objectives`.
+        ParamsError: names the objective that the model cannot train on, the reason, and those that it can.
     """
     names = list(names)
     check_objectives(model, names, facts, where, model_name)

@@ -57,11 +57,11 @@ def sample(
             # Inverse distribution function: the first token at which the cumulative probability exceeds the draw.
             draw_M1 = draws_KT[:, step].to(device)[row_M % num_samples][:, None]
             sums_MV = probabilities_MV.cumsum(-1)
-            found_M1 = torch.searchsorted(sums_MV, draw_M1 * sums_MV[:, -1:], right=True)
-            drawn_M = found_M1[:, 0].clamp(max=probabilities_MV.shape[1] - 1)
+            index_M1 = torch.searchsorted(sums_MV, draw_M1 * sums_MV[:, -1:], right=True)
+            drawn_M = index_M1[:, 0].clamp(max=probabilities_MV.shape[1] - 1)
         else:
-            where = generator.device if generator is not None else device
-            drawn_M = torch.multinomial(probabilities_MV.to(where), 1, generator=generator)[:, 0].to(device)
+            draw_device = generator.device if generator is not None else device
+            drawn_M = torch.multinomial(probabilities_MV.to(draw_device), 1, generator=generator)[:, 0].to(device)
         token_M = drawn_M.masked_fill(ended_M, eos_id)
         drawn_score_M = log_probabilities(logits_MV).gather(1, drawn_M[:, None])[:, 0]
         score_N[row_M] += drawn_score_M.masked_fill(ended_M, 0.0)
@@ -81,5 +81,6 @@ def sample(
 def nucleus(probabilities_NV: Tensor, share: float) -> Tensor:
     """Return the probabilities with all tokens at zero except the fewest most probable ones that sum to `share`."""
     sorted_NV, order_NV = probabilities_NV.sort(-1, descending=True)
+    # The probability of all more probable tokens; a token is dropped if they have the share already.
     before_NV = sorted_NV.cumsum(-1) - sorted_NV
     return probabilities_NV.masked_fill((before_NV >= share).gather(-1, order_NV.argsort(-1)), 0.0)

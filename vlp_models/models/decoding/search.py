@@ -149,6 +149,7 @@ def beam_search(
         best_BK = ranked_BKV.flatten(1).topk(beams).indices
         parent_BK, token_BK = best_BK // vocabulary, best_BK % vocabulary
 
+        # Every row of the state below follows its parent: a beam may have several continuations, or none.
         score_BK = total_BKV.flatten(1).gather(1, best_BK)
         length_BK = length_BK.gather(1, parent_BK)
         finished_BK = token_BK == eos_id
@@ -156,6 +157,7 @@ def beam_search(
         token_N = token_BK.flatten()
         tokens_NT = torch.cat([tokens_NT[parent_N], token_N[:, None]], dim=1)
         if best is not None:
+            # At the limit, unfinished captions count as well.
             ended_BK = finished_BK | (step == max_len)
             best.add(tokens_NT, score_BK, _rank(score_BK, length_BK, length_penalty), ended_BK, first_B1)
         best_B1 = None if best is None else best.rank_B1
@@ -210,5 +212,5 @@ class _BestFinished:
         self.rank_B1 = torch.where(better_B1, rank_B1, self.rank_B1)
         self.score_B1 = torch.where(better_B1, score_BK.gather(1, winner_B1), self.score_B1)
         length = tokens_NT.shape[1]
-        own_BT = tokens_NT[(winner_B1 + first_B1)[:, 0]]
-        self.tokens_BT[:, :length] = torch.where(better_B1, own_BT, self.tokens_BT[:, :length])
+        winner_BT = tokens_NT[(winner_B1 + first_B1)[:, 0]]
+        self.tokens_BT[:, :length] = torch.where(better_B1, winner_BT, self.tokens_BT[:, :length])

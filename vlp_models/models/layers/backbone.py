@@ -42,21 +42,32 @@ class Backbone(nn.Module):
         super().__init__()
         self._stem: tuple[str, ...] = STEM
         if name == SMALL:
-            self.net: Any = _small(options, stage)
+            channels = options.get("channels", [24, 48, 96])
+            valid = (
+                isinstance(channels, list) and len(channels) == 3 and all(type(n) is int and n > 0 for n in channels)
+            )
+            if not valid or set(options) - {"channels"} or stage not in (0, -1):
+                raise ParamsError(
+                    f"config: backbone `{SMALL}` has one feature map, and an option `channels: [24, 48, 96]` (three "
+                    f"blocks); got {dict(options)} and backbone_stage {stage}"
+                )
+            self.net: Any = SmallBackbone(tuple(channels))
             self._stem, self.stage, self.stride, self.channels = SMALL_STEM, 0, STRIDE, self.net.out_channels
             return
         forbidden = sorted(FETCHES & set(options))
         if forbidden or ":" in name:
+            with_options = f" with {', '.join(forbidden)}" if forbidden else ""
             raise ParamsError(
-                f"config: {keys[0]} `{name}`{' with ' + ', '.join(forbidden) if forbidden else ''}: weights are not "
-                "downloaded; `vlp import-checkpoint` reads them from a file"
+                f"config: {keys[0]} `{name}`{with_options}: weights are not downloaded; `vlp import-checkpoint` reads "
+                "them from a file"
             )
         try:
             net: Any = timm.create_model(name, pretrained=False, **{"num_classes": 0, **options})
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             raise ParamsError(f"config: {keys[0]} `{name}`: {error}; `timm.list_models()` lists the names") from None
+        # A list, or timm's `FeatureInfo`, which has a length and indices.
         info = net.feature_info
-        maps = [info[i] for i in range(len(info))] if not isinstance(info, list) else info
+        maps = info if isinstance(info, list) else [info[i] for i in range(len(info))]
         if not hasattr(net, "forward_intermediates") or not -len(maps) <= stage < len(maps):
             raise ParamsError(
                 f"config: {keys[0]} `{name}` has the feature maps 0 to {len(maps) - 1}; {keys[1]} is {stage}"
@@ -71,25 +82,13 @@ class Backbone(nn.Module):
         """[B, 3, H, W] -> [B, C, h, w]"""
         if isinstance(self.net, SmallBackbone):
             return cast(Tensor, self.net(pixels_B3HW))
-        found = self.net.forward_intermediates(
+        maps: list[Tensor] = self.net.forward_intermediates(
             pixels_B3HW, indices=[self.stage], intermediates_only=True, output_fmt="NCHW"
         )
-        last: Tensor = found[-1]
-        return last
+        return maps[-1]
 
     def stem(self) -> list[nn.Parameter]:
         return [p for name, p in self.net.named_parameters() if name.startswith(self._stem)]
 
     def rest(self) -> list[nn.Parameter]:
         return [p for name, p in self.net.named_parameters() if not name.startswith(self._stem)]
-
-
-def _small(options: Mapping[str, Any], stage: int) -> SmallBackbone:
-    channels = options.get("channels", [24, 48, 96])
-    known = isinstance(channels, list) and len(channels) == 3 and all(type(n) is int and n > 0 for n in channels)
-    if not known or set(options) - {"channels"} or stage not in (0, -1):
-        raise ParamsError(
-            f"config: backbone `{SMALL}` has one feature map, and an option `channels: [24, 48, 96]` (three blocks); "
-            f"got {dict(options)} and backbone_stage {stage}"
-        )
-    return SmallBackbone(tuple(channels))

@@ -96,11 +96,11 @@ class RegionEmbedding(nn.Module):
         features_BRF = features_BRF * visible_BR[..., None]
         # (B, R, F) -> (B, F): [IMG] is the mean of the visible regions, at the box of the whole image.
         mean_BF = features_BRF.sum(1) / visible_BR.sum(1, keepdim=True).clamp(min=1)
-        whole_B14 = regions.boxes_BR4.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(regions), 1, 4)
+        image_box_B14 = regions.boxes_BR4.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(regions), 1, 4)
 
         packing = Packing.of(torch.cat([torch.ones_like(regions.mask_BR[:, :1]), regions.mask_BR], dim=1))
         features_MF = packing.pack(torch.cat([mean_BF[:, None], features_BRF], dim=1))
-        boxes_M4 = packing.pack(torch.cat([whole_B14, regions.boxes_BR4], dim=1))
+        boxes_M4 = packing.pack(torch.cat([image_box_B14, regions.boxes_BR4], dim=1))
         x1, y1, x2, y2 = boxes_M4.unbind(-1)
         locations_M5 = torch.cat([boxes_M4, ((x2 - x1) * (y2 - y1))[:, None]], dim=-1)
 
@@ -124,6 +124,7 @@ def sine_positions(mask_BHW: Tensor, dimension: int, *, temperature: float = 100
     mask_BHW bool: True inside the image. dimension: a multiple of 4.
     """
     valid_BHW = mask_BHW.float()
+    # A sine and a cosine share each period; periods grow geometrically from 1 towards the temperature.
     waves_P = torch.arange(dimension // 2, device=mask_BHW.device)
     period_P = temperature ** (2 * (waves_P // 2) / (dimension // 2))
     halves = []

@@ -50,4 +50,5 @@ class AttentionPooler(nn.Module):
         scores_BT = packing.pad(self.score(x_MD).squeeze(-1))
         scores_BT = scores_BT.float() if scores_BT.dtype.itemsize < 4 else scores_BT  # softmax in float32 at least
         weights_BT = scores_BT.masked_fill(~packing.mask_BT, float("-inf")).softmax(-1).to(x_MD.dtype)
-        return self.norm(self.project((weights_BT[:, None] @ packing.pad(x_MD)).squeeze(1)))
+        mean_BD = (weights_BT[:, None] @ packing.pad(x_MD)).squeeze(1)
+        return self.norm(self.project(mean_BD))

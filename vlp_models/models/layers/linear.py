@@ -79,12 +79,13 @@ def quantize(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantize_linears(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a checkpoint with the matrices of the module's linear layers as int8 and their scales."""
-    found = dict(weights)
+    quantized = dict(weights)
     for name, layer in module.named_modules():
-        matrix = found.get(f"{name}.weight")
+        matrix = quantized.get(f"{name}.weight")
+        # Exact types: a subclass may compute something else.
         if type(layer) in (nn.Linear, PackedLinear) and matrix is not None and matrix.numel() >= SMALLEST:
-            found[f"{name}.weight"], found[f"{name}{SCALE}"] = quantize(matrix)
-    return found
+            quantized[f"{name}.weight"], quantized[f"{name}{SCALE}"] = quantize(matrix)
+    return quantized
 
 
 def use_int8_layers(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -104,5 +105,5 @@ def use_int8_layers(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
         if type(layer) not in (nn.Linear, PackedLinear) or matrix is None or matrix.dtype != torch.int8:
             raise CheckpointError(f"{key}: a scale without a linear layer's int8 weights")
         assert isinstance(layer, nn.Linear)
-        made = Int8Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-        setattr(module.get_submodule(parent), child, made)
+        int8_layer = Int8Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+        setattr(module.get_submodule(parent), child, int8_layer)

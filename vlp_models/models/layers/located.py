@@ -34,6 +34,7 @@ def located_cells(
     if not isinstance(image, PixelSets):
         assert isinstance(image, Pixels)
         return _located(states_NRD, cell_boxes(image, *grid, side), mask_BR, owner_N)
+    # Several images per text: the cells of the first, then those of the next; each with the number of its image.
     boxes_BR4 = image.spread(cell_boxes(image.flat(), *grid, side)).flatten(1, 2)
     place_R = torch.arange(image.there_BK.shape[1], device=boxes_BR4.device).repeat_interleave(grid[0] * grid[1])
     return _located(states_NRD, boxes_BR4, mask_BR, owner_N, place_R.expand(len(image), -1))

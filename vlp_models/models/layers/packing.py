@@ -141,7 +141,7 @@ class Packing:
             return self
         owner_M = owner_N.index_select(0, self.sequences_M)
         counts = torch.bincount(owner_M, minlength=owners)
-        order_M = owner_M.argsort(stable=True)
+        order_M = owner_M.argsort(stable=True)  # rows by owner, each owner's in their present order
         # The rank of each row among its owner's rows is its new position.
         rank_M = torch.arange(len(self), device=owner_M.device) - (counts.cumsum(0) - counts)[owner_M[order_M]]
         width = max(1, int(counts.max())) if owners else 1

@@ -19,9 +19,9 @@ class PlaceEmbedding(nn.Module):
         super().__init__()
         self.later = nn.Parameter(torch.zeros(images - 1, hidden))
 
-    def forward(self, place: Tensor) -> Tensor:
-        """Return the vector of each image's place, int64 [...]. [..., D]"""
-        return F.embedding(place, F.pad(self.later, (0, 0, 1, 0)))
+    def forward(self, image_index: Tensor) -> Tensor:
+        """Return a vector for each index of an image in its text, int64 [...] -> [..., D]."""
+        return F.embedding(image_index, F.pad(self.later, (0, 0, 1, 0)))
 
 
 def place_embedding(images: int, hidden: int) -> PlaceEmbedding | None:
@@ -29,17 +29,19 @@ def place_embedding(images: int, hidden: int) -> PlaceEmbedding | None:
     return PlaceEmbedding(images, hidden) if images > 1 else None
 
 
-def add_places(x: Tensor, place: Tensor | None, embedding: PlaceEmbedding | None) -> Tensor:
-    """Add the vector of its image's place to each token: x [..., D], place [...] or None (one image per text).
+def add_places(x: Tensor, image_index: Tensor | None, embedding: PlaceEmbedding | None) -> Tensor:
+    """Add to each token the vector of its image: x [..., D]; image_index [...], or None for one image per text.
 
     Raises:
         ParamsError: more images per text than `images_per_text`.
     """
-    if place is None:
+    if image_index is None:
         return x
-    images, known = int(place.max()) + 1 if place.numel() else 1, 1 if embedding is None else len(embedding.later) + 1
-    if images > known:
+    images = int(image_index.max()) + 1 if image_index.numel() else 1
+    images_per_text = 1 if embedding is None else len(embedding.later) + 1
+    if images > images_per_text:
         raise ParamsError(
-            f"{images} images for one text, but config.images_per_text of the model is {known}; set it to {images}"
+            f"{images} images for one text, but config.images_per_text of the model is {images_per_text}; set it to "
+            f"{images}"
         )
-    return x if embedding is None else x + embedding(place).to(x.dtype)
+    return x if embedding is None else x + embedding(image_index).to(x.dtype)

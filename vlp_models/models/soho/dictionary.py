@@ -228,7 +228,7 @@ def dictionary_figures(batches: Iterable[CodedImages], *, codes: int, stride: in
         return []
     ranked = [code for code, _ in cells.most_common()]
     count = min(SHOWN_CODES, len(ranked))
-    figure_codes = [ranked[i * len(ranked) // count] for i in range(count)]
+    sampled = [ranked[i * len(ranked) // count] for i in range(count)]
     total = sum(cells.values())
     groups = tuple(
         Group(
@@ -236,11 +236,11 @@ def dictionary_figures(batches: Iterable[CodedImages], *, codes: int, stride: in
             note=f"{100 * cells[code] / total:.1f}% of the cells, in {len(images[code])} images",
             patches=tuple(patches[code].values()),
         )
-        for code in figure_codes
+        for code in sampled
     )
     about = (
         f"{len(ranked)} of {codes} codes of the visual dictionary represent the {total:,} cells of {image_count} val "
-        f"images. Shown are {len(figure_codes)} codes, most frequent first, each with the first matching cell of several "
+        f"images. Shown are {len(sampled)} codes, most frequent first, each with the first matching cell of several "
         "images."
     )
     return [Figure(title="Patches per code of the visual dictionary", about=about, groups=groups)]

@@ -34,12 +34,12 @@ def mask_one_word(text: Text, config: UnifiedVLPConfig) -> Tensor:
     Draws from torch's global generator, as dropout does."""
     ids_NT, device = text.ids_BT, text.ids_BT.device
     draw_NT = torch.rand(ids_NT.shape, device=device).masked_fill(~_after_first(text.mask_BT), -1.0)
-    chosen_NT = F.one_hot(draw_NT.argmax(1), ids_NT.shape[1]).bool()
+    masked_NT = F.one_hot(draw_NT.argmax(1), ids_NT.shape[1]).bool()  # the largest draw wins
     # 80% [MASK], 10% a random word, 10% unchanged
     action_N1 = torch.rand(len(ids_NT), 1, device=device)
     random_N1 = torch.randint(*word_range(config.mask_id, config.vocab_size), (len(ids_NT), 1), device=device)
-    ids_NT = torch.where(chosen_NT & (action_N1 < 0.8), config.mask_id, ids_NT)
-    return torch.where(chosen_NT & (action_N1 >= 0.9), random_N1, ids_NT)
+    ids_NT = torch.where(masked_NT & (action_N1 < 0.8), config.mask_id, ids_NT)
+    return torch.where(masked_NT & (action_N1 >= 0.9), random_N1, ids_NT)
 
 
 def texts_by_path(objectives: Learners, text: Text) -> dict[str, Tensor]:
@@ -47,6 +47,7 @@ def texts_by_path(objectives: Learners, text: Text) -> dict[str, Tensor]:
     rows = {}
     for path, names in ((BIDIRECTIONAL, (BIDIRECTIONAL, "moc")), (SEQ2SEQ, (SEQ2SEQ,))):
         learners = [objectives[name] for name in names if name in objectives]
+        # None: every text trains the objective. Otherwise the texts that train at least one of them.
         if any(mask is None for mask in learners):
             rows[path] = torch.arange(len(text), device=text.ids_BT.device)
         elif learners:

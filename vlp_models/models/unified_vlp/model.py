@@ -178,12 +178,14 @@ class UnifiedVLP(nn.Module):
                 f"{first + length} tokens of text, but config.max_positions and config.region_slots leave "
                 f"{self.config.max_text}"
             )
-        places_T = torch.arange(first, first + length, device=ids_NT.device)
-        ids_NT = torch.where(places_T == 0, self.config.sep_id, ids_NT)
-        positions_TD = self.text_embedding.positions(self.config.region_slots + 1 + places_T)
+        index_T = torch.arange(first, first + length, device=ids_NT.device)
+        ids_NT = torch.where(index_T == 0, self.config.sep_id, ids_NT)
+        # Position 0 is [CLS]'s, the next ones are reserved for the regions.
+        positions_TD = self.text_embedding.positions(self.config.region_slots + 1 + index_T)
         x_NTD = self.text_embedding.words(ids_NT) + positions_TD
+        # [SEP] is in the image's segment, the words are in the next one.
         segment = IMAGE_SEGMENT[objective]
-        return self.finish(x_NTD, torch.where(places_T == 0, segment, segment + 1))
+        return self.finish(x_NTD, torch.where(index_T == 0, segment, segment + 1))
 
     def finish(self, x: Tensor, segments: Tensor | int) -> Tensor:
         """Add the segment, normalize and apply dropout: the end of every token's embedding."""
@@ -213,8 +215,8 @@ class UnifiedVLP(nn.Module):
         packing, mask, layers = Packing.of(mask_BP), padding_mask(mask_BP), []
         x_MD = packing.pack(x_BPD)
         for block in self._blocks():
-            x_MD, own = block.encode_prefix(x_MD, mask, packing)
-            layers.append(own)
+            x_MD, keys_values = block.encode_prefix(x_MD, mask, packing)
+            layers.append(keys_values)
         return Prefix(layers=tuple(layers), mask_BP=mask_BP)
 
     def predict_words(self, x_D: Tensor) -> Tensor:
@@ -261,8 +263,9 @@ class UnifiedVLP(nn.Module):
         """
         unknown = set(objectives) - set(self.objectives)
         if unknown:
-            why = "; `moc` needs `region_classes: pretext` and features with class probabilities"
-            why = why if "moc" in unknown else ""
+            why = ""
+            if "moc" in unknown:
+                why = "; `moc` needs `region_classes: pretext` and features with class probabilities"
             raise ParamsError(f"Unified VLP has no objective {sorted(unknown)}, only {list(self.objectives)}{why}")
         config, text, image = self.config, batch.text, batch.image
         ids_NT = text.ids_BT
@@ -281,6 +284,7 @@ class UnifiedVLP(nn.Module):
         regions_BR = None
         if "moc" in objectives and isinstance(image, Regions):
             regions_BR = select_regions(image.mask_BR, mask_probability, generator)
+            # A region without class probabilities has no target.
             regions_BR = regions_BR & (image.class_probs_BRC.sum(-1) > 0)
             if objectives["moc"] is not None and text.owner_N is None:
                 regions_BR = regions_BR & objectives["moc"][:, None]
@@ -312,14 +316,15 @@ class UnifiedVLP(nn.Module):
         word_logits: dict[str, Tensor] = {}
         masked = {path: select_learners(corruption.words_BT, objectives[path]) for path in rows if path in objectives}
         if masked:
+            # The bidirectional path may be there for `moc` alone, which masks no words.
             none_NT = torch.zeros_like(text.mask_BT)
             at_NT = torch.cat([masked.get(path, none_NT)[text_N] for path, text_N in rows.items()])
             # The masked words of both paths in one product: [M, V]
             logits_MV = self.predict_words(take(x_MD, rows_at_end(packing, at_NT)))
             sizes = torch.stack([at_NT.sum() for at_NT in masked.values()]).tolist()
-            for (path, at_NT), own_MV in zip(masked.items(), logits_MV.split(sizes), strict=True):
-                losses[path] = cross_entropy(own_MV, text.ids_BT[at_NT], name=path)
-                word_logits[path] = own_MV.detach()
+            for (path, at_NT), path_logits_MV in zip(masked.items(), logits_MV.split(sizes), strict=True):
+                losses[path] = cross_entropy(path_logits_MV, text.ids_BT[at_NT], name=path)
+                word_logits[path] = path_logits_MV.detach()
         if "moc" in objectives and corruption.regions_BR is not None:
             text_N = rows[BIDIRECTIONAL]
             at_NR = select_learners(rows_of_texts(corruption.regions_BR, text), objectives["moc"])[text_N]
@@ -333,32 +338,28 @@ class UnifiedVLP(nn.Module):
         """Run `encode` over the texts of each path, one path after the other, with their images."""
         text, regions = batch.text, cast(Regions, batch.image)
         owner_N = text.owners(len(regions))
-        images = {path: text_N if owner_N is None else owner_N[text_N] for path, text_N in rows.items()}
-        x_NLD = torch.cat(
-            [
-                torch.cat(
-                    [
-                        self.embed_visual(image[images[path]], path),
-                        self.embed_words(ids.get(path, corruption.ids_BT)[text_N], 0, path),
-                    ],
-                    1,
-                )
-                for path, text_N in rows.items()
-            ]
-        )
-        visual_NP = F.pad(regions.mask_BR[torch.cat(list(images.values()))], (1, 0), value=True)
+        image_rows, embedded, causal = [], [], []
+        for path, text_N in rows.items():
+            image_N = text_N if owner_N is None else owner_N[text_N]
+            visual_NPD = self.embed_visual(image[image_N], path)
+            words_NTD = self.embed_words(ids.get(path, corruption.ids_BT)[text_N], 0, path)
+            image_rows.append(image_N)
+            embedded.append(torch.cat([visual_NPD, words_NTD], 1))
+            causal.append(torch.full_like(text_N, path == SEQ2SEQ).bool())
+        visual_NP = F.pad(regions.mask_BR[torch.cat(image_rows)], (1, 0), value=True)  # [CLS] is always there
         mask_NL = torch.cat([visual_NP, text.mask_BT[torch.cat(list(rows.values()))]], 1)
-        causal_N = torch.cat([torch.full_like(text_N, path == SEQ2SEQ).bool() for path, text_N in rows.items()])
-        return self.encode(x_NLD, mask_NL, visual_NP.shape[1] + 1, causal_N if SEQ2SEQ in rows else None)
+        causal_N = torch.cat(causal) if SEQ2SEQ in rows else None
+        # The prefix is the image and [SEP], the first token of the text.
+        return self.encode(torch.cat(embedded), mask_NL, visual_NP.shape[1] + 1, causal_N)
 
     def region_loss(self, x_MD: Tensor, packing: Packing, at_NR: Tensor, class_probs_NRC: Tensor) -> Loss:
         """Return `moc`'s loss on the hidden regions of the first rows, whose regions follow [CLS] (table 6)."""
         assert self.object_head is not None
         rows, length = packing.shape
+        # [N, R] -> [rows, L]: one place before the regions, the text's after them; then the rows of the other path.
         at_NL = F.pad(at_NR, (1, length - 1 - at_NR.shape[1], 0, rows - len(at_NR)))
-        return masked_object_classification(
-            self.object_head(take(x_MD, packing.rows_at(at_NL))), class_probs_NRC[at_NR]
-        )
+        logits_MC = self.object_head(take(x_MD, packing.rows_at(at_NL)))
+        return masked_object_classification(logits_MC, class_probs_NRC[at_NR])
 
     # ---- Understanding ---------------------------------------------------------------------------------------
 
@@ -385,10 +386,11 @@ class UnifiedVLP(nn.Module):
         ids_NT: the tokens to read.
         """
         regions_BRD, owner_N = self.embed_regions(image), text.owners(len(image))
-        visual_BLD, mask_BP = self.embed_visual(regions_BRD, BIDIRECTIONAL), F.pad(image.mask_BR, (1, 0), value=True)  # type: ignore[union-attr]
+        visual_BPD = self.embed_visual(regions_BRD, BIDIRECTIONAL)
+        mask_BP = F.pad(image.mask_BR, (1, 0), value=True)  # type: ignore[union-attr]
         if owner_N is not None:
-            visual_BLD, mask_BP = visual_BLD[owner_N], mask_BP[owner_N]
-        x_NLD = torch.cat([visual_BLD, self.embed_words(ids_NT, 0, BIDIRECTIONAL)], 1)
+            visual_BPD, mask_BP = visual_BPD[owner_N], mask_BP[owner_N]
+        x_NLD = torch.cat([visual_BPD, self.embed_words(ids_NT, 0, BIDIRECTIONAL)], 1)
         prefix = mask_BP.shape[1]
         x_MD, packing = self.encode(x_NLD, torch.cat([mask_BP, text.mask_BT], 1), prefix + 1, None)
         return packing.pad(x_MD), prefix
@@ -410,33 +412,31 @@ class UnifiedVLP(nn.Module):
             raise DataError("at_NT requests what follows the last token, which is unknown")
         prefix, owner_N = self.encode_prefix(image), text.owners(len(image))
         # No position follows the last one, and words after the last requested one are not read.
-        asked_NT = torch.ones_like(text.mask_BT) if at_NT is None else at_NT[:, :-1]
-        read_NT = text.mask_BT if at_NT is None else at_NT.flip(1).cumsum(1).flip(1) > 0
-        words, masks = read_NT.shape[1] - 1, asked_NT.shape[1]
+        if at_NT is None:
+            requested_NT, read_NT = torch.ones_like(text.mask_BT), text.mask_BT
+        else:
+            requested_NT, read_NT = at_NT[:, :-1], at_NT.flip(1).cumsum(1).flip(1) > 0
+        words, masks = read_NT.shape[1] - 1, requested_NT.shape[1]
 
         masks_NT = torch.full_like(text.ids_BT[:, :masks], self.config.mask_id)
         x_NLD = torch.cat([self.embed_words(text.ids_BT[:, 1:], 1, SEQ2SEQ), self.embed_words(masks_NT, 1, SEQ2SEQ)], 1)
-        packing = Packing.of(torch.cat([read_NT[:, 1:], asked_NT], 1))
-        places_L = torch.cat([torch.arange(1, words + 1), torch.arange(1, masks + 1)]).to(x_NLD.device)
+        packing = Packing.of(torch.cat([read_NT[:, 1:], requested_NT], 1))
+        position_L = torch.cat([torch.arange(1, words + 1), torch.arange(1, masks + 1)]).to(x_NLD.device)
         is_word_L = torch.arange(words + masks, device=x_NLD.device) < words
         # One row per query: a word attends to the words up to itself, a [MASK] to those before it and to itself.
-        before_LL = is_word_L & (places_L < places_L[:, None])
+        before_LL = is_word_L & (position_L < position_L[:, None])
         before_LL = before_LL | torch.eye(words + masks, dtype=torch.bool, device=x_NLD.device)
 
         mask_NP, layers = prefix.mask_BP, prefix.layers
         if owner_N is not None:
             mask_NP, layers = mask_NP[owner_N], tuple(layer.select(owner_N) for layer in layers)
-        mask = torch.cat(
-            [
-                mask_NP[:, None, None].expand(-1, 1, words + masks, -1),
-                before_LL.expand(len(mask_NP), 1, -1, -1),
-            ],
-            -1,
-        )
+        # [N, 1, L, P + L]: every query attends to the whole prefix.
+        to_prefix = mask_NP[:, None, None].expand(-1, 1, words + masks, -1)
+        mask = torch.cat([to_prefix, before_LL.expand(len(mask_NP), 1, -1, -1)], -1)
         x_MD = packing.pack(x_NLD)
         for block, memory in zip(self._blocks(), layers, strict=True):
             x_MD = block.after_prefix(x_MD, mask, packing, memory)
-        logits_MV = self.predict_words(take(x_MD, rows_at_end(packing, asked_NT)))
+        logits_MV = self.predict_words(take(x_MD, rows_at_end(packing, requested_NT)))
         return logits_MV.unflatten(0, (-1, masks)) if at_NT is None else logits_MV
 
     def masked_words(
@@ -465,16 +465,16 @@ class UnifiedVLP(nn.Module):
 
         Decoding starts with [CLS], which is part of the prefix already: the first step reads a [MASK] alone.
         """
-        place, mask_N = state.length, torch.full_like(token_N, self.config.mask_id)
-        ids_NQ = torch.stack([token_N, mask_N], 1) if place else mask_N[:, None]
-        x_NQD = self.embed_words(ids_NQ, place or 1, SEQ2SEQ)
+        length, mask_N = state.length, torch.full_like(token_N, self.config.mask_id)
+        ids_NQ = torch.stack([token_N, mask_N], 1) if length else mask_N[:, None]
+        x_NQD = self.embed_words(ids_NQ, length or 1, SEQ2SEQ)
         prefix_mask_BP, past = padding_mask(state.memory.mask_BP), []
         before = iter(state.past or [None] * len(self.stack))
         for block, memory in zip(self._blocks(), state.memory.layers, strict=True):
             x_NQD, present = block.step_after_prefix(x_NQD, next(before), memory, prefix_mask_BP, state.by_image)
-            past.append(present.drop_last())
+            past.append(present.drop_last())  # the next word replaces the [MASK]
         logits_NV = self.predict_words(x_NQD[:, -1])
-        return logits_NV, replace(state, length=place + 1, past=tuple(past) if place else ())
+        return logits_NV, replace(state, length=length + 1, past=tuple(past) if length else ())
 
     def reorder(self, state: DecodingState, index_N: Tensor) -> DecodingState:
         """Let hypothesis i continue hypothesis index[i]; their number may change."""

@@ -38,13 +38,13 @@ class PrefixAttention(MultiHeadAttention):
 
     def encode_prefix(self, x_MD: Tensor, mask: Tensor, packing: Packing) -> tuple[Tensor, KeyValues]:
         """Self-attention. Returns the keys and values as well, [B, H, P, E] each."""
-        query, own = self._project(packing.pad(self.qkv(x_MD)))
-        return self.out(packing.pack(self._attend(query, own, mask))), own
+        query, keys_values = self._project(packing.pad(self.qkv(x_MD)))
+        return self.out(packing.pack(self._attend(query, keys_values, mask))), keys_values
 
     def after_prefix(self, x_MD: Tensor, mask: Tensor, packing: Packing, prefix: KeyValues) -> Tensor:
         """Self-attention of sequences after their prefixes, one prefix per sequence. mask: [N, 1, Q, P + Q]."""
-        query, own = self._project(packing.pad(self.qkv(x_MD)))
-        return self.out(packing.pack(self._attend(query, prefix.append(own), mask)))
+        query, keys_values = self._project(packing.pad(self.qkv(x_MD)))
+        return self.out(packing.pack(self._attend(query, prefix.append(keys_values), mask)))
 
     def step_after_prefix(
         self, x_NQD: Tensor, past: KeyValues | None, prefix: KeyValues, prefix_mask: Tensor, by_prefix: Packing
@@ -57,8 +57,10 @@ class PrefixAttention(MultiHeadAttention):
         prefix_mask: [B, 1, 1, P]. by_prefix: one row per sequence, those of a prefix side by side.
         """
         dropout = self.dropout if self.training else 0.0
-        query, own = self._project(self.qkv(x_NQD))
-        present = own if past is None else past.append(own)
+        query, present = self._project(self.qkv(x_NQD))
+        if past is not None:
+            present = past.append(present)
+        # Each new token attends to the past and to the new tokens up to itself: [Q, past + Q]
         tokens, length = query.shape[2], present.keys.shape[2]
         causal_QK = query.new_ones(tokens, length, dtype=torch.bool).tril(length - tokens)
         of_past, sum_of_past = _attend_and_sum(query, present, causal_QK, dropout)
@@ -66,8 +68,9 @@ class PrefixAttention(MultiHeadAttention):
         # (N, H, Q, E) -> (B, H, W * Q, E): all queries of a prefix attend to its keys in one product.
         query_BWHQE = by_prefix.pad(query)
         query_BHE = query_BWHQE.transpose(1, 2).flatten(2, 3)
-        found, total = _attend_and_sum(query_BHE, prefix, prefix_mask, dropout)
-        both = torch.cat([found, total[..., None]], -1).unflatten(2, (-1, tokens)).transpose(1, 2)
+        attended, log_sum = _attend_and_sum(query_BHE, prefix, prefix_mask, dropout)
+        # Output and logarithm side by side, so that both go back to the order of the sequences at once: [N, H, Q, E + 1]
+        both = torch.cat([attended, log_sum[..., None]], -1).unflatten(2, (-1, tokens)).transpose(1, 2)
         both = by_prefix.pack(both)
         of_prefix, sum_of_prefix = both[..., :-1], both[..., -1]
         # The weight of the prefix is exp(its sum) / (exp(its sum) + exp(the past's sum)): a sigmoid.
@@ -87,8 +90,8 @@ def _attend_and_sum(query: Tensor, memory: KeyValues, mask: Tensor, dropout: flo
     scores = (query @ memory.keys.transpose(-1, -2)) * query.shape[-1] ** -0.5
     scores = scores.float() if scores.dtype.itemsize < 4 else scores
     scores = scores.masked_fill(~mask, float("-inf"))
-    found = F.dropout(scores.softmax(-1).to(query.dtype), dropout) @ memory.values
-    return found.to(scores.dtype), scores.logsumexp(-1)
+    attended = F.dropout(scores.softmax(-1).to(query.dtype), dropout) @ memory.values
+    return attended.to(scores.dtype), scores.logsumexp(-1)
 
 
 class PrefixBlock(TransformerBlock):
@@ -103,8 +106,8 @@ class PrefixBlock(TransformerBlock):
         self.attention = PrefixAttention(hidden, heads, attention_dropout)
 
     def encode_prefix(self, x_MD: Tensor, mask: Tensor, packing: Packing) -> tuple[Tensor, KeyValues]:
-        y_MD, own = self.attention.encode_prefix(x_MD, mask, packing)
-        return self._end(x_MD, y_MD), own
+        y_MD, keys_values = self.attention.encode_prefix(x_MD, mask, packing)
+        return self._end(x_MD, y_MD), keys_values
 
     def after_prefix(self, x_MD: Tensor, mask: Tensor, packing: Packing, prefix: KeyValues) -> Tensor:
         return self._end(x_MD, self.attention.after_prefix(x_MD, mask, packing, prefix))

@@ -45,7 +45,11 @@ class RegionEmbedding(nn.Module):
         self.features = nn.Sequential(
             nn.Linear(feature_dim, feature_dim), nn.ReLU(), nn.Linear(feature_dim, hidden), nn.ReLU()
         )
-        self.places = nn.Linear(6 + classes if compat else (2 if classes else 1) * hidden, hidden)
+        if compat:
+            inputs = 6 + classes  # numbers of `compat_geometry`, and class probabilities
+        else:
+            inputs = 2 * hidden if classes else hidden  # W_c C and W_g G side by side
+        self.places = nn.Linear(inputs, hidden)
         self.of_classes: nn.Module | None = None
         if not compat:
             self.of_geometry = nn.Sequential(nn.Linear(5, hidden), nn.LayerNorm(hidden, eps=eps))
@@ -59,10 +63,9 @@ class RegionEmbedding(nn.Module):
         if hidden_BR is not None:
             features_BRF = features_BRF * ~hidden_BR[..., None]
         if self.compat:
-            classes_BRC = regions.class_probs_BRC
-            parts = [layer_norm(compat_geometry(regions)), layer_norm(classes_BRC)]
+            parts = [layer_norm(compat_geometry(regions)), layer_norm(regions.class_probs_BRC)]
         else:
-            parts = [self.of_geometry(2 * geometry(regions) - 1)]
+            parts = [self.of_geometry(2 * geometry(regions) - 1)]  # fractions, scaled to -1 .. 1
             if self.of_classes is not None:
                 parts.insert(0, self.of_classes(regions.class_probs_BRC))
         places = F.relu(self.places(torch.cat(parts, -1)))

@@ -31,7 +31,7 @@ from vlp_models.models.layers.packing import Packing
 from vlp_models.models.xgpt.config import XGPTConfig
 from vlp_models.models.xgpt.state import Memory
 
-OWN, ENCODED = 0, 1  # rows of the signal: the layer's own tokens, and what was encoded
+DECODED, ENCODED = 0, 1  # rows of the signal: the decoder's own tokens, and what was encoded
 
 
 # ---- Words and regions (section 3) ----------------------------------------------------------------------------------
@@ -134,12 +134,13 @@ class AttentionOnAttention(FamilyBlock):
         """Return AoA, [K, D]."""
         projected_KD3 = self.qkv(x_KD)
         query_KD = projected_KD3[:, : x_KD.shape[1]] if self.gate_query == "projected" else x_KD
+        # [K, 3 * D] -> [B, R, 3, heads, D / heads] -> three of [B, heads, R, D / heads]
         query, keys, values = packing.pad(projected_KD3).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.attention_dropout if self.training else 0.0
-        found = scaled_dot_product(query, keys, values, padding_mask(packing.mask_BT), dropout)
-        found_KD = packing.pack(found.transpose(1, 2).flatten(2))
+        attended = scaled_dot_product(query, keys, values, padding_mask(packing.mask_BT), dropout)
+        attended_KD = packing.pack(attended.transpose(1, 2).flatten(2))
         # glu: the first half times the sigmoid of the second
-        return F.glu(self.gate(torch.cat([found_KD, query_KD], -1)), -1)
+        return F.glu(self.gate(torch.cat([attended_KD, query_KD], -1)), -1)
 
 
 class Matching(nn.Module):
@@ -207,16 +208,16 @@ class Block(FamilyBlock):
 
     def decode(self, x_MD: Tensor, causal: Tensor, packing: Packing, keys: KeyValues, memory: Memory) -> Tensor:
         """Run a layer of the decoder. causal: the self-attention mask; keys: this layer's part of `memory`."""
-        own = self.attention.project(self._add_signal(x_MD, "kv", OWN), packing)
+        past = self.attention.project(self._add_signal(x_MD, "kv", DECODED), packing)
         if self.merged:
             # One softmax over the memory and the past: [N, 1, T, R + T]
             memory_mask = memory.of_texts(memory.mask).expand(-1, -1, causal.shape[2], -1)
             mask = torch.cat([memory_mask, causal.expand(len(memory_mask), -1, -1, -1)], -1)
-            both = memory.of_texts(keys).append(own)
+            both = memory.of_texts(keys).append(past)
             x_MD = self.attention_end(x_MD, self.attention.cross(x_MD, both, mask, packing))
         else:
-            found_MD = self.attention.cross(self._add_signal(x_MD, "query", OWN), own, causal, packing)
-            x_MD = self.attention_end(x_MD, found_MD)
+            attended_MD = self.attention.cross(self._add_signal(x_MD, "query", DECODED), past, causal, packing)
+            x_MD = self.attention_end(x_MD, attended_MD)
             x_MD = self._attend_memory(x_MD, keys, memory.mask, packing.by_owner(memory.owner_N, memory.images))
         return self.ffn_end(x_MD, self.ffn(x_MD))
 
@@ -224,16 +225,17 @@ class Block(FamilyBlock):
         self, x_ND: Tensor, past: KeyValues | None, keys: KeyValues, memory: Memory, by_image: Packing
     ) -> tuple[Tensor, KeyValues]:
         """Process one more token of each hypothesis; `memory.owner_N` is its image. Returns the extended past, too."""
-        present = self.attention.project(self._add_signal(x_ND, "kv", OWN)[:, None])
+        present = self.attention.project(self._add_signal(x_ND, "kv", DECODED)[:, None])
         present = present if past is None else past.append(present)
         if self.merged:
+            # One softmax over the memory and all tokens so far: [N, 1, 1, R + T]
             memory_mask = memory.of_texts(memory.mask)
             mask = torch.cat([memory_mask, memory_mask.new_ones(len(x_ND), 1, 1, present.keys.shape[2])], -1)
-            found_ND = self.attention.cross(x_ND[:, None], memory.of_texts(keys).append(present), mask)[:, 0]
-            x_ND = self.attention_end(x_ND, found_ND)
+            attended_ND = self.attention.cross(x_ND[:, None], memory.of_texts(keys).append(present), mask)[:, 0]
+            x_ND = self.attention_end(x_ND, attended_ND)
         else:
-            found_ND = self.attention.cross(self._add_signal(x_ND, "query", OWN)[:, None], present)[:, 0]
-            x_ND = self.attention_end(x_ND, found_ND)
+            attended_ND = self.attention.cross(self._add_signal(x_ND, "query", DECODED)[:, None], present)[:, 0]
+            x_ND = self.attention_end(x_ND, attended_ND)
             x_ND = self._attend_memory(x_ND, keys, memory.mask, by_image)
         return self.ffn_end(x_ND, self.ffn(x_ND)), present
 
@@ -242,6 +244,8 @@ class Block(FamilyBlock):
         attention, end = self.cross or self.attention, self.cross_end or self.attention_end
         return end(x, attention.cross(self._add_signal(x, "query", ENCODED), keys, mask, by_image))
 
-    def _add_signal(self, x: Tensor, place: Literal["kv", "query"], row: int) -> Tensor:
-        """Add the signal if it belongs to this place."""
-        return x if self.signal is None or self.signal_place != place else x + self.signal[row]
+    def _add_signal(self, x: Tensor, role: Literal["kv", "query"], row: int) -> Tensor:
+        """Add the signal if it belongs to the states in this role."""
+        if self.signal is None or self.signal_place != role:
+            return x
+        return x + self.signal[row]

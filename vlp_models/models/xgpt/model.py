@@ -128,10 +128,11 @@ class XGPT(nn.Module):
         self.text_embedding = TextEmbedding(
             config.vocab_size, hidden, max_positions=config.max_positions, dropout=config.dropout, eps=eps
         )
-        two = config.structure == "enc_dec"  # EncDec has a second stack
-        self.layers = nn.ModuleList(Block(config, decodes=not two) for _ in range(config.layers))
-        decoder = (Block(config, decodes=True) for _ in range(config.layers))
-        self.decoder = nn.ModuleList(decoder) if two else None
+        has_decoder = config.structure == "enc_dec"  # EncDec has a second stack; else one stack encodes and decodes
+        self.layers = nn.ModuleList(Block(config, decodes=not has_decoder) for _ in range(config.layers))
+        self.decoder = None
+        if has_decoder:
+            self.decoder = nn.ModuleList(Block(config, decodes=True) for _ in range(config.layers))
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.matching = Matching(hidden) if config.ida_matching else None
         self.first_region = nn.Parameter(torch.zeros(1, hidden))  # starts a row of regions, as [CLS] starts a caption
@@ -292,20 +293,21 @@ class XGPT(nn.Module):
                 memory = self.encode(image.refined_KD, image.packing, text.owner_N)
                 losses[name] = self.caption_loss(text, memory, name)
                 continue
-            own = None if image is None else image.select(text.owner_N)
+            text_images = None if image is None else image.select(text.owner_N)  # one row per text
             if name == "imlm":
                 read_NT = _rows((ids or {}).get("encoder", corruption.ids_BT), rows_N)
                 words_NT = _rows(corruption.words_BT, rows_N)
-                logits = self.predict_fragment(read_NT, words_NT, text, own)
+                logits = self.predict_fragment(read_NT, words_NT, text, text_images)
                 losses[name] = sentence_generation(logits, text.ids_BT[words_NT], name=name)
                 word_logits["encoder"] = logits.detach()
             elif name == "ida":
-                assert isinstance(corruption, SpanCorruption) and own is not None
-                ids_NU, mask_NU = (_rows(x, rows_N) for x in (corruption.infilled_BU, corruption.infilled_mask_BU))
-                losses[name] = self.caption_loss(text, self.encode_infilled(ids_NU, mask_NU, own), name)
+                assert isinstance(corruption, SpanCorruption) and text_images is not None
+                ids_NU, mask_NU = _rows(corruption.infilled_BU, rows_N), _rows(corruption.infilled_mask_BU, rows_N)
+                memory = self.encode_infilled(ids_NU, mask_NU, text_images)
+                losses[name] = self.caption_loss(text, memory, name)
             else:
-                assert own is not None and isinstance(batch.image, Regions)
-                losses[name] = self.generate_regions(text, own, batch.image)
+                assert text_images is not None and isinstance(batch.image, Regions)
+                losses[name] = self.generate_regions(text, text_images, batch.image)
         return MaskedPass(losses=losses, word_logits=word_logits)
 
     def caption_loss(self, text: Text, memory: Memory, name: str) -> Loss:
@@ -320,11 +322,11 @@ class XGPT(nn.Module):
         if self.config.imlm_reads == "caption":
             return self.predict_next(text.ids_BT, F.pad(words_NT[:, 1:], (0, 1)), memory)
         # The decoder reads [CLS] and the fragment but its last word, at their positions in the caption.
-        rows_M, places_M = words_NT.nonzero(as_tuple=True)
+        rows_M, positions_M = words_NT.nonzero(as_tuple=True)
         rank_M = (words_NT.cumsum(1) - 1)[words_NT]  # 0: the fragment's first word
-        width = max(1, int(words_NT.sum(1).max())) if len(words_NT) else 1
+        width = max(1, int(words_NT.sum(1).max())) if len(words_NT) else 1  # of the longest fragment
         fragment = Packing(rows_M * width + rank_M, (len(words_NT), width))
-        before_M = places_M - 1
+        before_M = positions_M - 1
         ids_M = torch.where(rank_M == 0, text.ids_BT[rows_M, 0], text.ids_BT[rows_M, before_M])
         return self.predict_words(self.decode(self.text_embedding(ids_M, before_M), fragment, memory))
 
@@ -334,10 +336,10 @@ class XGPT(nn.Module):
         words = Packing.of(mask_NU)
         words_MD = self.embed_text(ids_NU, words)
         if self.matching is not None:
-            found_MD = self.matching(words_MD, words, image.refined_KD, image.packing)
+            attended_MD = self.matching(words_MD, words, image.refined_KD, image.packing)
             if self.config.ida_residual:
-                found_MD = found_MD + self.text_embedding.words(words.pack(ids_NU))
-            words_MD = self.text_embedding.add_positions(found_MD, words.positions_M)
+                attended_MD = attended_MD + self.text_embedding.words(words.pack(ids_NU))
+            words_MD = self.text_embedding.add_positions(attended_MD, words.positions_M)
         return self.encode_both(words_MD, words, image)
 
     def generate_regions(self, text: Text, image: ImageStates, detected: Regions) -> Loss:
@@ -402,8 +404,8 @@ class XGPT(nn.Module):
         memory = replace(state.memory, owner_N=state.owner_N)
         before: tuple[KeyValues | None, ...] = state.past or (None,) * len(memory.layers)
         past: list[KeyValues] = []
-        for block, keys, own in zip(self.decoder_layers(), memory.layers, before, strict=True):
-            x_ND, present = block.step(x_ND, own, keys, memory, state.by_image)
+        for block, keys, layer_past in zip(self.decoder_layers(), memory.layers, before, strict=True):
+            x_ND, present = block.step(x_ND, layer_past, keys, memory, state.by_image)
             past.append(present)
         return self.predict_words(x_ND), replace(state, length=state.length + 1, past=tuple(past))
 
@@ -424,4 +426,6 @@ def _select_texts(text: Text, images: int | None, learners_N: Tensor | None) -> 
     if learners_N is None:
         return text, None
     rows_N = learners_N.nonzero().squeeze(1)
-    return replace(text.select(rows_N), owner_N=rows_N if owner_N is None else owner_N.index_select(0, rows_N)), rows_N
+    # The selected texts no longer have the images' order, so each needs its image's row.
+    owner_N = rows_N if owner_N is None else owner_N.index_select(0, rows_N)
+    return replace(text.select(rows_N), owner_N=owner_N), rows_N

@@ -35,9 +35,9 @@ class ImageStates:
         if index_N is None:
             return self
         packing = Packing.of(self.packing.mask_BT.index_select(0, index_N))
-        embedded, refined = (
-            packing.pack(self.packing.pad(x).index_select(0, index_N)) for x in (self.embedded_KD, self.refined_KD)
-        )
+        # Whole images are copied, so the gradient adds images and not regions.
+        embedded = packing.pack(self.packing.pad(self.embedded_KD).index_select(0, index_N))
+        refined = packing.pack(self.packing.pad(self.refined_KD).index_select(0, index_N))
         return ImageStates(embedded_KD=embedded, refined_KD=refined, packing=packing)
 
 
