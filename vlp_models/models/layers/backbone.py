@@ -43,9 +43,8 @@ class Backbone(nn.Module):
         self._stem: tuple[str, ...] = STEM
         if name == SMALL:
             channels = options.get("channels", [24, 48, 96])
-            valid = (
-                isinstance(channels, list) and len(channels) == 3 and all(type(n) is int and n > 0 for n in channels)
-            )
+            three = isinstance(channels, list) and len(channels) == 3
+            valid = three and all(type(width) is int and width > 0 for width in channels)
             if not valid or set(options) - {"channels"} or stage not in (0, -1):
                 raise ParamsError(
                     f"config: backbone `{SMALL}` has one feature map, and an option `channels: [24, 48, 96]` (three "

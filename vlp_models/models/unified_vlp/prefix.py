@@ -69,7 +69,7 @@ class PrefixAttention(MultiHeadAttention):
         query_BWHQE = by_prefix.pad(query)
         query_BHE = query_BWHQE.transpose(1, 2).flatten(2, 3)
         attended, log_sum = _attend_and_sum(query_BHE, prefix, prefix_mask, dropout)
-        # Output and logarithm side by side, so that both go back to the order of the sequences at once: [N, H, Q, E + 1]
+        # Output and logarithm side by side, so that both are put back in the sequences' order at once: [N, H, Q, E + 1]
         both = torch.cat([attended, log_sum[..., None]], -1).unflatten(2, (-1, tokens)).transpose(1, 2)
         both = by_prefix.pack(both)
         of_prefix, sum_of_prefix = both[..., :-1], both[..., -1]

@@ -134,7 +134,7 @@ class AttentionOnAttention(FamilyBlock):
         """Return AoA, [K, D]."""
         projected_KD3 = self.qkv(x_KD)
         query_KD = projected_KD3[:, : x_KD.shape[1]] if self.gate_query == "projected" else x_KD
-        # [K, 3 * D] -> [B, R, 3, heads, D / heads] -> three of [B, heads, R, D / heads]
+        # [K, 3 * D] -> [B, R, 3, H, E] -> three of [B, H, R, E], with H heads of E = D / H dimensions
         query, keys, values = packing.pad(projected_KD3).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.attention_dropout if self.training else 0.0
         attended = scaled_dot_product(query, keys, values, padding_mask(packing.mask_BT), dropout)
