@@ -146,5 +146,5 @@ def test_training_loop_of_detectors_and_warm_up_fixes_what_it_trains() -> None:
     options = TrainingOptions(steps=1, batch_size=1, lr=1e-3, seed=0)
     image = LabeledImage(image_id="a", path=Path("a"), width=1, height=1, boxes=NONE, labels=NONE, words=NONE)
     loss = {"sum": torch.stack([parameter.sum() for parameter in detector.parameters()]).sum()}
-    fit(detector, lambda batch: backward_of(loss), [image], options, what="the detector", lr_key="detector.lr")
+    fit(detector, lambda batch: backward_of(loss), [image], options, model_name="the detector", lr_key="detector.lr")
     assert all_fixed(detector)

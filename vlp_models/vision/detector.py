@@ -84,7 +84,8 @@ def configure(
     if backbone in PUBLISHED:
         return dataclasses.replace(PUBLISHED[backbone], feature_dim=feature_dim)
     sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
-    small, middle, large = (max(8.0, float(round(side))) for side in np.quantile(sides, [1 / 6, 1 / 2, 5 / 6]))
+    quantiles = np.quantile(sides, [1 / 6, 1 / 2, 5 / 6])
+    small, middle, large = (max(8.0, float(round(side))) for side in quantiles)
     return DetectorConfig(feature_dim=feature_dim, anchors=(small, middle, large), words=words)
 
 
@@ -158,13 +159,16 @@ class _WordHeads(RoIHeads):
         """As torchvision's; in training, `targets` hold `words`, float32 [N, W], besides boxes and labels."""
         if not self.training or targets is None:
             return super().forward(features, proposals, image_shapes, targets)
+        # As torchvision's forward pass, and the loss of the words of the proposals that are objects
         proposals, matched, labels, regression = self.select_training_samples(proposals, targets)
         box_features = self.box_head(self.box_roi_pool(features, proposals, image_shapes))
         logits, boxes = self.box_predictor(box_features)
         classifier, box_reg = fastrcnn_loss(logits, boxes, labels, regression)
         object_rows = torch.cat(labels) > 0
-        words = torch.cat([target["words"][rows] for target, rows in zip(targets, matched, strict=True)])[object_rows]
-        loss = F.binary_cross_entropy_with_logits(self.word_predictor(box_features[object_rows]), words)
+        # The words of the object that each proposal is matched with: [proposals of all images, W]
+        words = torch.cat([target["words"][rows] for target, rows in zip(targets, matched, strict=True)])
+        logits_of_words = self.word_predictor(box_features[object_rows])
+        loss = F.binary_cross_entropy_with_logits(logits_of_words, words[object_rows])
         return [], {"loss_classifier": classifier, "loss_box_reg": box_reg, "loss_words": WORDS_WEIGHT * loss}
 
 
@@ -194,10 +198,10 @@ class SeededSampler:
             negative.append(self._choose(matched_N == 0, self._samples - int(positive[-1].sum())))
         return positive, negative
 
-    def _choose(self, allowed_N: Tensor, most: int) -> Tensor:
-        """Return a mask of at most `most` of the allowed positions, uint8 [N]."""
+    def _choose(self, allowed_N: Tensor, limit: int) -> Tensor:
+        """Return a mask of at most `limit` of the allowed positions, uint8 [N]."""
         positions = allowed_N.nonzero().flatten()
-        order = torch.randperm(len(positions), generator=self._generator)[:most]
+        order = torch.randperm(len(positions), generator=self._generator)[:limit]
         mask_N = torch.zeros_like(allowed_N, dtype=torch.uint8)
         mask_N[positions[order.to(positions.device)]] = 1
         return mask_N
@@ -262,6 +266,7 @@ class SeparableRoIAlign(MultiScaleRoIAlign):
     def _pool(self, map_CHW: Tensor, boxes_R4: Tensor) -> Tensor:
         channels, height, width = map_CHW.shape
         count, bins = len(boxes_R4), self.bins
+        # W_y M W_x' for all channels: first along x, then along y.
         x_RSW = self._weights(boxes_R4[:, 0], boxes_R4[:, 2], width)
         y_RSH = self._weights(boxes_R4[:, 1], boxes_R4[:, 3], height)
         along_x = x_RSW.flatten(0, 1) @ map_CHW.permute(2, 0, 1).reshape(width, channels * height)
@@ -273,6 +278,8 @@ class SeparableRoIAlign(MultiScaleRoIAlign):
         samples = self.bins * self.sampling_ratio
         start_R, end_R = first_R / self.stride, last_R / self.stride
         steps_S = (torch.arange(samples, device=first_R.device, dtype=first_R.dtype) + 0.5) / samples
+        # S sample points, evenly spaced in a box of at least one cell; a position's weight falls linearly from 1 at the
+        # sample to 0 one cell away.
         at_RS = start_R[:, None] + (end_R - start_R).clamp(min=1)[:, None] * steps_S
         inside_RS = (at_RS >= -1) & (at_RS <= length)
         positions_L = torch.arange(length, device=first_R.device, dtype=first_R.dtype)

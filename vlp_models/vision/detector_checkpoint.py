@@ -128,7 +128,7 @@ def check_weights_hash(weights: Path, record: Mapping[str, Any], kind: str) -> N
         )
 
 
-def read_config(directory: Path, form: str = FORMAT, what: str = "a detector's config") -> dict[str, Any]:
+def read_config(directory: Path, form: str = FORMAT, description: str = "a detector's config") -> dict[str, Any]:
     """Read config.json and check its format.
 
     Raises:
@@ -139,9 +139,9 @@ def read_config(directory: Path, form: str = FORMAT, what: str = "a detector's c
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}; `dvc repro detector` makes it") from None
-    found = record.get("format") if isinstance(record, dict) else None
-    if found != form or "detector_id" not in record:
-        raise CheckpointError(f"{path}: not {what} ({form}; found {found}); `dvc repro detector` makes it")
+    file_format = record.get("format") if isinstance(record, dict) else None
+    if file_format != form or "detector_id" not in record:
+        raise CheckpointError(f"{path}: not {description} ({form}; found {file_format}); `dvc repro detector` makes it")
     return dict(record)
 
 
@@ -156,9 +156,9 @@ def read_architecture(record: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError, AttributeError: config.json has no section `architecture`. ValueError: an absurdly large number.
     """
-    fields = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in record["architecture"].items()
-    }
+    fields = {}
+    for name, value in record["architecture"].items():
+        fields[name] = tuple(value) if isinstance(value, list) else value
     check_numbers(fields)
     return fields
 

@@ -102,23 +102,23 @@ class RegionExtractor:
         if isinstance(maps, Tensor):
             maps = {"0": maps}
         proposals, _ = model.rpn(pixels, maps)
-        (found,), _ = heads(maps, proposals, pixels.image_sizes)
-        # Class-agnostic non-maximum suppression, then a second pass over the kept boxes.
-        boxes = found["boxes"][nms(found["boxes"], found["scores"], SAME_OBJECT_IOU)[: self._max_regions]]
+        (detected,), _ = heads(maps, proposals, pixels.image_sizes)
+        # Class-agnostic non-maximum suppression, then a second pass over the remaining boxes.
+        rows = nms(detected["boxes"], detected["scores"], SAME_OBJECT_IOU)[: self._max_regions]
+        boxes = detected["boxes"][rows]
         features = heads.box_head(heads.box_roi_pool(maps, [boxes], pixels.image_sizes))
         probs = heads.box_predictor(features)[0].softmax(-1)
         if self._content == "probabilities":
-            parts = [probs, self._words(features).sigmoid()] if self._words is not None else [probs]
-            features = torch.cat(parts, dim=-1)
+            features = probs if self._words is None else torch.cat([probs, self._words(features).sigmoid()], dim=-1)
 
         height, width = pixels.image_sizes[0]
         fractions = boxes / boxes.new_tensor([width, height, width, height])
+        # By the second pass's scores, which may order the boxes differently, or put some below the minimum.
         scores = probs[:, 1:].max(dim=1).values
         keep = scores.argsort(descending=True, stable=True)
         keep = keep[scores[keep] >= self._min_score]
-        features, fractions, probs, scores = (
-            x[keep].float().cpu().numpy() for x in (features, fractions, probs, scores)
-        )
+        tensors = (features, fractions, probs, scores)
+        features, fractions, probs, scores = (tensor[keep].float().cpu().numpy() for tensor in tensors)
         return RegionArrays(
             features=features.astype(np.float16),
             boxes=fractions.clip(0, 1),

@@ -101,32 +101,36 @@ class ImportedSource:
 
     Args:
         order: of an image's regions, before those beyond `max_regions` are left out.
-        known: origin of the same files, opened by another process; their contents are not hashed again.
+        origin: of the same files, opened by another process; their contents are not hashed again.
 
     Raises:
-        DataError: not a single record is readable, or the files have changed since `known`.
+        DataError: not a single record is readable, or the files have changed since `origin`.
     """
 
     by_content = False
     device = "cpu"
 
     def __init__(
-        self, file: RecordFile, path: Path, max_regions: int, order: Order = "file", known: Origin | None = None
+        self, file: RecordFile, path: Path, max_regions: int, order: Order = "file", origin: Origin | None = None
     ) -> None:
-        state = hashlib.sha256(repr(sorted((p.name, *stamp) for p, stamp in file.stamps.items())).encode()).hexdigest()
-        if known is not None and known.state != state:
+        stamps = sorted((p.name, *stamp) for p, stamp in file.stamps.items())
+        state = hashlib.sha256(repr(stamps).encode()).hexdigest()
+        if origin is not None and origin.state != state:
             raise _changed(path)
-        self.origin = known or Origin(f"import-{file.hash_contents()[:16]}", state)
+        self.origin = origin or Origin(f"import-{file.hash_contents()[:16]}", state)
         self.detector_id = self.origin.id
         self._file = file
         self._check_unchanged(file.stamps)
         self._keys = set(file.keys())
         self._max_regions = max_regions
         self._order = order
+        # Its widths are those that all records must have.
         first = self._first_record(path)
         self.feature_dim = int(first.features.shape[1])
         self._columns = 0 if first.class_probs is None else int(first.class_probs.shape[1])
-        self.classes = (BACKGROUND, *(f"class {n}" for n in range(1, self._columns))) if self._columns else ()
+        self.classes: tuple[str, ...] = ()
+        if self._columns:
+            self.classes = (BACKGROUND, *(f"class {n}" for n in range(1, self._columns)))
 
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]
@@ -169,7 +173,10 @@ class ImportedSource:
         owners: dict[str, Row] = {}
         for image in images:
             key = self._key(image)
-            if key is not None and (owner := owners.setdefault(key, image))["sha256"] != image["sha256"]:
+            if key is None:
+                continue
+            owner = owners.setdefault(key, image)
+            if owner["sha256"] != image["sha256"]:
                 raise DataError(
                     f"features.path: the record {key} matches both {owner['image_id']} and {image['image_id']}, which "
                     "are different files; name each record by the whole id of its image"
@@ -199,13 +206,13 @@ class ImportedSource:
             )
         scores = np.ones(count, np.float32) if record.scores is None else record.scores
         order = np.argsort(-scores, kind="stable") if self._order == "score" else np.arange(count)
-        keep = order[: self._max_regions]
+        rows = order[: self._max_regions]
         size = np.array([record.width, record.height] * 2, np.float32)
         return RegionArrays(
-            features=record.features[keep].astype(np.float16),
-            boxes=(record.boxes[keep] / size).clip(0, 1).astype(np.float32),
-            class_probs=probs[keep].astype(np.float16),
-            scores=scores[keep].astype(np.float32),
+            features=record.features[rows].astype(np.float16),
+            boxes=(record.boxes[rows] / size).clip(0, 1).astype(np.float32),
+            class_probs=probs[rows].astype(np.float16),
+            scores=scores[rows].astype(np.float32),
         )
 
     def _empty(self) -> RegionArrays:
@@ -225,19 +232,22 @@ def check_record(record: Record) -> Record:
     """
     count = len(record.features)
     arrays = {"features": record.features, "boxes": record.boxes}
-    arrays |= {} if record.class_probs is None else {"class probabilities": record.class_probs}
-    arrays |= {} if record.scores is None else {"scores": record.scores}
+    if record.class_probs is not None:
+        arrays["class probabilities"] = record.class_probs
+    if record.scores is not None:
+        arrays["scores"] = record.scores
     for name, array in arrays.items():
         if len(array) != count or array.ndim != (1 if name == "scores" else 2):
             raise RecordError(f"{name} of shape {list(array.shape)}, but features {list(record.features.shape)}")
+        # Features are stored as float16.
         if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(np.float16).max:
             raise RecordError(f"{name} with a value that is not finite or too large")
     if record.boxes.shape[1] != 4 or record.width <= 0 or record.height <= 0:
         raise RecordError(f"boxes {list(record.boxes.shape)} in an image of {record.width} x {record.height}")
-    reach = record.boxes.max(axis=0, initial=0)
-    if record.boxes.min(initial=0) < -OVERHANG or (
-        max(reach[0], reach[2]) > record.width + OVERHANG or max(reach[1], reach[3]) > record.height + OVERHANG
-    ):
+    x1, y1, x2, y2 = record.boxes.max(axis=0, initial=0)
+    too_far_right = max(x1, x2) > record.width + OVERHANG
+    too_far_down = max(y1, y2) > record.height + OVERHANG
+    if record.boxes.min(initial=0) < -OVERHANG or too_far_right or too_far_down:
         raise RecordError(f"a box outside its image of {record.width:.0f} x {record.height:.0f} pixels")
     return record
 
@@ -267,16 +277,16 @@ CLASSES = 1601  # Visual Genome's, as in all these files, including the backgrou
 MAX_LINE = 64 * 2**20  # bytes; 100 regions of 2048 features and 1601 probabilities take 2 MB
 
 
-def open_tsv(path: Path, max_regions: int, order: Order = "file", known: Origin | None = None) -> ImportedSource:
+def open_tsv(path: Path, max_regions: int, order: Order = "file", origin: Origin | None = None) -> ImportedSource:
     """Open a TSV file, or a directory of files with `.tsv` in their names (`karpathy_train.tsv.0`, ...).
 
     Raises:
-        DataError: no such file, no readable record, or other files than those of `known`.
+        DataError: no such file, no readable record, or other files than those of `origin`.
     """
     paths = sorted(p for p in path.glob("*.tsv*") if p.is_file()) if path.is_dir() else [path]
     if not paths or not all(p.is_file() for p in paths):
         raise DataError(f"{path}: no TSV of region features; set features.path to the file or its directory")
-    return ImportedSource(TsvFile(paths), path, max_regions, order, known)
+    return ImportedSource(TsvFile(paths), path, max_regions, order, origin)
 
 
 class TsvFile:
@@ -290,15 +300,18 @@ class TsvFile:
         with progress_bar("indexing features", megabytes, "MB") as bar:
             for path in paths:
                 with path.open("rb") as file:
-                    if reason := explain_not_text(file.read(HEAD), str(path)):
-                        raise DataError(f"{path}: {reason} (a TSV of region features)")
-                before = 0
+                    reason = explain_not_text(file.read(HEAD), str(path))
+                if reason:
+                    raise DataError(f"{path}: {reason} (a TSV of region features)")
+                indexed = 0  # megabytes of this file
+                # Name and size first: so two files never hash as one that holds the lines of both.
                 self._digest.update(f"{path.name}\0{path.stat().st_size}\0".encode("utf-8", "surrogateescape"))
                 for number, offset, line in _tsv_lines(path):
-                    self._index.setdefault(line.split(b"\t", 1)[0].decode("utf-8", "replace"), (path, number, offset))
+                    key = line.split(b"\t", 1)[0].decode("utf-8", "replace")
+                    self._index.setdefault(key, (path, number, offset))  # the first record of an id counts
                     self._digest.update(line)
-                    bar.advance(by=(offset >> 20) - before)
-                    before = offset >> 20
+                    bar.advance(by=(offset >> 20) - indexed)
+                    indexed = offset >> 20
 
     def hash_contents(self) -> str:
         return self._digest.hexdigest()
@@ -352,6 +365,7 @@ def _parse_tsv_line(cells: list[str]) -> Record:
         class_probs = _decode_array(row, "cls_prob", count, np.float32)
         scores = class_probs[:, 1:].max(axis=1, initial=0)
     elif "objects_id" in row:
+        # LXMERT's class numbers do not count the background. One-hot rows, times the confidence: [N, C]
         classes = _decode_array(row, "objects_id", count, np.int64)[:, 0] + 1
         scores = _decode_array(row, "objects_conf", count, np.float32)[:, 0]
         if count and not (classes.min() >= 1 and classes.max() < CLASSES):
@@ -386,16 +400,16 @@ MAX_NPZ_BYTES = 64 * 2**20  # of one image's arrays when unpacked
 _NEEDED = ("features", "boxes", "image_h", "image_w")
 
 
-def open_npz(path: Path, max_regions: int, order: Order = "file", known: Origin | None = None) -> ImportedSource:
+def open_npz(path: Path, max_regions: int, order: Order = "file", origin: Origin | None = None) -> ImportedSource:
     """Open the .npz files of a directory.
 
     Raises:
-        DataError: no such directory, no readable record, or other files than those of `known`.
+        DataError: no such directory, no readable record, or other files than those of `origin`.
     """
     paths = sorted(path.glob("*.npz"))
     if not paths:
         raise DataError(f"{path}: no .npz files; set features.path to the directory that holds them")
-    return ImportedSource(NpzDirectory(paths), path, max_regions, order, known)
+    return ImportedSource(NpzDirectory(paths), path, max_regions, order, origin)
 
 
 class NpzDirectory:

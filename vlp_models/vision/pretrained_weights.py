@@ -52,7 +52,9 @@ def pretrained_model_name(weights: str, model: str) -> str:
 
     It is NAME in `timm:NAME`, else `model`.
     """
-    return (weights.partition(":")[2] if library_of(weights) == "timm" else "") or model
+    if library_of(weights) != "timm":
+        return model
+    return weights.partition(":")[2] or model
 
 
 def fetch_timm(name: str, where: str) -> dict[str, Tensor]:
@@ -82,13 +84,16 @@ def data_config(name: str) -> dict[str, Any]:
     import timm
     from timm.data import resolve_data_config
 
-    known: Any = timm.get_pretrained_cfg(name)
-    config = known.to_dict() if known else {"mean": None}
-    if not known and timm.is_model(name):  # a deprecated alias, which timm resolves only when it creates the model
+    pretrained_config: Any = timm.get_pretrained_cfg(name)
+    if pretrained_config:
+        config = pretrained_config.to_dict()
+    elif timm.is_model(name):  # a deprecated alias, which timm resolves only when it creates the model
         net: Any = timm.create_model(name, pretrained=False)
         config = net.pretrained_cfg
-    found: dict[str, Any] = resolve_data_config({}, pretrained_cfg=config)
-    return found
+    else:
+        config = {"mean": None}
+    resolved: dict[str, Any] = resolve_data_config({}, pretrained_cfg=config)
+    return resolved
 
 
 def fetch_torchvision(builder: str, where: str) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
@@ -123,14 +128,14 @@ def check_model(name: str, where: str) -> None:
 
     base = name.partition(".")[0]  # after the dot: the name of the weights
     if ":" in name or "/" in name or not timm.is_model(base):
-        wanted, known = base, timm.list_models()
+        misspelled, valid_names = base, timm.list_models()
     else:
         try:
             timm.get_pretrained_cfg(name)
             return
         except RuntimeError:  # the model exists, but has no such weights
-            wanted, known = name, timm.list_pretrained(f"{base}.*")
-    near = difflib.get_close_matches(wanted, known, n=1)
+            misspelled, valid_names = name, timm.list_pretrained(f"{base}.*")
+    near = difflib.get_close_matches(misspelled, valid_names, n=1)
     hint = f"did you mean `{near[0]}`?" if near else "`timm.list_models()` lists the names"
     raise ParamsError(f"{where}: timm has no model `{name}`; {hint}")
 
@@ -172,11 +177,14 @@ def efficientnet_to_timm(state: Mapping[str, Tensor], stages: Sequence[int]) -> 
     Raises:
         CheckpointError: another number of blocks, or an unknown name.
     """
-    positions = [(stage, block) for stage, length in enumerate(stages) for block in range(length)]
-    found = {int(match[1]) for name in state if (match := BLOCK.fullmatch(name))}
-    if found != set(range(len(positions))):
+    positions: list[tuple[int, int]] = []  # stage and block of each of the original's blocks
+    for stage, length in enumerate(stages):
+        positions += [(stage, block) for block in range(length)]
+    matches = filter(None, map(BLOCK.fullmatch, state))
+    blocks = {int(match[1]) for match in matches}
+    if blocks != set(range(len(positions))):
         raise CheckpointError(
-            f"an EfficientNet of {len(found)} blocks, but the model has {len(positions)}; name the matching timm model"
+            f"an EfficientNet of {len(blocks)} blocks, but the model has {len(positions)}; name the matching timm model"
         )
     renamed = {}
     for name, tensor in state.items():
@@ -184,13 +192,13 @@ def efficientnet_to_timm(state: Mapping[str, Tensor], stages: Sequence[int]) -> 
         if match:
             stage, block = positions[int(match[1])]
             table = INVERTED if f"_blocks.{match[1]}._expand_conv.weight" in state else SEPARABLE
-            before, part, rest = f"blocks.{stage}.{block}.", match[2], match[3]
+            prefix, part, rest = f"blocks.{stage}.{block}.", match[2], match[3]
         else:
             part, _, rest = name.partition(".")
-            before, table = "", STEM_AND_HEAD
+            prefix, table = "", STEM_AND_HEAD
         if part not in table:
             raise CheckpointError(f"unknown weight `{name}` in an EfficientNet with the original port's names")
-        renamed[f"{before}{table[part]}.{rest}"] = tensor
+        renamed[f"{prefix}{table[part]}.{rest}"] = tensor
     return renamed
 
 

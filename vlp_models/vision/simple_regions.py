@@ -32,13 +32,15 @@ class SymbolSource:
 
     def __init__(self, objects: Iterable[Mapping[str, Any]], max_regions: int) -> None:
         self._objects: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-        for row in objects:
-            self._objects[row["image_id"]].append(row)
-        categories = sorted({row["category"] for rows in self._objects.values() for row in rows})
-        self.classes = (BACKGROUND, *categories)
-        self.words = tuple(
-            sorted({word for rows in self._objects.values() for row in rows for word in object_words(row)})
-        )
+        for item in objects:
+            self._objects[item["image_id"]].append(item)
+        categories, words = set[str](), set[str]()
+        for rows in self._objects.values():
+            for row in rows:
+                categories.add(row["category"])
+                words.update(object_words(row))
+        self.classes = (BACKGROUND, *sorted(categories))
+        self.words = tuple(sorted(words))
         self.feature_dim = len(self.words) + GEOMETRY
         self._max_regions = max_regions
 
@@ -69,6 +71,7 @@ class SymbolSource:
             boxes[number] = np.clip([x1, y1, x2, y2], 0, 1)
             for word in object_words(row):
                 features[number, self.words.index(word)] = 1
+            # The last `GEOMETRY` numbers
             features[number, len(self.words) :] = [x2 - x1, y2 - y1, (x1 + x2) / 2, (y1 + y2) / 2]
             class_probs[number, self.classes.index(row["category"])] = 1
         scores = np.ones(len(rows), dtype=np.float32)
@@ -88,7 +91,8 @@ class GridExtractor:
     device = "cpu"
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
-        return [self._regions(to_tensor(i) if isinstance(i, Image.Image) else i) for i in images]
+        tensors = (to_tensor(image) if isinstance(image, Image.Image) else image for image in images)
+        return [self._regions(tensor) for tensor in tensors]
 
     def _regions(self, pixels_3HW: Tensor) -> RegionArrays:
         side = GRID * CELL_PIXELS

@@ -105,7 +105,9 @@ class TimmBackbone(nn.Module):
         last, levels = self._maps(pixels_13HW)
         layout, maps = self._layout(last), [*levels, self._as_map(last)]
         finest = max((m.shape[-2:] for m in maps), key=math.prod)
-        maps = [m if m.shape[-2:] == finest else F.interpolate(m, size=finest, mode="nearest") for m in maps]
+        for number, feature_map in enumerate(maps):
+            if feature_map.shape[-2:] != finest:
+                maps[number] = F.interpolate(feature_map, size=finest, mode="nearest")
         rows, columns = (min(side, math.isqrt(max_cells)) for side in finest)
         # [1, C, h, w] -> [N, C]
         cells = [F.adaptive_avg_pool2d(m, (rows, columns)).flatten(2)[0].T for m in maps]
@@ -121,8 +123,8 @@ class TimmBackbone(nn.Module):
         levels = self.config.levels
         if not levels:
             return self.net.forward_features(pixels_13HW), []
-        last, found = self.net.forward_intermediates(pixels_13HW, indices=sorted(levels), output_fmt="NCHW")
-        return last, list(found)
+        last, maps = self.net.forward_intermediates(pixels_13HW, indices=sorted(levels), output_fmt="NCHW")
+        return last, list(maps)
 
     def _layout(self, last: Tensor) -> Layout:
         if last.dim() == 3:
@@ -139,12 +141,15 @@ class TimmBackbone(nn.Module):
 
     def _classify(self, cells_NC: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Return the input of the classifier's last layer for each cell, [N, ...], and its logits [N, classes]."""
+        # N images of one cell each
         if layout == "NLC":  # repeat the cell, so that any token the classifier reads is the cell
-            alone = cells_NC[:, None].expand(-1, 1 + self._prefix_tokens(), -1)
+            images = cells_NC[:, None].expand(-1, 1 + self._prefix_tokens(), -1)
+        elif layout == "NCHW":
+            images = cells_NC[:, :, None, None]
         else:
-            alone = cells_NC[:, :, None, None] if layout == "NCHW" else cells_NC[:, None, None]
-        hidden = self.net.forward_head(alone, pre_logits=True).flatten(1)
-        logits = self.net.forward_head(alone) if self.config.num_classes else hidden[:, :0]
+            images = cells_NC[:, None, None]
+        hidden = self.net.forward_head(images, pre_logits=True).flatten(1)
+        logits = self.net.forward_head(images) if self.config.num_classes else hidden[:, :0]
         return hidden, logits
 
     def _prefix_tokens(self) -> int:
@@ -174,8 +179,9 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
 
     Raises:
         ParamsError: timm has no such model or level, the model gives no map of cells, or does not support the side.
-        MissingToolError, CheckpointError: see `read_backbone_weights`; weights of another architecture; a file of class
-            names with another number of names.
+        MissingToolError: `weights` names a package that is not installed.
+        CheckpointError: no such weights, weights of another architecture, or a file of class names with another number
+            of names.
     """
     check_model(p.model, f"{SECTION}.model`")
     fresh: Any = timm.create_model(p.model, pretrained=False)
@@ -188,9 +194,13 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
     state = read_backbone_weights(p.weights, p.model, root, f"{SECTION}.weights`")
     data = data_config(pretrained_model_name(p.weights, p.model))
     interpolation = data["interpolation"]
+    # The weights' classifier has one row per class. timm names it by a string, several by a sequence, or none.
+    names = fresh.pretrained_cfg.get("classifier") or ()
+    classifier = names if isinstance(names, str) else next(iter(names), "")
+    weight = state.get(f"{classifier}.weight")
     config = BackboneConfig(
         model=p.model,
-        num_classes=_count_classes(fresh, state),
+        num_classes=0 if weight is None else int(weight.shape[0]),
         levels=tuple(sorted(p.levels)),
         side=p.side or data["input_size"][-1],
         mean=tuple(data["mean"]),
@@ -236,20 +246,8 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
     return LoadedBackbone(model=model.to(device).eval(), classes=classes, detector_id=record["detector_id"])
 
 
-def _count_classes(net: Any, state: Mapping[str, Tensor]) -> int:
-    """Return the number of classes of the weights' classifier; 0 if they have none."""
-    name = net.pretrained_cfg.get("classifier") or ()
-    first = name if isinstance(name, str) else next(iter(name), "")
-    weight = state.get(f"{first}.weight")
-    return 0 if weight is None else int(weight.shape[0])
-
-
 def _measure_feature_dim(model: TimmBackbone) -> int:
-    """Run a blank image and return the length of a cell's feature.
-
-    Raises:
-        ParamsError: the model has no map, or none for images of this side.
-    """
+    """Run a blank image and return the length of a cell's feature."""
     side, key = model.config.side, f"{SECTION}.model: {model.config.model}`"
     try:
         with torch.inference_mode():
@@ -275,19 +273,16 @@ def _measure_feature_dim(model: TimmBackbone) -> int:
 
 
 def _class_names(count: int, p: TimmParams, root: Path) -> tuple[str, ...]:
-    """Return the class names, background first: from the file `classes`, ImageNet's, or numbers.
-
-    Raises:
-        CheckpointError: no such file, or it has another number of names than the classifier has classes.
-    """
+    """Return the class names, background first: from the file `classes`, ImageNet's, or numbers."""
     if not count:
         return ()
     if p.classes:
         path = root / p.classes
         try:
-            names = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{SECTION}.classes`: {path}: {error}") from None
+        names = [line.strip() for line in lines if line.strip()]
         if len(names) != count:
             raise CheckpointError(f"{path}: {len(names)} names, but the backbone's classifier has {count} classes")
         return (BACKGROUND, *names)
@@ -348,16 +343,23 @@ class CellExtractor:
         Raises:
             DataError: an image is too small.
         """
+        regions = []
         with one_thread() if self.device == "cpu" else nullcontext():
-            return [self._extract(to_tensor(image) if isinstance(image, Image.Image) else image) for image in images]
+            for image in images:
+                regions.append(self._extract(to_tensor(image) if isinstance(image, Image.Image) else image))
+        return regions
 
     @torch.inference_mode()
     def _extract(self, image_3HW: Tensor) -> RegionArrays:
         features, logits, (rows, columns) = self._model(self.pixels(image_3HW), self._max_regions)
         # A column of zeros for the background, which the classifier does not have.
-        probs = torch.nn.functional.pad(logits.float().softmax(-1), (1, 0)) if self.classes else logits
-        scores = probs.max(dim=1).values if self.classes else probs.new_ones(len(features))
+        if self.classes:
+            probs = F.pad(logits.float().softmax(-1), (1, 0))
+            scores = probs.max(dim=1).values
+        else:
+            probs, scores = logits, logits.new_ones(len(features))
         order = scores.argsort(descending=True, stable=True)
+        # Row and column of each cell -> x1, y1, x2, y2 as fractions of the image: [N, 4]
         top, left = np.divmod(np.arange(rows * columns), columns)
         boxes = np.stack([left / columns, top / rows, (left + 1) / columns, (top + 1) / rows], axis=1)
         features, probs, scores = (tensor[order].float().cpu() for tensor in (features, probs, scores))

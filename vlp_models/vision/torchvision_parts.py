@@ -32,6 +32,7 @@ class _Deferred(ModuleType):
 
 
 def _original() -> ModuleType:
+    # The import would return the substitute while that is in its place.
     if isinstance(sys.modules.get(COMPILER), _Deferred):
         del sys.modules[COMPILER]
     return importlib.import_module(COMPILER)

@@ -73,17 +73,19 @@ def labeled_images(
     Args:
         root: folder that the rows' paths are relative to.
     """
-    label = {name: number for number, name in enumerate(categories, start=1)}
+    label_of = {name: number for number, name in enumerate(categories, start=1)}
     images = []
     for row in rows:
         if row["split"] != split:
             continue
-        objects = [item for item in row["objects"] if item["category"] in label]
+        objects = [item for item in row["objects"] if item["category"] in label_of]
         boxes = np.array([[item["x1"], item["y1"], item["x2"], item["y2"]] for item in objects], np.float32)
         boxes = boxes.reshape(-1, 4).clip(0, np.array([row["width"], row["height"]] * 2, np.float32))
         inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # validation allows boxes slightly outside the image
-        labels = np.array([label[item["category"]] for item in objects], np.int64)
-        word_labels = np.array([[word in object_words(item) for word in words] for item in objects], np.float32)
+        labels = np.array([label_of[item["category"]] for item in objects], np.int64)
+        word_labels = np.zeros((len(objects), len(words)), np.float32)
+        for number, item in enumerate(objects):
+            word_labels[number] = [word in object_words(item) for word in words]
         if inside.any():
             images.append(
                 LabeledImage(
@@ -129,14 +131,14 @@ def fit(
     images: Sequence[LabeledImage],
     options: TrainingOptions,
     *,
-    what: str,
+    model_name: str,
     lr_key: str,
 ) -> TrainingResult:
     """Run `options.steps` updates of AdamW on the sum of the losses.
 
     Args:
         backward: adds the gradients of a batch's losses to those of the parameters, and returns the losses by name.
-        what: name of the model, for the progress bar and errors.
+        model_name: for the progress bar and errors.
         lr_key: the key in params.yaml to lower if training diverges.
 
     Raises:
@@ -148,14 +150,14 @@ def fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, options))
     history: list[dict[str, float]] = []
     start = time.perf_counter()
-    with progress_bar(f"training {what}", options.steps, "steps") as bar:
+    with progress_bar(f"training {model_name}", options.steps, "steps") as bar:
         for batch in batches(images, options):
             optimizer.zero_grad(set_to_none=True)
             losses = backward(batch)
             total = sum(losses.values())
             if not math.isfinite(total):
                 raise NonFiniteLossError(
-                    f"training {what}: the loss is {total} at step {len(history) + 1}, on images "
+                    f"training {model_name}: the loss is {total} at step {len(history) + 1}, on images "
                     f"{', '.join(image.image_id for image, _ in batch)}; lower {lr_key}"
                 )
             torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm)
@@ -165,9 +167,12 @@ def fit(
             speed = len(history) * options.batch_size / (time.perf_counter() - start)
             bar.advance(f"loss {total:.3f}, {speed:.0f} images/s")
     seconds = time.perf_counter() - start
-    last = history[-max(1, len(history) // 10) :]
+    last_tenth = history[-max(1, len(history) // 10) :]
+    losses = {}
+    for name in last_tenth[0]:
+        losses[name] = round(sum(step[name] for step in last_tenth) / len(last_tenth), 4)
     return TrainingResult(
-        losses={name: round(sum(step[name] for step in last) / len(last), 4) for name in last[0]},
+        losses=losses,
         images_per_second=round(options.steps * options.batch_size / seconds, 1),
         seconds=round(seconds, 1),
     )
@@ -186,9 +191,10 @@ def batches(images: Sequence[LabeledImage], options: TrainingOptions) -> Iterato
     for _ in range(options.steps):
         while len(order) < options.batch_size:
             order += rng.permutation(len(images)).tolist()
-        chosen, order = order[: options.batch_size], order[options.batch_size :]
-        flips = rng.random(len(chosen)) < (0.5 if options.flip else 0.0)
-        yield [(images[i], bool(flip)) for i, flip in zip(chosen, flips, strict=True)]
+        batch, order = order[: options.batch_size], order[options.batch_size :]
+        # Drawn even if none is flipped, so that the order of the images is the same with and without flips.
+        flips = rng.random(len(batch)) < (0.5 if options.flip else 0.0)
+        yield [(images[i], bool(flip)) for i, flip in zip(batch, flips, strict=True)]
 
 
 def first_step(images: Sequence[LabeledImage], options: TrainingOptions, image_ids: Set[str]) -> int | None:
@@ -223,7 +229,7 @@ def train_detector(
     model.to(device, memory_format=torch.channels_last).train()  # the fastest layout for convolutions
     fix_batch_norm_gradients(model)
     with _Halves(model, options.seed, device) as halves:
-        result = fit(model, halves.backward, images, options, what="the detector", lr_key="detector.lr")
+        result = fit(model, halves.backward, images, options, model_name="the detector", lr_key="detector.lr")
     model.to(memory_format=torch.contiguous_format).eval()
     return result
 
@@ -242,8 +248,9 @@ class _Halves:
 
     def __init__(self, model: FasterRCNN, seed: int, device: torch.device) -> None:
         self._models = [model, copy.deepcopy(model)]
-        for own, first in zip(self._models[1].parameters(), model.parameters(), strict=True):
-            own.data = first.data
+        # The copy reads the model's weights; only gradients and buffers are its own.
+        for copied, parameter in zip(self._models[1].parameters(), model.parameters(), strict=True):
+            copied.data = parameter.data
         for number, half in enumerate(self._models):
             generator = torch.Generator().manual_seed(2 * seed + number)
             for part in (half.rpn, half.roi_heads):
@@ -267,22 +274,25 @@ class _Halves:
         losses = list(self._map(self._backward_half, self._models, halves, weights))
         if len(halves) == 2:
             self._merge()
-        return {name: sum(w * half[name] for w, half in zip(weights, losses, strict=True)) for name in losses[0]}
+        means = {}
+        for name in losses[0]:
+            means[name] = sum(weight * half[name] for weight, half in zip(weights, losses, strict=True))
+        return means
 
     def _backward_half(self, model: FasterRCNN, half: FlipBatch, weight: float) -> dict[str, float]:
         return backward_of(model(*_load_examples(half, self._device)), weight)
 
     def _merge(self) -> None:
         """Add the copy's gradients to the model's, and give both the means of their running statistics."""
-        first, second = self._models
-        for own, other in zip(first.parameters(), second.parameters(), strict=True):
-            if own.grad is not None:
-                own.grad += other.grad
-            other.grad = None
-        for own, other in zip(first.buffers(), second.buffers(), strict=True):
-            if own.is_floating_point():
-                own.add_(other).div_(2)
-                other.copy_(own)
+        model, replica = self._models
+        for parameter, copied in zip(model.parameters(), replica.parameters(), strict=True):
+            if parameter.grad is not None:
+                parameter.grad += copied.grad
+            copied.grad = None
+        for buffer, copied in zip(model.buffers(), replica.buffers(), strict=True):
+            if buffer.is_floating_point():  # not the count of batches, which is the same in both
+                buffer.add_(copied).div_(2)
+                copied.copy_(buffer)
 
 
 def _load_examples(batch: FlipBatch, device: torch.device) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
@@ -318,8 +328,12 @@ def average_precision(
         for numbers in batches_by_size(sizes, batch_size):
             rows = [images[number] for number in numbers]
             pixels = [read_image(row.path, row.width, row.height).to(device).float() / 255 for row in rows]
-            for number, found in zip(numbers, model(pixels), strict=True):
-                detections += _to_coco(number, {name: value.cpu() for name, value in found.items()})
+            for number, detected in zip(numbers, model(pixels), strict=True):
+                boxes = detected["boxes"].cpu().clone()
+                boxes[:, 2:] -= boxes[:, :2]  # x1 y1 x2 y2 -> x y width height
+                columns = boxes.tolist(), detected["labels"].tolist(), detected["scores"].tolist()
+                for box, label, score in zip(*columns, strict=True):
+                    detections.append({"image_id": number, "category_id": label, "bbox": box, "score": score})
             bar.advance(by=len(numbers))
     return _score_coco(images, classes, detections)
 
@@ -331,15 +345,6 @@ def batches_by_size(sizes: Sequence[tuple[int, int]], batch_size: int) -> Iterat
         numbers = list(group)
         for start in range(0, len(numbers), batch_size):
             yield numbers[start : start + batch_size]
-
-
-def _to_coco(image: int, found: dict[str, Tensor]) -> list[dict[str, Any]]:
-    boxes = found["boxes"].clone()
-    boxes[:, 2:] -= boxes[:, :2]  # x1 y1 x2 y2 -> x y width height
-    return [
-        {"image_id": image, "category_id": label, "bbox": box, "score": score}
-        for box, label, score in zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist(), strict=True)
-    ]
 
 
 def _score_coco(
@@ -367,11 +372,11 @@ def _score_coco(
         return dict.fromkeys(positions, 0.0)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its own report
         truth = COCO()
-        truth.dataset = {
-            "images": [{"id": n, "width": image.width, "height": image.height} for n, image in enumerate(images)],
-            "annotations": annotations,
-            "categories": [{"id": n, "name": name} for n, name in enumerate(classes) if n],
-        }
+        truth.dataset["images"] = [
+            {"id": n, "width": image.width, "height": image.height} for n, image in enumerate(images)
+        ]
+        truth.dataset["annotations"] = annotations
+        truth.dataset["categories"] = [{"id": n, "name": name} for n, name in enumerate(classes) if n]  # 0: background
         truth.createIndex()
         evaluation = COCOeval(truth, truth.loadRes(detections), "bbox")
         evaluation.evaluate()

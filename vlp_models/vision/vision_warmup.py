@@ -83,7 +83,7 @@ def warm_up_vision(
         states_KD, targets_KW = _encode_cells(encoder, examples, device)
         return backward_of({"words": F.binary_cross_entropy_with_logits(head(states_KD), targets_KW)})
 
-    result = fit(learner, backward, images, options, what="the vision encoder", lr_key=lr_key)
+    result = fit(learner, backward, images, options, model_name="the vision encoder", lr_key=lr_key)
     learner.eval()
     f1 = _mean_f1(encoder, head, held_out, options.batch_size, device) if held_out else None
     encoder.model.to("cpu")
@@ -104,13 +104,13 @@ def cell_word_targets(
     x, y = (np.arange(columns) + 0.5) * cell_side, (np.arange(rows) + 0.5) * cell_side
     sizes = (boxes_N4[:, 2:] - boxes_N4[:, :2]).prod(1)
     # From large to small, so that smaller objects overwrite larger ones.
-    for box, words in [(boxes_N4[n], words_NW[n]) for n in np.argsort(-sizes, kind="stable")]:
-        x1, y1, x2, y2 = box
-        covered = ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))
+    for number in np.argsort(-sizes, kind="stable"):
+        x1, y1, x2, y2 = boxes_N4[number]
+        covered = ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))  # [R, C]: cells whose center is inside
         row, column = int((y1 + y2) / 2 // cell_side), int((x1 + x2) / 2 // cell_side)
         if not covered.any() and 0 <= row < rows and 0 <= column < columns:
             covered[row, column] = True
-        targets[covered] = words
+        targets[covered] = words_NW[number]
     return torch.from_numpy(targets)
 
 
@@ -143,7 +143,9 @@ def _encode_cells(encoder: VisionEncoder, examples: Sequence[Example], device: t
     valid = torch.ones(states.shape[:3], dtype=torch.bool, device=device)
     if pixels.mask_BHW is not None:
         # A cell is valid if its center is not padding.
-        y, x = (((torch.arange(n, device=device) + 0.5) * encoder.cell_side).long() for n in (rows, columns))
+        y = ((torch.arange(rows, device=device) + 0.5) * encoder.cell_side).long()
+        x = ((torch.arange(columns, device=device) + 0.5) * encoder.cell_side).long()
+        # The last cells may extend beyond the input, whose side need not be a multiple of a cell's.
         height, width = pixels.mask_BHW.shape[1:]
         valid = pixels.mask_BHW[:, y.clamp(max=height - 1)[:, None], x.clamp(max=width - 1)]
     return states[valid], torch.stack(targets).to(device)[valid]
@@ -157,9 +159,10 @@ def _mean_f1(
     for first in range(0, len(images), batch_size):
         examples = [_load_example(image, False, 1.0, None) for image in images[first : first + batch_size]]
         states, targets = _encode_cells(encoder, examples, device)
-        labeled = targets.any(-1)
+        labeled = targets.any(-1)  # cells to which a word applies
         predicted_KW, true_KW = head(states)[labeled] > 0, targets[labeled] > 0
         correct = correct + (predicted_KW & true_KW).sum(0)
         wrong = wrong + (predicted_KW ^ true_KW).sum(0)
+    # F1 of a word is 2 TP / (2 TP + FP + FN); words that neither occur nor are predicted have none.
     total = 2 * correct + wrong
     return float((2 * correct / total)[total > 0].mean()) if bool((total > 0).any()) else None
