@@ -7,6 +7,7 @@ fill.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,16 +31,17 @@ class _Request:
     answer: Future[list[dict[str, Any]]] = field(default_factory=Future)
 
 
-class _Room:
-    """Lets requests in while all of them have at most so many pixels; they come in in the order in which they wait."""
+class _PixelLimit:
+    """Admits requests while all of them together have at most so many pixels, in the order in which they wait."""
 
     def __init__(self, pixels: int) -> None:
-        self._size = self._free = pixels
+        self._limit = self._free = pixels
         self._entrance, self._changed = threading.Lock(), threading.Condition()
 
     @contextmanager
-    def taken(self, pixels: int) -> Iterator[None]:
-        pixels = min(pixels, self._size)  # a larger request has the room for itself
+    def reserve(self, pixels: int) -> Iterator[None]:
+        pixels = min(pixels, self._limit)  # a larger request is admitted alone
+        # Only the request that holds the entrance waits for pixels, so a smaller one cannot overtake it.
         with self._entrance, self._changed:
             self._changed.wait_for(lambda: self._free >= pixels)
             self._free -= pixels
@@ -61,7 +63,7 @@ class BatchingPredictor:
 
     def __init__(self, predictor: Predictor, max_rows: int = MAX_ROWS, max_pixels: int = MAX_REQUEST_PIXELS) -> None:
         self.predictor, self.max_rows = predictor, max_rows
-        self._room = _Room(max_pixels)
+        self._pixel_limit = _PixelLimit(max_pixels)
         self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._next: _Request | None = None  # did not fit into the last batch
         threading.Thread(target=self._work, name="batching", daemon=True).start()
@@ -74,8 +76,11 @@ class BatchingPredictor:
         Images are opened in the caller's thread, so a damaged one fails its own request only.
         """
         checked = self.predictor.check(images, texts, untrusted=untrusted)
-        with self._room.taken(sum(image.pixels for group in checked for image in group)):
-            groups = [[image.open() for image in group] for group in checked]
+        pixels = sum(image.pixels for image in itertools.chain.from_iterable(checked))
+        with self._pixel_limit.reserve(pixels):
+            groups = []
+            for group in checked:
+                groups.append([image.open() for image in group])
             request = _Request(groups=groups, texts=None if texts is None else list(texts))
             self._waiting.put(request)
             return request.answer.result()
@@ -101,8 +106,11 @@ class BatchingPredictor:
         return batch
 
     def _answer(self, batch: list[_Request]) -> None:
-        groups = [group for request in batch for group in request.groups]
-        texts = [text for request in batch for text in request.texts or ()]
+        groups: list[Any] = []
+        texts: list[str] = []
+        for request in batch:
+            groups += request.groups
+            texts += request.texts or ()
         try:
             predictions = self.predictor.predict_opened(groups, texts or None)
             if len(predictions) != len(groups):
@@ -110,10 +118,10 @@ class BatchingPredictor:
         except Exception as error:
             if len(batch) == 1:
                 batch[0].answer.set_exception(error)
-            else:  # the others need not fail with one
+            else:  # answered one by one, so that only the request that fails has the error
                 for request in batch:
                     self._answer([request])
             return
-        rest = iter(predictions)
+        remaining = iter(predictions)
         for request in batch:
-            request.answer.set_result([next(rest) for _ in request.groups])
+            request.answer.set_result([next(remaining) for _ in request.groups])

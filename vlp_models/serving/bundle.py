@@ -94,7 +94,7 @@ def write_bundle(
         search: the search that `evaluate` saved; None or missing: the task's default.
 
     Raises:
-        CheckpointError: see `read_checkpoint_info`.
+        CheckpointError: the checkpoint's config.json is missing, damaged or of another format.
     """
     from vlp_models.data.views import VIEW_MODULES
     from vlp_models.models import FAMILIES
@@ -102,24 +102,28 @@ def write_bundle(
     from vlp_models.tasks import TASKS
 
     info = read_checkpoint_info(checkpoint)
-    without = shutil.ignore_patterns(ADAPTER_FOLDER)  # it refers to a checkpoint that a bundle does not have
-    shutil.copytree(checkpoint, bundle / CHECKPOINT, copy_function=link_or_copy, ignore=without)
+    # An adapter refers to a checkpoint that a bundle does not have.
+    adapter = shutil.ignore_patterns(ADAPTER_FOLDER)
+    shutil.copytree(checkpoint, bundle / CHECKPOINT, copy_function=link_or_copy, ignore=adapter)
     if info.detector_id:
         shutil.copytree(detector, bundle / DETECTOR, copy_function=link_or_copy)
         (bundle / FEATURES).write_text(json.dumps(dict(features), indent=2) + "\n", encoding="utf-8")
     if search is not None and search.is_dir():
         shutil.copytree(search, bundle / SEARCH, copy_function=link_or_copy)
+    # The code of predicting starts in these modules; those of them that are plugins are found by name and target.
     view = _view_of(info)
-    modules = (FAMILIES[info.family], TASKS[info.task] if info.task else "", VIEW_MODULES[view] if view else "")
-    write_content(bundle, [*SERVING_MODULES, *filter(None, modules)], _plugins_of(info))
+    modules = [*SERVING_MODULES, FAMILIES[info.family]]
+    if info.task:
+        modules.append(TASKS[info.task])
+    if view:
+        modules.append(VIEW_MODULES[view])
+    plugins = {}
+    for kind, name in (("families", info.family), ("tasks", info.task), ("views", view)):
+        targets = active_plugins(kind)
+        if name and name in targets:
+            plugins[kind] = {name: targets[name]}
+    write_content(bundle, modules, plugins)
     return info
-
-
-def _plugins_of(info: CheckpointInfo) -> dict[str, dict[str, str]]:
-    """Return kind -> name -> target of the plugins that a model, its task and the task's view are."""
-    wanted = {"families": info.family, "tasks": info.task, "views": _view_of(info)}
-    active = {kind: active_plugins(kind) for kind in wanted}
-    return {kind: {name: active[kind][name]} for kind, name in wanted.items() if name and name in active[kind]}
 
 
 def _view_of(info: CheckpointInfo) -> str:
@@ -137,7 +141,9 @@ def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Ma
     """
     code = {name: sha256 for name, sha256 in hash_sources(modules).items() if sha256}
     content: dict[str, Any] = {"format": FORMAT, "files": _hash_files(bundle), "code": code}
-    write_json(bundle / CONTENT, content | ({"plugins": plugins} if plugins else {}))
+    if plugins:
+        content["plugins"] = plugins
+    write_json(bundle / CONTENT, content)
 
 
 def update_content(bundle: Path) -> None:
@@ -160,10 +166,11 @@ def use_bundled_plugins(bundle: Path) -> None:
         return
     try:
         plugins = json.loads((bundle / CONTENT).read_text(encoding="utf-8")).get("plugins", {})
-        missing = {
-            kind: {name: target for name, target in entries.items() if name not in active_plugins(kind)}
-            for kind, entries in plugins.items()
-        }
+        # Those that the project names itself have priority.
+        missing = {}
+        for kind, entries in plugins.items():
+            active = active_plugins(kind)
+            missing[kind] = {name: target for name, target in entries.items() if name not in active}
     except INVALID as error:
         raise CheckpointError(f"{bundle / CONTENT}: invalid bundle ({first_line(error)})") from None
     add_plugins(missing, bundle.parents[1] / CODE)
@@ -175,7 +182,8 @@ def hash_bundle(bundle: Path) -> str:
     Raises:
         CheckpointError: content.json is missing, damaged or of another format.
     """
-    return hashlib.sha256(json.dumps(_hash_content(bundle, _read_content(bundle)), sort_keys=True).encode()).hexdigest()
+    content = _hash_content(bundle, _read_content(bundle))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def hash_weights(bundle: Path) -> str:
@@ -191,16 +199,19 @@ def check_content(bundle: Path) -> None:
         CheckpointError: content.json is invalid, or a file changed since the bundle was written; names the file.
     """
     written = _read_content(bundle)
-    found = _hash_content(bundle, written)
+    present = _hash_content(bundle, written)
     for kind in ("files", "code"):
-        for name in sorted(written[kind].keys() | found[kind].keys()):
-            if written[kind].get(name) != found[kind].get(name):
-                state = "has changed" if found[kind].get(name) else "is missing"
-                state = state if name in written[kind] else "was added"
-                made = "exported" if _is_export(bundle) else "registered"
-                raise CheckpointError(
-                    f"{bundle}: {name} {state} since the version was {made} ({CONTENT}); {_way_out(bundle)}"
-                )
+        for name in sorted(written[kind].keys() | present[kind].keys()):
+            if written[kind].get(name) == present[kind].get(name):
+                continue
+            if name not in written[kind]:
+                state = "was added"
+            else:
+                state = "has changed" if present[kind].get(name) else "is missing"
+            event = "exported" if _is_export(bundle) else "registered"
+            raise CheckpointError(
+                f"{bundle}: {name} {state} since the version was {event} ({CONTENT}); {_way_out(bundle)}"
+            )
 
 
 def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
@@ -209,7 +220,10 @@ def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
-        return {kind: {str(k): str(v) for k, v in content[kind].items()} for kind in ("files", "code")}
+        hashes = {}
+        for kind in ("files", "code"):
+            hashes[kind] = {str(name): str(sha256) for name, sha256 in content[kind].items()}
+        return hashes
     except INVALID as error:
         raise CheckpointError(f"{file}: invalid bundle ({type(error).__name__}: {error}); {_way_out(bundle)}") from None
 
@@ -217,11 +231,12 @@ def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
 def _hash_content(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """Hash the files as they are now, and the code if the version has its own copy (not while it is written)."""
     if _is_export(bundle):  # a repository may have more files, such as .gitattributes; they are not read
-        names = {*_listed_files(bundle, written["files"]), *_read_files(bundle)}
+        names = {*_listed_files(bundle, written["files"]), *_files_to_read(bundle)}
         return {"files": {name: hash_file(bundle / name) for name in names}, "code": dict(written["code"])}
     root = bundle.parents[1] / CODE
     if not (root / PACKAGE).is_dir():
         return {"files": _hash_files(bundle), "code": dict(written["code"])}
+    # Names come from a file, so none may lead out of the folder; a missing file has an empty hash.
     paths = {name: code_file(root, name) for name in written["code"] if ".." not in Path(name).parts}
     code = {name: hash_source(path) if path.is_file() else "" for name, path in paths.items()}
     return {"files": _hash_files(bundle), "code": code}
@@ -243,29 +258,34 @@ def list_files(bundle: Path) -> list[str]:
 
 
 def _listed_files(bundle: Path, names: Iterable[str]) -> list[str]:
+    # Names come from a file, so none may lead out of the folder.
     inside = (name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
     return [name for name in inside if (bundle / name).is_file()]
 
 
-def _read_files(export: Path) -> list[str]:
+def _files_to_read(export: Path) -> list[str]:
     """Return the files of an export that are read if they are there, listed or not."""
-    below = (path for folder in (DETECTOR, SEARCH) for path in (export / folder).rglob("*"))
-    files = (path for path in (*(export / name for name in READ_FILES), *below) if path.is_file())
-    names = (path.relative_to(export) for path in files)
+    paths = [export / name for name in READ_FILES]
+    for folder in (DETECTOR, SEARCH):
+        paths += (export / folder).rglob("*")
+    names = [path.relative_to(export) for path in paths if path.is_file()]
     return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
 
 
 def _hash_files(bundle: Path) -> dict[str, str]:
-    files = sorted(path for path in bundle.rglob("*") if path.is_file())
-    names = {path.relative_to(bundle).as_posix(): path for path in files}
-    return {name: hash_file(path) for name, path in names.items() if name not in UNHASHED}
+    hashes = {}
+    for path in sorted(path for path in bundle.rglob("*") if path.is_file()):
+        name = path.relative_to(bundle).as_posix()
+        if name not in UNHASHED:
+            hashes[name] = hash_file(path)
+    return hashes
 
 
 def why_not_served(bundle: Path) -> str:
     """Return why the bundle cannot predict from an image; empty if it can.
 
     Raises:
-        CheckpointError: see `read_checkpoint_info`.
+        CheckpointError: config.json or the features' config is missing or damaged.
     """
     from vlp_models.tasks import task_class
 
@@ -289,13 +309,13 @@ def read_features_config(bundle: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         check_numbers(config)
-        found = {key: config[key] for key in ("source", "min_score", "max_regions", "content")}
+        settings = {key: config[key] for key in ("source", "min_score", "max_regions", "content")}
     except INVALID as error:
         raise CheckpointError(f"{file}: invalid features config ({first_line(error)}); {_way_out(bundle)}") from None
     types = {"source": str, "min_score": (int, float), "max_regions": int, "content": str}
     for key, kind in types.items():
-        if not isinstance(found[key], kind) or isinstance(found[key], bool):  # type: ignore[arg-type]
-            raise CheckpointError(f"{file}: `{key}` is {found[key]!r:.60}; {_way_out(bundle)}")
-    if found["content"] not in ("roi", "probabilities") or found["max_regions"] < 1:
+        if not isinstance(settings[key], kind) or isinstance(settings[key], bool):  # type: ignore[arg-type]
+            raise CheckpointError(f"{file}: `{key}` is {settings[key]!r:.60}; {_way_out(bundle)}")
+    if settings["content"] not in ("roi", "probabilities") or settings["max_regions"] < 1:
         raise CheckpointError(f"{file}: invalid `content` or `max_regions`; {_way_out(bundle)}")
-    return found
+    return settings

@@ -74,15 +74,16 @@ def write_export(bundle: Path, directory: Path, card: str) -> None:
             shutil.copytree(bundle / SEARCH, folder / SEARCH, copy_function=shutil.copyfile)
         (folder / CARD).write_text(card, encoding="utf-8")
         write_content(folder, [])
-        ImageModel(folder)
+        ImageModel(folder)  # raises if the export cannot be loaded
 
 
 def check_target(directory: Path) -> None:
-    """
+    """Check that an export can be written there.
+
     Raises:
         DataError: `directory` exists and is not an empty folder.
     """
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise DataError(f"{directory.resolve()}: already exists; name a new folder, or remove this one first")
 
 
@@ -98,22 +99,21 @@ def check_library(folder: Path, source: str) -> None:
         raise CheckpointError(f"{source}: not a model of {LIBRARY}: it has no {CONFIG}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{source}: {CONFIG} cannot be read: {first_line(error)}") from None
-    found = config if isinstance(config, dict) else {}
-    if found.get("library_name") == LIBRARY:
+    if not isinstance(config, dict):
+        config = {}
+    if config.get("library_name") == LIBRARY:
         return
-    if str(found.get("format", "")).startswith("vlp-"):
+    if str(config.get("format", "")).startswith("vlp-"):
         raise CheckpointError(
             f"{source}: a checkpoint of a project, not an export; export its registered version: `vlp export TASK DIR`"
         )
-    named = [f"{key} {found[key]!r:.60}" for key in ("library_name", "model_type", "architectures") if found.get(key)]
-    raise CheckpointError(f"{source}: not a model of {LIBRARY}: {CONFIG} has {', '.join(named) or 'no library_name'}")
+    keys = [key for key in ("library_name", "model_type", "architectures") if config.get(key)]
+    origin = ", ".join(f"{key} {config[key]!r:.60}" for key in keys) or "no library_name"
+    raise CheckpointError(f"{source}: not a model of {LIBRARY}: {CONFIG} has {origin}")
 
 
 def _check_plugins(model: ImageModel) -> None:
-    """
-    Raises:
-        CheckpointError: the model's or the task's code is in the project, not in a package.
-    """
+    """Check that the model's and the task's code is in a package, not in the project."""
     for kind, name in (("families", model.task_model.info.family), ("tasks", model.task)):
         target = active_plugins(kind).get(name, "")
         if target.startswith(f"{FOLDER}."):
@@ -128,15 +128,15 @@ def _config(model: ImageModel) -> dict[str, Any]:
 
     info = dataclasses.replace(model.task_model.info, provenance={})
     try:
-        made_by = version(LIBRARY)
+        library_version = version(LIBRARY)
     except PackageNotFoundError:
-        made_by = "unknown"
+        library_version = "unknown"
     return {
         **info.to_json(),
         "library_name": LIBRARY,
         "model_type": LIBRARY,
         "architectures": [type(model.task_model.model).__name__],
-        "vlp_flows_version": made_by,
+        "vlp_flows_version": library_version,
     }
 
 
@@ -147,7 +147,9 @@ def _preprocessor_config(model: ImageModel, bundle: Path) -> dict[str, Any]:
         # What serving uses; the model's own config has the rest, and decides
         served = {"resize": image.resize, "size": {"height": image.height, "width": image.width}}
         return {"input": "pixels", **served, "image_mean": list(image.mean), "image_std": list(image.std)}
-    return {"input": "regions" if image is not None else "none", **(read_features_config(bundle) if image else {})}
+    if image is None:
+        return {"input": "none"}
+    return {"input": "regions", **read_features_config(bundle)}
 
 
 def _copy_detector(source: Path, target: Path) -> None:

@@ -112,7 +112,8 @@ class VLP:
             return []
         model = cast("Retrieval", self._model.task_model)
 
-        def read(rows: Sequence[int]) -> list[Sample]:  # one photo at a time: thousands would not fit into memory
+        def read(rows: Sequence[int]) -> list[Sample]:
+            # One photo at a time: thousands would not fit into memory.
             return [self._model.make_samples([[open_image(images[row])]], first=row)[0] for row in rows]
 
         return ImageSearch(model, len(images), read, self._model.device).find(query, top)
@@ -193,8 +194,8 @@ def _download(repo_id: str, revision: str | None, options: dict[str, Any]) -> Pa
     """Download a repository, after its config.json alone shows that it is an export."""
     hub = _import_hub()
 
-    def snapshot(wanted: str | None, patterns: Sequence[str]) -> Path:
-        return Path(hub.snapshot_download(repo_id, revision=wanted, allow_patterns=list(patterns), **options))
+    def snapshot(commit: str | None, patterns: Sequence[str]) -> Path:
+        return Path(hub.snapshot_download(repo_id, revision=commit, allow_patterns=list(patterns), **options))
 
     first = _ask_hub(lambda: snapshot(revision, [CONFIG]), repo_id)
     check_library(first, repo_id)
@@ -211,11 +212,7 @@ def _import_hub() -> Any:
 
 
 def _ask_hub(request: Callable[[], T], repo_id: str) -> T:
-    """Run a request to the Hub.
-
-    Raises:
-        DataError: it failed, as one sentence.
-    """
+    """Run a request to the Hub; a failure becomes a `DataError` of one sentence."""
     from huggingface_hub import errors
 
     try:

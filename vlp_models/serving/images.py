@@ -72,13 +72,13 @@ def check_images(value: Any, count: int, *, untrusted: bool = False) -> list[Che
     """
     if count == 1:
         return [check_image(value, untrusted=untrusted)]
-    is_list = isinstance(value, (list, tuple)) or (
-        isinstance(value, np.ndarray) and (value.ndim == 4 or value.dtype.kind in "OSU")
-    )
+    # An array is a list of images if it holds their pixels, [count, H, W, 3], or objects, paths or texts.
+    is_array_of_images = isinstance(value, np.ndarray) and (value.ndim == 4 or value.dtype.kind in "OSU")
+    is_list = isinstance(value, (list, tuple)) or is_array_of_images
     if not is_list or len(value) != count:
-        found = f"{len(value)}" if is_list else type(value).__name__
-        raise DataError(f"the task takes {count} images per request, as a list; found {found}")
-    return [check_image(one, untrusted=untrusted) for one in value]
+        actual = f"{len(value)}" if is_list else type(value).__name__
+        raise DataError(f"the task takes {count} images per request, as a list; found {actual}")
+    return [check_image(image, untrusted=untrusted) for image in value]
 
 
 def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
@@ -128,9 +128,10 @@ def check_image(value: Any, *, untrusted: bool = False) -> CheckedImage:
 def _from_bytes(data: bytes) -> CheckedImage:
     try:
         return _check_file(data, "image bytes")
-    except DataError:
+    except DataError:  # not an image file: perhaps its base64 text
         text = data.decode("ascii", errors="replace")
-        if uri := DATA_URI.match(text):
+        uri = DATA_URI.match(text)
+        if uri:
             return _check_file(_unbase64(text[uri.end() :]), "data URI")
         if len(text) > 64 and BASE64.fullmatch(text):
             return _check_file(_unbase64(text), "base64 text")
@@ -138,7 +139,8 @@ def _from_bytes(data: bytes) -> CheckedImage:
 
 
 def _from_text(text: str) -> CheckedImage:
-    if uri := DATA_URI.match(text):
+    uri = DATA_URI.match(text)
+    if uri:
         return _check_file(_unbase64(text[uri.end() :]), "data URI")
     if len(text) < 1024 and os.path.isfile(text):  # noqa: PTH113 - Path raises for a name too long
         return _from_path(Path(text))
@@ -148,8 +150,10 @@ def _from_text(text: str) -> CheckedImage:
 
 
 def _from_request(text: str) -> CheckedImage:
-    if uri := DATA_URI.match(text):
+    uri = DATA_URI.match(text)
+    if uri:
         return _check_file(_unbase64(text[uri.end() :]), "data URI")
+    # One message for every failure, so that a client cannot learn which files exist.
     root = os.environ.get("VLP_IMAGE_ROOT")
     paths = ", nor a file that this server may read" if root else "; this server opens no paths"
     refusal = f"not the base64 text of an image file{paths}"
@@ -246,8 +250,8 @@ def _check_list(value: list[Any]) -> None:
         if kinds == {np.ndarray} and all(np.issubdtype(array.dtype, np.integer) for array in level):
             return
         if not all(issubclass(kind, (list, tuple)) for kind in kinds):
-            found = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise DataError(f"an image array must hold integers 0 to 255; found a list of {found}")
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise DataError(f"an image array must hold integers 0 to 255; found a list of {names}")
         if sum(map(len, level)) > MAX_PIXELS * 3:
             raise DataError(f"an image array must have at most {MAX_PIXELS:,} pixels; found more")
         level = list(chain.from_iterable(level))

@@ -66,13 +66,14 @@ class NeighborCaptioner:
         Raises:
             DataError: an image cannot be opened.
         """
-        found = []
+        captions = []
         for image in images:
             (regions,) = self._extractor.extract([open_image(image)])
             mean_1F = np.zeros((1, self._features_NF.shape[1]), np.float32)
             if len(regions):
                 mean_1F[0] = np.asarray(regions.features).astype(np.float32).mean(0)
             similarity_N = self._features_NF @ normalize_rows(mean_1F)[0]
+            # Of the nearest photos' captions, the one that agrees best with the others.
             nearest = np.argsort(-similarity_N, kind="stable")[:NEIGHBORS]
-            found.append(self._consensus.choose([self._image_ids[n] for n in nearest]))
-        return found
+            captions.append(self._consensus.choose([self._image_ids[n] for n in nearest]))
+        return captions

@@ -5,6 +5,7 @@ A bundle (serving/bundle.py) is the form in which the registry stores a version,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,28 +92,35 @@ class ImageModel:
         from vlp_models.data.sample import Sample, SampleImage
         from vlp_models.data.views import VIEWS
 
-        opened = [image for group in groups for image in group]
-        prepared = iter(prepare_images(self.inputs, opened, self.extractor))
-        return [
-            Sample(
-                sample_id=str(first + i),
-                image_id=str(first + i),
-                source="",
-                text=texts[i] if texts is not None else "",
-                values=VIEWS[self.task_model.prediction_view].hidden_values,
-                **next(prepared),
-                others=tuple(SampleImage(image_id=f"{first + i}-{n}", **next(prepared)) for n in range(1, len(group))),
+        # All images at once, in the order of the groups; each sample takes its own from the iterator.
+        opened = itertools.chain.from_iterable(groups)
+        prepared = iter(prepare_images(self.inputs, list(opened), self.extractor))
+        hidden_values = VIEWS[self.task_model.prediction_view].hidden_values
+        samples = []
+        for index, group in enumerate(groups):
+            sample_id = str(first + index)
+            first_image = next(prepared)
+            other_images = [SampleImage(image_id=f"{sample_id}-{n}", **next(prepared)) for n in range(1, len(group))]
+            samples.append(
+                Sample(
+                    sample_id=sample_id,
+                    image_id=sample_id,
+                    source="",
+                    text="" if texts is None else texts[index],
+                    values=hidden_values,
+                    **first_image,
+                    others=tuple(other_images),
+                )
             )
-            for i, group in enumerate(groups)
-        ]
+        return samples
 
 
 class Predictor(ImageModel):
     """A model of a task that is served: one prediction per image, or per list of images.
 
     Raises:
-        CheckpointError: see `ImageModel`; or the task is not served (retrieval ranks whole collections, as `evaluate`
-            does).
+        CheckpointError: a file of the bundle has changed, its detector is another one, or the task is not served
+            (retrieval ranks whole collections, as `evaluate` does).
     """
 
     request: RequestFormat
@@ -142,17 +150,19 @@ class Predictor(ImageModel):
             DataError: an image cannot be opened, the number of images is wrong, or `check_text` rejects a text.
         """
         self._check_texts(images, texts)
-        found: list[dict[str, Any]] = []
+        predictions: list[dict[str, Any]] = []
         groups: list[list[Picture]] = []
         pixels = 0
         for number, value in enumerate(images, start=1):
             groups.append(open_images(value, self.request.images, untrusted=untrusted))
             pixels += sum(image.width * image.height for image in groups[-1])
+            # A batch is complete: `number` images have been read, the last `len(groups)` of them are in it.
             if number == len(images) or len(groups) == ROWS_AT_ONCE or pixels > PIXELS_AT_ONCE:
                 first = number - len(groups)
-                found += self.predict_opened(groups, None if texts is None else texts[first:number], first)
+                batch_texts = None if texts is None else texts[first:number]
+                predictions += self.predict_opened(groups, batch_texts, first)
                 groups, pixels = [], 0
-        return found
+        return predictions
 
     def check(
         self, images: Sequence[Any], texts: Sequence[str] | None = None, *, untrusted: bool = False
@@ -176,7 +186,10 @@ class Predictor(ImageModel):
 
     def open(self, images: Sequence[Any], texts: Sequence[str] | None = None) -> list[list[Picture]]:
         """Check texts and images, and decode the images, for `predict_opened`. Arguments as in `predict`."""
-        return [[image.open() for image in group] for group in self.check(images, texts)]
+        opened = []
+        for group in self.check(images, texts):
+            opened.append([image.open() for image in group])
+        return opened
 
     def predict_opened(
         self, groups: Sequence[Sequence[Picture]], texts: Sequence[str] | None = None, first: int = 0
@@ -225,17 +238,14 @@ def smoke_test(bundle: Path, images: Sequence[Path]) -> SmokeTest:
     Args:
         images: candidates; the first one on disk is used, also for tasks with several images.
     """
-    from vlp_models.tasks import task_class
-
     image = next((path for path in images if path.is_file()), None)
     if image is None:
         return SmokeTest(problem="no image of the val or test split is on disk")
     try:
         predictor = Predictor(bundle)
-        request = task_class(predictor.task).request
-        texts = ["is there a picture?"] if request is not None and request.text else None
-        count = 1 if request is None else request.images
-        predictions = predictor.predict([image] if count == 1 else [[image] * count], texts)
+        request = predictor.request
+        texts = ["is there a picture?"] if request.text else None
+        predictions = predictor.predict([image] if request.images == 1 else [[image] * request.images], texts)
     except VLPError as error:
         return SmokeTest(problem=str(error))
     except Exception as error:  # anything that breaks here would break in a server

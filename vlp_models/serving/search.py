@@ -51,6 +51,7 @@ class ImageSearch:
             similarity_I = self._similarity(text)
         else:
             similarity_I = np.zeros(self.count, np.float32)
+        # Similarities choose a shortlist, if there is one; scores of pairs then rank it.
         rows: list[int] = np.arange(self.count).tolist()
         score_I = similarity_I
         if self.task_model.by_pairs:
