@@ -46,8 +46,8 @@ def write_captions(scene: Scene, rng: np.random.Generator, misspelled: float = C
 
 def describe_counts(scene: Scene, rng: np.random.Generator) -> str:
     """`three circles and a red star`: how many there are of each kind, or in total."""
-    by_kind = Counter(Description(shape=o.shape, color=o.color) for o in scene.objects)
-    by_shape = Counter(Description(shape=o.shape) for o in scene.objects)
+    by_kind = Counter(Description(shape=item.shape, color=item.color) for item in scene.objects)
+    by_shape = Counter(Description(shape=item.shape) for item in scene.objects)
     draw = rng.random()
     if draw < 0.12:
         groups = Counter({Description(): len(scene.objects)})
@@ -55,11 +55,11 @@ def describe_counts(scene: Scene, rng: np.random.Generator) -> str:
         groups = by_kind
     else:
         groups = by_shape
-    ordered = sorted(groups.items(), key=lambda g: (-g[1], _rank(g[0])))
-    first_is_one = ordered[0][1] == 1
-    one = "a" if rng.random() < 0.8 else "one"
-    listed = _join_list([_group(what, n, one, rng) for what, n in ordered])
-    return _add_frame(listed, "one" if first_is_one else "many", rng)
+    ordered = sorted(groups.items(), key=lambda group: (-group[1], _rank(group[0])))
+    first_is_single = ordered[0][1] == 1
+    article = "a" if rng.random() < 0.8 else "one"
+    listed = _join_list([_group(description, count, article, rng) for description, count in ordered])
+    return _add_frame(listed, "one" if first_is_single else "many", rng)
 
 
 def describe_relation(scene: Scene, rng: np.random.Generator) -> str:
@@ -75,7 +75,8 @@ def describe_relation(scene: Scene, rng: np.random.Generator) -> str:
     if not pairs:
         return describe_salient(scene, rng)
     a, relation, b = pairs[rng.integers(len(pairs))]
-    first, second = (_noun_phrase(o, scene, rng, detail=0.3) for o in (a, b))
+    first = _noun_phrase(a, scene, rng, detail=0.3)
+    second = _noun_phrase(b, scene, rng, detail=0.3)
     where = _pick("R", relation, rng, plain=0.7)
     if rng.random() < 0.4:
         return f"{_pick('I', 'one', rng)} {first} {where} {second}"
@@ -89,10 +90,10 @@ def describe_salient(scene: Scene, rng: np.random.Generator) -> str:
     phrase = _noun_phrase(item, scene, rng, detail=0.6)
     if rng.random() < 0.35:
         return _add_frame(f"{phrase} {_pick('O', '', rng, plain=0.4)}", "one", rng, closing=0.0)
-    place = _place_of(item)
-    if place is None:
+    position = _position_of(item)
+    if position is None:
         return _add_frame(phrase, "one", rng)
-    where = _pick("L", place, rng, plain=0.6)
+    where = _pick("L", position, rng, plain=0.6)
     draw = rng.random()
     if draw < 0.35:
         return f"{phrase} is {where}"
@@ -106,16 +107,16 @@ def describe_places(scene: Scene, rng: np.random.Generator) -> str:
         return describe_colors(scene, rng)
     phrases = []
     for item in _by_salience(scene)[: rng.integers(2, _MOST_PLACED + 1)]:
-        at = _place_of(item)
-        where = _pick("L", at, rng, plain=0.8) if at else ""
+        position = _position_of(item)
+        where = _pick("L", position, rng, plain=0.8) if position else ""
         phrases.append(f"{_noun_phrase(item, scene, rng, detail=0.15)} {where}".rstrip())
     return _add_frame(_join_list(phrases), "one", rng, closing=0.0)
 
 
 def describe_colors(scene: Scene, rng: np.random.Generator) -> str:
     """`shapes in red , blue and green`: the colors, most frequent first."""
-    tally = Counter(o.color for o in scene.objects)
-    names = sorted(tally, key=lambda c: (-tally[c], COLORS.index(c)))
+    tally = Counter(item.color for item in scene.objects)
+    names = sorted(tally, key=lambda color: (-tally[color], COLORS.index(color)))
     noun = "shapes" if rng.random() < 0.7 else "objects"
     draw = rng.random()
     if draw < 0.3:
@@ -143,6 +144,7 @@ def _noun_phrase(item: SceneObject, scene: Scene, rng: np.random.Generator, deta
     if rng.random() < 0.12 and len(Description(shape=item.shape).find_in(scene)) == 1:
         return f"the {item.shape}"
     texture, after = "", ""
+    # That an object is solid is rarely worth a word.
     if rng.random() < (0.15 * detail if item.texture == "solid" else detail):
         if item.texture != "solid" and rng.random() < 0.25:
             after = LEXICON["W"][item.texture][0]
@@ -153,17 +155,20 @@ def _noun_phrase(item: SceneObject, scene: Scene, rng: np.random.Generator, deta
     return " ".join(word for word in ("a", size, texture, item.color, noun, after) if word)
 
 
-def _group(what: Description, n: int, one: str, rng: np.random.Generator) -> str:
-    noun = what.shape or "shape"
-    if n > 1:
+def _group(description: Description, count: int, article: str, rng: np.random.Generator) -> str:
+    noun = description.shape or "shape"
+    if count > 1:
         noun += "s"
-    elif rng.random() < 0.05 and what.shape == "circle":
+    elif rng.random() < 0.05 and description.shape == "circle":
         noun = "disc"
-    return " ".join(word for word in (one if n == 1 else NUMBERS[n], what.color, noun) if word)
+    number = article if count == 1 else NUMBERS[count]
+    return " ".join(filter(None, (number, description.color, noun)))
 
 
 def _join_list(items: list[str]) -> str:
-    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
+    if len(items) == 1:
+        return items[0]
+    return ", ".join(items[:-1]) + " and " + items[-1]
 
 
 def _pick(part: str, value: str, rng: np.random.Generator, plain: float = 0.5) -> str:
@@ -174,11 +179,11 @@ def _pick(part: str, value: str, rng: np.random.Generator, plain: float = 0.5) -
     return phrases[rng.integers(1, len(phrases))]
 
 
-def _rank(what: Description) -> tuple[int, int]:
-    return (
-        SHAPES.index(what.shape) if what.shape else -1,
-        COLORS.index(what.color) if what.color else -1,
-    )
+def _rank(description: Description) -> tuple[int, int]:
+    """Return a key that orders descriptions by shape, then by color; those that name none come first."""
+    shape = SHAPES.index(description.shape) if description.shape else -1
+    color = COLORS.index(description.color) if description.color else -1
+    return shape, color
 
 
 def _is_main_direction(a: SceneObject, relation: str, b: SceneObject) -> bool:
@@ -190,30 +195,31 @@ def _is_main_direction(a: SceneObject, relation: str, b: SceneObject) -> bool:
 
 def _by_salience(scene: Scene) -> list[SceneObject]:
     """Return the objects, large ones first, then central ones."""
-    return sorted(scene.objects, key=lambda o: (o.size != "large", abs(o.x - 0.5) + abs(o.y - 0.5)))
+    return sorted(scene.objects, key=lambda item: (item.size != "large", abs(item.x - 0.5) + abs(item.y - 0.5)))
 
 
-def _place_of(item: SceneObject) -> str | None:
+def _position_of(item: SceneObject) -> str | None:
     """Return the position a person would name; None if it is ambiguous."""
-    place = "middle" if is_at(item, "middle") else max(PLACES[1:], key=lambda p: _towards(item, p))
-    return place if is_at(item, place) else None
-
-
-def _towards(item: SceneObject, place: str) -> float:
-    return {"top": -item.y, "bottom": item.y - 1, "left": -item.x, "right": item.x - 1}[place]
+    if is_at(item, "middle"):
+        return "middle"
+    # The nearest edge: minus the distance from each one, as fractions of the side
+    nearness = {"top": -item.y, "bottom": item.y - 1, "left": -item.x, "right": item.x - 1}
+    position = max(PLACES[1:], key=nearness.__getitem__)
+    return position if is_at(item, position) else None
 
 
 def _misspell_caption(text: str, rng: np.random.Generator) -> str:
     """Misspell some words, and at least one that can be misspelled."""
     words = text.split(" ")
+    # Starting at a random word, which must be misspelled; if it cannot be, the next one must.
     must = rng.integers(len(words))
-    for at in [*range(must, len(words)), *range(must)]:
-        if at == must or rng.random() < CARELESS_WORDS:
-            bare = words[at].rstrip(",")
-            slip = misspell(bare, rng)
-            if slip == bare and at == must:
+    for index in [*range(must, len(words)), *range(must)]:
+        if index == must or rng.random() < CARELESS_WORDS:
+            bare = words[index].rstrip(",")
+            misspelled = misspell(bare, rng)
+            if misspelled == bare and index == must:
                 must = (must + 1) % len(words)
-            words[at] = slip + words[at][len(bare) :]
+            words[index] = misspelled + words[index][len(bare) :]
     return " ".join(words)
 
 
@@ -228,7 +234,7 @@ BOILERPLATE = (
     "photo gallery - {}",
     "{} (page 1 of 3)",
 )
-_MIN_WORDS = 2  # kept when words are dropped
+_MIN_WORDS = 2  # that remain when words are dropped
 _PLURALS = {shape + "s" for shape in SHAPES} | {"discs"}
 NOUNS = frozenset({*SHAPES, "disc", *_PLURALS})  # the words that have a hypernym
 
@@ -304,7 +310,7 @@ def without_boilerplate(text: str) -> tuple[str, bool]:
 
 
 def _drop_words(words: list[str], share: float, rng: np.random.Generator) -> list[str]:
-    kept = rng.random(len(words)) >= share
-    if kept.sum() < min(_MIN_WORDS, len(words)):
+    stays = rng.random(len(words)) >= share
+    if stays.sum() < min(_MIN_WORDS, len(words)):
         return words
-    return [word for word, stays in zip(words, kept, strict=True) if stays]
+    return [word for word, word_stays in zip(words, stays, strict=True) if word_stays]

@@ -72,7 +72,7 @@ class _Job:
         return np.random.default_rng([self.seed, SPLITS.index(self.split), self.number, _STREAMS[stream]])
 
 
-_Asked = list[tuple[Question, list[dict[str, str | int]]]]  # the questions about one image, with their answers
+_Answered = list[tuple[Question, list[dict[str, str | int]]]]  # the questions about one image, with their answers
 
 
 def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
@@ -85,58 +85,51 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
     images = directory / "images"
     (directory / "annotations").mkdir(parents=True)
     images.mkdir()
-    sizes = [(split, number) for split in SPLITS for number in range(getattr(params, split))]
-    jobs = [
-        _Job(
-            seed=params.seed,
-            split=split,
-            number=number,
-            image_id=image_id,
-            side=params.side,
-            path=images / f"COCO_scenes_{image_id:012d}.png",
-        )
-        for image_id, (split, number) in enumerate(sizes, start=1)
-    ]
+    # Image ids are consecutive over the splits, starting with 1.
+    jobs: list[_Job] = []
+    for split in SPLITS:
+        for number in range(getattr(params, split)):
+            image_id = len(jobs) + 1
+            path = images / f"COCO_scenes_{image_id:012d}.png"
+            job = _Job(seed=params.seed, split=split, number=number, image_id=image_id, side=params.side, path=path)
+            jobs.append(job)
     scenes: list[Scene] = []
     texts: list[list[str]] = []
-    asked: list[_Asked] = []
+    answered: list[_Answered] = []
     balances = {split: Balance() for split in SPLITS}
     with progress_bar("drawing scenes", len(jobs), "images") as bar:
         for job, scene in zip(jobs, _render_all(jobs), strict=True):
             scenes.append(scene)
             if params.generator != "web":  # while other processes draw the next images
                 texts.append(write_captions(scene, job.rng("captions"), params.misspelled))
-                asked.append(_ask(job, scene, params.questions_per_image, balances[job.split]))
+                question_rng = job.rng("questions")
+                questions = choose(scene, params.questions_per_image, balances[job.split], question_rng)
+                answered.append([(question, annotate(question, question_rng)) for question in questions])
             bar.advance()
     if params.generator == "web":
         texts = _write_alt_texts(jobs, scenes, Noise.of(params), directory)
     _write_captions(jobs, texts, directory)
     boxes = _write_instances(jobs, scenes, directory)
-    questions = 0 if params.generator == "web" else _write_questions(jobs, asked, directory)
-    choices = 0
-    if params.vcr_per_image:
-        pictures = [(scene, job.rng("vcr"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
-        choices = write_vcr(pictures, params.vcr_per_image, SPLITS, directory)
-    hypotheses = 0
-    if params.hypotheses_per_image:
-        pictures = [(scene, job.rng("entailment"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
-        hypotheses = write_hypotheses(pictures, texts, params.hypotheses_per_image, directory)
-    statements = 0
-    if params.pair_sentences:
-        pictures = [(scene, job.rng("pairs"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
-        statements = write_pairs(pictures, params.pair_sentences, SPLITS, directory, params.simple_pair_sentences)
-    lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
-    (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
-    return {
+    counts = {
         **{split: getattr(params, split) for split in SPLITS},
         "images": len(jobs),
         "captions": sum(map(len, texts)),
         "objects": boxes,
-        "questions": questions,
-        **({"choices": choices} if params.vcr_per_image else {}),
-        **({"hypotheses": hypotheses} if params.hypotheses_per_image else {}),
-        **({"statements": statements} if params.pair_sentences else {}),
+        "questions": 0 if params.generator == "web" else _write_questions(jobs, answered, directory),
     }
+    if params.vcr_per_image:
+        pictures = [(scene, job.rng("vcr"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
+        counts["choices"] = write_vcr(pictures, params.vcr_per_image, SPLITS, directory)
+    if params.hypotheses_per_image:
+        pictures = [(scene, job.rng("entailment"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
+        counts["hypotheses"] = write_hypotheses(pictures, texts, params.hypotheses_per_image, directory)
+    if params.pair_sentences:
+        pictures = [(scene, job.rng("pairs"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
+        simple = params.simple_pair_sentences
+        counts["statements"] = write_pairs(pictures, params.pair_sentences, SPLITS, directory, simple)
+    lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
+    (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
+    return counts
 
 
 def _check(params: GeneratorParams) -> None:
@@ -191,19 +184,15 @@ def _write_alt_texts(jobs: list[_Job], scenes: list[Scene], noise: Noise, direct
     A mismatched one describes an extra scene without an image, so an image's alt text never depends on the number of
     images.
     """
-    alt_texts = [
-        alt_text(
-            scene,
-            sample_scene(job.rng("elsewhere"), image_id="", split=job.split, side=job.side),
-            job.rng("alt text"),
-            noise,
-        )
-        for job, scene in zip(jobs, scenes, strict=True)
-    ]
+    alt_texts = []
+    for job, scene in zip(jobs, scenes, strict=True):
+        other = sample_scene(job.rng("elsewhere"), image_id="", split=job.split, side=job.side)
+        alt_texts.append(alt_text(scene, other, job.rng("alt text"), noise))
     with (directory / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["image", "caption", "split"])
-        rows.writerows([f"images/{o.path.name}", alt.text, o.split] for o, alt in zip(jobs, alt_texts, strict=True))
+        for job, alt in zip(jobs, alt_texts, strict=True):
+            rows.writerow([f"images/{job.path.name}", alt.text, job.split])
     lines = [
         json.dumps({"image_id": str(job.image_id), **dataclasses.asdict(alt)}) + "\n"
         for job, alt in zip(jobs, alt_texts, strict=True)
@@ -245,7 +234,9 @@ def _write_instances(jobs: list[_Job], scenes: list[Scene], directory: Path) -> 
             x1, y1, x2, y2 = item.box
             points = item.points(job.side)
             polygon = [round(value, 1) for point in points for value in point]
-            area = _polygon_area(points) * item.visible
+            # The polygon's area by the shoelace formula, times the share of it that is visible
+            edges = zip(points, [*points[1:], points[0]], strict=True)
+            area = abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in edges)) / 2 * item.visible
             annotations.append(
                 {
                     "id": len(annotations) + 1,
@@ -266,16 +257,10 @@ def _write_instances(jobs: list[_Job], scenes: list[Scene], directory: Path) -> 
     return len(annotations)
 
 
-def _ask(job: _Job, scene: Scene, number: int, balance: Balance) -> _Asked:
-    """Return the questions about one image, each with the answers of ten annotators."""
-    rng = job.rng("questions")
-    return [(question, annotate(question, rng)) for question in choose(scene, number, balance, rng)]
-
-
-def _write_questions(jobs: list[_Job], asked: list[_Asked], directory: Path) -> int:
-    """Write VQA v2 questions and annotations."""
+def _write_questions(jobs: list[_Job], answered: list[_Answered], directory: Path) -> int:
+    """Write VQA v2 questions and annotations; return the number of questions."""
     questions, annotations = [], []
-    for job, of_image in zip(jobs, asked, strict=True):
+    for job, of_image in zip(jobs, answered, strict=True):
         for number, (question, answers) in enumerate(of_image):
             question_id = job.image_id * 1000 + number
             questions.append({"image_id": job.image_id, "question": question.text, "question_id": question_id})
@@ -313,12 +298,6 @@ def _coco(jobs: list[_Job], annotations: list[dict[str, Any]]) -> dict[str, Any]
         for job in jobs
     ]
     return {"info": _INFO, "images": images, "licenses": [_LICENSE], "annotations": annotations}
-
-
-def _polygon_area(points: list[tuple[float, float]]) -> float:
-    """Return the area by the shoelace formula."""
-    around = zip(points, [*points[1:], points[0]], strict=True)
-    return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in around)) / 2
 
 
 def _dump(value: Any, path: Path) -> None:

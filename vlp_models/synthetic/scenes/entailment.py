@@ -98,6 +98,7 @@ def make_hypotheses(
         label = ENTAILMENT[(first + turn) % len(ENTAILMENT)]
         for _ in range(_TRIES):
             text = _draw_neutral(rng) if label == "neutral" else _draw_claim_for(scene, label, rng, balance)
+            # Empty: the claim has another label, or the label is not due. Draw again.
             if text and text not in used:
                 used.add(text)
                 if label != "neutral":
@@ -110,9 +111,9 @@ def _draw_claim_for(scene: Scene, label: str, rng: np.random.Generator, balance:
     """Return a claim drawn independently of the scene if it has this label there and the label is due; else ""."""
     claim, text = _draw_claim(rng)
     counts = balance.setdefault(text, Counter())
-    if claim.is_true_of(scene) is not (label == "entailment") or 2 * counts[label] > counts.total():
-        return ""
-    return text
+    has_label = claim.is_true_of(scene) is (label == "entailment")
+    is_due = 2 * counts[label] <= counts.total()
+    return text if has_label and is_due else ""
 
 
 def _draw_claim(rng: np.random.Generator) -> tuple[Claim, str]:
@@ -126,8 +127,8 @@ def _draw_claim(rng: np.random.Generator) -> tuple[Claim, str]:
         framed = f"there is one {noun}" if count == 1 else f"there are {NUMBERS[count]} {noun}"
         return Exactly(Description(shape=shape), count), framed
     if kind == "place":
-        place = str(rng.choice(PLACES))
-        return Located(Description(shape=shape), place), f"a {shape} is {LEXICON['L'][place][0]}"
+        position = str(rng.choice(PLACES))
+        return Located(Description(shape=shape), position), f"a {shape} is {LEXICON['L'][position][0]}"
     return Colors(frozenset([color])), f"something {color} is in the picture"
 
 
@@ -140,5 +141,8 @@ def _annotate(label: str, rng: np.random.Generator) -> list[str]:
     slips = rng.random(ANNOTATORS) < SLIPS
     slips[0] = False
     slips[np.flatnonzero(slips)[ANNOTATORS // 2 :]] = False
-    others: list[Any] = [other for other in ENTAILMENT if other != label]
-    return [str(rng.choice(others)) if slip else label for slip in slips]
+    wrong: list[Any] = [other for other in ENTAILMENT if other != label]
+    labels = []
+    for slip in slips:
+        labels.append(str(rng.choice(wrong)) if slip else label)
+    return labels

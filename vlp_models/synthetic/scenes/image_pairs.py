@@ -38,11 +38,11 @@ class Comparison:
     """A sentence that compares how many objects match in the left and in the right scene."""
 
     text: str
-    what: Description
+    description: Description
     test_counts: Callable[[int, int], bool]
 
     def is_true_of(self, left: Scene, right: Scene) -> bool:
-        return self.test_counts(len(self.what.find_in(left)), len(self.what.find_in(right)))
+        return self.test_counts(len(self.description.find_in(left)), len(self.description.find_in(right)))
 
 
 def write_pairs(
@@ -109,8 +109,8 @@ def _draw_fitting(
         if len(used) == number:
             return
         comparison = draw()
-        (a, b), (c, d) = [[comparison.is_true_of(one, other) for other in right] for one in left]
-        if comparison.text not in used and fits(a, b, c, d):
+        labels = [comparison.is_true_of(left_scene, right_scene) for left_scene in left for right_scene in right]
+        if comparison.text not in used and fits(*labels):
             used.add(comparison.text)
             yield comparison
 
@@ -128,8 +128,8 @@ def _write_set(
     paths = [path for _, _, path in four]
     pairs = [(left, right) for left in range(SIDE) for right in range(SIDE, 2 * SIDE)]
     for number, pair in enumerate(pairs):
-        for side, place in enumerate(pair):
-            shutil.copyfile(paths[place], folder / f"{stem}-{number}-img{side}.png")
+        for side, scene_number in enumerate(pair):
+            shutil.copyfile(paths[scene_number], folder / f"{stem}-{number}-img{side}.png")
     both, rng = (scenes[:SIDE], scenes[SIDE:]), four[0][1]
     comparisons = chain(make_comparisons(*both, sentences, rng), make_simple_comparisons(*both, simple, rng))
     for sentence, comparison in enumerate(comparisons):
@@ -146,34 +146,40 @@ def _write_set(
                 "synset": "scene",
                 "query": "scenes",
             }
-            own: dict[str, Any] = {"extra_validations": {}} if directory is None else {"directory": directory}
-            yield json.dumps(record | own) + "\n"
+            # The official train and test files differ in one field.
+            if directory is None:
+                record["extra_validations"] = {}
+            else:
+                record["directory"] = directory
+            yield json.dumps(record) + "\n"
 
 
 def _comparison(rng: np.random.Generator) -> Comparison:
     """Draw a sentence without looking at the scenes."""
-    what, one, many = _draw_object(rng)
+    description, singular, plural = _draw_object(rng)
     kind = rng.choice(["one", "alike", "same", "all"], p=[0.35, 0.25, 0.2, 0.2])
     if kind == "one":
-        return Comparison(f"exactly one of the pictures shows {one}", what, lambda a, b: bool(a) is not bool(b))
+        text = f"exactly one of the pictures shows {singular}"
+        return Comparison(text, description, lambda a, b: bool(a) is not bool(b))
     if kind == "alike":
-        text = f"either both pictures show {one} or neither does"
-        return Comparison(text, what, lambda a, b: bool(a) is bool(b))
+        text = f"either both pictures show {singular} or neither does"
+        return Comparison(text, description, lambda a, b: bool(a) is bool(b))
     if kind == "same":
-        return Comparison(f"the pictures show equally many {many}", what, lambda a, b: a == b)
+        return Comparison(f"the pictures show equally many {plural}", description, lambda a, b: a == b)
     total = int(rng.integers(2, 7))
-    return Comparison(f"together the pictures show {NUMBERS[total]} {many}", what, lambda a, b: a + b == total)
+    text = f"together the pictures show {NUMBERS[total]} {plural}"
+    return Comparison(text, description, lambda a, b: a + b == total)
 
 
 def _simple_comparison(rng: np.random.Generator) -> Comparison:
     """Draw a simple sentence without looking at the scenes."""
-    what, one, many = _draw_object(rng)
+    description, singular, plural = _draw_object(rng)
     kinds = {
-        "left": Comparison(f"the left picture shows {one}", what, lambda a, b: a > 0),
-        "right": Comparison(f"the right picture shows {one}", what, lambda a, b: b > 0),
-        "both": Comparison(f"both pictures show {one}", what, lambda a, b: a > 0 and b > 0),
-        "some": Comparison(f"at least one of the pictures shows {one}", what, lambda a, b: a + b > 0),
-        "more": Comparison(f"the left picture shows more {many}", what, lambda a, b: a > b),
+        "left": Comparison(f"the left picture shows {singular}", description, lambda a, b: a > 0),
+        "right": Comparison(f"the right picture shows {singular}", description, lambda a, b: b > 0),
+        "both": Comparison(f"both pictures show {singular}", description, lambda a, b: a > 0 and b > 0),
+        "some": Comparison(f"at least one of the pictures shows {singular}", description, lambda a, b: a + b > 0),
+        "more": Comparison(f"the left picture shows more {plural}", description, lambda a, b: a > b),
     }
     return kinds[str(rng.choice(list(kinds)))]
 

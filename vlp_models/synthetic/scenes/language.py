@@ -60,6 +60,7 @@ LEXICON: dict[str, dict[str, tuple[str, ...]]] = {
     "O": {"": ("and some other shapes", "among other shapes", "with other shapes around it", "and a few more shapes")},
     "M": {"in": ("in",)},
 }
+# words of a phrase -> part of speech, value
 _PHRASES = {
     tuple(phrase.split()): (part, value)
     for part, values in LEXICON.items()
@@ -86,7 +87,8 @@ def correct_spelling(word: str) -> str | None:
     """
     if word in VOCABULARY:
         return word
-    near = [known for known in VOCABULARY if abs(len(known) - len(word)) <= 1 and _is_one_typo(word, known)]
+    similar_length = [entry for entry in VOCABULARY if abs(len(entry) - len(word)) <= 1]
+    near = [entry for entry in similar_length if _is_one_typo(word, entry)]
     return near[0] if len(near) == 1 else None
 
 
@@ -94,6 +96,7 @@ def _is_one_typo(a: str, b: str) -> bool:
     """Return whether two different words are one typo apart (Damerau-Levenshtein distance 1)."""
     if len(a) > len(b):
         a, b = b, a
+    # The first letter that differs; after it, the rest must agree but for one typo.
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
     if len(a) < len(b):
         return a[start:] == b[start + 1 :]
@@ -105,26 +108,27 @@ def misspell(word: str, rng: np.random.Generator) -> str:
     """Return `word` with a letter dropped or two swapped so that it can still be corrected; short words are kept."""
     if len(word) < 4:
         return word
-    for at in rng.permutation(np.arange(1, len(word) - 1)):
+    # Not the first and last letter
+    for index in rng.permutation(np.arange(1, len(word) - 1)):
         if rng.random() < 0.5:
-            slip = word[:at] + word[at + 1 :]
+            misspelled = word[:index] + word[index + 1 :]
         else:
-            slip = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
-        if slip not in VOCABULARY and correct_spelling(slip) == word:
-            return slip
+            misspelled = word[:index] + word[index + 1] + word[index] + word[index + 2 :]
+        if misspelled not in VOCABULARY and correct_spelling(misspelled) == word:
+            return misspelled
     return word
 
 
 def tag_phrases(caption: str) -> list[tuple[str, str]] | None:
     """Return the caption as (part of speech, value) pairs, longest phrases first; None if a word matches no phrase."""
     words = [correct_spelling(word) for word in split_words(caption)]
-    parts, at = [], 0
-    while at < len(words):
+    parts, start = [], 0
+    while start < len(words):
         for length in range(_LONGEST, 0, -1):
-            found = _PHRASES.get(tuple(words[at : at + length]))  # type: ignore[arg-type]
-            if found:
-                parts.append(found)
-                at += length
+            part = _PHRASES.get(tuple(words[start : start + length]))  # type: ignore[arg-type]
+            if part:
+                parts.append(part)
+                start += length
                 break
         else:
             return None
@@ -162,30 +166,30 @@ class Description:
 class AtLeast:
     """`a red star`; repeated in a list, it requires two."""
 
-    what: Description
+    description: Description
     count: int = 1
 
     def is_true_of(self, scene: Scene) -> bool:
-        return len(self.what.find_in(scene)) >= self.count
+        return len(self.description.find_in(scene)) >= self.count
 
     @property
     def facts(self) -> int:
-        return self.count * self.what.named
+        return self.count * self.description.named
 
 
 @dataclass(frozen=True)
 class Exactly:
     """`three circles`: a number means exactly that many."""
 
-    what: Description
+    description: Description
     count: int
 
     def is_true_of(self, scene: Scene) -> bool:
-        return len(self.what.find_in(scene)) == self.count
+        return len(self.description.find_in(scene)) == self.count
 
     @property
     def facts(self) -> int:
-        return max(1, self.count * self.what.named)
+        return max(1, self.count * self.description.named)
 
 
 @dataclass(frozen=True)
@@ -212,15 +216,15 @@ class Related:
 class Located:
     """`a red star in the middle`."""
 
-    what: Description
-    place: str
+    description: Description
+    position: str
 
     def is_true_of(self, scene: Scene) -> bool:
-        return any(is_at(item, self.place) for item in self.what.find_in(scene))
+        return any(is_at(item, self.position) for item in self.description.find_in(scene))
 
     @property
     def facts(self) -> int:
-        return self.what.named + 1
+        return self.description.named + 1
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,7 @@ def informative(claims: Iterable[Claim], scene: Scene) -> float:
     return min(1.0, stated / (FACTS_PER_OBJECT * len(scene.objects)))
 
 
+# Sentences as strings of parts of speech, one letter a phrase (`LEXICON`)
 _ENTITY = r"[DT#]?[SXC]*NW?"
 _ENTITIES = re.compile(rf"I?{_ENTITY}L?(?:&?{_ENTITY}L?)*O?E?")
 _RELATION = re.compile(rf"I?({_ENTITY})B?R({_ENTITY})E?")
@@ -289,37 +294,43 @@ def parse(caption: str) -> list[Claim] | None:
         return None
     tags = "".join(tag for tag, _ in parts)
     if _ENTITIES.fullmatch(tags):
-        return _entities(parts, [found.span() for found in re.finditer(_ENTITY, tags)])
-    if found := _RELATION.fullmatch(tags):
-        first, second = (_single(parts, found.span(group)) for group in (1, 2))
+        return _entities(parts, [match.span() for match in re.finditer(_ENTITY, tags)])
+    match = _RELATION.fullmatch(tags)
+    if match:
+        first, second = _single(parts, match.span(1)), _single(parts, match.span(2))
         relation = next(value for tag, value in parts if tag == "R")
         return None if first is None or second is None else [Related(first, relation, second)]
-    if found := _PLACE.fullmatch(tags):
-        what = _single(parts, found.span(1))
-        return None if what is None else [Located(what, next(value for tag, value in parts if tag == "L"))]
-    if found := _COLORS.fullmatch(tags):
-        return _colors(parts, found)
-    return None
+    match = _PLACE.fullmatch(tags)
+    if match:
+        description = _single(parts, match.span(1))
+        position = next(value for tag, value in parts if tag == "L")
+        return None if description is None else [Located(description, position)]
+    match = _COLORS.fullmatch(tags)
+    return _colors(parts, match) if match else None
 
 
 def _entities(parts: Parts, spans: list[tuple[int, int]]) -> list[Claim] | None:
     claims: list[Claim] = []
     singles: Counter[Description] = Counter()
-    is_at: set[Description] = set()
+    located: set[Description] = set()
     for start, end in spans:
-        has_place = parts[end : end + 1] and parts[end][0] == "L"
-        what = _single(parts, (start, end)) if has_place else _description(parts[start:end])
-        if what is None:
+        has_position = parts[end : end + 1] and parts[end][0] == "L"
+        description = _single(parts, (start, end)) if has_position else _description(parts[start:end])
+        if description is None:
             return None
-        if has_place:
-            claims.append(Located(what, parts[end][1]))
-            is_at.add(what)
-            singles[what] += 1
+        if has_position:
+            claims.append(Located(description, parts[end][1]))
+            located.add(description)
+            singles[description] += 1
         elif parts[start][0] == "#":
-            claims.append(Exactly(what, NUMBERS.index(parts[start][1])))
+            claims.append(Exactly(description, NUMBERS.index(parts[start][1])))
         else:
-            singles[what] += 1
-    return claims + [AtLeast(what, n) for what, n in singles.items() if n > 1 or what not in is_at]
+            singles[description] += 1
+    # A position claims one object already; what is named several times is claimed that many times.
+    for description, count in singles.items():
+        if count > 1 or description not in located:
+            claims.append(AtLeast(description, count))
+    return claims
 
 
 def _single(parts: Parts, span: tuple[int, int]) -> Description | None:
@@ -342,15 +353,15 @@ def _description(parts: Parts) -> Description | None:
     return Description(**values)
 
 
-def _colors(parts: Parts, found: re.Match[str]) -> list[Claim] | None:
+def _colors(parts: Parts, match: re.Match[str]) -> list[Claim] | None:
     names = [value for tag, value in parts if tag == "C"]
     if len(set(names)) < len(names):
         return None
     # `the shapes are red and blue` excludes other colors; `shapes in red and blue` does not.
-    claims: list[Claim] = [Colors(frozenset(names), all=bool(found["verb"]))]
+    claims: list[Claim] = [Colors(frozenset(names), all=bool(match["verb"]))]
     if any(value for tag, value in parts if tag == "N"):
         return None  # `the stars are red` is not a sentence of the language
-    if found["total"] == "#":
+    if match["total"] == "#":
         number = next(value for tag, value in parts if tag == "#")
         claims.append(Exactly(Description(), NUMBERS.index(number)))
     return claims

@@ -61,9 +61,9 @@ def exists(scene: Scene) -> list[Question]:
 def exists_any(scene: Scene) -> list[Question]:
     """Are there any stars? Are there any red objects?"""
     shapes, colors = _count(scene, "shape"), _count(scene, "color")
-    asked = [(f"{shape}s", shapes[shape]) for shape in SHAPES]
-    asked += [(f"{color} objects", colors[color]) for color in COLORS]
-    return [_yes_no(f"Are there any {noun}?", count > 0, "are there any") for noun, count in asked]
+    counts = [(f"{shape}s", shapes[shape]) for shape in SHAPES]
+    counts += [(f"{color} objects", colors[color]) for color in COLORS]
+    return [_yes_no(f"Are there any {noun}?", count > 0, "are there any") for noun, count in counts]
 
 
 def verify_color(scene: Scene) -> list[Question]:
@@ -86,10 +86,8 @@ def verify_size(scene: Scene) -> list[Question]:
 
 def size_of(scene: Scene) -> list[Question]:
     """What size is the red star?"""
-    kind = "what"
-    return [
-        _other(f"What size is the {o.category}?", o.size, kind, SIZES) for o in find_unique(scene, "color", "shape")
-    ]
+    items = find_unique(scene, "color", "shape")
+    return [_other(f"What size is the {item.category}?", item.size, "what", SIZES) for item in items]
 
 
 def compare(scene: Scene) -> list[Question]:
@@ -117,13 +115,15 @@ def verify_relation(scene: Scene) -> list[Question]:
 def count_shape(scene: Scene) -> list[Question]:
     """How many stars are there? From 0 to 4."""
     counts = _count(scene, "shape")
-    return [_number(f"How many {o}s are there?", counts[o], range(5)) for o in SHAPES if counts[o] <= 4]
+    shapes = [shape for shape in SHAPES if counts[shape] <= 4]
+    return [_number(f"How many {shape}s are there?", counts[shape], range(5)) for shape in shapes]
 
 
 def count_color(scene: Scene) -> list[Question]:
     """How many red objects are there? From 0 to 4."""
     counts = _count(scene, "color")
-    return [_number(f"How many {o} objects are there?", counts[o], range(5)) for o in COLORS if counts[o] <= 4]
+    colors = [color for color in COLORS if counts[color] <= 4]
+    return [_number(f"How many {color} objects are there?", counts[color], range(5)) for color in colors]
 
 
 def count_both(scene: Scene) -> list[Question]:
@@ -141,58 +141,59 @@ def count_all(scene: Scene) -> list[Question]:
 
 def color_of(scene: Scene) -> list[Question]:
     """What color is the star?"""
-    kind = "what color is the"
-    return [_other(f"What color is the {o.shape}?", o.color, kind, COLORS) for o in find_unique(scene, "shape")]
+    kind, items = "what color is the", find_unique(scene, "shape")
+    return [_other(f"What color is the {item.shape}?", item.color, kind, COLORS) for item in items]
 
 
 def color_of_sized(scene: Scene) -> list[Question]:
     """What color is the large star?"""
-    kind, asked = "what color is the", find_unique(scene, "size", "shape")
-    return [_other(f"What color is the {o.size} {o.shape}?", o.color, kind, COLORS) for o in asked]
+    kind, items = "what color is the", find_unique(scene, "size", "shape")
+    return [_other(f"What color is the {item.size} {item.shape}?", item.color, kind, COLORS) for item in items]
 
 
 def shape_of(scene: Scene) -> list[Question]:
     """What shape is the red object?"""
-    return [
-        _other(f"What shape is the {o.color} object?", o.shape, "what", SHAPES) for o in find_unique(scene, "color")
-    ]
+    items = find_unique(scene, "color")
+    return [_other(f"What shape is the {item.color} object?", item.shape, "what", SHAPES) for item in items]
 
 
 def shape_of_sized(scene: Scene) -> list[Question]:
     """What shape is the large red object?"""
-    asked = find_unique(scene, "size", "color")
-    return [_other(f"What shape is the {o.size} {o.color} object?", o.shape, "what", SHAPES) for o in asked]
+    items = find_unique(scene, "size", "color")
+    return [_other(f"What shape is the {item.size} {item.color} object?", item.shape, "what", SHAPES) for item in items]
 
 
 def texture_of(scene: Scene) -> list[Question]:
     """Is the red star solid, striped or dotted?"""
     return [
-        _other(f"Is the {o.category} solid, striped or dotted?", o.texture, "is the", TEXTURES)
-        for o in find_unique(scene, "color", "shape")
+        _other(f"Is the {item.category} solid, striped or dotted?", item.texture, "is the", TEXTURES)
+        for item in find_unique(scene, "color", "shape")
     ]
 
 
 def where_is(scene: Scene) -> list[Question]:
     """Where is the star? Only if its region is clear."""
-    asked = []
-    for noun, items in (("shape", find_unique(scene, "shape")), ("category", find_unique(scene, "color", "shape"))):
-        for item in items:
-            if region := find_region(item):
-                asked.append(_other(f"Where is the {getattr(item, noun)}?", region, "where is the", REGIONS))
-    return asked
+    nouns = [(item.shape, item) for item in find_unique(scene, "shape")]
+    nouns += [(item.category, item) for item in find_unique(scene, "color", "shape")]
+    questions = []
+    for noun, item in nouns:
+        region = find_region(item)
+        if region:
+            questions.append(_other(f"Where is the {noun}?", region, "where is the", REGIONS))
+    return questions
 
 
 def neighbor_shape(scene: Scene) -> list[Question]:
     """What shape is left of the star? Only if exactly one object clearly is."""
-    asked = []
+    questions = []
     for item in find_unique(scene, "shape"):
+        rest = [other for other in scene.objects if other is not item]
         for relation in RELATIONS:
-            others = [o for o in scene.objects if o is not item]
-            there = [o for o in others if is_related(o, relation, item)]
-            if len(there) == 1 and all(_clearly_apart(o, item, relation) for o in others):
+            related = [other for other in rest if is_related(other, relation, item)]
+            if len(related) == 1 and all(_clearly_apart(other, item, relation) for other in rest):
                 text = f"What shape is {WHERE[relation]} the {item.shape}?"
-                asked.append(_other(text, there[0].shape, "what", SHAPES))
-    return asked
+                questions.append(_other(text, related[0].shape, "what", SHAPES))
+    return questions
 
 
 # Probability of each family: mostly attributes, existence and counting; few relations.
@@ -222,16 +223,16 @@ FAMILIES: dict[Callable[[Scene], list[Question]], float] = {
 class Balance:
     """How often each question text got each answer so far; one per split."""
 
-    given: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    answers: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # question text -> counts
 
     def excess(self, question: Question) -> float:
         """Return how far one more such question would lift its answer above an equal share; negative: it is due."""
-        counts = self.given[question.text]
+        counts = self.answers[question.text]
         share = (counts[question.answer] + 1 - _GRACE) / (counts.total() + 1)
         return share - 1 / len(question.options)
 
     def add(self, question: Question) -> None:
-        self.given[question.text][question.answer] += 1
+        self.answers[question.text][question.answer] += 1
 
 
 def choose(scene: Scene, number: int, balance: Balance, rng: np.random.Generator) -> list[Question]:
@@ -241,23 +242,24 @@ def choose(scene: Scene, number: int, balance: Balance, rng: np.random.Generator
     """
     families = list(FAMILIES)
     weights = np.array([FAMILIES[family] for family in families])
-    left = [_shuffled(family(scene), rng) for family in families]
-    chosen: list[Question] = []
-    while len(chosen) < number and any(left):
-        open_weights = weights * np.array([bool(questions) for questions in left])
-        pick = rng.choice(len(families), p=open_weights / open_weights.sum())
-        best = min(left[pick], key=balance.excess)
+    # The questions of each family in random order, which decides between equally balanced ones.
+    remaining: list[list[Question]] = []
+    for family in families:
+        questions = family(scene)
+        remaining.append([questions[i] for i in rng.permutation(len(questions))])
+    picked: list[Question] = []
+    while len(picked) < number and any(remaining):
+        # Families without questions are not drawn any more.
+        open_weights = weights * np.array([bool(questions) for questions in remaining])
+        index = rng.choice(len(families), p=open_weights / open_weights.sum())
+        best = min(remaining[index], key=balance.excess)
         if balance.excess(best) > _TOLERANCE:
-            left[pick] = []
+            remaining[index] = []
             continue
-        left[pick].remove(best)
+        remaining[index].remove(best)
         balance.add(best)
-        chosen.append(best)
-    return chosen
-
-
-def _shuffled(questions: list[Question], rng: np.random.Generator) -> list[Question]:
-    return [questions[i] for i in rng.permutation(len(questions))]
+        picked.append(best)
+    return picked
 
 
 def _yes_no(text: str, answer: bool, kind: str) -> Question:
@@ -279,12 +281,14 @@ def _count(scene: Scene, attribute: str) -> Counter[str]:
 
 def find_unique(scene: Scene, *attributes: str) -> list[SceneObject]:
     """Return the objects whose combination of attributes is unique in the scene, so that `the` can refer to them."""
-    tally = Counter(tuple(getattr(o, a) for a in attributes) for o in scene.objects)
-    return [o for o in scene.objects if tally[tuple(getattr(o, a) for a in attributes)] == 1]
+    combinations = [tuple(getattr(item, name) for name in attributes) for item in scene.objects]
+    tally = Counter(combinations)
+    return [item for item, values in zip(scene.objects, combinations, strict=True) if tally[values] == 1]
 
 
 def _clearly_apart(a: SceneObject, b: SceneObject, relation: str) -> bool:
-    return (abs(a.x - b.x) if relation in ("left", "right") else abs(a.y - b.y)) > _CLEAR
+    distance = abs(a.x - b.x) if relation in ("left", "right") else abs(a.y - b.y)
+    return distance > _CLEAR
 
 
 def find_region(item: SceneObject) -> str | None:
@@ -294,7 +298,9 @@ def find_region(item: SceneObject) -> str | None:
         return "middle"
     if min(abs(across), abs(down)) < _CLEAR:
         return None
-    return f"{'top' if down < 0 else 'bottom'} {'left' if across < 0 else 'right'}"
+    vertical = "top" if down < 0 else "bottom"
+    horizontal = "left" if across < 0 else "right"
+    return f"{vertical} {horizontal}"
 
 
 ANNOTATORS = 10
@@ -307,16 +313,16 @@ def annotate(question: Question, rng: np.random.Generator) -> list[dict[str, str
     """Return VQA v2's `answers`: answer_id 1 to 10, answer, and the annotator's confidence."""
     slips = rng.random(ANNOTATORS) < SLIPS
     slips[np.flatnonzero(slips)[MOST_SLIPS:]] = False
-    return [
-        {
-            "answer_id": number + 1,
-            "answer": _other_answer(question, rng) if slip else question.answer,
-            "answer_confidence": str(rng.choice(["maybe", "no"]))
-            if slip
-            else ("yes" if rng.random() < 0.9 else "maybe"),
-        }
-        for number, slip in enumerate(slips)
-    ]
+    answers: list[dict[str, str | int]] = []
+    for number, slip in enumerate(slips, start=1):
+        if slip:
+            answer = _other_answer(question, rng)
+            confidence = str(rng.choice(["maybe", "no"]))
+        else:
+            answer = question.answer
+            confidence = "yes" if rng.random() < 0.9 else "maybe"
+        answers.append({"answer_id": number, "answer": answer, "answer_confidence": confidence})
+    return answers
 
 
 def _other_answer(question: Question, rng: np.random.Generator) -> str:
@@ -326,5 +332,5 @@ def _other_answer(question: Question, rng: np.random.Generator) -> str:
         return str(count + 1 if count == 0 or rng.random() < 0.5 else count - 1)
     if question.answer in YES_NO and rng.random() < 0.6:
         return _UNSURE[rng.integers(len(_UNSURE))]
-    others = [option for option in question.options if option != question.answer]
-    return others[rng.integers(len(others))]
+    wrong = [option for option in question.options if option != question.answer]
+    return wrong[rng.integers(len(wrong))]

@@ -73,18 +73,22 @@ class Scene:
     def to_dict(self) -> dict[str, Any]:
         """Return one record of scenes.jsonl."""
         record = dataclasses.asdict(self)
-        record["objects"] = [{_JSON_KEYS.get(key, key): v for key, v in o.items()} for o in record["objects"]]
+        objects = []
+        for item in record["objects"]:
+            objects.append({_JSON_KEYS.get(name, name): value for name, value in item.items()})
+        record["objects"] = objects
         return record
 
     @staticmethod
     def from_dict(raw: dict[str, Any]) -> Scene:
         """Read one record of scenes.jsonl."""
-        fields = {key: name for name, key in _JSON_KEYS.items()}
-        objects = tuple(
-            SceneObject(**{**{fields.get(key, key): v for key, v in o.items()}, "box": tuple(o["box"])})
-            for o in raw["objects"]
-        )
-        return Scene(image_id=str(raw["image_id"]), split=raw["split"], side=raw["side"], objects=objects)
+        name_of = {key: name for name, key in _JSON_KEYS.items()}
+        objects = []
+        for item in raw["objects"]:
+            fields = {name_of.get(key, key): value for key, value in item.items()}
+            fields["box"] = tuple(item["box"])
+            objects.append(SceneObject(**fields))
+        return Scene(image_id=str(raw["image_id"]), split=raw["split"], side=raw["side"], objects=tuple(objects))
 
 
 def is_related(a: SceneObject, relation: str, b: SceneObject) -> bool:
@@ -98,15 +102,15 @@ def is_related(a: SceneObject, relation: str, b: SceneObject) -> bool:
     return a.y - b.y > RELATION_MARGIN
 
 
-def is_at(a: SceneObject, place: str) -> bool:
+def is_at(a: SceneObject, position: str) -> bool:
     """Return whether `a` is in the middle, at the top, at the bottom, on the left or on the right of the image."""
-    if place == "middle":
+    if position == "middle":
         return abs(a.x - 0.5) < MIDDLE and abs(a.y - 0.5) < MIDDLE
-    if place == "top":
+    if position == "top":
         return a.y < EDGE
-    if place == "bottom":
+    if position == "bottom":
         return a.y > 1 - EDGE
-    return a.x < EDGE if place == "left" else a.x > 1 - EDGE
+    return a.x < EDGE if position == "left" else a.x > 1 - EDGE
 
 
 def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: int) -> Scene:
@@ -118,16 +122,16 @@ def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: i
     shape_weights = rng.dirichlet([1.0] * len(SHAPES))
     color_weights = rng.dirichlet([0.8] * len(COLORS))
     crowded = rng.random() < 0.45
-    wanted = MIN_OBJECTS + int(rng.choice(len(OBJECT_COUNTS), p=OBJECT_COUNTS))
+    count = MIN_OBJECTS + int(rng.choice(len(OBJECT_COUNTS), p=OBJECT_COUNTS))
     placed: list[SceneObject] = []
     masks: list[NDArray[np.bool_]] = []
-    for _ in range(wanted):
+    for _ in range(count):
         shape = SHAPES[rng.choice(len(SHAPES), p=shape_weights)]
         color = COLORS[rng.choice(len(COLORS), p=color_weights)]
         texture = TEXTURES[rng.choice(len(TEXTURES), p=[0.5, 0.25, 0.25])]
         size = SIZES[int(rng.random() < 0.4)]
         for attempt in range(40):
-            if attempt == 25:
+            if attempt == 25:  # a small object may still fit
                 size = "small"
             radius = rng.uniform(*_RADIUS[size])
             margin = radius * 1.3
@@ -146,6 +150,7 @@ def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: i
             if not crowded and any(_touch(new, other) for other in placed):
                 continue
             mask = shape_mask(new.points(side), side)
+            # Each earlier object is covered by all later ones and the new one.
             if all(_visible(m, [*masks[i + 1 :], mask]) >= MIN_VISIBLE for i, m in enumerate(masks)):
                 placed.append(new)
                 masks.append(mask)
@@ -248,8 +253,10 @@ def _paint(canvas: Image.Image, item: SceneObject, big: int, rng: np.random.Gene
     """Paste one object onto the supersampled canvas."""
     points = item.points(big)
     border = 2 * SUPERSAMPLING
-    x1, y1 = (max(0, int(min(p[axis] for p in points)) - border) for axis in (0, 1))
-    x2, y2 = (min(big, int(max(p[axis] for p in points)) + border) for axis in (0, 1))
+    # Only the object's surroundings are drawn, in coordinates of that patch.
+    columns, rows = zip(*points, strict=True)
+    x1, y1 = (max(0, int(min(values)) - border) for values in (columns, rows))
+    x2, y2 = (min(big, int(max(values)) + border) for values in (columns, rows))
     local = [(x - x1, y - y1) for x, y in points]
     base = np.clip(np.array(_RGB[item.color]) + rng.uniform(-14, 14, 3), 0, 255).astype(np.float32)
     height, width = y2 - y1, x2 - x1
@@ -274,6 +281,7 @@ def _tones(item: SceneObject, base: Floats, shape: tuple[int, int], big: int, rn
     second = tones + (255 - tones) * np.float32(_SECOND.get(item.color, 0.68))
     rows, columns = (np.arange(number, dtype=np.float32) for number in shape)
     angle, phase = rng.uniform(0, np.pi), rng.uniform(0, 2 * np.pi, 2)
+    # Waves along the angle make stripes; waves along and across it make dots.
     pitch = 2 * np.pi / (_STRIPES * big / 128 * rng.uniform(1.0, 1.25))
     along = np.add.outer(rows * np.sin(angle), columns * np.cos(angle)) * pitch + phase[0]
     if item.texture == "striped":

@@ -58,7 +58,7 @@ def write_vcr(
 def make_questions(scene: Scene, number: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     """Yield up to `number` different questions: the fields of a VCR record that describe the question."""
     items = [item for item in find_unique(scene, "shape") if find_region(item) in CORNERS]
-    possible = [(item, kind) for item in items for kind in ("color", "place")]
+    possible = [(item, kind) for item in items for kind in ("color", "corner")]
     for index in rng.permutation(len(possible))[:number]:
         item, kind = possible[index]
         yield _question(scene, item, kind, rng)
@@ -68,32 +68,33 @@ def _question(scene: Scene, item: SceneObject, kind: str, rng: np.random.Generat
     tag = [scene.objects.index(item)]
     corner = find_region(item)
     assert corner is not None
-    colors, color = _options(item.color, COLORS, rng)
-    corners, place = _options(corner, CORNERS, rng)
+    # Four options each, and the index of the true one. One attribute is the answer, the other one the rationale.
+    colors, true_color = _options(item.color, COLORS, rng)
+    corners, true_corner = _options(corner, CORNERS, rng)
     if kind == "color":
         question: Tokens = ["What", "color", "is", tag, "?"]
         answers: list[Tokens] = [[tag, "is", value, "."] for value in colors]
         rationales: list[Tokens] = [
             [tag, "in", "the", *value.split(), "corner", "is", item.color, "."] for value in corners
         ]
-        right, reason = color, place
+        answer_label, rationale_label = true_color, true_corner
     else:
         question = ["Where", "is", tag, "?"]
         answers = [[tag, "is", "in", "the", *value.split(), "corner", "."] for value in corners]
         rationales = [["The", value, tag, "is", "in", "the", *corner.split(), "corner", "."] for value in colors]
-        right, reason = place, color
+        answer_label, rationale_label = true_corner, true_color
     return {
         "objects": [o.shape for o in scene.objects],
         "interesting_scores": [0],
         "answer_likelihood": "likely",
         "question_orig": _original(question),
-        "answer_orig": _original(answers[right]),
-        "rationale_orig": _original(rationales[reason]),
+        "answer_orig": _original(answers[answer_label]),
+        "rationale_orig": _original(rationales[rationale_label]),
         "question": question,
         "answer_choices": answers,
-        "answer_label": right,
+        "answer_label": answer_label,
         "rationale_choices": rationales,
-        "rationale_label": reason,
+        "rationale_label": rationale_label,
         "answer_match_iter": [0] * CHOICES,
         "answer_sources": [0] * CHOICES,
         "rationale_match_iter": [0] * CHOICES,
@@ -103,16 +104,19 @@ def _question(scene: Scene, item: SceneObject, kind: str, rng: np.random.Generat
 
 def _options(true: str, values: Sequence[str], rng: np.random.Generator) -> tuple[list[str], int]:
     """Return four different values in random order, including the true one, and its index."""
-    others = [value for value in values if value != true]
-    wrong = [others[i] for i in rng.permutation(len(others))[: CHOICES - 1]]
-    options = [[true, *wrong][i] for i in rng.permutation(CHOICES)]
+    wrong = [value for value in values if value != true]
+    candidates = [true, *(wrong[i] for i in rng.permutation(len(wrong))[: CHOICES - 1])]
+    options = [candidates[i] for i in rng.permutation(CHOICES)]
     return options, options.index(true)
 
 
 def _metadata(scene: Scene) -> dict[str, Any]:
+    segments = []
+    for item in scene.objects:
+        segments.append([[list(point) for point in item.points(scene.side)]])  # one polygon per object
     return {
         "boxes": [[*map(float, item.box), 1.0] for item in scene.objects],
-        "segms": [[[list(point) for point in item.points(scene.side)]] for item in scene.objects],
+        "segms": segments,
         "names": [item.shape for item in scene.objects],
         "width": scene.side,
         "height": scene.side,
@@ -121,4 +125,7 @@ def _metadata(scene: Scene) -> dict[str, Any]:
 
 def _original(tokens: Tokens) -> str:
     """Return the text as annotators typed it: tags count from 1."""
-    return " ".join(t if isinstance(t, str) else " and ".join(str(n + 1) for n in t) for t in tokens)
+    words = []
+    for token in tokens:
+        words.append(token if isinstance(token, str) else " and ".join(str(number + 1) for number in token))
+    return " ".join(words)
