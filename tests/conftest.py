@@ -87,10 +87,10 @@ def shared_meteor() -> Iterator[None]:
     from vlp_models.metrics import caption
 
     java, meteor_class, meteor_process = shutil.which("java"), caption.Meteor, caption._meteor_process
-    with caption.KeptMeteor() as shared, pytest.MonkeyPatch.context() as patch:
+    with caption.SharedMeteor() as shared, pytest.MonkeyPatch.context() as patch:
 
         @functools.wraps(meteor_process)
-        def process(kept: caption.KeptMeteor | None) -> AbstractContextManager[caption.Meteor | str]:
+        def process(kept: caption.SharedMeteor | None) -> AbstractContextManager[caption.Meteor | str]:
             is_changed = shutil.which("java") != java or caption.Meteor is not meteor_class
             return meteor_process(kept if kept or is_changed else shared)
 
