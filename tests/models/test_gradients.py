@@ -28,6 +28,7 @@ import golden_tden
 import numpy as np
 import pytest
 import soho_toys
+import tiny_tden as tiny
 import tiny_vlmo
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,7 @@ from PIL import Image
 from tiny_unified_vlp import scored, tiny_unified_vlp
 from tiny_xgpt import tiny_xgpt
 from torch import Tensor, nn
-from two_pass_toys import recipe_of, tiny
+from two_pass_toys import recipe_of
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.pixels import collate_pixels

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import tiny_tden as tiny
 import torch
 from tiny_unified_vlp import tiny_unified_vlp
 from torch import nn
 from toy_dataset import CLASSES, FEATURE_DIM, Toy
-from two_pass_toys import generator, recipe_of, tiny
+from two_pass_toys import generator, recipe_of
 
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import ScheduledSamplingParams

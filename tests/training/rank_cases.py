@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import tiny_tden as tiny
 import torch
 import torch.distributed as dist
 import toy_unified_vlp
@@ -31,7 +32,7 @@ from toy_dataset import Toy
 from toy_pairs import by_pairs
 from toy_tasks import double, make
 from toy_tasks import learn as learn_captions
-from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
+from two_pass_toys import ALL, generator, recipe_of, two_pass
 
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.shards.dataset import ShardDataset

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_tden as tiny
 import torch
 from torch import nn
 from toy_dataset import KilledAt, Toy, same_weights, untimed
-from two_pass_toys import ALL, generator, recipe_of, tiny, two_pass
+from two_pass_toys import ALL, generator, recipe_of, two_pass
 
 from vlp_models.data.batch import Batch, Regions
 from vlp_models.models.layers.packing import Packing
