@@ -57,6 +57,7 @@ def read_source(name: str, dataset: DatasetParams, base: Path) -> Tables:
     """
     params = source_params(name, dataset)
     tables: Tables = import_target(FORMATS[params.format])(name, _with_standard_splits(params), base)
+    # else stages would not depend on the view's code
     for view in sorted(TABLES.keys() - set(filled_views(params.format))):
         if len(tables[view]):
             raise ParamsError(
@@ -81,6 +82,7 @@ def source_params(name: str, dataset: DatasetParams) -> SourceParams:
             raise ParamsError(
                 f"params.yaml: unknown key `data.{name}.{key}` of the format {dataset.format}{suggestion(key, names)}"
             )
+    # a key without effect would be taken for one with effect
     for key in ("val_fraction", "group_near_duplicates"):
         if keys[key] and dataset.format in UNDIVIDED:
             raise ParamsError(
@@ -99,6 +101,7 @@ def params_class(name: str) -> type[SourceParams]:
     reader = import_target(FORMATS[name])
     annotation = getattr(reader, "__annotations__", {}).get("params", SourceParams)
     try:
+        # a string with `from __future__ import annotations`
         cls = typing.get_type_hints(reader)["params"] if isinstance(annotation, str) else annotation
     except (NameError, TypeError, SyntaxError) as error:
         raise ParamsError(f"plugin {FORMATS[name]}: the annotation of `params`: {first_line(error)}") from None
@@ -124,6 +127,7 @@ def _with_standard_splits(params: SourceParams) -> SourceParams:
     for section in params.file_keys:
         if not isinstance(getattr(params, section), dict):
             continue
+        # `dev` and `val` in one section are one split
         lists: dict[str, list[str]] = {}
         for key, files in getattr(params, section).items():
             lists.setdefault(standard_split(key), []).extend(files)

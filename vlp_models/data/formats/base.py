@@ -73,6 +73,7 @@ _spool: ContextVar[Path | None] = ContextVar("spool", default=None)
 @contextmanager
 def spooled(directory: Path) -> Iterator[None]:
     """Make the next `Tables` write its rows to files in `directory` instead of holding them in memory."""
+    # a context variable: readers keep the signature of plugins
     token = _spool.set(directory)
     try:
         yield
@@ -135,9 +136,9 @@ class _Lines:
     def moved_aside(self) -> _Lines:
         """Rename its own file and return an empty replacement."""
         self.close()
-        place = self._path
-        self._path = place.rename(place.with_name(f".{place.name}.whole"))
-        return _Lines(place)
+        path = self._path
+        self._path = path.rename(path.with_name(f".{path.name}.whole"))
+        return _Lines(path)
 
     def delete(self) -> None:
         self._path.unlink()
@@ -189,9 +190,11 @@ class Tables:
             raise RecordError("the image is empty", rule="image_not_empty")
         if len(content) > MAX_BYTES:
             raise RecordError(f"the image has more than {MAX_BYTES >> 20} MiB", rule="image_not_a_bomb")
+        # `prepare` writes its output; later reads name what is there
         directory, write = (self.directory, True) if self.directory is not None else _extracted.get()
         if directory is None:
             raise ValueError("images are extracted to the output of `prepare`; read within `spooled` or `extracted_in`")
+        # equal images share one file; 256 folders, since one of a million files is slow
         digest = hashlib.sha256(content).hexdigest()
         suffix = next((suffix for start, suffix in SIGNATURES if content.startswith(start)), ".img")
         file = directory / EXTRACTED / digest[:2] / f"{digest}{suffix}"
@@ -206,15 +209,16 @@ class Tables:
             if isinstance(rows, TableWriter | _Lines):
                 rows.close()
 
-    def describe_ignored(self, most: int = 8) -> str:
+    def describe_ignored(self, limit: int = 8) -> str:
         """Return `ignored columns: license, photographer`; empty if every column is read."""
         names = sorted(self.ignored)
-        more = f" and {len(names) - most} more" if len(names) > most else ""
-        return f"ignored columns: {', '.join(names[:most])}{more}" if names else ""
+        more = f" and {len(names) - limit} more" if len(names) > limit else ""
+        return f"ignored columns: {', '.join(names[:limit])}{more}" if names else ""
 
     def keep_lines(self, of: Callable[[str], bool]) -> None:
         """Remove ground truth and languages of all images for which `of` is false."""
         for name in LINES:
+            # rows in files are written again; lists are filtered
             before = self[name]
             if isinstance(before, _Lines) and len(before):
                 after = before.moved_aside()
@@ -231,13 +235,14 @@ class Tables:
         The rule `text_utf8` adds the command that converts the file, unless it is a tar, which that would damage.
         """
         file = _FILE.split(provenance)[0]
+        # the way out depends on the file: a tar cannot be converted as text
         if rule == "text_utf8" and _BYTE.search(reason):
             is_tar = file.endswith(".tar")
             reason += "; build the tar again with UTF-8" if is_tar else f"; convert the file: {convert_command(file)}"
         self["quarantine"].append(
             {
                 "table": table,
-                "row_id": _storable(row_id),
+                "row_id": row_id.encode("utf-8", "backslashreplace").decode("utf-8"),  # else unchanged, for look-ups
                 "rule": rule,
                 "reason": printable(reason),
                 "provenance": provenance,
@@ -305,11 +310,6 @@ def printable(text: str) -> str:
     return "".join(char if is_line(char) else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
-def _storable(text: str) -> str:
-    """Return `text` with bytes that are not UTF-8 escaped. An id keeps its other characters for look-ups."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def get(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
     """Return a field of the given type.
 
@@ -341,6 +341,7 @@ def get_size(record: Row) -> tuple[int | None, int | None]:
     for key in ("width", "height"):
         value: Any = record.get(key)
         try:
+            # NaN, like 0 and 1.5, is no size
             number = float("nan") if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             return None, None
@@ -355,6 +356,7 @@ def get_size(record: Row) -> tuple[int | None, int | None]:
 def get_id(record: Any, key: str) -> str:
     """Return an id as text. Public files have whole numbers or strings; tables saved from pandas have 9.0 for 9."""
     value = get(record, key, (int, float, str))
+    # pandas writes a column of numbers with gaps as floats
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     local = "" if isinstance(value, float) else str(value)
@@ -419,13 +421,14 @@ def _filter_rows(name: str, tables: Tables, images: Set[str]) -> Rows:
     if not isinstance(rows, TableWriter):
         return [row for row in rows if images.isdisjoint(_image_ids(row))]
     rows.close()
-    whole = rows.path.rename(rows.path.with_name(BEFORE))
-    kept = TableWriter(name, rows.path.parent)
-    for batch in read_batches([whole], BATCH_ROWS):
-        kept.write(batch.filter(pc.invert(_mask_rows(batch, images))))
-    kept.close()
-    whole.unlink()
-    return kept
+    # rename the file, and write it again without the rows
+    before = rows.path.rename(rows.path.with_name(BEFORE))
+    remaining = TableWriter(name, rows.path.parent)
+    for batch in read_batches([before], BATCH_ROWS):
+        remaining.write(batch.filter(pc.invert(_mask_rows(batch, images))))
+    remaining.close()
+    before.unlink()
+    return remaining
 
 
 def _image_ids(row: Row) -> list[str]:
@@ -434,8 +437,9 @@ def _image_ids(row: Row) -> list[str]:
 
 def _mask_rows(batch: pa.Table, images: Set[str]) -> pa.Array:
     """Return which rows are about one of the images."""
-    found = pc.is_in(batch["image_id"], value_set=pa.array(sorted(images), pa.string()))
+    matches = pc.is_in(batch["image_id"], value_set=pa.array(sorted(images), pa.string()))
     if OTHER_IMAGES.name not in batch.column_names:
-        return found
-    others = [not images.isdisjoint(names or ()) for names in batch[OTHER_IMAGES.name].to_pylist()]
-    return pc.or_(found, pa.chunked_array([others], pa.bool_()))
+        return matches
+    # a row with several images is removed with any of them
+    other_matches = [not images.isdisjoint(names or ()) for names in batch[OTHER_IMAGES.name].to_pylist()]
+    return pc.or_(matches, pa.chunked_array([other_matches], pa.bool_()))

@@ -81,10 +81,12 @@ def read(name: str, params: CocoParams, base: Path) -> Tables:
     root = base / params.root
     tables = Tables()
     images = _Images(name=name, root=root, params=params, tables=tables)
+    # the Karpathy file first: it decides splits, and images may come from it alone
     if params.karpathy:
         images.entries = read_karpathy(root / params.karpathy, tables, sentences=not params.captions)
         if not params.captions:
             images.add_entries()
+    # all images before their annotations: an annotation is checked against them
     for key, files in [*params.captions.items(), *params.instances.items()]:
         for file in files:
             images.read(root / file, key)
@@ -115,7 +117,7 @@ def _check(name: str, params: CocoParams) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Known:
+class _FirstListing:
     """An image as it was listed first. key: of its annotation file in params; empty for the Karpathy file."""
 
     file_name: str
@@ -133,8 +135,8 @@ class _Images:
     params: CocoParams
     tables: Tables
     entries: dict[str, KarpathyEntry] | None = None
-    known: dict[str, _Known] = field(default_factory=dict)
-    others: dict[str, dict[Path, str]] = field(default_factory=dict)  # id -> annotation file -> another file of this id
+    listed: dict[str, _FirstListing] = field(default_factory=dict)  # by id
+    conflicts: dict[str, dict[Path, str]] = field(default_factory=dict)  # id -> annotation file -> another image file
     keys: dict[Path, str] = field(default_factory=dict)  # annotation file -> its key in params
     counts: dict[str, int] = field(default_factory=dict)  # split -> images kept
     cut: set[str] = field(default_factory=set)
@@ -145,7 +147,7 @@ class _Images:
     def read(self, path: Path, key: str) -> None:
         """Add the `images` list of one annotation file; captions and instances files list the same images."""
         folder = path.stem.rpartition("_")[2]  # the images of captions_train2017.json are in train2017/
-        here: set[str] = set()
+        ids_here: set[str] = set()
         self.keys[path] = key
         for provenance, record in read_records(path, "images", "a COCO annotation file"):
             with self.tables.record("images", provenance):
@@ -159,23 +161,24 @@ class _Images:
                         self.tables.quarantine("images", join_id(self.name, local), "split_known", reason, provenance)
                     continue
                 split = entry.split if entry else key
-                found = self.find(file_name, [entry.filepath if entry else "", folder])
-                is_new = local not in self.known
-                known = _Known(file_name=file_name, path=str(found), split=split, key=key)
-                first = self.known.setdefault(local, known)
-                if not _is_same(first, file_name, found):
-                    others = self.others.setdefault(local, {})
-                    if str(found) not in others.values():  # reported once, as above
-                        reason = self.describe_other(local, str(found))
+                file = self.find(file_name, [entry.filepath if entry else "", folder])
+                is_new = local not in self.listed
+                listing = _FirstListing(file_name=file_name, path=str(file), split=split, key=key)
+                first = self.listed.setdefault(local, listing)
+                if not _is_same(first, file_name, file):
+                    conflicts = self.conflicts.setdefault(local, {})
+                    if str(file) not in conflicts.values():  # reported once, as above
+                        reason = self.describe_conflict(local, str(file))
                         self.tables.quarantine("images", join_id(self.name, local), "id_unique", reason, provenance)
-                    others[path] = str(found)
+                    conflicts[path] = str(file)
                     continue
-                if is_new or local in here or first.split != split:
-                    self.add(local, found, split, get_size(record), provenance)
-                here.add(local)
+                # a file that lists an image twice, or in another split, adds it again: validation reports it
+                if is_new or local in ids_here or first.split != split:
+                    self.add(local, file, split, get_size(record), provenance)
+                ids_here.add(local)
 
-    def describe_other(self, local: str, path: str) -> str:
-        before, now = (os.path.relpath(file, self.root) for file in (self.known[local].path, path))
+    def describe_conflict(self, local: str, path: str) -> str:
+        before, now = (os.path.relpath(file, self.root) for file in (self.listed[local].path, path))
         return f"image {local} was {before} before and is {now} here"
 
     def check_annotated(self, local: str, path: Path) -> None:
@@ -184,29 +187,30 @@ class _Images:
         Raises:
             RecordError: the image is another file there than in the file that listed it first.
         """
-        if other := self.others.get(local, {}).get(path):
-            raise RecordError(self.describe_other(local, other), rule="id_unique")
+        if file := self.conflicts.get(local, {}).get(path):
+            raise RecordError(self.describe_conflict(local, file), rule="id_unique")
 
-    def check_asked(self, local: str, key: str) -> None:
+    def check_question(self, local: str, key: str) -> None:
         """Check an image id of the questions under `key`.
 
         Raises:
             RecordError: the image is several files, and not the first one under this key alone.
         """
-        others = self.others.get(local, {})
-        if others and (key != self.known[local].key or key in {self.keys[path] for path in others}):
-            files = [self.known[local].path, *dict.fromkeys(others.values())]
+        conflicts = self.conflicts.get(local, {})
+        if conflicts and (key != self.listed[local].key or key in {self.keys[path] for path in conflicts}):
+            files = [self.listed[local].path, *dict.fromkeys(conflicts.values())]
             several = " and ".join(os.path.relpath(file, self.root) for file in files)
             raise RecordError(f"image {local} is {several}", rule="id_unique")
 
     def add_entries(self) -> None:
         """Add the images and captions of a Karpathy file that has no captions file."""
         for local, entry in (self.entries or {}).items():
-            found = self.find(entry.filename, [entry.filepath])
-            self.known[local] = _Known(file_name=entry.filename, path=str(found), split=entry.split, key="")
-            self.add(local, found, entry.split, (None, None), entry.provenance)
+            path = self.find(entry.filename, [entry.filepath])
+            self.listed[local] = _FirstListing(file_name=entry.filename, path=str(path), split=entry.split, key="")
+            self.add(local, path, entry.split, (None, None), entry.provenance)
             if local in self.cut:
                 continue
+            # the captions in the file, if there is no captions file
             for index, (sentence_id, text) in enumerate(entry.sentences):
                 self.tables["captions"].append(
                     {
@@ -229,6 +233,7 @@ class _Images:
         image_id = join_id(self.name, local)
         if split == "train":
             split = hold_out(self.tables, self.params, image_id, photo_id(local))
+        # `limit` counts images: what belongs to the others is dropped by `cut`
         if self.params.limit and self.counts.get(split, 0) >= self.params.limit:
             self.cut.add(local)
             return
@@ -247,6 +252,7 @@ class _Images:
 
     def find(self, file_name: str, folders: list[str]) -> Path:
         """Return the file's path: in `images` or the dataset's root, or in one of `folders` below these."""
+        # the exact name everywhere first, then one that differs in letter case or Unicode form
         directory = self.root / self.params.images
         for parent in (directory, self.root):
             for folder in [*folders, ""]:
@@ -258,13 +264,13 @@ class _Images:
                     return path
         for parent in (directory, self.root):
             for folder in [*folders, ""]:
-                found = self.names.find(parent / folder, file_name)
-                if len(found) == 1:
-                    return found[0]
+                candidates = self.names.find(parent / folder, file_name)
+                if len(candidates) == 1:
+                    return candidates[0]
         return Path(os.path.normpath(directory / file_name))
 
 
-def _is_same(first: _Known, file_name: str, path: Path) -> bool:
+def _is_same(first: _FirstListing, file_name: str, path: Path) -> bool:
     """Return whether a file is that of the image, which another annotation file may name differently.
 
     One name in two folders is two files. If one of the paths has no file, the name decides: an image is looked for in
@@ -305,6 +311,7 @@ def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
             image = get_id(record, "image_id")
             if image in images.cut:
                 continue
+            # a box around a group is no box of an object
             if str(record.get("iscrowd")).lower() in ("1", "1.0", "true"):
                 tables.skipped["crowd regions"] += 1
                 continue
@@ -360,9 +367,6 @@ def _read_vqa(images: _Images, tables: Tables) -> None:
     Questions without an annotation (if their key has annotation files) and annotations without a question are
     quarantined. Questions about images that `limit` dropped are skipped. Answers stay as the annotators typed them: the
     metric and the answer vocabulary normalize them in different ways.
-
-    Raises:
-        DataError: a file is missing or not in the format, or annotations have no questions.
     """
     name, params, root = images.name, images.params, images.root
     for key in params.annotations:
@@ -373,6 +377,7 @@ def _read_vqa(images: _Images, tables: Tables) -> None:
         annotations: dict[str, tuple[str, Any]] = {}
         for file in params.annotations.get(key, []):
             _read_annotations(root / file, name, annotations, tables)
+        # questions of this key; an annotation without one is reported
         used: set[str] = set()
         for file in files:
             for provenance, record in read_records(root / file, "questions", "a VQA v2 questions file"):
@@ -383,7 +388,7 @@ def _read_vqa(images: _Images, tables: Tables) -> None:
                     if image in images.cut:
                         continue
                     with tables.record("questions", provenance, join_id(name, local)):
-                        images.check_asked(image, key)
+                        images.check_question(image, key)
                         annotation = annotations.get(local)
                         if labeled and annotation is None:
                             raise RecordError("no annotation has its question_id", rule="annotation_found")
@@ -419,6 +424,7 @@ def _answers(annotation: Any) -> list[str]:
     """Return the answers as text; a number is written as the annotator would type it, 2.0 as 2."""
     answers = []
     for answer in get(annotation, "answers", list):
+        # VQA v2 has {"answer": ...}; other files may have the text itself
         value = get(answer if isinstance(answer, dict) else {"answer": answer}, "answer", (str, int, float))
         if isinstance(value, str):
             value = get_text({"answer": value}, "answer")
@@ -430,10 +436,12 @@ def _answer_type(annotation: Any, answers: list[str]) -> str:
     """Return the optional `answer_type`, or VQA v2's type of the most frequent answer."""
     if isinstance(annotation.get("answer_type"), str) and annotation["answer_type"].strip():
         return get_text(annotation, "answer_type")
-    most = Counter(answer.strip().lower() for answer in answers).most_common(1)[0][0] if answers else ""
-    if most in ("yes", "no"):
+    most_frequent = Counter(answer.strip().lower() for answer in answers).most_common(1)[0][0] if answers else ""
+    if not most_frequent:
+        return ""
+    if most_frequent in ("yes", "no"):
         return "yes/no"
-    return "number" if most.replace(".", "", 1).isdigit() else "other" if most else ""
+    return "number" if most_frequent.replace(".", "", 1).isdigit() else "other"
 
 
 def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str, Any]:
@@ -449,6 +457,7 @@ def _row(name: str, question: Any, annotation: Any, provenance: str) -> dict[str
     if annotation is not None:
         if get_id(annotation, "image_id") != get_id(question, "image_id"):
             raise RecordError("its annotation is about another image", rule="annotation_found")
+        # optional, as is `answer_type`
         kind = annotation.get("question_type")
         row["question_type"] = get_text(annotation, "question_type") if isinstance(kind, str) else ""
         answers = _answers(annotation)

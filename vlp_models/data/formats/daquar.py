@@ -57,39 +57,46 @@ def read(name: str, params: DaquarParams, base: Path) -> Tables:
     )
     tables = Tables()
     files = _files(name, params, root)
+    # `all_qa_pairs.txt` names no splits, so lists of photos must; other files are of one split each
     listed = "all" in files or bool(params.split_files) or bool(params.karpathy)  # else the split is that of the file
     lists = read_lists(name, params, root, LISTS, tables).splits if listed else {}
     names = Names(lists)
+    # where the photos are, and the suffix of each
     folder = next((root / f for f in (params.images, PHOTO_FOLDER) if (root / f).is_dir()), root / params.images)
     photos = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in FORMATS] if folder.is_dir() else []
     endings = {path.stem: path.suffix for path in photos}
-    kept: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     splits: dict[str, str] = {}  # photo -> split
-    for own, several in files.items():
-        for file, prefix in _prefixes(own, several).items():
+    for file_split, files_of_split in files.items():
+        for file, prefix in _prefixes(file_split, files_of_split).items():
             for number, question, answer in _pairs(root / file, tables):
                 provenance = f"{Path(file).name}:{number}"
                 row_id = join_id(name, f"{prefix}{number}")
                 with tables.record("questions", provenance, row_id):
+                    # the last `image3` of a question names its photo
                     photo = f"image{PHOTO.findall(question)[-1][1]}"
                     photo = names.match(photo) or photo
                     if listed and photo not in lists:
                         tables.skipped["questions about unlisted photos"] += 1
                         continue
                     image_id = join_id(name, photo)
-                    split = lists[photo] if listed else own
+                    split = lists[photo] if listed else file_split
                     if split == "train":
                         split = hold_out(tables, params, image_id, photo)
+                    # a photo in two splits would leak answers
                     if splits.get(photo, split) != split:
                         raise RecordError(f"{photo} is {split} here and {splits[photo]} before", rule="split_disjoint")
-                    if params.limit and kept[split] >= params.limit:
+                    if params.limit and counts[split] >= params.limit:
                         continue
+                    # a set: sorted, and each thing once
                     parts = get_text({"answer": answer}, "answer").split(",")
                     answers = sorted({part.strip() for part in parts} - {""})
                     if not answers:
                         raise RecordError("no answer")
+                    # the number would let a text-only model memorize a photo's answers
                     text = PHOTO.sub(r"\1", " ".join(get_text({"question": question}, "question").split()))
-                    kept[split] += 1
+                    counts[split] += 1
+                    # a photo is added with its first question
                     if photo not in splits:
                         splits[photo] = split
                         path = os.path.normpath(folder / f"{photo}{endings.get(photo, '.jpg')}")
@@ -118,10 +125,10 @@ def _files(name: str, params: DaquarParams, root: Path) -> dict[str, list[str]]:
         return params.questions
     if (root / ALL).is_file():
         return {"all": [ALL]}
-    found = {split: [file] for split, file in FILES.items() if (root / file).is_file()}
-    if not found:
+    files = {split: [file] for split, file in FILES.items() if (root / file).is_file()}
+    if not files:
         raise DataError(f"{root}: contains neither {ALL} nor {', '.join(FILES.values())}; is it DAQUAR's folder?")
-    return found
+    return files
 
 
 def _prefixes(key: str, files: list[str]) -> dict[str, str]:
@@ -140,20 +147,21 @@ def _pairs(path: Path, tables: Tables) -> Iterator[tuple[int, str, str]]:
     A question names its photo and an answer does not, so a missing line costs its own pair and not all that follow.
     """
     lines = read_text(path, "DAQUAR's questions and answers").split("\n")
+    # non-empty lines with their numbers; a question is at `index`, its answer at `index + 1`
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
-    place = found = 0
-    while place < len(numbered):
-        number, line = numbered[place]
-        answered = place + 1 < len(numbered) and not PHOTO.search(numbered[place + 1][1])
+    index = pairs = 0
+    while index < len(numbered):
+        number, line = numbered[index]
+        answered = index + 1 < len(numbered) and not PHOTO.search(numbered[index + 1][1])
         if PHOTO.search(line) and answered:
-            found += 1
-            yield number, line, numbered[place + 1][1]
-            place += 2
+            pairs += 1
+            yield number, line, numbered[index + 1][1]
+            index += 2
             continue
         reason = "a question without an answer" if PHOTO.search(line) else "a question names its photo, as in `image3`"
         tables.quarantine("questions", "", "record_readable", f"{reason}: {line[:60]!r}", f"{path.name}:{number}")
-        place += 1
-    if not found:
+        index += 1
+    if not pairs:
         raise DataError(f"{path}: no question about a photo, with its answer on the next line; is it DAQUAR's?")
 
 

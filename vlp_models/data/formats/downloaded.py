@@ -35,16 +35,17 @@ class Downloaded:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._found = 0
+        self._matches = 0
         self._listings: dict[str, dict[str, str]] = {}  # folder -> name without its suffix -> name
 
     def find(self, row: int) -> Path | None:
         """Return the image file of a row, or None."""
         nine = f"{row:09d}"
+        # img2dataset's folder, then both names without one
         for folder, name in ((nine[:5], nine), ("", nine), ("", str(row))):
             file = self._listing(folder).get(name)
             if file is not None:
-                self._found += 1
+                self._matches += 1
                 return self._folder / folder / file
         return None
 
@@ -54,7 +55,7 @@ class Downloaded:
         Raises:
             DataError: no row had one.
         """
-        if not self._found:
+        if not self._matches:
             raise DataError(
                 f"{where}: no row has an image in {self._folder}; images are named as by img2dataset "
                 "(00012/000123456.jpg, by the row's number from 0), or as 123456.jpg"
@@ -91,17 +92,18 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
     if len(captions) != len(addresses):
         raise DataError(f"{path}: {len(captions):,} captions and {len(addresses):,} image_urls; the file is damaged")
     tables, photos = Tables(), Downloaded(root / params.images)
-    for place in range(len(captions)):
+    for row in range(len(captions)):
+        # pairs without a photo do not count
         if params.limit and len(tables["images"]) >= params.limit:
             break
-        provenance, pair_id = f"{FILE}#captions[{place}]", join_id(name, place)
+        provenance, pair_id = f"{FILE}#captions[{row}]", join_id(name, row)
         with tables.record("captions", provenance, pair_id):
-            photo = photos.find(place)
+            photo = photos.find(row)
             if photo is None:
                 tables.skipped["pairs without a photo"] += 1
                 continue
-            text = get_sentence({"caption": captions[place]}, "caption")
-            split = hold_out(tables, params, pair_id, str(place))
+            text = get_sentence({"caption": captions[row]}, "caption")
+            split = hold_out(tables, params, pair_id, str(row))
             image: Row = {"image_id": pair_id, "provenance": provenance}
             tables["images"].append(image_row(**image, source=name, split=split, path=os.path.normpath(photo)))
             tables["captions"].append({**image, "caption_id": pair_id, "text": text})
@@ -147,34 +149,32 @@ def read_conceptual_captions(name: str, params: ConceptualCaptionsParams, base: 
 
 
 def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures: Downloaded, tables: Tables) -> None:
-    kept = headers = 0
+    count = headers = 0
     for number, line in enumerate(open_lines(path, "Conceptual Captions, one caption<tab>address a line"), start=1):
         parts = line.rstrip("\r").split("\t")  # not csv: captions contain unpaired quotes
-        if number == 1 and _is_header(parts):
+        # a header names its second column, which is an address in any other line
+        if number == 1 and len(parts) == 2 and parts[1].strip() and "://" not in parts[1]:
             headers = 1
             continue
         row = number - 1 - headers  # img2dataset numbers images from the first pair
         local, provenance = f"{split}-{row}", f"{path.name}:{number}"
-        if params.limit and kept >= params.limit:
+        if params.limit and count >= params.limit:
             break
         if not line.strip():
             continue
         with tables.record("captions", provenance, join_id(name, local)):
             if len(parts) != 2:
                 raise RecordError(f"{len(parts) - 1} tabs, expected one, between caption and address")
+            # many addresses are stale
             picture = pictures.find(row)
             if picture is None:
                 tables.skipped[f"pairs of {split} without an image"] += 1
                 continue
-            kept += 1
+            count += 1
             image_id = join_id(name, local)
-            ours = hold_out(tables, params, image_id, local) if split == "train" else split
+            image_split = hold_out(tables, params, image_id, local) if split == "train" else split
             image: Row = {"image_id": image_id, "provenance": provenance}
             text = get_sentence({"caption": parts[0]}, "caption")
-            tables["images"].append(image_row(**image, source=name, split=ours, path=os.path.normpath(picture)))
+            tables["images"].append(image_row(**image, source=name, split=image_split, path=os.path.normpath(picture)))
             tables["captions"].append({**image, "caption_id": image_id, "text": text})
     pictures.require_any(f"data.{name}: {path}")
-
-
-def _is_header(fields: list[str]) -> bool:
-    return len(fields) == 2 and bool(fields[1].strip()) and "://" not in fields[1]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from vlp_models.common.io import HEAD, explain_not_text
 from vlp_models.data.formats.base import RecordError, Tables, _short, printable
@@ -36,21 +36,21 @@ def open_lines(path: Path, purpose: str, *, universal: bool = False) -> Iterator
     """
     with _readable(path, purpose):
         binary = path.open("rb")
+        # an archive or an image in place of the text is named as such
         head = binary.peek(HEAD)[:HEAD]
     newline = None if universal else "\n"
     with io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
         _check_text(head, path, purpose)
         ended = True
-        while line := _next_line(file, path, purpose):
+        while True:
+            with _readable(path, purpose):
+                line = file.readline()
+            if not line:
+                break
             ended = line.endswith("\n")
             yield line.removesuffix("\n")
-        if ended:
+        if ended:  # as `split` does: a last line that ends with "\n" is followed by an empty one
             yield ""
-
-
-def _next_line(file: TextIO, path: Path, purpose: str) -> str:
-    with _readable(path, purpose):
-        return file.readline()
 
 
 def _check_text(head: bytes, path: Path, purpose: str) -> None:
@@ -100,22 +100,22 @@ def read_records(path: Path, key: str, purpose: str, *, only_with: str = "") -> 
     if only_with and isinstance(document, dict) and only_with not in document:
         return
     if not isinstance(document, dict) or not isinstance(document.get(key), list):
-        found = f"the keys {', '.join(map(str, document))}" if isinstance(document, dict) else type(document).__name__
-        raise DataError(f"{path}: not {purpose}: expected a list under `{key}`, found {found}")
+        actual = f"the keys {', '.join(map(str, document))}" if isinstance(document, dict) else type(document).__name__
+        raise DataError(f"{path}: not {purpose}: expected a list under `{key}`, found {actual}")
     for index, record in enumerate(document[key]):
         yield f"{path.name}#{key}[{index}]", record
 
 
 def read_lines(
-    path: Path, tables: Tables, table: str, purpose: str, known: Sequence[str] = ()
+    path: Path, tables: Tables, table: str, purpose: str, valid_keys: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (provenance, object) of each line of a JSON-lines file: `dev.json:12`. Malformed lines go to quarantine.
 
     Args:
-        known: all keys that the format reads. Others are added to `tables.ignored`; default: any key is fine.
+        valid_keys: all keys that the format reads. Others are added to `tables.ignored`; default: any key is fine.
 
     Raises:
-        DataError: the file is missing, none of its lines is a JSON object, or a key is a misspelled `known` one.
+        DataError: the file is missing, none of its lines is a JSON object, or a key is a misspelled valid one.
     """
     good, bad, first = 0, 0, ""
     shapes: dict[frozenset[str], list[str]] = {}  # sets of keys that were checked
@@ -134,8 +134,9 @@ def read_lines(
             tables.quarantine(table, "", "record_readable", f"not a JSON object: {error}", provenance)
             continue
         good += 1
-        if known and (keys := frozenset(record)) not in shapes:
-            shapes[keys] = check_names(f"{path}:{number}", "key", record, known)
+        # names are checked once per set of keys, not per line
+        if valid_keys and (keys := frozenset(record)) not in shapes:
+            shapes[keys] = check_names(f"{path}:{number}", "key", record, valid_keys)
             if len(shapes) > MAX_SHAPES:  # objects that have nothing in common: check each, remember none
                 shapes.clear()
             tables.ignored.update(shapes.get(keys, ()))
@@ -150,34 +151,35 @@ TYPO = 0.8  # similarity from which a name is a misspelled one: `splt` for `spli
 
 
 def check_names(
-    where: str, kind: str, found: Iterable[str], known: Sequence[str], *, refuse_typos: bool = True
+    where: str, kind: str, names: Iterable[str], valid_names: Sequence[str], *, refuse_typos: bool = True
 ) -> list[str]:
-    """Return the names that are not known, which a reader ignores.
+    """Return the names that are not valid, which a reader ignores.
 
     Args:
         where: file and line, for messages.
         kind: of name: column or key.
 
     Raises:
-        DataError: with `refuse_typos`, a name is nearly one of the known ones that are missing, so it is probably a
+        DataError: with `refuse_typos`, a name is nearly one of the valid ones that are missing, so it is probably a
             misspelled one.
     """
-    found = list(found)
-    others = [name for name in found if name and name not in known and len(name) <= MAX_NAME]
-    missing = [name for name in known if name not in found]
-    for name in others:
+    names = list(names)
+    unknown = [name for name in names if name and name not in valid_names and len(name) <= MAX_NAME]
+    missing = [name for name in valid_names if name not in names]
+    for name in unknown:
         if refuse_typos and (near := find_typo(name, missing)):
             raise DataError(f"{where}: unknown {kind} `{printable(name)}`; did you mean `{near}`?")
-    return [printable(name) for name in others]
+    return [printable(name) for name in unknown]
 
 
-def find_typo(name: str, known: Iterable[str]) -> str:
-    """Return the known name that `name` is a misspelling, another case or a longer form of; empty otherwise."""
-    lower, known = name.strip().lower(), list(known)
-    for other in known:
-        if sorted(lower) == sorted(other) or (lower.startswith(other) and lower[len(other) :].isalpha()):
-            return other
-    return next(iter(difflib.get_close_matches(lower, known, n=1, cutoff=TYPO)), "")
+def find_typo(name: str, valid_names: Iterable[str]) -> str:
+    """Return the valid name that `name` is a misspelling, another case or a longer form of; empty otherwise."""
+    lower, valid_names = name.strip().lower(), list(valid_names)
+    for valid_name in valid_names:
+        is_longer = lower.startswith(valid_name) and lower[len(valid_name) :].isalpha()
+        if sorted(lower) == sorted(valid_name) or is_longer:
+            return valid_name
+    return next(iter(difflib.get_close_matches(lower, valid_names, n=1, cutoff=TYPO)), "")
 
 
 def require_directory(base: Path, root: str, way_out: str) -> Path:
@@ -218,23 +220,24 @@ def read_csv(
             misspelled `optional` one.
     """
     lines = (line + "\n" for line in open_lines(path, "a csv with a header", universal=True))
-    ours = {name.lower(): name for name in (*needed, *optional)}
+    standard_names = {name.lower(): name for name in (*needed, *optional)}
     header: list[str] = []
     for number, cells in _parse(lines, delimiter, path, tables, table):
         provenance = f"{path.name}:{number}"
         if not any(cell.strip() for cell in cells):
             continue
         if not header:
-            header = [ours.get(cell.strip().lower(), cell.strip()) for cell in cells]
+            header = [standard_names.get(cell.strip().lower(), cell.strip()) for cell in cells]
+            # with two columns of one name, the second would win silently
             twice = [column for column, count in Counter(header).items() if column and count > 1]
             if twice:
                 raise DataError(
                     f"{path}:{number}: the column {twice[0]!r} is named twice; rename or delete one of them"
                 )
             if optional:
-                known = (*needed, *optional)
+                valid_names = (*needed, *optional)
                 tables.ignored.update(
-                    check_names(f"{path}:{number}", "column", header, known, refuse_typos=refuse_typos)
+                    check_names(f"{path}:{number}", "column", header, valid_names, refuse_typos=refuse_typos)
                 )
             if not set(needed) <= set(header):
                 more = f" (and may name {', '.join(optional)})" if optional else ""
@@ -264,9 +267,11 @@ def _parse(
         reader = csv.reader(ahead, delimiter=delimiter, strict=True)
         try:
             for row in reader:
+                # a cell of several lines with tabs has swallowed whole lines
                 if delimiter == "\t" and any("\n" in cell and "\t" in cell for cell in row):
                     raise csv.Error("a quote swallows the fields of other lines")
                 yield ahead.first, row
+                # the record is complete: its lines need not be read again
                 ahead.drop(reader.line_num)
             return
         except csv.Error as error:
@@ -283,13 +288,13 @@ class _Ahead:
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines = lines
         self._record: list[str] = []  # lines of the current record that were read
-        self._place = 0  # how many of them this pass has returned
+        self._position = 0  # how many of them this pass has returned
         self._dropped = 0  # lines of completed records, in this pass
         self.first = 1  # line number of the record's first line
 
     def __bool__(self) -> bool:
         """Return whether any line is left."""
-        self._place = self._dropped = 0
+        self._position = self._dropped = 0
         if not self._record:
             self._record = [line for line in (next(self._lines, None),) if line is not None]
         return bool(self._record)
@@ -302,17 +307,18 @@ class _Ahead:
 
         A record of too many lines is broken; otherwise an open quote would consume the rest of the file.
         """
-        if self._place >= MAX_RECORD_LINES:
+        if self._position >= MAX_RECORD_LINES:
             raise csv.Error(f"a quote is open for {MAX_RECORD_LINES} lines")
-        if self._place == len(self._record):
+        if self._position == len(self._record):
             self._record.append(next(self._lines))
-        self._place += 1
-        return self._record[self._place - 1]
+        self._position += 1
+        return self._record[self._position - 1]
 
     def drop(self, read: int) -> None:
         """End a record; `read` lines were read since this pass began."""
+        # `read` counts from the start of the pass; lines before were dropped already
         count = read - self._dropped
-        self._record, self._place, self._dropped = self._record[count:], self._place - count, read
+        self._record, self._position, self._dropped = self._record[count:], self._position - count, read
         self.first += count
 
     def drop_one(self) -> str:

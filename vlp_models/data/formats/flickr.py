@@ -66,6 +66,7 @@ def read_piped(path: Path, tables: Tables) -> Iterator[Captioned]:
 
 def read_quoted(path: Path, tables: Tables) -> Iterator[Captioned]:
     """Yield the rows of a csv with the columns image and caption; captions are numbered per photo, in their order."""
+    # per photo
     numbers: Counter[str] = Counter()
     for provenance, row in read_csv(path, tables, "captions", ("image", "caption")):
         file = row["image"].strip()
@@ -87,11 +88,12 @@ def fill(
     """
     listed = Names(splits)
     files: dict[str, str] = {}  # photo -> its first file name
-    kept: Counter[str] = Counter()  # split -> photos
+    counts: Counter[str] = Counter()  # split -> photos
     cut: set[str] = set()  # photos beyond the limit
     for line in lines:
         with tables.record("captions", line.provenance):
             file = safe_name(get_id({"file": line.file}, "file"))
+            # lists name photos by Flickr's id, captions by file name
             photo, image_id = listed.match(photo_id(file)), join_id(name, stem(file))
             if photo is None:
                 tables.skipped["captions of unlisted photos"] += 1
@@ -101,20 +103,23 @@ def fill(
                 if files.get(photo, file) != file:
                     raise RecordError(f"photo {photo} was {files[photo]} before and is {file} here", rule="id_unique")
                 if photo not in files:
+                    # a photo is added with its first caption
                     files[photo], split = file, splits[photo]
                     if split == "train":
                         split = hold_out(tables, params, image_id, photo)
-                    if params.limit and kept[split] >= params.limit:
+                    if params.limit and counts[split] >= params.limit:
                         cut.add(photo)
                     else:
-                        kept[split] += 1
+                        counts[split] += 1
                         path = os.path.normpath(folder / file)
                         row = image_row(image_id, source=name, split=split, path=path, provenance=line.provenance)
                         tables["images"].append(row)
+                # captions of photos beyond the limit are dropped with them
                 if photo not in cut:
                     text = get_sentence({"caption": line.text}, "caption")
                     row = {"caption_id": caption_id, "image_id": image_id, "text": text, "provenance": line.provenance}
                     tables["captions"].append(row)
+    # copies of the datasets often lack some captions
     bare = len(splits.keys() - files.keys())
     if bare:
         tables.skipped["listed photos without a caption"] += bare
@@ -136,12 +141,14 @@ def _lines(
             continue
         good += 1
         yield Captioned(file=file, number=caption, text=text, provenance=provenance)
+    # another kind of file, not one with a few bad lines
     if bad and not good:
         raise DataError(f"{path}:{first}: none of the {bad} lines is a photo's file name, a number and a caption")
 
 
 def _token(line: str) -> tuple[str, str, str]:
     name, tab, text = line.partition("\t")
+    # 1000092795.jpg#0
     file, sign, number = name.strip().rpartition("#")
     if not (tab and sign and file and number.isascii() and number.isdigit()):
         raise RecordError("not <file>#<number>, a tab and a caption")
@@ -149,6 +156,7 @@ def _token(line: str) -> tuple[str, str, str]:
 
 
 def _piped(line: str) -> tuple[str, str, str]:
+    # a caption may contain the separator
     parts = [part.strip() for part in line.split("|", 2)]
     if len(parts) != 3 or not (parts[0] and parts[1].isascii() and parts[1].isdigit()):
         raise RecordError("not a file, a number and a caption separated by |")
@@ -199,6 +207,7 @@ def _read(
 ) -> Tables:
     """Read the first caption file that exists, and the photos' splits."""
     tables = Tables()
+    # the authors' file comes before those of copies
     path = next((path for path in files if path.is_file()), None)
     if path is None:
         names = ", ".join(dict.fromkeys(path.name for path in files))

@@ -91,6 +91,7 @@ def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
     for path in used:
         if not is_utf8(str(path.relative_to(root))):
             raise DataError(f"{printable(str(path))}: the name of the file or of a folder is not UTF-8; rename it")
+    # one split in all names does not divide the rows
     named = {_split_of(path.relative_to(root).as_posix()) for path in used}
 
     def write(tables: Tables, mentions: TableWriter) -> None:
@@ -106,24 +107,22 @@ def _find_files(root: Path) -> tuple[str, list[Path]]:
     """Return the layout of a folder and its files, in order: parquet files, else tars, else metadata.
 
     The other files are not kept: an imagefolder may have a million images.
-
-    Raises:
-        DataError: it has none of them.
     """
-    found: dict[str, list[Path]] = {PARQUET: [], TAR: [], METADATA[0]: []}
-    others = set[str]()
+    paths: dict[str, list[Path]] = {PARQUET: [], TAR: [], METADATA[0]: []}
+    suffixes = set[str]()
     for path in root.rglob("*"):
         layout = METADATA[0] if path.name in METADATA else path.suffix
+        # hidden: the Hub's cache and git
         if _hidden(path.relative_to(root)) or not path.is_file():
             continue
-        if layout in found:
-            found[layout].append(path)
+        if layout in paths:
+            paths[layout].append(path)
         else:
-            others.add(path.suffix or path.name)
-    for layout, files in found.items():
+            suffixes.add(path.suffix or path.name)
+    for layout, files in paths.items():
         if files:
             return layout, sorted(files)
-    listed = ", ".join(sorted(others)) or "nothing"
+    listed = ", ".join(sorted(suffixes)) or "nothing"
     raise DataError(f"{root}: no {PARQUET}, no {TAR} and no {' or '.join(METADATA)}; found {listed}")
 
 
@@ -142,7 +141,7 @@ class _Reader:
     ) -> None:
         self.name, self.params, self.root, self.tables, self.mentions = name, params, root, tables, mentions
         self._split_by_files = split_by_files
-        self._wanted = {standard_split(split) for split in params.splits}
+        self._splits = {standard_split(split) for split in params.splits}
         self._caption = ""  # column of JSON records: that of the first one
         self._rows: Counter[str] = Counter()  # split -> rows taken
 
@@ -152,6 +151,7 @@ class _Reader:
     def read_parquet(self, path: Path) -> None:
         # By default Arrow keeps all that it has read, and reads a whole column of a row group at once.
         with _readable(path, "a parquet file"), pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
+            # candidates by type; an option in params.yaml may name another column
             schema = file.schema_arrow
             images = [field.name for field in schema if _is_image(field.type)]
             texts = [field.name for field in schema if _is_text(field.type) and field.name not in OPTIONAL]
@@ -160,8 +160,8 @@ class _Reader:
             columns = [image, caption, *(key for key in OPTIONAL if key in schema.names)]
             number = 0
             for batch in file.iter_batches(BATCH, columns=columns):
-                for place in range(len(batch)):  # one at a time: a row in Python is another copy of its image
-                    (row,) = batch.slice(place, 1).to_pylist()
+                for row_in_batch in range(len(batch)):  # one at a time: a row in Python is another copy of its image
+                    (row,) = batch.slice(row_in_batch, 1).to_pylist()
                     if not self._add(path, number, row, caption, lambda row: self._extract(row[image])):
                         return
                     number += 1
@@ -188,6 +188,7 @@ class _Reader:
         for number, (key, members) in enumerate(records):
             files: dict[str, list[bytes | None]] = {}
             for _, suffix, content in members:
+                # of a repeated file only the first content is kept
                 several = files.setdefault(suffix, [])
                 several.append(None if several else content)
             provenance = f"{path.relative_to(self.root).as_posix()}:{number}"
@@ -206,18 +207,16 @@ class _Reader:
 
         Args:
             files: by suffix; of files with the same name only the first has its content.
-
-        Raises:
-            RecordError: a file twice, or no image or no caption.
         """
         contents, row = {suffix: several[0] for suffix, several in files.items()}, Row()
         listed = ", ".join(f".{suffix}" for suffix in files)
+        # fields of KEY.json and the text of KEY.txt are one row
         if isinstance(record := _parse(contents.get("json")), dict):
             row |= record
         if TEXT in contents:
             row[TEXT] = (contents[TEXT] or b"").decode("utf-8-sig", "surrogateescape")
-        own = self.params.image_column
-        images = [suffix for suffix in contents if suffix == own or (not own and suffix in SUFFIXES)]
+        column = self.params.image_column
+        images = [suffix for suffix in contents if suffix == column or (not column and suffix in SUFFIXES)]
         if twice := [suffix for suffix, several in files.items() if len(several) > 1]:
             raise RecordError(f"{len(files[twice[0]])} files with the key {key} and the suffix .{twice[0]}")
         if not images or not row:
@@ -226,11 +225,7 @@ class _Reader:
         return contents[self._choose("image", where, images, list(contents))], row
 
     def _choose(self, kind: str, where: object, candidates: Sequence[str], columns: Sequence[str]) -> str:
-        """Return the column that params.yaml names, or the only candidate.
-
-        Raises:
-            DataError: no such column, no candidate, or several; names the columns.
-        """
+        """Return the column that params.yaml names, or the only candidate; a DataError names the columns."""
         option = f"data.{self.name}.{kind}_column"
         named = self.params.image_column if kind == "image" else self.params.caption_column
         listed = ", ".join(columns) or "none"
@@ -238,12 +233,14 @@ class _Reader:
             if named not in columns:
                 raise DataError(f"{where}: no column `{named}` (`{option}`); it has: {listed}")
             return named
+        # of several columns with texts, the one with a usual name is the caption
         usual = [name for name in candidates if name.lower() in CAPTIONS] if kind == "caption" else []
-        found = usual if len(usual) == 1 else candidates
-        if len(found) != 1:
-            reason = f"{len(found)} could be: {', '.join(found)}" if found else f"it has: {listed}"
-            raise DataError(f"{where}: which column is the {kind}? {reason}; set `{option}` in params.yaml")
-        return found[0]
+        if len(usual) == 1:
+            return usual[0]
+        if len(candidates) == 1:
+            return candidates[0]
+        reason = f"{len(candidates)} could be: {', '.join(candidates)}" if candidates else f"it has: {listed}"
+        raise DataError(f"{where}: which column is the {kind}? {reason}; set `{option}` in params.yaml")
 
     def _extract(self, value: Any) -> tuple[str, Path]:
         """Return id and file of an image that is inside another file."""
@@ -260,11 +257,14 @@ class _Reader:
         image = get_text(row, column).strip()
         if not image or "\0" in image:
             raise RecordError(f"`{column}` is not a path: {image!r}")
+        # ids are paths from the root: metadata in several folders may name equal files
         folder = metadata.parent.relative_to(self.root).as_posix()
         key = posixpath.normpath(posixpath.join(folder, image.replace("\\", "/")))
+        # a local folder stays where it is; the Hub's cache may be deleted
         if not is_on_hub(self.params.root):
             return key, Path(os.path.normpath(metadata.parent / image))
         file = self.root / key
+        # a dataset of others must not read files of this machine
         if key.startswith(("../", "/")):
             raise RecordError(f"`{column}` leads out of the dataset: {image!r}", rule="image_inside")
         if not file.is_file():
@@ -291,12 +291,14 @@ class _Reader:
             is_named = row.get("split") is not None
             if is_named:
                 split = standard_split(get_text(row, "split"))
-            if self._wanted and split not in self._wanted:
+            if self._splits and split not in self._splits:
                 self.tables.skipped["rows of splits that `splits` does not name"] += 1
                 return True
+            # a file with a column `split` may have rows of other splits behind it
             if self._is_full(split):
-                return is_named and not all(self._is_full(name) for name in self._wanted or SPLITS)
+                return is_named and not all(self._is_full(name) for name in self._splits or SPLITS)
             self._rows[split] += 1
+            # one mention per caption of the image
             key, file = find(row)
             shared = {
                 "key": key,
@@ -306,8 +308,9 @@ class _Reader:
                 "path": str(file),
                 "provenance": provenance,
             }
-            for place, text in enumerate(several):
-                caption_id = join_id(self.name, provenance + (f"#{place}" if isinstance(texts, list) else ""))
+            for number_in_row, text in enumerate(several):
+                suffix = f"#{number_in_row}" if isinstance(texts, list) else ""
+                caption_id = join_id(self.name, provenance + suffix)
                 with self.tables.record("captions", provenance, caption_id):
                     text = get_sentence({caption: text}, caption)
                     about = {"number": len(self.mentions) + 1, "caption_id": caption_id, "text": text}
@@ -337,9 +340,6 @@ def _members(path: Path, image: str = "") -> Iterator[tuple[str, str, bytes | No
 
     Args:
         image: a suffix of images besides the usual ones.
-
-    Raises:
-        DataError
     """
     with _readable(path, "a tar file"), _Tar.open(path, "r:") as archive:
         for info in archive:
@@ -350,10 +350,12 @@ def _members(path: Path, image: str = "") -> Iterator[tuple[str, str, bytes | No
                 raise DataError(f"{path}: {info.name!r:.80} is a link or a special file; only plain files are read")
             if name.is_absolute() or ".." in name.parts or "\0" in info.name:
                 raise DataError(f"{path}: the path {info.name!r:.80} leads out of the tar")
+            # webdataset's rule: the key ends at the first dot of the name
             base, _, suffix = name.name.partition(".")
             if not base:
                 continue
             suffix = suffix.lower()
+            # suffixes that are not read have no limit, and are skipped
             limit = MAX_BYTES if suffix in SUFFIXES or (image and suffix == image) else MAX_TEXT.get(suffix)
             if limit is not None and info.size > limit:
                 raise DataError(f"{path}: {info.name!r:.80} has {info.size:,} bytes; .{suffix} may have {limit:,}")
@@ -418,6 +420,7 @@ def _split_of(relative: str) -> str:
 
     `data/train-00000-of-00002.parquet` is train, and so is `train/00000.tar`.
     """
+    # the file's name before its folders
     for part in reversed(PurePosixPath(relative).parts):
         for word in _WORD.findall(part.lower()):
             if (split := standard_split(word)) in SPLITS:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def read(name: str, params: NLVRParams, base: Path) -> Tables:
 
 def _read_split(tables: Tables, name: str, split: str, directory: Path, params: NLVRParams) -> None:
     held_out = {str(d) for d in params.validation_directories}
-    seen: dict[str, str] = {}
+    used_in: dict[str, str] = {}
     unreadable: dict[str, list[tuple[str, int]]] = {}  # identifier without a readable sentence -> its images
     # by name, not by `directory`: hidden.json has none, and a path in a record could point anywhere
     files = {path.name: path for path in (directory / "images").rglob("*") if path.suffix.lower() == ".png"}
@@ -81,27 +80,31 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
         provenance = f"{split}/{provenance}"
         with tables.record("statements", provenance):
             identifier = get_id(record, "identifier")
-            if identifier in seen:
-                raise RecordError(f"identifier {identifier} is already used in {seen[identifier]}", rule="id_unique")
-            ours = SPLITS[split]
+            if identifier in used_in:
+                raise RecordError(f"identifier {identifier} is already used in {used_in[identifier]}", rule="id_unique")
+            image_split = SPLITS[split]
             folder = str(record.get("directory", ""))
             if split == "train" and folder in held_out:
-                ours = "val"
+                image_split = "val"
+            # synthetic files may have fewer images than one per order
             orders = record.get("permutations", len(ORDERS))
             if not isinstance(orders, int) or not 1 <= orders <= len(ORDERS):
                 raise RecordError(f"`permutations` is {orders!r}, expected 1 to {len(ORDERS)}")
+            # a repeated identifier has the same images: they are added once
             repeated = identifier in unreadable
             if not repeated:
                 stem = f"{split}-{identifier}"
-                unreadable[identifier] = _images(tables, name, ours, files, names, stem, orders, provenance)
-            found = unreadable[identifier]
-            if _statements(tables, found, f"{name}/{split}", identifier, record, provenance, captions=ours != "test"):
-                seen[identifier] = provenance  # of a repeated identifier the first readable record is kept
+                unreadable[identifier] = _images(tables, name, image_split, files, names, stem, orders, provenance)
+            images = unreadable[identifier]
+            has_captions = image_split != "test"
+            source = f"{name}/{split}"
+            if _statements(tables, images, source, identifier, record, provenance, captions=has_captions):
+                used_in[identifier] = provenance  # of a repeated identifier the first readable record is kept
             if repeated:
                 continue
-            if ours != "test":
-                _descriptions(tables, found, record, provenance)
-            _objects(tables, found, record, provenance)
+            if has_captions:
+                _descriptions(tables, images, record, provenance)
+            _objects(tables, images, record, provenance)
 
 
 def _images(
@@ -115,7 +118,7 @@ def _images(
     provenance: str,
 ) -> list[tuple[str, int]]:
     """Return (image id, k) of the example's images that exist; the others are quarantined."""
-    found = []
+    images = []
     for k in range(orders):
         image_id = join_id(name, f"{stem}-{k}")
         file = f"{stem}-{k}.png"
@@ -128,8 +131,8 @@ def _images(
         tables["images"].append(
             image_row(image_id, source=name, split=split, path=os.path.normpath(path), provenance=provenance)
         )
-        found.append((image_id, k))
-    return found
+        images.append((image_id, k))
+    return images
 
 
 def _statements(
@@ -150,6 +153,7 @@ def _statements(
     more = record.get("more", [])
     if not isinstance(more, list):
         raise RecordError(f"`more` is {more!r}, expected a list")
+    # statements of a presentation are one group, or each `number` of it
     presentation, readable = identifier.partition("-")[0], False
     for index, statement in enumerate([record, *more]):
         suffix = f"-s{index}" if index else ""
@@ -204,6 +208,7 @@ def _label(record: Row) -> bool | None:
     """Return the label, text or a JSON boolean; None if the split hides it."""
     if record.get("label") is None:
         return None
+    # NLVR has "true", NLVR2 has "True" and some copies have JSON booleans
     label = str(record["label"]).strip().lower()
     if label not in ("true", "false"):
         raise RecordError(f'`label` is {record["label"]!r}, expected "true" or "false"', rule="label_known")
@@ -222,19 +227,20 @@ def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provena
             for item in box:
                 with tables.record("objects", provenance, images[0][0]):
                     items.append((index, *_item(item)))
+        # image k shows the same items, with the boxes in another order
         for image_id, k in images:
             for number, (index, category, x, y, size) in enumerate(items):
                 slot = ORDERS[k].index(index)
-                left = slot * BOX_STRIDE + x
+                x1 = slot * BOX_STRIDE + x
                 tables["objects"].append(
                     {
                         "object_id": f"{image_id}#{number}",
                         "image_id": image_id,
                         "category": category,
                         "attributes": [SLOTS[slot], *_attributes(x, y, size)],
-                        "x1": left,
+                        "x1": x1,
                         "y1": y,
-                        "x2": left + size,
+                        "x2": x1 + size,
                         "y2": y + size,
                         "provenance": provenance,
                     }
@@ -252,6 +258,7 @@ def _item(item: Any) -> tuple[str, int, int, int]:
 
 def _attributes(x: float, y: float, size: float) -> list[str]:
     """Return its size and the walls of its box that it touches: what sentences mention and a pixel decides."""
+    # distance to each wall of the box, in pixels
     walls = {"wall-left": x, "wall-right": BOX - x - size, "roof": y, "base": BOX - y - size}
     touched = [name for name, distance in walls.items() if distance <= 0]
     sizes = [word for pixels, word in SIZES.items() if pixels == size]
@@ -283,7 +290,7 @@ def read_nlvr2(name: str, params: NLVRParams, base: Path) -> Tables:
 
 def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: Path, params: NLVRParams) -> None:
     held_out = {str(directory) for directory in params.validation_directories}
-    seen: dict[str, str] = {}
+    used_in: dict[str, str] = {}
     images: set[str] = set()
     lines = read_lines(file, tables, "image_pairs", f"NLVR2's {split} split, JSON lines")
     for number, (provenance, record) in enumerate(lines):
@@ -292,50 +299,49 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
         with tables.record("image_pairs", provenance):
             identifier = get_id(record, "identifier")
             with tables.record("image_pairs", provenance, join_id(name, identifier)):
-                if identifier in seen:
+                if identifier in used_in:
                     raise RecordError(
-                        f"identifier {identifier} is already used in {seen[identifier]}", rule="id_unique"
+                        f"identifier {identifier} is already used in {used_in[identifier]}", rule="id_unique"
                     )
                 of_set, pair, sentence = _parts(identifier, split)
                 directory = safe_name(get_id(record, "directory")) if split == "train" else ""
                 stem = f"{split}-{of_set}-{pair}"
-                left, right = (join_id(name, f"{stem}-img{side}") for side in (0, 1))
+                left_id, right_id = (join_id(name, f"{stem}-img{side}") for side in (0, 1))
                 row = {
                     "pair_id": join_id(name, identifier),
-                    "image_id": left,
-                    "other_image_ids": [right],
+                    "image_id": left_id,
+                    "other_image_ids": [right_id],
                     "text": get_sentence(record, "sentence"),
                     "label": _label(record),
                     "group": join_id(name, f"{split}-{of_set}-{sentence}"),
                     "provenance": provenance,
                 }
-                ours = "val" if split == "train" and directory in held_out else NLVR2_SPLITS[split]
+                image_split = "val" if split == "train" and directory in held_out else NLVR2_SPLITS[split]
                 tables["image_pairs"].append(row)
-                seen[identifier] = provenance  # only now: of a repeated id the first readable record is kept
-                for image_id in (left, right):
+                used_in[identifier] = provenance  # only now: of a repeated id the first readable record is kept
+                # images are shared by all sentences about the pair
+                for image_id in (left_id, right_id):
                     if image_id not in images:
                         images.add(image_id)
                         path = _path(root, params.images, split, directory, f"{image_id.partition('/')[2]}.png")
                         tables["images"].append(
-                            image_row(image_id, source=name, split=ours, path=path, provenance=provenance)
+                            image_row(image_id, source=name, split=image_split, path=path, provenance=provenance)
                         )
 
 
 def _parts(identifier: str, split: str) -> tuple[str, str, str]:
     """Return the numbers of the set, of the pair in it, and of the sentence."""
-    found = IDENTIFIER.fullmatch(identifier)
-    if found is None or found[1] != split:
+    match = IDENTIFIER.fullmatch(identifier)
+    if match is None or match[1] != split:
         raise RecordError(f"identifier {identifier!r} is not {split}-SET-PAIR-SENTENCE", rule="identifier_form")
-    return found[2], found[3], found[4]
+    return match[2], match[3], match[4]
 
 
 def _path(root: Path, images: str, split: str, directory: str, file: str) -> str:
     """Return the first path where the file exists; if none, the first possible one."""
 
-    def places() -> Iterator[Path]:
-        yield root / images / split / directory / file
-        if split != "train":
-            yield root / split / file
-
-    found = next((path for path in places() if path.is_file()), next(places()))
-    return os.path.normpath(found)
+    candidates = [root / images / split / directory / file]
+    if split != "train":
+        candidates.append(root / split / file)
+    path = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
+    return os.path.normpath(path)

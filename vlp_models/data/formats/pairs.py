@@ -125,11 +125,12 @@ def join_mentions(name: str, params: SourceParams, write: Callable[[Tables, Tabl
         write: writes a row of `MENTIONS` for each pair.
     """
     tables = Tables()
-    with tempfile.TemporaryDirectory(prefix=".pairs-", dir=tables.directory) as place:
-        with TableWriter("mentions", Path(place), MENTIONS) as mentions:
+    with tempfile.TemporaryDirectory(prefix=".pairs-", dir=tables.directory) as folder:
+        with TableWriter("mentions", Path(folder), MENTIONS) as mentions:
             write(tables, mentions)
-        with Database.within(Path(place)) as database:
+        with Database.within(Path(folder)) as database:
             database.load("mentions", read_batches([mentions.path], BATCH_ROWS), MENTIONS)
+            # the database has a copy of it
             mentions.path.unlink()
             _add_images(name, params, tables, database)
             _add_captions(name, tables, database)
@@ -159,6 +160,7 @@ def check_pairs(name: str, params: PairsParams, base: Path) -> PairsCheck:
     tables, names = Tables(), FileNames()
     missing: list[str] = []
     for path, prefix, _, provenance, record in islice(_records(name, params, base, tables), params.limit or None):
+        # for messages: the file's path and the line
         where = f"{os.path.relpath(path, base)}:{provenance.rpartition(':')[2]}"
         with tables.record("captions", where):
             mention = _read_mention(record, path, prefix)
@@ -172,6 +174,7 @@ def check_pairs(name: str, params: PairsParams, base: Path) -> PairsCheck:
                 mention["split"] = MISSING
             splits.setdefault(key, mention["split"])
             groups.setdefault(key, mention["together"] or key)
+    # the splits that `read` gives the present images: their own with a part of train held out, or a division
     present = {key: split for key, split in splits.items() if split != MISSING}
     problems = _describe_problems(tables, missing, min(len(splits), CHECKED_IMAGES))
     if any(present.values()):
@@ -189,8 +192,10 @@ def _find_image(image: str, listing: Path, names: FileNames) -> str:
     if os.path.lexists(image):
         return ""
     relative = os.path.relpath(image, listing.parent)
-    found = names.find(listing.parent, relative)
-    return "" if len(found) == 1 else f"{relative}: no such file{names.explain(listing.parent, relative, found)}"
+    candidates = names.find(listing.parent, relative)
+    if len(candidates) == 1:
+        return ""
+    return f"{relative}: no such file{names.explain(listing.parent, relative, candidates)}"
 
 
 def _describe_problems(tables: Tables, missing: list[str], checked: int) -> list[str]:
@@ -222,6 +227,7 @@ def _read_mentions(name: str, params: PairsParams, base: Path, tables: Tables, m
 def _records(name: str, params: PairsParams, base: Path, tables: Tables) -> Iterator[tuple[Path, str, str, str, Row]]:
     """Yield (file, prefix of its images' ids, id of the caption, provenance, record) of each row."""
     files = _files(name, base / params.root, params.pairs)
+    # rows of two files in one folder may have one number, so ids have the file's name
     in_folder = Counter(path.parent for path, _ in files)
     for path, prefix in files:
         captions = f"{prefix}{path.name}:" if in_folder[path.parent] > 1 else prefix
@@ -230,20 +236,18 @@ def _records(name: str, params: PairsParams, base: Path, tables: Tables) -> Iter
 
 
 def _read_mention(record: Row, path: Path, prefix: str) -> Row:
-    """Return the fields of a row of the file `path`.
-
-    Raises:
-        RecordError: a field is missing or unreadable.
-    """
+    """Return the fields of a row of the file `path`."""
     image = get_text(record, "image").strip()
     if not image or "\0" in image:
         raise RecordError(f"`image` is not a path: {image!r}")
+    # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
     slashes = image.replace("\\", "/")
+    key = prefix + slashes.lstrip("/") if prefix else slashes
+    text = get_sentence(record, "caption")
     return {
-        "text": get_sentence(record, "caption"),
+        "text": text,
         "split": standard_split(get_text(record, "split")) if record.get("split") is not None else "",
-        # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
-        "key": posixpath.normpath(prefix + slashes.lstrip("/") if prefix else slashes),
+        "key": posixpath.normpath(key),
         "together": read_group(record),
         "language": read_language(record),
         "path": os.path.normpath(path.parent / image),
@@ -262,37 +266,35 @@ def read_language(record: Row) -> str:
 
 
 def _add_images(name: str, params: SourceParams, tables: Tables, database: Database) -> None:
-    def found() -> Iterator[Row]:
+    def image_rows() -> Iterator[Row]:
         for piece in database.stream(_IMAGES):
             yield from piece.to_pylist()
 
     def split_of(row: Row, image_id: str) -> str:
         unit = row["together"] or row["key"]
-        if divided:
-            return divided.split_of(unit)
+        if division:
+            return division.split_of(unit)
         return hold_out(tables, params, image_id, unit) if row["split"] == "train" else str(row["split"])
 
+    # divide the images if no row names a split
     named = database.value(f"SELECT count(*) FROM ({_IMAGES}) WHERE split <> ''")
-    divided = None if named else Division(row["together"] or row["key"] for row in found())
-    if divided and params.group_near_duplicates:
-        tables.divided = {join_id(name, row["key"].lstrip("/")): row["together"] or row["key"] for row in found()}
-    tables["images"].extend(
-        image_row(
-            image_id,
-            source=name,
-            split=split_of(row, image_id),
-            path=row["path"],
-            provenance=row["provenance"],
+    division = None if named else Division(row["together"] or row["key"] for row in image_rows())
+    if division and params.group_near_duplicates:
+        for row in image_rows():
+            tables.divided[join_id(name, row["key"].lstrip("/"))] = row["together"] or row["key"]
+    for row in image_rows():
+        image_id = join_id(name, row["key"].lstrip("/"))
+        split = split_of(row, image_id)
+        tables["images"].append(
+            image_row(image_id, source=name, split=split, path=row["path"], provenance=row["provenance"])
         )
-        for row in found()
-        for image_id in [join_id(name, row["key"].lstrip("/"))]
-    )
 
 
 def _add_captions(name: str, tables: Tables, database: Database) -> None:
     for piece in database.stream(_CAPTIONS):
         for row in piece.to_pylist():
             with tables.record("captions", row["provenance"], row["caption_id"]):
+                # an image in two splits would leak: its first mention decides
                 if row["split"] != row["first_split"]:
                     raise RecordError(
                         f"the image is {row['split'] or 'of no split'} here and {row['first_split'] or 'of none'} in "
@@ -304,15 +306,17 @@ def _add_captions(name: str, tables: Tables, database: Database) -> None:
                         f"the image is of group {row['together']!r} here and of {row['first_group']!r} elsewhere",
                         rule="group_unique",
                     )
+                image_id = join_id(name, row["key"].lstrip("/"))
+                # empty: the file has no column `lang`
                 if row["language"] == UNKNOWN:
                     tables.notes[NO_LANGUAGE] += 1
                 elif row["language"]:
-                    ids = {"image_id": join_id(name, row["key"].lstrip("/")), "caption_id": row["caption_id"]}
+                    ids = {"image_id": image_id, "caption_id": row["caption_id"]}
                     tables["languages"].append({**ids, "language": row["language"]})
                 tables["captions"].append(
                     {
                         "caption_id": row["caption_id"],
-                        "image_id": join_id(name, row["key"].lstrip("/")),
+                        "image_id": image_id,
                         "text": row["text"],
                         "provenance": row["provenance"],
                     }
@@ -323,10 +327,10 @@ def _files(name: str, root: Path, pattern: str) -> list[tuple[Path, str]]:
     """Return the files of pairs, each with the prefix of its images' ids."""
     if "*" not in pattern:
         return [(root / pattern, "")]
-    found = sorted(path for path in root.glob(pattern) if path.is_file() and not _hidden(path.relative_to(root)))
-    if not found:
+    paths = sorted(path for path in root.glob(pattern) if path.is_file() and not _hidden(path.relative_to(root)))
+    if not paths:
         raise DataError(f"{root / pattern}: no file matches data.{name}.pairs; `vlp ingest` makes the first batch")
-    return [(path, f"{path.parent.relative_to(root).as_posix()}/".removeprefix("./")) for path in found]
+    return [(path, f"{path.parent.relative_to(root).as_posix()}/".removeprefix("./")) for path in paths]
 
 
 def _hidden(path: Path) -> bool:
@@ -363,17 +367,17 @@ def read_texts(name: str, params: TextsParams, base: Path) -> Tables:
     for split, files in params.texts.items():
         if split not in SPLITS:
             raise DataError(f"params.yaml: data.{name}.texts.{split}: expected one of {', '.join(SPLITS)}")
-        kept = 0
+        count = 0
         for file in files:
             for number, line in enumerate(open_lines(root / file, "texts, one a line"), start=1):
                 text = " ".join(line.split())
-                if not text or (params.limit and kept >= params.limit):
+                if not text or (params.limit and count >= params.limit):
                     continue
                 text_id, provenance = join_id(name, f"{file}:{number}"), f"{file}:{number}"
                 if not is_utf8(text):
                     tables.quarantine("texts", text_id, "text_utf8", f"not UTF-8: {text[:40]!r}", provenance)
                     continue
-                kept += 1
+                count += 1
                 row = {"text_id": text_id, "source": name, "split": split, "text": text, "provenance": provenance}
                 tables["texts"].append(row)
     return tables

@@ -94,14 +94,12 @@ def read(name: str, params: SNLIVEParams, base: Path) -> Tables:
 
 
 def _hypothesis(local: str, record: Row) -> Hypothesis:
-    given: Any = record.get("annotator_labels")
-    return Hypothesis(
-        local=local,
-        file=photo_file(record, IMAGE_KEYS),
-        text=get_sentence(record, "sentence2"),
-        label=known_label(get_text(record, "gold_label")) if record.get("gold_label") is not None else None,
-        annotators=[label for label in given if label in ENTAILMENT] if isinstance(given, list) else [],
-    )
+    file = photo_file(record, IMAGE_KEYS)
+    text = get_sentence(record, "sentence2")
+    label = check_label(get_text(record, "gold_label")) if record.get("gold_label") is not None else None
+    labels: Any = record.get("annotator_labels")
+    annotators = [label for label in labels if label in ENTAILMENT] if isinstance(labels, list) else []
+    return Hypothesis(local=local, file=file, text=text, label=label, annotators=annotators)
 
 
 UNDECIDED = "-"
@@ -132,41 +130,44 @@ def fill(
         records: (provenance, record, split of its file).
         parse: (id, record) -> hypothesis; raises `RecordError`.
     """
+    # photos with their splits, which then replace the files'
     listed = read_lists(name, params, root, {}, tables) if params.split_files or params.karpathy else None
     names = Names(listed.splits if listed else ())
     folder = photo_folder(root, params.images)
-    seen: dict[str, str] = {}
+    used_in: dict[str, str] = {}
     files: dict[str, str] = {}  # file name in the record -> existing file name
     images: dict[str, tuple[str, str]] = {}  # image -> its path and split
-    kept: Counter[str] = Counter()
-    for provenance, record, own in records:
+    counts: Counter[str] = Counter()
+    for provenance, record, file_split in records:
         with tables.record("hypotheses", provenance):
             local = get_id(record, "pairID")
             with tables.record("hypotheses", provenance, join_id(name, local)):
-                if local in seen:
-                    raise RecordError(f"pairID {local} is already used in {seen[local]}", rule="id_unique")
+                if local in used_in:
+                    raise RecordError(f"pairID {local} is already used in {used_in[local]}", rule="id_unique")
                 if record.get("gold_label") == UNDECIDED:
-                    seen[local] = provenance
+                    used_in[local] = provenance
                     tables.skipped["hypotheses without a majority label"] += 1
                     continue
                 hypothesis = parse(local, record)
-                seen[local] = provenance  # only now: of a repeated id the first readable record is kept
+                used_in[local] = provenance  # only now: of a repeated id the first readable record is kept
                 photo = photo_id(hypothesis.file)
                 if listed is not None:
                     photo = names.match(photo) or photo
+                # SNLI-VE's photos are Flickr30k's; a list may be of Flickr8k's
                 if listed is not None and photo not in listed.splits:
                     tables.skipped["hypotheses about unlisted photos"] += 1
                     continue
                 file = hypothesis.file
                 if listed is not None:
                     if file not in files:
-                        there = (folder / file).is_file()
-                        files[file] = file if there else safe_name(listed.files.get(photo, file))
+                        exists = (folder / file).is_file()
+                        files[file] = file if exists else safe_name(listed.files.get(photo, file))
                     file = files[file]
                 image_id = join_id(name, stem(file))
-                split = listed.splits[photo] if listed else own
+                split = listed.splits[photo] if listed else file_split
                 if split == "train":
                     split = hold_out(tables, params, image_id, photo)
+                # one id is one file in one split, whatever the order of the records
                 path = os.path.normpath(folder / file)
                 first_path, first_split = images.get(image_id, (path, split))
                 if path != first_path:
@@ -174,9 +175,10 @@ def fill(
                     raise RecordError(f"image {image_id} was {first_file} before and is {file} here", rule="id_unique")
                 if split != first_split:
                     raise RecordError(f"its photo is {split} here and {first_split} before", rule="split_disjoint")
-                if params.limit and kept[split] >= params.limit:
+                if params.limit and counts[split] >= params.limit:
                     continue
-                kept[split] += 1
+                counts[split] += 1
+                # a photo is added with its first hypothesis
                 if image_id not in images:
                     images[image_id] = path, split
                     row = image_row(image_id, source=name, split=split, path=path, provenance=provenance)
@@ -193,7 +195,7 @@ def fill(
                 )
 
 
-def known_label(label: str) -> str:
+def check_label(label: str) -> str:
     """Return the label unchanged.
 
     Raises:
@@ -228,16 +230,16 @@ def read_esnli_ve(name: str, params: SNLIVEParams, base: Path) -> Tables:
     root = require_directory(
         base, params.root, "its files are in github.com/maximek3/e-ViL; the photos are Flickr30k's"
     )
-    whole = root / WHOLE
-    files = {split: whole if whole.is_file() else root / file for split, file in ESNLI_FILES.items()}
+    all_splits = root / WHOLE
+    files = {split: all_splits if all_splits.is_file() else root / file for split, file in ESNLI_FILES.items()}
     splits = select_splits(name, "e-SNLI-VE", params, SPLITS, files, also=WHOLE)
     tables = Tables()
 
     def records() -> Iterator[tuple[str, Row, str]]:
-        if whole.is_file():
-            for provenance, row in read_csv(whole, tables, "hypotheses", (*COLUMNS, "split")):
-                own = standard_split(row["split"])
-                if own not in SPLITS:
+        if all_splits.is_file():
+            for provenance, row in read_csv(all_splits, tables, "hypotheses", (*COLUMNS, "split")):
+                row_split = standard_split(row["split"])
+                if row_split not in SPLITS:
                     tables.quarantine(
                         "hypotheses",
                         "",
@@ -245,8 +247,8 @@ def read_esnli_ve(name: str, params: SNLIVEParams, base: Path) -> Tables:
                         f"split {row['split']!r} is not one of {', '.join(SPLITS)}",
                         provenance,
                     )
-                elif own in splits:
-                    yield provenance, row, own
+                elif row_split in splits:
+                    yield provenance, row, row_split
             return
         for split in splits:
             for provenance, row in read_csv(root / ESNLI_FILES[split], tables, "hypotheses", COLUMNS):
@@ -264,5 +266,5 @@ def _esnli_hypothesis(local: str, record: Row) -> Hypothesis:
         local=local,
         file=photo_file(record, ("image",) if record.get("image") else ("Flickr30kID",)),
         text=text,
-        label=known_label(get_text(record, "gold_label").strip()),
+        label=check_label(get_text(record, "gold_label").strip()),
     )

@@ -51,32 +51,40 @@ class ListedParams(SourceParams):
 
 
 def select_splits(
-    name: str, dataset: str, params: SplitsParams, known: Iterable[str], files: Mapping[str, Path], *, also: str = ""
+    name: str,
+    dataset: str,
+    params: SplitsParams,
+    valid_splits: Iterable[str],
+    files: Mapping[str, Path],
+    *,
+    also: str = "",
 ) -> list[str]:
     """Return `params.splits`, or all splits whose file exists.
 
     Args:
         dataset: the format's name, for errors.
-        known: names that `params.splits` may have.
+        valid_splits: names that `params.splits` may have.
         files: file of each split.
         also: a file that holds all splits instead, for errors.
 
     Raises:
         DataError: an unknown split, or no split has a file.
     """
-    known = list(known)
+    valid_splits = list(valid_splits)
     # `dev` is a split of its own in NLVR and val elsewhere
-    wanted = list(dict.fromkeys(split if split in known else standard_split(split) for split in params.splits))
-    for split in wanted:
-        if split not in known:
+    names = [split if split in valid_splits else standard_split(split) for split in params.splits]
+    requested = list(dict.fromkeys(names))
+    for split in requested:
+        if split not in valid_splits:
             raise DataError(
-                f"params.yaml: data.{name}.splits: {dataset} has no split {split!r}; known: {', '.join(known)}"
+                f"params.yaml: data.{name}.splits: {dataset} has no split {split!r}; known: {', '.join(valid_splits)}"
             )
-    splits = wanted or [split for split, file in files.items() if file.is_file()]
+    splits = requested or [split for split, file in files.items() if file.is_file()]
     if not splits:
         root = Path(os.path.commonpath([file.parent for file in files.values()]))
-        missing = ", ".join([also] * bool(also) + [str(file.relative_to(root)) for file in files.values()])
-        raise DataError(f"{root}: contains none of {missing}; is it {dataset}'s folder?")
+        missing = [also] if also else []
+        missing += [str(file.relative_to(root)) for file in files.values()]
+        raise DataError(f"{root}: contains none of {', '.join(missing)}; is it {dataset}'s folder?")
     return splits
 
 
@@ -97,14 +105,6 @@ def stem(file: str) -> str:
     return path.stem if path.suffix.lower() in FORMATS else path.name
 
 
-def is_held_out(photo: str, share: float) -> bool:
-    """Return whether a training photo is in the `share` held out for validation.
-
-    Decided by a hash of its id: the same photos on every machine and in every dataset.
-    """
-    return bucket_of(photo) < share
-
-
 def hold_out(tables: Tables, params: SourceParams, image_id: str, unit: str) -> str:
     """Return the split of a training image: val for `params.val_fraction` of the units, else train.
 
@@ -120,7 +120,11 @@ def hold_out(tables: Tables, params: SourceParams, image_id: str, unit: str) -> 
 
 
 def split_held_out(unit: str, share: float) -> str:
-    return "val" if is_held_out(unit, share) else "train"
+    """Return val for the `share` of the units that is held out of train, else train.
+
+    Decided by a hash of its id: the same photos on every machine and in every dataset.
+    """
+    return "val" if bucket_of(unit) < share else "train"
 
 
 class Division:
@@ -133,6 +137,7 @@ class Division:
     MANY = 1000  # with this many units a split is empty with probability 1e-45; fewer must all be known
 
     def __init__(self, units: Iterable[str]) -> None:
+        # all units if they are few: only then may a split be empty
         few: set[str] = set()
         for unit in units:
             few.add(unit)
@@ -147,17 +152,21 @@ class Division:
 
 def split_by_hash(names: Iterable[str]) -> dict[str, str]:
     """Return name -> train (80%), val (10%) or test (10%). Three names or more give at least one of each."""
+    # the names next to a split's edge are moved into an empty split
     order = sorted(names, key=bucket_of)
     splits = {name: _split(name) for name in order}
     # val twice: the name taken for train may have been the only one of val.
-    for wanted, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
-        if len(order) >= 3 and wanted not in splits.values():
-            splits[order[candidate]] = wanted
+    for missing_split, candidate in (("test", -1), ("val", -2), ("train", 0), ("val", -2)):
+        if len(order) >= 3 and missing_split not in splits.values():
+            splits[order[candidate]] = missing_split
     return splits
 
 
 def _split(name: str) -> str:
-    return "train" if bucket_of(name) < 0.8 else "val" if bucket_of(name) < 0.9 else "test"
+    bucket = bucket_of(name)
+    if bucket < 0.8:
+        return "train"
+    return "val" if bucket < 0.9 else "test"
 
 
 class Clusters:
@@ -166,18 +175,19 @@ class Clusters:
     def __init__(self) -> None:
         self._parents: dict[str, str] = {}
 
-    def join(self, one: str, other: str) -> None:
-        low, high = sorted((self.first(one), self.first(other)))
+    def join(self, name: str, other: str) -> None:
+        # the first name of the joined cluster represents it
+        low, high = sorted((self.first(name), self.first(other)))
         self._parents[high] = low
 
     def first(self, name: str) -> str:
         """Return the first name, in the order of their characters, of those that belong to `name`."""
-        found = name
-        while (parent := self._parents.get(found, found)) != found:
-            found = parent
-        while (parent := self._parents.get(name, name)) != found:  # shorten the way for the next search
-            self._parents[name], name = found, parent
-        return found
+        first = name
+        while (parent := self._parents.get(first, first)) != first:
+            first = parent
+        while (parent := self._parents.get(name, name)) != first:  # shorten the way for the next search
+            self._parents[name], name = first, parent
+        return first
 
 
 def photo_folder(root: Path, images: str) -> Path:
@@ -207,16 +217,18 @@ def read_lists(name: str, params: ListedParams, root: Path, official: Mapping[st
         DataError: no list exists, or one that `split_files` names does not.
     """
     folders = text_folders(root)
-    found: dict[str, str] = {}
+    splits: dict[str, str] = {}
     names: dict[str, str] = {}
     if params.karpathy:
         entries = read_karpathy(_find(params.karpathy, folders), tables, sentences=False)
         for entry in entries.values():
-            _add_listed(entry.filename, entry.split, entry.provenance, found, names, tables)
+            _add_listed(entry.filename, entry.split, entry.provenance, splits, names, tables)
     else:
-        files = params.split_files or {
-            split: [file] for split, file in official.items() if any((folder / file).is_file() for folder in folders)
-        }
+        files = dict(params.split_files)
+        if not files:
+            for split, file in official.items():
+                if any((folder / file).is_file() for folder in folders):
+                    files[split] = [file]
         if not files:
             raise DataError(
                 f"data.{name}: {root} contains none of {', '.join(official.values())}, which define the "
@@ -226,15 +238,15 @@ def read_lists(name: str, params: ListedParams, root: Path, official: Mapping[st
             if split not in SPLITS:
                 raise DataError(f"params.yaml: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
             for file in several:
-                _read_list(_find(file, folders), split, found, names, tables)
-    return Listed(splits=found, files=names)
+                _read_list(_find(file, folders), split, splits, names, tables)
+    return Listed(splits=splits, files=names)
 
 
 def _find(file: str, folders: list[Path]) -> Path:
     return next((folder / file for folder in folders if (folder / file).is_file()), folders[0] / file)
 
 
-def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, str], tables: Tables) -> None:
+def _read_list(path: Path, split: str, splits: dict[str, str], names: dict[str, str], tables: Tables) -> None:
     for number, line in enumerate(read_text(path, f"the names of the photos of {split}").split("\n"), start=1):
         if not line.strip():
             continue
@@ -242,16 +254,17 @@ def _read_list(path: Path, split: str, found: dict[str, str], names: dict[str, s
         if not is_utf8(line):
             tables.quarantine("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
         else:
-            _add_listed(file, split, provenance, found, names, tables)
+            _add_listed(file, split, provenance, splits, names, tables)
 
 
 def _add_listed(
-    file: str, split: str, provenance: str, found: dict[str, str], names: dict[str, str], tables: Tables
+    file: str, split: str, provenance: str, splits: dict[str, str], names: dict[str, str], tables: Tables
 ) -> None:
     photo = photo_id(file)
-    if found.setdefault(photo, split) != split:
-        reason = f"photo {photo} is already listed as {found[photo]}"
+    if splits.setdefault(photo, split) != split:
+        reason = f"photo {photo} is already listed as {splits[photo]}"
         tables.quarantine("images", "", "split_disjoint", reason, provenance)
+    # a name with a suffix is a file's; Entities' lists have bare ids
     elif Path(file).suffix.lower() in FORMATS:
         names.setdefault(photo, file)
 
@@ -279,10 +292,13 @@ def read_karpathy(path: Path, tables: Tables, sentences: bool) -> dict[str, Karp
     for provenance, record in read_records(path, "images", "a Karpathy split file"):
         with tables.record("images", provenance):
             filename = safe_name(get_text(record, "filename"))
+            # Flickr's files have no `cocoid`
             image_id = PurePosixPath(filename).stem if record.get("cocoid") is None else get_id(record, "cocoid")
+            split = standard_split(get_text(record, "split"))
+            folder = safe_name(get_text(record, "filepath")) if record.get("filepath") else ""
             entry = KarpathyEntry(
-                split=standard_split(get_text(record, "split")),
-                filepath=safe_name(get_text(record, "filepath")) if record.get("filepath") else "",
+                split=split,
+                filepath=folder,
                 filename=filename,
                 sentences=tuple(_sentences(record, tables, provenance)) if sentences else (),
                 provenance=provenance,
@@ -303,6 +319,7 @@ def safe_name(name: str) -> str:
     Raises:
         RecordError: it leaves the dataset's directory.
     """
+    # `C:/` is absolute on Windows only
     slashes = name.replace("\\", "/")
     path = PurePosixPath(slashes)
     if not name or path.is_absolute() or ".." in path.parts or "\0" in name or re.match("[A-Za-z]:/", slashes):

@@ -69,20 +69,21 @@ def read(name: str, params: SplitsParams, base: Path) -> Tables:
     splits = select_splits(name, "VCR", params, SPLITS, files)
     tables = Tables()
     images = _Images(name=name, directory=root / params.images, tables=tables)
-    seen: dict[str, str] = {}
+    used_in: dict[str, str] = {}
     for split in splits:
         lines = read_lines(files[split], tables, "choices", f"VCR's {split} split, JSON lines")
         for number, (provenance, record) in enumerate(lines):
             if params.limit and number >= params.limit:
                 break
+            # first errors without an id, then those of a row with one
             with tables.record("choices", provenance):
                 local = get_id(record, "annot_id")
                 with tables.record("choices", provenance, join_id(name, local)):
-                    if local in seen:
-                        raise RecordError(f"annot_id {local} is already used in {seen[local]}", rule="id_unique")
+                    if local in used_in:
+                        raise RecordError(f"annot_id {local} is already used in {used_in[local]}", rule="id_unique")
                     image = images.find(record, split, provenance)
                     tables["choices"].append(_row(join_id(name, local), image, record, provenance))
-                    seen[local] = provenance  # only now: of a repeated id the first readable record is kept
+                    used_in[local] = provenance  # only now: of a repeated id the first readable record is kept
     return tables
 
 
@@ -101,42 +102,45 @@ class _Images:
     directory: Path
     tables: Tables
     names: FileNames = field(default_factory=FileNames)
-    known: dict[str, tuple[str, _Image | RecordError]] = field(default_factory=dict)  # img_id -> file, image
+    images: dict[str, tuple[str, _Image | RecordError]] = field(default_factory=dict)  # img_id -> file, image
 
     def find(self, record: Row, split: str, provenance: str) -> _Image:
         """Return the line's image; for its first line, add its rows to the tables."""
         local = get_id(record, "img_id")
         file_name = safe_name(get_text(record, "img_fn"))
-        if local not in self.known:
-            found: _Image | RecordError
+        if local not in self.images:
+            image_or_error: _Image | RecordError
             try:
-                found = self._add(record, local, file_name, split, provenance)
+                image_or_error = self._add(record, local, file_name, split, provenance)
             except RecordError as error:
-                found = error
-            self.known[local] = (file_name, found)
-        known_file, image = self.known[local]
-        if known_file != file_name:
-            raise RecordError(f"img_id {local} is {file_name} here and {known_file} before", rule="image_id_unique")
+                image_or_error = error
+            self.images[local] = (file_name, image_or_error)
+        first_file, image = self.images[local]
+        if first_file != file_name:
+            raise RecordError(f"img_id {local} is {file_name} here and {first_file} before", rule="image_id_unique")
         if isinstance(image, RecordError):
             raise RecordError(str(image), rule=image.rule)
+        # the lines of an image share its objects, to which their tags refer
         if _objects(record) != image.objects:
             raise RecordError(f"objects differ from the first line of image {local}", rule="objects_match")
         return image
 
     def _add(self, record: Row, local: str, file_name: str, split: str, provenance: str) -> _Image:
+        # an archive may have been unpacked with other letter case
         metadata_file = safe_name(get_text(record, "metadata_fn"))
         path = self.directory / metadata_file
         if not path.exists():
-            found = self.names.find(self.directory, metadata_file)
-            if len(found) != 1:
-                explained = self.names.explain(self.directory, metadata_file, found)
+            candidates = self.names.find(self.directory, metadata_file)
+            if len(candidates) != 1:
+                explained = self.names.explain(self.directory, metadata_file, candidates)
                 raise RecordError(f"{path}: no such file{explained}", rule="metadata_readable")
-            path = found[0]
+            path = candidates[0]
         try:
             metadata = read_json(path, "the metadata of a VCR image")
         except DataError as error:
             raise RecordError(str(error), rule="metadata_readable") from None
         objects, names, boxes = _objects(record), get(metadata, "names", list), get(metadata, "boxes", list)
+        # the metadata of another image: tags would point to the wrong boxes
         if names != objects or len(boxes) != len(objects):
             raise RecordError(
                 f"{metadata_file} has {len(names)} names and {len(boxes)} boxes for the line's {len(objects)} objects, "
@@ -193,15 +197,18 @@ def _row(choice_id: str, image: _Image, record: Row, provenance: str) -> Row:
     # rationale mentions must not leak to a model that chooses an answer.
     first = {tag for text in (question, *answers) for tag in _tags(text, len(names))}
     for text in rationales:
-        _tags(text, len(names))
-    order = [*sorted(first), *(number for number in range(len(names)) if number not in first)]
+        _tags(text, len(names))  # checks them
+    order = sorted(first)
+    order += [number for number in range(len(names)) if number not in first]
+    answer_texts = [write_out(text, names) for text in answers]
+    rationale_texts = [write_out(text, names) for text in rationales]
     return {
         "choice_id": choice_id,
         "image_id": image.image_id,
         "text": write_out(question, names),
-        "answers": [write_out(text, names) for text in answers],
+        "answers": answer_texts,
         "answer_label": _label(record, "answer_label"),
-        "rationales": [write_out(text, names) for text in rationales],
+        "rationales": rationale_texts,
         "rationale_label": _label(record, "rationale_label"),
         "boxes": [image.boxes[number] for number in order],
         "provenance": provenance,
@@ -210,6 +217,7 @@ def _row(choice_id: str, image: _Image, record: Row, provenance: str) -> Row:
 
 def name_objects(objects: list[str]) -> list[str]:
     """Return the name of each object in a text."""
+    # by the number of the person, so that one person has one name in all texts of the image
     names, persons = [], 0
     for category in objects:
         if category == PERSON:
@@ -222,7 +230,10 @@ def name_objects(objects: list[str]) -> list[str]:
 
 def write_out(tokens: list[Any], names: list[str]) -> str:
     """Return the tokens as text with tags replaced; `_tags` must have accepted them."""
-    return " ".join(t if isinstance(t, str) else " and ".join(names[number] for number in t) for t in tokens)
+    words = []
+    for token in tokens:
+        words.append(token if isinstance(token, str) else " and ".join(names[number] for number in token))
+    return " ".join(words)
 
 
 def _choices(record: Row, key: str) -> list[list[Any]]:
@@ -233,13 +244,10 @@ def _choices(record: Row, key: str) -> list[list[Any]]:
 
 
 def _tags(tokens: list[Any], objects: int) -> set[int]:
-    """Return the objects that a text refers to.
-
-    Raises:
-        RecordError: a token that is neither a word nor a tag, or a tag without an object.
-    """
-    found: set[int] = set()
+    """Return the objects that a text refers to."""
+    tags: set[int] = set()
     for token in tokens:
+        # a word, or else a tag: a list of object numbers
         if isinstance(token, str):
             if not is_utf8(token):
                 raise RecordError(f"a token is not UTF-8: {token!r}", rule="text_utf8")
@@ -249,8 +257,8 @@ def _tags(tokens: list[Any], objects: int) -> set[int]:
         for number in token:
             if not 0 <= number < objects:
                 raise RecordError(f"the tag {number} has no object: the line has {objects}", rule="tag_known")
-        found.update(token)
-    return found
+        tags.update(token)
+    return tags
 
 
 def _label(record: Row, key: str) -> int | None:

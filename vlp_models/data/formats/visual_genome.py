@@ -73,21 +73,25 @@ def read(name: str, params: VisualGenomeParams, base: Path) -> Tables:
 def _read_images(name: str, params: VisualGenomeParams, root: Path, tables: Tables) -> set[str]:
     """Add the images; return the ids of those that are listed but skipped."""
     excluded = _excluded(root, params, tables)
-    kept: set[str] = set()
+    image_ids: set[str] = set()
+    # regions and objects of these images are skipped
     cut: set[str] = set()
     for provenance, record in _list(root / IMAGES, "Visual Genome's images"):
         with tables.record("images", provenance):
+            # older releases have `id`
             local = get_id(record, "image_id" if "image_id" in record else "id")
             with tables.record("images", provenance, join_id(name, local)):
-                if local in kept:
+                if local in image_ids:
                     raise RecordError(f"image {local} is listed again", rule="id_unique")
+                # about half of the images are COCO's: its val and test must not be trained on
                 if record.get("coco_id") is not None and get_id(record, "coco_id") in excluded:
                     cut.add(local)
                     tables.skipped["excluded COCO images"] += 1
                     continue
-                if params.limit and len(kept) >= params.limit:
+                if params.limit and len(image_ids) >= params.limit:
                     cut.add(local)
                     continue
+                # .../VG_100K_2/1.jpg: folder and file name
                 file = safe_name("/".join(_address(record).parts[-2:]))
                 width, height = get_size(record)
                 image_id = join_id(name, local)
@@ -102,7 +106,7 @@ def _read_images(name: str, params: VisualGenomeParams, root: Path, tables: Tabl
                         height=height,
                     )
                 )
-                kept.add(local)
+                image_ids.add(local)
     return cut
 
 
@@ -122,18 +126,18 @@ def _path(root: Path, images: str, file: str) -> str:
 
 def _excluded(root: Path, params: VisualGenomeParams, tables: Tables) -> set[str]:
     """Return the COCO ids of excluded images."""
-    found: set[str] = set()
+    coco_ids: set[str] = set()
     for file in params.exclude:
         if file.endswith(".json"):
             entries = read_karpathy(root / file, tables, sentences=False)
-            found |= {local for local, entry in entries.items() if entry.split in ("val", "test")}
+            coco_ids |= {local for local, entry in entries.items() if entry.split in ("val", "test")}
             continue
         for number, line in enumerate(read_text(root / file, "COCO's ids, one a line").split("\n"), start=1):
             local = line.strip()
             if local and not (local.isascii() and local.isdigit() and len(local) < 20):
                 raise DataError(f"{root / file}:{number}: {local[:40]!r} is not a COCO id, which are numbers")
-            found |= {str(int(local))} if local else set()
-    return found
+            coco_ids |= {str(int(local))} if local else set()
+    return coco_ids
 
 
 def _read_regions(path: Path, name: str, cut: set[str], tables: Tables) -> None:
@@ -149,6 +153,7 @@ def _read_regions(path: Path, name: str, cut: set[str], tables: Tables) -> None:
                     local = get_id(region, "region_id" if "region_id" in region else "id")
                     with tables.record("captions", where, join_id(name, local)):
                         text = get_sentence(region, "phrase")
+                        # annotators of different regions wrote the same words
                         if text.casefold() in phrases:
                             tables.skipped["repeated phrases of an image"] += 1
                             continue
@@ -182,11 +187,13 @@ def _object(name: str, local: str, owner: str, item: Any) -> Row:
     names = [word for word in get(item, "names", list) if isinstance(word, str) and word.strip()]
     if not names:
         raise RecordError("object without a name")
+    # x, y, width, height -> corners
     box = [get(item, key, (int, float)) for key in ("x", "y", "w", "h")]
     if not all(map(is_number, box)):
         raise RecordError(f"invalid box {str(box)[:60]}")
     x, y, w, h = map(float, box)
     words = item.get("attributes")
+    # null if unknown, not an empty list
     listed = isinstance(words, list) and all(isinstance(word, str) for word in words)
     attributes = {get_text({"attributes": word}, "attributes").strip().lower() for word in words} if listed else set()
     return {
