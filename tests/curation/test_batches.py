@@ -35,7 +35,7 @@ def plain_others(table: str, rows: list[Row], images: dict[str, Row], quarantine
     for number, entry in enumerate(rows):
         owner = first.setdefault(entry[ID_COLUMN[table]], entry)
         if owner is not entry:
-            facts.found[number] = {"id_of": owner["provenance"]}
+            facts.columns[number] = {"id_of": owner["provenance"]}
             continue
         alone.append((number, entry))
         if table == "images" and entry["sha256"] and entry["split"] in SPLITS:
@@ -46,11 +46,11 @@ def plain_others(table: str, rows: list[Row], images: dict[str, Row], quarantine
         if table == "images" and entry["split"] in SPLITS and entry["sha256"] in kept:
             other = kept[entry["sha256"]][1]
             if other["split"] != entry["split"]:
-                facts.found[number] = {"also_in": f"{other['split']} as {other['image_id']}"}
+                facts.columns[number] = {"also_in": f"{other['split']} as {other['image_id']}"}
         if table == "captions" and entry["text"] is not None:
             owner = captions.setdefault((entry["image_id"], caption_key(entry["text"])), entry)
             if owner is not entry:
-                facts.found[number] = {"same_as": owner["caption_id"]}
+                facts.columns[number] = {"same_as": owner["caption_id"]}
     return facts
 
 

@@ -49,14 +49,15 @@ def align_by_keypoints(indexed: Fingerprint, mirrored: bool, query: Fingerprint)
     transform, inliers = _estimate_transform(query.keypoints, target)
     if transform is None or inliers < MIN_INLIERS:
         return None
+    # the square root of the determinant is the scale
     if not SCALES[0] <= np.sqrt(abs(np.linalg.det(transform[:, :2]))) <= SCALES[1]:
         return None
-    own = np.array(canonical_size(indexed.width, indexed.height)) / THUMB
-    its = np.array(canonical_size(query.width, query.height)) / THUMB
+    indexed_scale = np.array(canonical_size(indexed.width, indexed.height)) / THUMB
+    query_scale = np.array(canonical_size(query.width, query.height)) / THUMB
     # thumb pixels of the query -> its canonical pixels -> those of the indexed image -> its thumb pixels;
     # pixel centers are at + 0.5
-    linear = transform[:, :2] * its / own[:, None]
-    shift = (transform[:, :2] @ (its / 2) + transform[:, 2]) / own - 0.5
+    linear = transform[:, :2] * query_scale / indexed_scale[:, None]
+    shift = (transform[:, :2] @ (query_scale / 2) + transform[:, 2]) / indexed_scale - 0.5
     thumb = indexed.thumb_HWC[:, ::-1] if mirrored else indexed.thumb_HWC
     return _compare(thumb, query.thumb_HWC, linear, shift, inliers, MAX_HIDDEN)
 
@@ -76,6 +77,7 @@ def _estimate_transform(source: Keypoints, target: Keypoints) -> tuple[np.ndarra
     near = distance[rows, nearest] <= SAME_CORNER
     if near.sum() < MIN_INLIERS:
         return None, 0
+    # pairs of corners that are each other's nearest
     mutual = near & (distance.argmin(axis=0)[nearest] == rows)
     if mutual.sum() < MIN_INLIERS:
         return None, 0
@@ -93,8 +95,9 @@ def _estimate_transform(source: Keypoints, target: Keypoints) -> tuple[np.ndarra
 def _hamming_distances(a_KB: np.ndarray, b_LB: np.ndarray) -> np.ndarray:
     """Return differing bits of 256, uint16 [K, L]. Word by word: numpy sums short last axes slowly."""
     a_4K1, b_41L = a_KB.view(np.uint64).T[:, :, None], b_LB.view(np.uint64).T[:, None, :]
-    one, two, three, four = np.bitwise_count(np.ascontiguousarray(a_4K1) ^ np.ascontiguousarray(b_41L))
-    return np.add(one + two + three, four, dtype=np.uint16)
+    bits_4KL = np.bitwise_count(np.ascontiguousarray(a_4K1) ^ np.ascontiguousarray(b_41L))
+    # the sum of three words, at most 192, fits into uint8
+    return np.add(bits_4KL[0] + bits_4KL[1] + bits_4KL[2], bits_4KL[3], dtype=np.uint16)
 
 
 def _compare(
@@ -116,13 +119,15 @@ def _compare(
     if max(of_indexed, of_query) < MIN_LARGER_COVERAGE or min(of_indexed, of_query) < MIN_SMALLER_COVERAGE:
         return None
     x, y = indexed[overlap].astype(np.float32), warped[overlap].astype(np.float32)
+    # N pixels of the overlap
     gray_x, gray_y = x @ _LUMA, y @ _LUMA
-    correlation, kept, residual = _trimmed_correlation(gray_x, gray_y, hidden)
-    if correlation < MIN_CORRELATION or not _colors_agree(x[kept], y[kept]):
+    correlation, used, residual = _trimmed_correlation(gray_x, gray_y, hidden)
+    if correlation < MIN_CORRELATION or not _colors_agree(x[used], y[used]):
         return None
     # few inliers: the images must agree without leaving anything out
     if inliers < SURE_INLIERS and hidden and _trimmed_correlation(gray_x, gray_y, 0.0)[0] < MIN_CORRELATION:
         return None
+    # overlaid text is in one place; where drawings differ, pixels all over the overlap do
     different = np.zeros(size, bool)
     different[overlap] = residual > DIFFERENT
     different[:RIM] = different[-RIM:] = different[:, :RIM] = different[:, -RIM:] = False
@@ -135,18 +140,19 @@ def _trimmed_correlation(x: np.ndarray, y: np.ndarray, hidden: float) -> tuple[f
     """Correlate two lists of gray levels without the `hidden` share that fits a common line worst.
 
     Returns:
-        The correlation, the mask of the kept pixels, and each residual in gray levels.
+        The correlation, the mask of the pixels that are used, and each residual in gray levels.
     """
-    kept = np.ones(len(x), bool)
+    used = np.ones(len(x), bool)
     last = int(np.float32(len(x) - 1) * np.float32(1 - hidden))  # position of the worst residual that is kept
+    # fit a line y = slope * x + shift, and again without the pixels that fit it worst
     for _ in range(3 if hidden else 1):
-        mean_x, mean_y = x[kept].mean(), y[kept].mean()
-        a, b = x[kept] - mean_x, y[kept] - mean_y
+        mean_x, mean_y = x[used].mean(), y[used].mean()
+        a, b = x[used] - mean_x, y[used] - mean_y
         slope = (a @ b) / max(a @ a, 1e-6)
         residual = np.abs(y - mean_y - slope * (x - mean_x))
-        kept = residual <= np.partition(residual, last)[last]
-    a, b = x[kept] - x[kept].mean(), y[kept] - y[kept].mean()
-    return float((a @ b) / max(np.sqrt((a @ a) * (b @ b)), 1e-6)), kept, residual
+        used = residual <= np.partition(residual, last)[last]
+    a, b = x[used] - x[used].mean(), y[used] - y[used].mean()
+    return float((a @ b) / max(np.sqrt((a @ a) * (b @ b)), 1e-6)), used, residual
 
 
 def _bounding_area(different_HW: np.ndarray) -> int:
@@ -154,6 +160,7 @@ def _bounding_area(different_HW: np.ndarray) -> int:
     rows, columns = np.nonzero(different_HW)
     if len(rows) <= STRAYS:
         return 0
+    # percentiles that leave out STRAYS pixels, a quarter at each of the four ends
     ends = (100 * STRAYS / len(rows) / 4, 100 - 100 * STRAYS / len(rows) / 4)
     (top, bottom), (left, right) = np.percentile(rows, ends), np.percentile(columns, ends)
     return int((bottom - top + 1) * (right - left + 1))
@@ -163,6 +170,7 @@ def _colors_agree(x: np.ndarray, y: np.ndarray) -> bool:
     """Return whether hues correlate, up to one shift of all colors. A gray copy has no hues to compare."""
     planes = []
     for pixels in (x, y):
+        # hue: red and blue without the luminance, [N, 2]
         light = pixels @ _LUMA
         plane = np.stack([pixels[:, 0] - light, pixels[:, 2] - light], axis=1)
         planes.append(plane - plane.mean(axis=0))

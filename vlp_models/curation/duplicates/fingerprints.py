@@ -63,6 +63,7 @@ def perceptual_hash_of_gray(gray: np.ndarray) -> int | None:
     Each bit is the sign of one of the 64 lowest frequencies of the discrete cosine transform against their median
     (Zauner, 2010, section 3.2.1, with the frequencies taken along the diagonals). The hash ignores color.
     """
+    # discrete cosine transform, [32, 32] -> the 64 lowest frequencies
     frequencies = (_COSINES @ gray @ _COSINES.T)[_ROWS, _COLUMNS]
     if np.sqrt((frequencies**2).sum()) / THUMB < FLAT:
         return None
@@ -136,11 +137,11 @@ def detect_keypoints(image: Image.Image) -> Keypoints:
         return Keypoints.empty()
     positions = np.array([corner.pt for corner in corners], np.float32)
     strengths = np.array([corner.response for corner in corners])
-    chosen = _select_spread_out(positions, strengths, gray.shape[1], gray.shape[0])
-    kept, descriptors = orb.compute(gray, [corners[i] for i in chosen])
+    selected = _select_spread_out(positions, strengths, gray.shape[1], gray.shape[0])
+    described, descriptors = orb.compute(gray, [corners[i] for i in selected])
     if descriptors is None:
         return Keypoints.empty()
-    points = np.rint(np.array([corner.pt for corner in kept], np.float32) * _UNIT).astype(np.uint16)
+    points = np.rint(np.array([corner.pt for corner in described], np.float32) * _UNIT).astype(np.uint16)
     return Keypoints(points, np.ascontiguousarray(descriptors))
 
 
@@ -152,6 +153,7 @@ def canonical_size(width: int, height: int) -> tuple[int, int]:
 
 def _select_spread_out(positions: np.ndarray, strengths: np.ndarray, width: int, height: int) -> np.ndarray:
     """Choose `MAX_KEYPOINTS` corners: in turns, the strongest one left in each field of the image."""
+    # K corners: the field of each, row by row
     column, row = (positions * FIELDS / (width, height)).astype(int).T
     field = row * FIELDS + column
     order = np.lexsort((positions[:, 0], positions[:, 1], -strengths, field))
@@ -237,6 +239,7 @@ def fingerprint_image(image: Image.Image, *, keypoints: bool, mirrored: bool) ->
     """
     flat = flatten_on_white(image)
     small = flat.resize(canonical_size(*flat.size), Image.Resampling.BILINEAR)
+    # the frame is found in the small image, and cut from the large one
     left, top, right, bottom = inner = find_inner(np.asarray(small))
     if inner != (0, 0, *small.size):
         x, y = flat.width / small.width, flat.height / small.height
@@ -244,11 +247,11 @@ def fingerprint_image(image: Image.Image, *, keypoints: bool, mirrored: bool) ->
         small = flat.resize(canonical_size(*flat.size), Image.Resampling.BILINEAR)
     thumb = np.asarray(small.resize((THUMB, THUMB), Image.Resampling.BILINEAR))
     gray = small.convert("L")
-    own = detect_keypoints(gray) if keypoints else Keypoints.empty()
-    flipped = Keypoints.empty()
+    keypoints_of_image = detect_keypoints(gray) if keypoints else Keypoints.empty()
+    keypoints_of_mirrored = Keypoints.empty()
     if keypoints and mirrored:
-        flipped = detect_keypoints(gray.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
-    return Fingerprint(flat.width, flat.height, thumb, own, flipped)
+        keypoints_of_mirrored = detect_keypoints(gray.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    return Fingerprint(flat.width, flat.height, thumb, keypoints_of_image, keypoints_of_mirrored)
 
 
 def flatten_on_white(image: Image.Image) -> Image.Image:
@@ -261,6 +264,7 @@ def flatten_on_white(image: Image.Image) -> Image.Image:
 def find_inner(pixels_HWC: np.ndarray) -> tuple[int, int, int, int]:
     """Return left, top, right and bottom of an image without uniform borders at opposite sides."""
     height, width = pixels_HWC.shape[:2]
+    # first borders above and below, then those at the sides of what remains
     top, bottom = _count_border_rows(pixels_HWC)
     left, right = _count_border_rows(pixels_HWC[top : height - bottom].transpose(1, 0, 2))
     if height - top - bottom < MIN_INNER * height or width - left - right < MIN_INNER * width:

@@ -68,19 +68,22 @@ def hash_image(
     """
     with open_checked(content, max_pixels) as image:
         width, height = image.size
+        # before anything is decoded
         if min(width, height) < min_side:
             size = f"{width}x{height} pixels; the shorter side must have at least {min_side}"
             raise ImageError("image_side", size)
-        found = get_format(image)
+        image_format = get_format(image)
         try:
             image.load()
-            shown = (
-                apply_exif_orientation(image).convert("RGBA") if image.has_transparency_data else to_upright_rgb(image)
-            )
-            perceptual = perceptual_hash(shown)
-            fingerprint = fingerprint_image(shown, keypoints=keypoints, mirrored=held_out)
-            pixels = hashlib.sha256(f"{shown.width}x{shown.height} {shown.mode}\0".encode())
-            pixels.update(shown.tobytes())
+            # keep transparency: an image and its copy on white are different pixels, but near-duplicates
+            if image.has_transparency_data:
+                displayed = apply_exif_orientation(image).convert("RGBA")
+            else:
+                displayed = to_upright_rgb(image)
+            perceptual = perceptual_hash(displayed)
+            fingerprint = fingerprint_image(displayed, keypoints=keypoints, mirrored=held_out)
+            pixels = hashlib.sha256(f"{displayed.width}x{displayed.height} {displayed.mode}\0".encode())
+            pixels.update(displayed.tobytes())
         except VLPError:
             raise
         except Exception as error:  # a mode without a conversion to RGB raises here, too: no stage could read it
@@ -89,9 +92,9 @@ def hash_image(
         sha256=hashlib.sha256(content).digest(),
         pixels=pixels.digest(),
         perceptual=perceptual,
-        width=shown.width,
-        height=shown.height,
-        format=found,
+        width=displayed.width,
+        height=displayed.height,
+        format=image_format,
         fingerprint=fingerprint,
     )
 
@@ -144,6 +147,7 @@ def hash_all(
         mapper: executes the chunks; default: `processes` of this machine. A few images are hashed in this process.
     """
     stream = iter(items)
+    # look at the first images to learn whether there are few, then put them back
     first = list(islice(stream, SERIAL_LIMIT))
     stream = chain(first, stream)
     chunks = iter(lambda: list(islice(stream, CHUNK)), [])
@@ -151,8 +155,8 @@ def hash_all(
         mapper = LocalMapper(1)
     elif mapper is None:
         mapper = LocalMapper(max(1, processes))
-    for found in mapper.map(partial(_hash_chunk, job=job), chunks):
-        yield from found
+    for results in mapper.map(partial(_hash_chunk, job=job), chunks):
+        yield from results
 
 
 def _hash_chunk(chunk: list[Item], job: HashJob) -> list[tuple[int, ImageHashes | ImageError]]:
@@ -174,6 +178,7 @@ def _hash_one(path: str, held_out: bool, job: HashJob) -> ImageHashes | ImageErr
 
 def _store(content: bytes, target: str) -> None:
     """Write the checked bytes themselves (avoids a check/use race). Identical images share one file."""
+    # O_EXCL: of several processes with equal images one writes the file
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(target, flags, 0o644)

@@ -122,6 +122,7 @@ def find_leaks(
     count = sum(_count_held_out(files, held_out))
     starts = range(0, count, indexed)
     batch_count = -(-_count_rows(files) // BATCH)
+    # more processes than blocks: cut the batches of all images into shares
     shares = max(1, min(workers // max(1, len(starts)), batch_count // _WORTH_A_PROCESS)) if mapper is None else 1
     tasks = [_Task(start, start + indexed, share, shares) for start in starts for share in range(shares)]
     parts = track(
@@ -134,12 +135,12 @@ def find_leaks(
         disable=not sys.stderr.isatty(),
         transient=True,
     )
-    blocks: dict[int, _Found] = {}
+    blocks: dict[int, _BlockLeaks] = {}
     for task, part in zip(tasks, parts, strict=True):
-        block = blocks.setdefault(task.first, _Found([], part.groups))  # shares of a block have the same groups
+        block = blocks.setdefault(task.first, _BlockLeaks([], part.groups))  # shares of a block have the same groups
         block.leaks.extend(part.leaks)
-    found = [leak for block in blocks.values() for leak in _list_leaks(block, held_out)]
-    return sorted(found, key=lambda leak: (leak.image_id, -RANK[leak.split], leak.copy_of))
+    leaks = [leak for block in blocks.values() for leak in _list_leaks(block, held_out)]
+    return sorted(leaks, key=lambda leak: (leak.image_id, -RANK[leak.split], leak.copy_of))
 
 
 class _Task(NamedTuple):
@@ -152,7 +153,7 @@ class _Task(NamedTuple):
     shares: int
 
 
-class _Found(NamedTuple):
+class _BlockLeaks(NamedTuple):
     """Copies of a block of evaluation images.
 
     leaks   (number of the batch, number of the group, leak): for the first image of each group only
@@ -163,7 +164,7 @@ class _Found(NamedTuple):
     groups: list[list[str]]
 
 
-def _list_leaks(block: _Found, held_out: Mapping[str, str]) -> Iterable[Leak]:
+def _list_leaks(block: _BlockLeaks, held_out: Mapping[str, str]) -> Iterable[Leak]:
     """Return one leak of each pair of ids, that of the first batch: ids may be repeated.
 
     The first copy of a group in each dataset and split has a leak for each image of the group; and so has the first one
@@ -171,6 +172,7 @@ def _list_leaks(block: _Found, held_out: Mapping[str, str]) -> Iterable[Leak]:
     """
     pairs: dict[tuple[str, str], Leak] = {}
     named = set[tuple[int, str, str, bool]]()
+    # in the order of batches, however many processes found them
     for _, group, leak in sorted(block.leaks, key=itemgetter(0)):
         pairs.setdefault((leak.image_id, leak.copy_of), leak)
         dataset, split = leak.image_id.partition("/")[0], held_out.get(leak.image_id, SPLITS[0])
@@ -182,15 +184,16 @@ def _list_leaks(block: _Found, held_out: Mapping[str, str]) -> Iterable[Leak]:
     return pairs.values()
 
 
-def _find_in_block(files: Sequence[Path], held_out: Mapping[str, str], rules: NearRules, task: _Task) -> _Found:
+def _find_in_block(files: Sequence[Path], held_out: Mapping[str, str], rules: NearRules, task: _Task) -> _BlockLeaks:
     """Return the copies of a task's evaluation images."""
-    found: dict[tuple[str, str], tuple[int, int, Leak]] = {}
+    leaks: dict[tuple[str, str], tuple[int, int, Leak]] = {}
 
     def add(image_id: str, split: str, group: int, how: str) -> None:
         indexed_id, indexed_split, _ = rows[group]
+        # a copy in an equal or higher split is not a leak: the copy in the higher split stays
         if RANK[split] < RANK[indexed_split]:
             leak = Leak(image_id=image_id, copy_of=indexed_id, split=indexed_split, how=how)
-            found.setdefault((image_id, indexed_id), (number, group, leak))
+            leaks.setdefault((image_id, indexed_id), (number, group, leak))
 
     rows: list[Row] = []  # the first of each group
     indexed_fingerprints: list[Fingerprint] = []
@@ -198,6 +201,7 @@ def _find_in_block(files: Sequence[Path], held_out: Mapping[str, str], rules: Ne
     by_pixels: dict[bytes, dict[str, int]] = defaultdict(dict)  # pixels -> split -> group
     for row, fingerprint in islice(_read_fingerprints(files, held_out, train=False), task.first, task.end):
         image_id, split, pixels = row
+        # of images with equal pixels in one split, one is indexed
         if split not in by_pixels[pixels]:
             by_pixels[pixels][split] = len(rows)
             rows.append(row)
@@ -209,6 +213,7 @@ def _find_in_block(files: Sequence[Path], held_out: Mapping[str, str], rules: Ne
     for number, (batch, fingerprints) in enumerate(batches(_read_fingerprints(files, held_out, train=True))):
         if number % task.shares != task.share:
             continue
+        # equal pixels need no search
         for image_id, split, pixels in batch:
             for group in by_pixels.get(pixels, {}).values():
                 add(image_id, split, group, EQUAL)
@@ -220,7 +225,7 @@ def _find_in_block(files: Sequence[Path], held_out: Mapping[str, str], rules: Ne
 
         for match in index.search(fingerprints, is_verified):
             add(*batch[match.query][:2], match.indexed, describe_match(match))
-    return _Found(list(found.values()), groups)
+    return _BlockLeaks(list(leaks.values()), groups)
 
 
 def find_near_duplicates(
@@ -264,22 +269,24 @@ def _find_pairs_in_block(
     by_pixels: dict[bytes, dict[bool, str]] = defaultdict(dict)  # pixels -> is it fixed -> image id
     for row, fingerprint in islice(_read_fingerprints([file], {}, train=True), *block):
         image_id, _, pixels = row
+        # of equal pixels, one fixed image and one other are indexed
         if (image_id in fixed) not in by_pixels[pixels]:
             by_pixels[pixels][image_id in fixed] = image_id
             rows.append(row)
             indexed_fingerprints.append(fingerprint)
     index = NearDuplicateIndex(indexed_fingerprints, rules)
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for batch, fingerprints in batches(_read_fingerprints([file], {}, train=True)):
         for name, _, pixels in batch:
-            found += [(name, first) for first in by_pixels.get(pixels, {}).values() if first != name]
+            pairs += [(name, first) for first in by_pixels.get(pixels, {}).values() if first != name]
 
         def is_verified(query: int, indexed: int, batch: Sequence[Row] = batch) -> bool:
             name, _, pixels = batch[query]
             return name != rows[indexed][0] and pixels != rows[indexed][2]
 
-        found += [(batch[m.query][0], rows[m.indexed][0]) for m in index.search(fingerprints, is_verified, SERIES)]
-    return found
+        matches = index.search(fingerprints, is_verified, SERIES)
+        pairs += [(batch[match.query][0], rows[match.indexed][0]) for match in matches]
+    return pairs
 
 
 def write_leaks(directory: Path, leaks: Sequence[Leak]) -> None:
@@ -290,10 +297,10 @@ def write_leaks(directory: Path, leaks: Sequence[Leak]) -> None:
 
 def leaking_images(leaks: Iterable[Leak]) -> dict[str, str]:
     """Return image id -> description of its copy in the highest split."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for leak in leaks:
-        found.setdefault(leak.image_id, leak.description)
-    return found
+        descriptions.setdefault(leak.image_id, leak.description)
+    return descriptions
 
 
 def describe_match(match: Match) -> str:
@@ -315,7 +322,9 @@ def batches(rows: Iterable[tuple[T, Fingerprint]], size: int = BATCH) -> Iterato
     """Yield names and fingerprints, `size` at a time."""
     stream = iter(rows)
     while batch := list(islice(stream, size)):
-        yield [name for name, _ in batch], [fingerprint for _, fingerprint in batch]
+        names = [name for name, _ in batch]
+        fingerprints = [fingerprint for _, fingerprint in batch]
+        yield names, fingerprints
 
 
 def _count_rows(files: Iterable[Path]) -> int:
@@ -375,19 +384,23 @@ def compare_sentences(held_out: Sequence[str], trained_on: Iterable[str]) -> lis
             long[number] = len(words) >= MIN_WORDS
             for part in set(_hashes_without_one_word(words)):
                 shortened[part].append(number)
-    found: list[SentenceMatch | None] = [None] * len(held_out)
+    matches: list[SentenceMatch | None] = [None] * len(held_out)
+    # one word apart: deleting a word from one sentence or from both makes them equal
     for text in trained_on:
         words = compared_words(text)
-        whole = _hash(words)
-        near = set(shortened.get(whole, ()))
+        text_hash = _hash(words)
+        # the evaluation sentence without a word equals the training sentence
+        near = set(shortened.get(text_hash, ()))
         for part in _hashes_without_one_word(words):
+            # the training sentence without a word equals a long enough evaluation sentence
             near.update(number for number in equal.get(part, ()) if long[number])
+            # both without a word are equal: a word was replaced
             near.update(shortened.get(part, ()))
         for number in near:
-            found[number] = found[number] or "one word apart"
-        for number in equal.get(whole, ()):
-            found[number] = "equal"
-    return found
+            matches[number] = matches[number] or "one word apart"
+        for number in equal.get(text_hash, ()):
+            matches[number] = "equal"
+    return matches
 
 
 def compared_words(text: str) -> list[str]:

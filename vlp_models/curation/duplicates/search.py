@@ -77,6 +77,7 @@ class NearDuplicateIndex:
         self._fingerprints = fingerprints
         hashes, self._orientations = [], []
         for number, fingerprint in enumerate(fingerprints):
+            # a rotated or mirrored copy has the hash of the indexed image in that orientation
             for orientation in range(ORIENTATIONS):
                 value = perceptual_hash_of_gray(to_gray(fingerprint.oriented(orientation)))
                 if value is not None:
@@ -104,22 +105,24 @@ class NearDuplicateIndex:
             keep: which pairs to verify.
             proposals: indexed images verified per query, those that share most keypoints.
         """
-        found: dict[tuple[int, int], Match] = {}
+        matches: dict[tuple[int, int], Match] = {}
+        # hashes first: they also give the orientation
         for query, indexed, orientation in self._propose_by_hash(queries):
-            if (query, indexed) in found or not keep(query, indexed):
+            if (query, indexed) in matches or not keep(query, indexed):
                 continue
             if agreement := align_by_orientation(self._fingerprints[indexed], orientation, queries[query]):
                 parts = (_MIRRORED[orientation // 4], _ROTATED[orientation % 4])
                 change = " and ".join(filter(None, parts)) or "hardly changed"
-                found[query, indexed] = Match(indexed=indexed, query=query, change=change, agreement=agreement)
+                matches[query, indexed] = Match(indexed=indexed, query=query, change=change, agreement=agreement)
+        # then keypoints, for pairs that are not matched yet
         for query, view in self._propose_by_keypoints(queries, proposals):
             indexed, mirrored = divmod(view, 2)
-            if (query, indexed) in found or not keep(query, indexed):
+            if (query, indexed) in matches or not keep(query, indexed):
                 continue
             if agreement := align_by_keypoints(self._fingerprints[indexed], bool(mirrored), queries[query]):
                 change = "mirrored and changed" if mirrored else "changed"
-                found[query, indexed] = Match(indexed=indexed, query=query, change=change, agreement=agreement)
-        return sorted(found.values(), key=lambda match: (match.query, match.indexed))
+                matches[query, indexed] = Match(indexed=indexed, query=query, change=change, agreement=agreement)
+        return sorted(matches.values(), key=lambda match: (match.query, match.indexed))
 
     def _propose_by_hash(self, queries: Sequence[Fingerprint]) -> list[tuple[int, int, int]]:
         """Return (query, indexed image, its orientation) of all pairs within the hash distance."""
@@ -127,12 +130,12 @@ class NearDuplicateIndex:
             return []
         hashed = [(number, query.perceptual) for number, query in enumerate(queries) if query.perceptual is not None]
         pairs = self._hashes.pairs(np.array([value for _, value in hashed], np.uint64))
-        found = {
+        proposals = {
             (hashed[q][0], *self._orientations[i])
             for rows, columns in pairs
             for q, i in zip(rows, columns, strict=True)
         }
-        return sorted(found)
+        return sorted(proposals)
 
     def _propose_by_keypoints(self, queries: Sequence[Fingerprint], proposals: int) -> list[tuple[int, int]]:
         """Return (query, view) of the views that share most keypoints, those with most first."""
@@ -141,7 +144,9 @@ class NearDuplicateIndex:
         owners = np.repeat(np.arange(len(queries)), [len(query.keypoints) for query in queries])
         descriptors = _stack(query.keypoints.descriptors_KB for query in queries)
         counts = self._keypoints.count_shared(descriptors, owners)
+        # P pairs of a query and a view
         queries_P, views_P, shared_P = (part[counts[2] >= MIN_SHARED] for part in counts)
+        # by query, then most shared keypoints first
         order = np.lexsort((views_P, -shared_P, queries_P))
         queries_P, views_P = queries_P[order], views_P[order]
         # the first pairs of each query
@@ -170,6 +175,7 @@ class HammingIndex:
             raise ValueError(f"radius must be 0 to {MAX_RADIUS}: {radius}")
         self._hashes = np.asarray(hashes, np.uint64)
         self._radius = radius
+        # radius + 1 bands of nearly equal width
         edges = np.linspace(0, 64, radius + 2).astype(int)
         self._bands = [(int(low), int(high - low)) for low, high in pairwise(edges)]  # (first bit, width)
         self._orders = [np.argsort(self._key(self._hashes, band), kind="stable") for band in self._bands]
@@ -187,9 +193,10 @@ class HammingIndex:
         """Yield arrays of equal length: positions in `queries` and in the index. Each pair comes once."""
         queries = np.asarray(queries, np.uint64)
         for number, (band, order, keys) in enumerate(zip(self._bands, self._orders, self._sorted, strict=True)):
-            wanted = self._key(queries, band)
-            low = np.searchsorted(keys, wanted, "left")
-            counts = np.searchsorted(keys, wanted, "right") - low
+            query_keys = self._key(queries, band)
+            # indexed hashes with the query's key in this band are a run of the sorted keys
+            low = np.searchsorted(keys, query_keys, "left")
+            counts = np.searchsorted(keys, query_keys, "right") - low
             for rows, positions in _candidates(low, counts, PAIRS_BLOCK):
                 indexed = order[positions]
                 differing = queries[rows] ^ self._hashes[indexed]
@@ -242,13 +249,14 @@ class KeypointIndex:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return, for each pair of images that share keypoints: query, indexed image, number of shared keypoints."""
         words, owners = _as_words(descriptors_KB), np.asarray(owners_K, np.int64)
-        found: list[np.ndarray] = []
+        meetings: list[np.ndarray] = []
         images = int(self._owners.max(initial=-1)) + 1
         for unsorted, table, order in zip(self._table_keys(descriptors_KB), self._keys, self._orders, strict=True):
             query_order = np.argsort(unsorted)  # sorted keys visit the table in memory order
             keys = unsorted[query_order]
             low = np.searchsorted(table, keys, "left")
             counts = np.searchsorted(table, keys, "right") - low
+            # a crowded key distinguishes little and costs the most comparisons
             counts[counts > CROWD] = 0
             for rows, positions in _candidates(low, counts, VOTES_BLOCK):
                 indexed, rows = order[positions], query_order[rows]
@@ -256,11 +264,11 @@ class KeypointIndex:
                 differing = words.take(rows, axis=0) ^ self._words.take(indexed, axis=0)
                 near = np.bitwise_count(differing).sum(axis=1, dtype=np.uint16) <= SAME_CORNER
                 # (query keypoint, indexed image), once however many tables they meet in
-                found.append(_sorted_distinct(rows[near] * images + self._owners[indexed[near]]))
-        if not found:
+                meetings.append(_sorted_distinct(rows[near] * images + self._owners[indexed[near]]))
+        if not meetings:
             empty = np.zeros(0, np.int64)
             return empty, empty, empty
-        distinct = _sorted_distinct(np.concatenate(found))
+        distinct = _sorted_distinct(np.concatenate(meetings))
         pairs, shared = np.unique(owners[distinct // images] * images + distinct % images, return_counts=True)
         return pairs // images, pairs % images, shared
 
@@ -271,12 +279,14 @@ def _candidates(low: np.ndarray, counts: np.ndarray, block: int) -> Iterator[tup
     Args:
         low, counts: int64 [N], each row's first candidate in the table and their number.
     """
+    # rows [first, last) have about `block` candidates in total
     ends = np.cumsum(counts)
     first = 0
     while first < len(counts):
         before = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, before + block, "right")))
         rows = np.repeat(np.arange(first, last), counts[first:last])
+        # number each row's candidates from 0
         start = np.repeat(ends[first:last] - counts[first:last] - before, counts[first:last])
         yield rows, low[rows] + np.arange(len(rows)) - start
         first = last

@@ -65,6 +65,7 @@ class WithdrawnImage:
 
     def to_plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"sha256": self.sha256, "pixels": self.pixels}
+        # 64 bits as 16 hexadecimal digits
         plain |= {"perceptual": [f"{value:016x}" for value in self.perceptual], "images": list(self.images)}
         if self.fingerprint:
             plain["fingerprint"] = base64.b64encode(self.fingerprint.to_bytes()).decode()
@@ -81,6 +82,7 @@ class WithdrawnImage:
         unknown = value.keys() - {"sha256", "pixels", "perceptual", "images", "fingerprint"}
         if unknown:
             raise ValueError(f"unknown key {min(unknown)}")
+        # the round trip refuses what is not hexadecimal
         sha256, pixels = (bytes.fromhex(value[name]).hex() for name in ("sha256", "pixels"))
         perceptual = [int(text, 16) for text in value["perceptual"]]
         if len(sha256) != 64 or len(pixels) != 64 or not all(0 <= number < 1 << 64 for number in perceptual):
@@ -121,12 +123,14 @@ class WithdrawnList:
 
     def match_hashes(self, sha256: str, pixels: str, fingerprint: Fingerprint | None) -> str:
         """Like `match`, for stored hashes."""
+        # from the surest to the least sure
         if sha256 in self._bytes:
             return "byte for byte"
         if pixels in self._pixels:
             return "pixel for pixel"
         if fingerprint is None:
             return ""
+        # without the fingerprint, the hash alone must be close
         value = fingerprint.perceptual
         if value is not None and self._radius >= 0 and len(self._perceptual):
             distance = int(np.bitwise_count(self._perceptual ^ np.uint64(value)).min())
@@ -166,6 +170,7 @@ def withdraw(path: Path, images: Iterable[WithdrawnImage]) -> int:
             ids = tuple(dict.fromkeys((*before.images, *image.images)))
             new[image.sha256] = dataclasses.replace(image, images=ids)
     if new:
+        # sorted keys, so that git shows only new lines
         lines = (json.dumps(image.to_plain(), ensure_ascii=False, sort_keys=True) for image in (listed | new).values())
         write_text(path, "".join(f"{line}\n" for line in lines))
     return len(new.keys() - listed.keys())

@@ -29,17 +29,17 @@ def add_derived_columns(
     """
     no_facts = {"id_of": THIS_ROW, **NO_CROSS_FACTS.get(table, {})}
     rows = [
-        {**row, "row": number, **no_facts, **facts.found.get(number, {})}
+        {**row, "row": number, **no_facts, **facts.columns.get(number, {})}
         for number, row in enumerate(rows, start=first)
     ]
     images, quarantined_images = facts.images, facts.quarantined
     view = TABLES.get(table)
     if table != "images" and (view is None or view.has_image):
         for row in rows:
-            image = row["image_id"]
-            row["image_state"] = (
-                "good" if image in images else "quarantined" if image in quarantined_images else "unknown"
-            )
+            if row["image_id"] in images:
+                row["image_state"] = "good"
+            else:
+                row["image_state"] = "quarantined" if row["image_id"] in quarantined_images else "unknown"
     if view is not None and view.images == "several":
         for row in rows:
             row |= other_images_columns(row, images, quarantined_images)
@@ -49,6 +49,7 @@ def add_derived_columns(
     if table in OWN_COLUMNS:
         OWN_COLUMNS[table](rows, images)
     if table == "images":
+        # one reason is enough: a repeated id or an equal file is reported by its own rule
         for row in rows:
             reported = row["also_in"] or row["id_of"] != THIS_ROW
             row["near_in"] = "" if reported else (leaks or {}).get(row["image_id"], "")
@@ -62,6 +63,7 @@ NO_CROSS_FACTS = {"images": {"also_in": ""}, "captions": {"same_as": ""}}
 
 def _add_image_columns(rows: list[Row], images: dict[str, Row]) -> None:
     for row in rows:
+        # a missing size is reported by its own rules
         sized = row["width"] is not None and row["height"] is not None
         row["side"] = min(row["width"], row["height"]) if sized else None
         row["pixels"] = row["width"] * row["height"] if sized else None
@@ -74,35 +76,41 @@ def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: s
         Their number, and the first of them (`""`: none) that is unknown, in quarantine, or in another split than the
         row's first image.
     """
-    others = row[OTHER_IMAGES.name] or ()
+    other_ids = row[OTHER_IMAGES.name] or ()
     split = images[row["image_id"]]["split"] if row["image_id"] in images else None
-    unknown = (str(name) for name in others if name not in images and name not in quarantined_images)
-    quarantined = (name for name in others if name not in images and name in quarantined_images)
-    other_split = (
-        f"{row['image_id']} is in {split}, {name} in {images[name]['split']}"
-        for name in others
-        if split is not None and name in images and images[name]["split"] != split
-    )
+    unknown, quarantined, apart = [], [], []
+    for name in other_ids:
+        if name in images:
+            other_split = images[name]["split"]
+            if split is not None and other_split != split:
+                apart.append(f"{row['image_id']} is in {split}, {name} in {other_split}")
+        elif name in quarantined_images:
+            quarantined.append(name)
+        else:
+            unknown.append(str(name))
     return {
-        "other_images": len(others),
-        "other_unknown": next(unknown, ""),
-        "other_quarantined": next(quarantined, ""),
-        "splits_apart": next(other_split, ""),
+        "other_images": len(other_ids),
+        "other_unknown": next(iter(unknown), ""),
+        "other_quarantined": next(iter(quarantined), ""),
+        "splits_apart": next(iter(apart), ""),
     }
 
 
 def text_columns(text: str | None) -> Row:
     """Return the columns that the rules of every text check."""
+    if text is None:
+        return dict.fromkeys(("words", "text_letters", "text_clean", "text_not_url"))
     return {
-        "words": None if text is None else count_words(text),
-        "text_letters": None if text is None else has_letters(text),
-        "text_clean": None if text is None else is_clean(text),
-        "text_not_url": None if text is None else has_text_besides_urls(text),
+        "words": count_words(text),
+        "text_letters": has_letters(text),
+        "text_clean": is_clean(text),
+        "text_not_url": has_text_besides_urls(text),
     }
 
 
 def _add_answer_columns(rows: list[Row], images: dict[str, Row]) -> None:
     for row in rows:
+        # a question without answers and type is unlabeled, which is valid
         row["labeled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
 
 
@@ -112,16 +120,15 @@ def _add_choice_columns(rows: list[Row], images: dict[str, Row]) -> None:
         row["answer_count"], row["rationale_count"] = len(answers), len(rationales)
         bad = [text for text in (*answers, *rationales) if not text or not text.strip() or not is_clean(text)]
         row["unclean_choice"] = repr(bad[0]) if bad else ""
-        objects = [
-            {**dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)), "image_id": row["image_id"]}
-            for box in row["boxes"] or []
-        ]
-        for item in objects:
-            item |= {name: math.inf for name in ("x1", "y1", "x2", "y2") if math.isnan(item[name])}
+        # the boxes as rows of `objects`; NaN becomes infinite, so that the box has no area
+        objects = []
+        for box in row["boxes"] or []:
+            sides = [math.inf if math.isnan(value) else value for value in box]
+            objects.append({**dict(zip(("x1", "y1", "x2", "y2"), sides, strict=True)), "image_id": row["image_id"]})
         _add_box_columns(objects, images)
         for name, worst in (("shorter_side", min), ("overhang", max)):
-            known = [item[name] for item in objects if item[name] is not None]
-            row[f"boxes_{name}"] = worst(known) if known else None
+            values = [item[name] for item in objects if item[name] is not None]
+            row[f"boxes_{name}"] = worst(values) if values else None
 
 
 def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
@@ -130,6 +137,7 @@ def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
         row["shorter_side"] = row["overhang"] = None
         if all(value is not None and not math.isnan(value) for value in box):
             x1, y1, x2, y2 = box
+            # an infinite box has no area, whatever its sides
             if not all(map(math.isfinite, box)):
                 row["shorter_side"] = -math.inf
                 continue

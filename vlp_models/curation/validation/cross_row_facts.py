@@ -26,12 +26,12 @@ Row = dict[str, Any]
 class CrossFacts:
     """Facts about the rows of one batch that depend on other rows.
 
-    found        row number -> those of its columns `id_of`, `same_as`, `also_in` that are not empty
+    columns      row number -> those of the columns `id_of`, `same_as`, `also_in` that are not empty
     images       the valid images that the rows name, by id: split, width, height
     quarantined  ids of the images they name that are in quarantine
     """
 
-    found: dict[int, Row] = field(default_factory=dict)
+    columns: dict[int, Row] = field(default_factory=dict)
     images: dict[str, Row] = field(default_factory=dict)
     quarantined: set[str] = field(default_factory=set)
 
@@ -66,14 +66,14 @@ _ALSO_IN = f"""
     FROM known k JOIN tops t ON k.sha256 = t.sha256 AND k.rank < t.top
     JOIN kept ON k.sha256 = kept.sha256 JOIN here o ON o.row = kept.first
 """
-_FOUND = "SELECT row, 'id_of' AS kind, id_of AS value FROM repeated"
+_ID_OF = "SELECT row, 'id_of' AS kind, id_of AS value FROM repeated"
 _IMAGES = """
     SELECT m.row, m.name, g.split, g.width, g.height, g.image_id IS NOT NULL AS good, b.marked IS NOT NULL AS bad
     FROM mentions m LEFT JOIN good g ON m.name = g.image_id LEFT JOIN bad b ON m.name IS NOT DISTINCT FROM b.name
     ORDER BY m.row
 """
 _MENTIONS = "SELECT row, image_id AS name FROM here"
-_OTHERS = f"{_MENTIONS} UNION ALL SELECT row, unnest({OTHER_IMAGES.name}) AS name FROM here"
+_ALL_MENTIONS = f"{_MENTIONS} UNION ALL SELECT row, unnest({OTHER_IMAGES.name}) AS name FROM here"
 
 
 class Crossing:
@@ -90,6 +90,7 @@ class Crossing:
 
     def load_images(self, good: Path, quarantine: Path) -> None:
         """Load the valid images and the quarantine, which the rows of later tables refer to."""
+        # valid images with what rules of other tables need
         columns = ["image_id", "split", "width", "height"]
         schema = pa.schema([SCHEMAS["images"].field(name) for name in columns])
         self._database.load("good", read_batches([good], BATCH_ROWS, columns), schema)
@@ -104,11 +105,12 @@ class Crossing:
         schema = pa.schema([*(SCHEMAS[table].field(name) for name in columns), *extra])
         self._database.load("here", _with_keys(table, sources), schema)
         self._database.run(_REPEATED)
-        found = {"images": f"{_FOUND} UNION ALL ({_ALSO_IN})", "captions": f"{_FOUND} UNION ALL ({_SAME_AS})"}
-        rows = RowCursor(self._database.stream(f"SELECT * FROM ({found.get(table, _FOUND)}) ORDER BY row"))
+        # facts of rows by number, and the images that rows name with their state
+        queries = {"images": f"{_ID_OF} UNION ALL ({_ALSO_IN})", "captions": f"{_ID_OF} UNION ALL ({_SAME_AS})"}
+        rows = RowCursor(self._database.stream(f"SELECT * FROM ({queries.get(table, _ID_OF)}) ORDER BY row"))
         named = RowCursor(iter(()))
         if table != "images" and "image_id" in columns:
-            mentions = _OTHERS if OTHER_IMAGES.name in columns else _MENTIONS
+            mentions = _ALL_MENTIONS if OTHER_IMAGES.name in columns else _MENTIONS
             self._database.run(f"CREATE OR REPLACE VIEW mentions AS {mentions}")
             named = RowCursor(self._database.stream(_IMAGES))
         count = self._database.value("SELECT count(*) FROM here")
@@ -116,7 +118,7 @@ class Crossing:
         for start in range(0, count, size):
             facts = CrossFacts()
             for entry in rows.before(start + size):
-                facts.found.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]
+                facts.columns.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]
             for entry in named.before(start + size):
                 if entry["good"]:
                     facts.images[entry["name"]] = {name: entry[name] for name in ("split", "width", "height")}
@@ -137,11 +139,10 @@ def _with_keys(table: str, sources: list[Path]) -> Iterator[pa.Table]:
         start += len(rows)
         rows = rows.append_column("row", number).append_column("id", rows[ID_COLUMN[table]])
         if table == "captions":
-            pairs = zip(rows["image_id"].to_pylist(), rows["text"].to_pylist(), strict=True)
-            keys = [None if text is None else _same_caption(image, text) for image, text in pairs]
+            # equal captions of one image have one key; a missing text equals no other
+            keys: list[bytes | None] = []
+            for image_id, text in zip(rows["image_id"].to_pylist(), rows["text"].to_pylist(), strict=True):
+                caption = None if text is None else repr((image_id, caption_key(text))).encode()
+                keys.append(None if caption is None else hashlib.blake2b(caption, digest_size=16).digest())
             rows = rows.append_column("key", pa.array(keys, pa.binary()))
         yield rows
-
-
-def _same_caption(image_id: str | None, text: str) -> bytes:
-    return hashlib.blake2b(repr((image_id, caption_key(text))).encode(), digest_size=16).digest()

@@ -85,6 +85,7 @@ def passes(check: Check, value: Any) -> bool:
 
 def rules_for(table: str, params: ValidateParams) -> list[Rule]:
     """Return the rules of one table, in the order in which they are checked and reported."""
+    # rules that follow from the table's columns and view come first, its own rules last
     view = TABLES.get(table)
     required = tuple(c.name for c in view.columns if c.required) if view is not None else REQUIRED[table]
     rules = [
@@ -111,11 +112,11 @@ def _split_rule(table: str) -> Rule:
 
 def _image_rules(table: str) -> list[Rule]:
     """Rules of a row that names an image."""
-    known, good = OneOf(("good", "quarantined")), OneOf(("good", "unknown"))
+    listed, valid = OneOf(("good", "quarantined")), OneOf(("good", "unknown"))
     unknown, quarantined = "image {image_id} is not in the dataset", "image {image_id} is quarantined"
     return [
-        Rule(table, "image_known", "image_state", known, unknown, "its image is in the dataset"),
-        Rule(table, "image_good", "image_state", good, quarantined, "its image is not quarantined"),
+        Rule(table, "image_known", "image_state", listed, unknown, "its image is in the dataset"),
+        Rule(table, "image_good", "image_state", valid, quarantined, "its image is not quarantined"),
     ]
 
 
@@ -189,7 +190,7 @@ def _question_rules(params: ValidateParams) -> list[Rule]:
 
 
 def _choice_rules(params: ValidateParams) -> list[Rule]:
-    most, rules = params.max_box_overhang, []
+    limit, rules = params.max_box_overhang, []
     for kind in ("answer", "rationale"):
         reason, valid = f"{{{kind}_count}} {kind}s, expected {CHOICES}", f"it has {CHOICES} {kind}s"
         rules.append(Rule("choices", f"four_{kind}s", f"{kind}_count", OneOf((CHOICES,)), reason, valid))
@@ -198,26 +199,26 @@ def _choice_rules(params: ValidateParams) -> list[Rule]:
         check, valid = Between(0, CHOICES - 1), f"{kind}_label is 0 to {CHOICES - 1}"
         rules.append(Rule("choices", f"{kind}_label_known", f"{kind}_label", check, reason, valid))
     unclean = "an answer or rationale is empty or has a control or replacement character: {unclean_choice}"
-    outside = f"the box of one of its objects overhangs the image by {{boxes_overhang:.1f}} pixels; at most {most:g}"
+    outside = f"the box of one of its objects overhangs the image by {{boxes_overhang:.1f}} pixels; at most {limit:g}"
     no_area = "the box of one of its objects has no area"
     clean = "no answer or rationale is empty or has a control or replacement character"
-    area, inside = "the boxes of its objects have an area", f"no box overhangs the image by more than {most:g} pixels"
+    area, inside = "the boxes of its objects have an area", f"no box overhangs the image by more than {limit:g} pixels"
     return [
         *rules,
         Rule("choices", "choices_clean", "unclean_choice", EMPTY, unclean, clean),
         Rule("choices", "object_box_area", "boxes_shorter_side", Between(low=0, above=True), no_area, area),
-        Rule("choices", "object_box_inside", "boxes_overhang", Between(high=most), outside, inside),
+        Rule("choices", "object_box_inside", "boxes_overhang", Between(high=limit), outside, inside),
     ]
 
 
 def _object_rules(params: ValidateParams) -> list[Rule]:
-    most = params.max_box_overhang
+    limit = params.max_box_overhang
     no_area = "the box {x1:g},{y1:g},{x2:g},{y2:g} has no area"
-    outside = f"the box overhangs its image by {{overhang:.1f}} pixels; at most {most:g}"
-    inside = f"the box overhangs its image by at most {most:g} pixels"
+    outside = f"the box overhangs its image by {{overhang:.1f}} pixels; at most {limit:g}"
+    inside = f"the box overhangs its image by at most {limit:g} pixels"
     return [
         Rule("objects", "box_area", "shorter_side", Between(low=0, above=True), no_area, "the box has an area"),
-        Rule("objects", "box_inside", "overhang", Between(high=most), outside, inside),
+        Rule("objects", "box_inside", "overhang", Between(high=limit), outside, inside),
     ]
 
 

@@ -42,6 +42,7 @@ class SuiteRunner:
 
     def __init__(self, results: Path) -> None:
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
+        # in memory: no files of Great Expectations' own, no telemetry
         config = DataContextConfig(
             store_backend_defaults=InMemoryStoreBackendDefaults(),
             data_docs_sites={},
@@ -56,17 +57,23 @@ class SuiteRunner:
 
     def check(self, table: str, rows: list[dict[str, Any]], rules: list[Rule]) -> list[list[int]]:
         """Return, for each rule, the positions (`row`) of the rows that break it. `rows` must not be empty."""
+        # a suite serves all batches of its table
         if table not in self._suites:
             self._suites[table] = self._suite(table, rules)
         definition, suite = self._suites[table]
+        # only the columns that rules check
         columns = [ROW, *dict.fromkeys(rule.column for rule in rules)]
-        frame = pd.DataFrame({column: [row[column] for row in rows] for column in columns})
+        values = {}
+        for column in columns:
+            values[column] = [row[column] for row in rows]
+        frame = pd.DataFrame(values)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = definition.get_batch(batch_parameters={"dataframe": frame}).validate(suite, result_format=RESULTS)
-        self._write(table, rows[0][ROW], found)
+            outcome = definition.get_batch(batch_parameters={"dataframe": frame}).validate(suite, result_format=RESULTS)
+        self._write(table, rows[0][ROW], outcome)
+        # results come in any order: match them with the rules by name
         results: dict[str, Any] = {}
-        for result in found.results:
+        for result in outcome.results:
             assert result.expectation_config is not None
             results[result.expectation_config.meta["rule"]] = result
         return [_rows(results[rule.name]) for rule in rules]
@@ -77,18 +84,24 @@ class SuiteRunner:
             suite.add_expectation(_expectation(rule))
         return self._source.add_dataframe_asset(table).add_batch_definition_whole_dataframe("all"), suite
 
-    def _write(self, table: str, first: int, found: Any) -> None:
+    def _write(self, table: str, first: int, outcome: Any) -> None:
         """Append the results of one batch, whose first row is number `first` of the table; the same rows give the same
         line."""
-        found = found.to_json_dict()
+        outcome = outcome.to_json_dict()
         results = []
-        for result in found["results"]:
+        for result in outcome["results"]:
+            # without the ids that differ from run to run
             config = result["expectation_config"]
             config = {**config, "kwargs": {k: v for k, v in config["kwargs"].items() if k != "batch_id"}}
             config.pop("id", None)
-            kept = {name: value for name, value in result["result"].items() if name not in EVERY_ROW}
-            results.append({**result, "expectation_config": config, "result": kept})
-        line = {"first_row": first, "success": found["success"], "statistics": found["statistics"], "results": results}
+            summary = {name: value for name, value in result["result"].items() if name not in EVERY_ROW}
+            results.append({**result, "expectation_config": config, "result": summary})
+        line = {
+            "first_row": first,
+            "success": outcome["success"],
+            "statistics": outcome["statistics"],
+            "results": results,
+        }
         with (self._results / f"{table}.jsonl").open("a", encoding="utf-8") as file:
             file.write(_strict_json(line) + "\n")
 

@@ -22,9 +22,12 @@ def count_words(text: str) -> int:
     Thai, Lao, Khmer or Burmese."""
     if text.isascii():
         return len(text.split())
-    short, long = (sum(c.isalpha() for c in "".join(script.findall(text))) for script in (_SHORT, _LONG))
+    # letters in scripts without spaces
+    short = sum(map(str.isalpha, "".join(_SHORT.findall(text))))
+    long = sum(map(str.isalpha, "".join(_LONG.findall(text))))
     if not short and not long:
         return len(text.split())
+    # the remaining words are separated by spaces; punctuation alone is no word
     rest = _LONG.sub(" ", _SHORT.sub(" ", text)).split()
     return sum(any(map(str.isalnum, word)) for word in rest) + math.ceil(short / 2) + math.ceil(long / 4)
 

@@ -96,30 +96,36 @@ def shorten(value: str | None) -> str | None:
     return value if value is None or len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
 
 
-def render(found: Validation) -> str:
+def render(validation: Validation) -> str:
     """Render the HTML. Autoescaping is on: ids, captions and paths come from the data."""
     environment = page_environment("vlp_models.curation.validation.page")
     environment.filters["percent"] = format_percent
     environment.filters["shorten"] = shorten
-    failed = sorted((rule for rule in found.rules if rule.failed), key=lambda rule: -rule.failed)
+    failed = sorted((rule for rule in validation.rules if rule.failed), key=lambda rule: -rule.failed)
+    # rows that are bad only because their image is: counted, without examples
     broken = [rule for rule in failed if rule.name not in CONSEQUENCES]
-    images = next((table for table in found.tables if table.name == "images"), None)
+    consequences = [replace(rule, examples=()) for rule in failed if rule.name in CONSEQUENCES]
+    passed = [rule for rule in validation.rules if not rule.failed and rule.checked]
+    expectations = [rule for rule in validation.rules if rule.expectation and rule.checked]
+    tables = [table for table in validation.tables if table.rows]
+    refused = [table for table in validation.tables if table.is_refused]
+    images = next((table for table in validation.tables if table.name == "images"), None)
     return environment.get_template("page.html.j2").render(
-        found=found,
-        tables=[table for table in found.tables if table.rows],
-        refused=[table for table in found.tables if table.is_refused],
+        validation=validation,
+        tables=tables,
+        refused=refused,
         has_images=images is not None and images.good > 0,
-        limit=f"{100 * found.max_bad_fraction:g}%",
+        limit=f"{100 * validation.max_bad_fraction:g}%",
         broken=broken,
-        consequences=[replace(rule, examples=()) for rule in failed if rule.name in CONSEQUENCES],
-        passed=[rule for rule in found.rules if not rule.failed and rule.checked],
-        expectations=[rule for rule in found.rules if rule.expectation and rule.checked],
-        copies=sorted(Counter(leak.split for leak in found.near_duplicates).items()),
+        consequences=consequences,
+        passed=passed,
+        expectations=expectations,
+        copies=sorted(Counter(leak.split for leak in validation.near_duplicates).items()),
         EXAMPLES=EXAMPLES,
     )
 
 
-def format_percent(part: int, whole: int) -> str:
+def format_percent(part: int, total: int) -> str:
     """Format a share: two decimals, but never 0% of something."""
-    share = 100 * part / whole if whole else 0.0
+    share = 100 * part / total if total else 0.0
     return "<0.01%" if 0 < share < 0.01 else f"{share:.2f}".rstrip("0").rstrip(".") + "%"
