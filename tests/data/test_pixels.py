@@ -75,7 +75,7 @@ def test_only_the_window_of_a_strip_is_resized(size: tuple[int, int], monkeypatc
     found = fit(strip, wanted, 7)
     assert areas == [16 * 24]
     assert np.abs(found.pixels.astype(int) - whole.pixels).max() <= 2 and found.mask.all()
-    assert np.array_equal(found.place, whole.place) and found.window == whole.window
+    assert np.array_equal(found.matrix, whole.matrix) and found.window == whole.window
 
 
 def test_padding_is_masked_and_zero() -> None:

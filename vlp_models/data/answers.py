@@ -67,6 +67,7 @@ def normalize_punctuation(text: str) -> str:
     result = text
     comma_in_number = _COMMA_IN_NUMBER.search(text) is not None
     for mark in _PUNCTUATION:
+        # the official code looks in the original text, not in what is left of it
         if f"{mark} " in text or f" {mark}" in text or comma_in_number:
             result = result.replace(mark, "")
         else:

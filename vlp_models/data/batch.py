@@ -58,6 +58,7 @@ class _TensorRecord:
         return self._map(pick)
 
     def _map(self: M, change: Callable[[Any], Any]) -> M:
+        # tensors and nested records; other fields come back unchanged
         changes = {f.name: change(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
@@ -89,6 +90,7 @@ class Regions(_TensorRecord):
 
     def blanked(self) -> Regions:
         """Return one all-zero region per image: the input of the blind baseline."""
+        # one region, as attention needs a key
         first = torch.zeros_like(self.mask_BR)
         first[:, 0] = True
         return Regions(
@@ -171,6 +173,7 @@ class PixelSets(_TensorRecord):
     def flat(self) -> Pixels:
         """Return the M images that there are, row by row, each with its place in `place_B`."""
         index_M = self.there_BK.flatten().nonzero().squeeze(1)
+        # [B, K, ...] -> [B * K, ...] -> the M images that exist
         images = _each_tensor(self.images, lambda x: x.flatten(0, 1)).select(index_M)
         return dataclasses.replace(images, place_B=index_M % self.there_BK.shape[1])
 
@@ -190,10 +193,11 @@ def _each_tensor(record: M, change: Callable[[Tensor], Tensor]) -> M:
     return record._map(of)
 
 
-def _spread(x_M: Tensor, places_M: Tensor, shape: tuple[int, int]) -> Tensor:
+def _spread(x_M: Tensor, slots_M: Tensor, shape: tuple[int, int]) -> Tensor:
     """Return [*shape, ...] with the rows of `x_M` at these places of B * K, and zeros."""
+    # [B * K, ...] -> [B, K, ...]
     zeros = x_M.new_zeros(shape[0] * shape[1], *x_M.shape[1:])
-    return zeros.index_copy(0, places_M, x_M).unflatten(0, shape)
+    return zeros.index_copy(0, slots_M, x_M).unflatten(0, shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +230,7 @@ class Text(_TensorRecord):
         """
         if self.cut_B is None:
             return pad(self.mask_BT[:, 1:], (0, 1))
+        # the last token of each text
         ends_BT = self.mask_BT & ~pad(self.mask_BT[:, 1:], (0, 1))
         return pad((self.mask_BT & ~(ends_BT & self.cut_B[:, None]))[:, 1:], (0, 1))
 
@@ -281,6 +286,7 @@ class Batch(_TensorRecord):
     def samples_showing(self, images_K: Tensor) -> list[str]:
         """Return the ids of the samples that have one of these rows of `image`."""
         if self.shares_images:
+            # sample i is text i
             images_K = torch.isin(cast(Tensor, self.text.owner_N), images_K).nonzero().flatten()
         elif self.image_owner_M is not None:
             images_K = self.image_owner_M[images_K].unique()
@@ -295,13 +301,15 @@ class Batch(_TensorRecord):
         image, owner_M = cast(Image, self.image), self.image_owner_M
         if owner_M is None or isinstance(image, PixelSets):
             return image
+        # each image's index in its row: owner_M does not decrease, so a row's images start where it occurs first
         place_M = torch.arange(len(owner_M), device=owner_M.device) - torch.searchsorted(owner_M, owner_M)
-        shape = (len(self), int(place_M.max()) + 1 if len(place_M) else 1)
+        shape = (len(self), int(place_M.max()) + 1 if len(place_M) else 1)  # B, K
         slots_M = owner_M * shape[1] + place_M
         rows = _each_tensor(image, lambda x_M: _spread(x_M, slots_M, shape))
         if isinstance(rows, Pixels):
             there_BK = _spread(torch.ones_like(owner_M, dtype=torch.bool), slots_M, shape)
             return PixelSets(images=rows, there_BK=there_BK)
+        # [B, K, R, ...] -> [B, K * R, ...]
         regions = rows.mask_BR.shape[2]
         place_R = torch.arange(shape[1], device=owner_M.device).repeat_interleave(regions)
         joined = _each_tensor(rows, lambda x_BKR: x_BKR.flatten(1, 2))
@@ -309,11 +317,12 @@ class Batch(_TensorRecord):
 
     def select(self, index_N: Tensor) -> Batch:
         """Return these samples in this order, each with all its images."""
-        if self.shares_images:
+        if self.shares_images:  # `Text.owner_N` is selected with the texts, images stay
             rest = dataclasses.replace(self, image=None, image_ids=self.sample_ids)
             return dataclasses.replace(_TensorRecord.select(rest, index_N), image=self.image, image_ids=self.image_ids)
         if self.image_owner_M is None:
             return super().select(index_N)
+        # [N, M] -> the selected sample and the image of each of the K pairs, in the order of the samples
         new_K, images_K = (index_N[:, None] == self.image_owner_M).nonzero().unbind(1)
         rest = dataclasses.replace(self, image=None, image_ids=self.sample_ids, image_owner_M=None)
         return dataclasses.replace(
@@ -336,6 +345,7 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
         raise ValueError("a batch needs at least one image")
     if max_regions < 1:
         raise ValueError(f"max_regions must be at least 1: {max_regions}")
+    # regions are sorted by confidence, so the first ones are the most confident
     counts = [min(len(image), max_regions) for image in images]
     rows = max(1, *counts)
     shape = (len(images), rows)
@@ -377,6 +387,7 @@ def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min
     features = np.zeros((len(boxes), regions.features.shape[1]), dtype=np.float16)
     class_probs = np.zeros((len(boxes), regions.class_probs.shape[1]), dtype=np.float16)
     if len(regions):
+        # each object takes the features of the region that overlaps it most, if enough
         overlap_KN = _overlap(objects_K4, regions.boxes)
         best_K = overlap_KN.argmax(1)
         match_K = overlap_KN[np.arange(len(boxes)), best_K] >= min_overlap
@@ -394,6 +405,7 @@ def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min
 
 def _overlap(a_K4: NDArray[np.float32], b_N4: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return [K, N]: intersection over union."""
+    # boxes are x1, y1, x2, y2: the intersection from the larger left edge to the smaller right one
     sides_KN2 = np.minimum(a_K4[:, None, 2:], b_N4[:, 2:]) - np.maximum(a_K4[:, None, :2], b_N4[:, :2])
     common_KN = sides_KN2.clip(min=0).prod(-1)
     area_K, area_N = (a_K4[:, 2:] - a_K4[:, :2]).prod(-1), (b_N4[:, 2:] - b_N4[:, :2]).prod(-1)
@@ -416,6 +428,7 @@ def merge_adjacent_images(samples: Sequence[Sample]) -> tuple[list[Sample], Tens
     owners = []
     for sample in samples:
         last = (firsts[-1].image_id, firsts[-1].seed) if firsts else None
+        # another seed augments the image differently
         if not sample.image_id or (sample.image_id, sample.seed) != last:
             firsts.append(sample)
         owners.append(len(firsts) - 1)

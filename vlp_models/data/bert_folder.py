@@ -48,12 +48,14 @@ def find_folder(source: str, root: Path, where: str) -> Path:
             )
         return folder
     check_recorded(source, root, where)
-    places = {path.parent for path in package_files(source, where).values()}
-    found = [place for place in places if (place / CONFIG).exists() and any((place / n).exists() for n in WEIGHTS)]
-    if len(found) != 1:
-        many = "more than one BERT" if found else "no BERT (config.json next to its weights)"
+    berts = []
+    for folder in {path.parent for path in package_files(source, where).values()}:
+        if (folder / CONFIG).exists() and any((folder / name).exists() for name in WEIGHTS):
+            berts.append(folder)
+    if len(berts) != 1:
+        many = "more than one BERT" if berts else "no BERT (config.json next to its weights)"
         raise DataError(f"`{where}: {source}`: the package contains {many}; give a folder instead")
-    return found[0]
+    return berts[0]
 
 
 def weights_file(folder: Path) -> Path:
@@ -80,22 +82,23 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
     Raises:
         DataError: both files are missing, they disagree, or the tokenizer has unsupported settings.
     """
-    whole = _read(folder / TOKENIZER)
+    tokenizer_json = _read(folder / TOKENIZER)
     settings = _read(folder / SETTINGS) or {}
     tokens = read_vocabulary(folder / VOCABULARY) if (folder / VOCABULARY).exists() else None
-    if whole is not None and "model" in whole:
+    if tokenizer_json is not None and "model" in tokenizer_json:
+        # settings that split texts in another way than `Tokenizer`
         differences = [
-            f"{part}.{key} is {_part(whole, part).get(key)!r}, not {value!r}"
+            f"{part}.{key} is {_part(tokenizer_json, part).get(key)!r}, not {value!r}"
             for (part, key), value in _AS_BERT.items()
-            if _part(whole, part).get(key) != value
+            if _part(tokenizer_json, part).get(key) != value
         ]
-        if differences and not _is_word_pieces(whole):
+        if differences and _part(tokenizer_json, "model").get("type") != "WordPiece":
             pretrained = PretrainedTokenizer.from_folder(folder, special_tokens)
             _check_lowercase(folder, pretrained.lowercase, lowercase)
             return pretrained
         if differences:
             raise DataError(f"{folder / TOKENIZER}: not a BERT's tokenizer: {'; '.join(differences[:3])}")
-        listed = _tokens(whole, folder / TOKENIZER)
+        listed = _tokens(tokenizer_json, folder / TOKENIZER)
         if tokens is not None and tokens != listed:
             raise DataError(f"{folder}: {VOCABULARY} and {TOKENIZER} have different vocabularies; remove the wrong one")
         tokens = listed
@@ -103,7 +106,9 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
         raise DataError(f"{folder}: contains neither {VOCABULARY} nor Hugging Face's {TOKENIZER}")
     if settings.get("tokenize_chinese_chars", True) is False:
         raise DataError(f"{folder / SETTINGS}: tokenize_chinese_chars: false is not supported")
-    declared = {**_part(whole or {}, "normalizer"), **_named(settings, do_lower_case="lowercase", strip_accents=None)}
+    # tokenizer_config.json overrides the normalizer's settings
+    declared = dict(_part(tokenizer_json or {}, "normalizer"))
+    declared |= _named(settings, do_lower_case="lowercase", strip_accents=None)
     _check_lowercase(folder, declared.get("lowercase", lowercase), lowercase)
     if special_tokens:
         raise DataError(
@@ -115,30 +120,24 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
         raise DataError(f"{folder}: {error}") from None
 
 
-def _is_word_pieces(whole: Mapping[str, Any]) -> bool:
-    return _part(whole, "model").get("type") == "WordPiece"
-
-
-def _check_lowercase(folder: Path, found: bool, lowercase: bool) -> None:
-    if found is not lowercase:
+def _check_lowercase(folder: Path, actual: bool, lowercase: bool) -> None:
+    if actual is not lowercase:
         raise DataError(
-            f"{folder}: its tokenizer has lowercase {str(found).lower()}; set `tokenizer.lowercase` in params.yaml to "
+            f"{folder}: its tokenizer has lowercase {str(actual).lower()}; set `tokenizer.lowercase` in params.yaml to "
             "the same"
         )
 
 
-def _tokens(whole: Mapping[str, Any], file: Path) -> list[str]:
-    """Return the vocabulary in the order of its ids, followed by added tokens.
-
-    Raises:
-        DataError: the ids have gaps, or there are added words, which are matched before a text is split.
-    """
-    vocabulary = dict(whole["model"].get("vocab", {}))
-    added = [token for token in whole.get("added_tokens", []) if token.get("content") not in vocabulary]
+def _tokens(tokenizer_json: Mapping[str, Any], file: Path) -> list[str]:
+    """Return the vocabulary in the order of its ids, followed by added tokens."""
+    vocabulary = dict(tokenizer_json["model"].get("vocab", {}))
+    added = [token for token in tokenizer_json.get("added_tokens", []) if token.get("content") not in vocabulary]
+    # added words are matched before a text is split
     if plain := [token["content"] for token in added if not token.get("special")]:
         raise DataError(f"{file}: adds words to the vocabulary ({', '.join(plain[:3])}), which is not supported")
     vocabulary |= {token["content"]: token["id"] for token in added}
     tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    # ids are positions in the vocabulary, so no gaps
     if [vocabulary[token] for token in tokens] != list(range(len(tokens))):
         raise DataError(f"{file}: the ids of its {len(tokens):,} tokens are not 0 to {len(tokens) - 1:,}")
     return tokens
@@ -149,17 +148,13 @@ def _named(settings: Mapping[str, Any], **names: str | None) -> dict[str, Any]:
     return {new or name: settings[name] for name, new in names.items() if settings.get(name) is not None}
 
 
-def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = whole.get(name)
-    return found if isinstance(found, Mapping) else {}
+def _part(tokenizer_json: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = tokenizer_json.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """Return a JSON object, or None if the file is missing.
-
-    Raises:
-        DataError: not a JSON object.
-    """
+    """Return a JSON object, or None if the file is missing."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

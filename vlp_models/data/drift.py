@@ -28,22 +28,23 @@ PERMUTATIONS = 1000
 def compare(reference: dict[str, Any], new: dict[str, Any], p: DriftParams) -> list[dict[str, Any]]:
     """Return every measure of texts and sizes: name, value, limit, noise, drifted. Both sides come from `describe`."""
     rng = np.random.default_rng(p.seed)
-    found = []
+    measures = []
     for name, limit in (
         ("length", p.max_length_psi),
         ("resolution", p.max_resolution_psi),
         ("aspect", p.max_aspect_psi),
     ):
-        found.append(_measure(f"{name}_psi", psi, np.array(reference[name]), np.array(new[name]), limit, rng))
+        measures.append(_measure(f"{name}_psi", psi, np.array(reference[name]), np.array(new[name]), limit, rng))
     listed = list(reference["words"])
-    words, known = [], []
+    # per side: counts of the listed words and of all others; counts of unknown and of known words
+    words, unknown = [], []
     for side in (reference, new):
         counts = [side["words"].get(word, 0) for word in listed]
         words.append(np.array([*counts, side["total_words"] - sum(counts)]))
-        known.append(np.array([side["unknown_words"], side["total_words"] - side["unknown_words"]]))
-    found.append(_measure("vocabulary_js", js_divergence, words[0], words[1], p.max_vocabulary_divergence, rng))
-    found.append(_measure("unknown_words", rate_increase, known[0], known[1], p.max_unknown_words, rng))
-    return found
+        unknown.append(np.array([side["unknown_words"], side["total_words"] - side["unknown_words"]]))
+    measures.append(_measure("vocabulary_js", js_divergence, words[0], words[1], p.max_vocabulary_divergence, rng))
+    measures.append(_measure("unknown_words", rate_increase, unknown[0], unknown[1], p.max_unknown_words, rng))
+    return measures
 
 
 def compare_embeddings(reference: np.ndarray, new: np.ndarray, p: DriftParams) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def compare_embeddings(reference: np.ndarray, new: np.ndarray, p: DriftParams) -
 
 def psi(reference: np.ndarray, new: np.ndarray) -> float:
     """Return the population stability index of two histograms; 0.5 is added to every bin that either side uses."""
+    # bins that neither side uses add nothing
     used = (reference + new) > 0
     a, b = (side[used] + 0.5 for side in (reference, new))
     a, b = a / a.sum(), b / b.sum()
@@ -88,11 +90,13 @@ def mmd(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[float, 
 
     The kernel is Gaussian; its width is the median distance between all points.
     """
+    # squared distances of all pairs, [N + M, N + M]
     points = np.concatenate([x, y])
     norms = (points**2).sum(axis=1)
     distances = np.maximum(norms[:, None] + norms[None] - 2 * points @ points.T, 0)
     width = np.median(distances[np.triu_indices(len(points), 1)])
     kernel = np.exp(-distances / max(width, 1e-12))
+    # MMD^2 = w' K w; a permutation of the weights is a random assignment to the two sides
     weights = np.concatenate([np.full(len(x), 1 / len(x)), np.full(len(y), -1 / len(y))])
     shuffled = np.stack([weights, *(rng.permutation(weights) for _ in range(PERMUTATIONS))], axis=1)
     values = (shuffled * (kernel @ shuffled)).sum(axis=0)
@@ -108,9 +112,10 @@ def _measure(
     rng: np.random.Generator,
 ) -> dict[str, Any]:
     value = measure(reference, new)
-    both = (reference + new) / max((reference + new).sum(), 1)
+    # noise: both sides drawn from the joint distribution
+    joint = (reference + new) / max((reference + new).sum(), 1)
     by_chance = [
-        measure(rng.multinomial(reference.sum(), both), rng.multinomial(new.sum(), both)) for _ in range(DRAWS)
+        measure(rng.multinomial(reference.sum(), joint), rng.multinomial(new.sum(), joint)) for _ in range(DRAWS)
     ]
     noise = float(np.quantile(by_chance, 0.99))
     return {"name": name, "value": value, "limit": limit, "noise": noise, "drifted": value > max(limit, noise)}

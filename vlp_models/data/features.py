@@ -48,10 +48,11 @@ def write_chunk(directory: Path, number: int, images: Sequence[tuple[str, Region
     """
     for image_id, regions in images:
         _check(image_id, regions, images[0][1])
-    arrays = {
-        name: np.ascontiguousarray(np.concatenate([getattr(regions, name) for _, regions in images]), dtype=dtype)
-        for name, dtype in REGION_DTYPES.items()
-    }
+    arrays = {}
+    for name, dtype in REGION_DTYPES.items():
+        rows = np.concatenate([getattr(regions, name) for _, regions in images])  # of all images, one after the other
+        arrays[name] = np.ascontiguousarray(rows, dtype=dtype)
+    # rows of the chunk are found by adding up the counts
     listing = [[image_id, len(regions)] for image_id, regions in images]
     path = directory / chunk_name(number)
     with atomic_write(path) as temporary:
@@ -72,6 +73,7 @@ def write_index(directory: Path) -> dict[str, int]:
                 rows.append({"image_id": image_id, "chunk": number, "start": start, "count": count})
                 start += count
             index.write(pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
+            # after the loop, `start` is the number of the chunk's regions
             images, regions = images + len(rows), regions + start
     return {"images": images, "regions": regions, "chunks": len(paths)}
 
@@ -139,6 +141,7 @@ class FeatureStore:
         if row is None:
             raise DataError(f"{self._directory}: no features for image {image_id}; run `dvc repro features`")
         number, start, count = row["chunk"], row["start"], row["count"]
+        # chunks stay open: they are memory-mapped
         if number not in self._chunks:
             self._chunks[number] = _open(self._directory / chunk_name(number)).__enter__()
         chunk = self._chunks[number]
@@ -176,11 +179,7 @@ def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
 
 
 def _check_index(rows: pa.Table) -> None:
-    """Check that rows of the index have no null or negative value.
-
-    Raises:
-        ValueError: names the column.
-    """
+    """Check that rows of the index have no null or negative value; a ValueError names the column."""
     rows.validate(full=True)
     for name in INDEX_SCHEMA.names:
         if rows[name].null_count or (name != "image_id" and pc.any(pc.less(rows[name], 0)).as_py()):
@@ -252,6 +251,7 @@ def cache_features(features: Path, images: Iterable[Mapping[str, Any]], director
             link_or_copy(path, new / path.name)
         with TableWriter(HASHES.removesuffix(".parquet"), new, _HASHES_SCHEMA) as hashes:
             hashes.extend({"image_id": row["image_id"], "sha256": row["sha256"]} for row in images if row["sha256"])
+    # only the features of the last detector are kept
     for other in directory.parent.iterdir():
         if other != directory:
             shutil.rmtree(other, ignore_errors=True)

@@ -66,6 +66,7 @@ def parse_root(name: str, root: str) -> HubDataset:
     """
     match = _NAME.fullmatch(root)
     folder = (match["folder"] or "").strip("/") if match else ""
+    # `*` and other wildcards would match files of other folders in `_patterns`
     if not match or ".." in folder.split("/") or set(folder) & set("*?[]\\"):
         raise ParamsError(f"params.yaml: `data.{name}.root: {root}`: write it as hf://OWNER/NAME[@REVISION][/FOLDER]")
     return HubDataset(match["repo"], match["revision"] or "", folder)
@@ -80,9 +81,9 @@ def check_pinned(name: str, root: str) -> HubDataset:
     dataset = parse_root(name, root)
     if dataset.is_pinned:
         return dataset
-    what = f"`{dataset.revision}` is not a commit and may move" if dataset.revision else "it names no commit"
+    reason = f"`{dataset.revision}` is not a commit and may move" if dataset.revision else "it names no commit"
     raise ParamsError(
-        f"params.yaml: `data.{name}.root: {root}`: {what}, so results could change; run "
+        f"params.yaml: `data.{name}.root: {root}`: {reason}, so results could change; run "
         f"`vlp use --set data.{name}.root={root}`, which writes the commit"
     )
 
@@ -119,64 +120,63 @@ def download(name: str, root: str) -> Path:
         get(allow_patterns=[CARD, *_patterns(dataset, METADATA)])  # small; this stores the list of all files
         listed = hub.get_cached_repo_tree(dataset.repo, repo_type="dataset", revision=dataset.revision)
         files = {file.path: file for file in listed if _is_visible(file.path, dataset.folder)}
-        wanted = _choose_layout(name, dataset, files)
-        snapshot = Path(get(allow_patterns=_patterns(dataset, wanted)))
+        endings = _choose_layout(name, dataset, files)
+        snapshot = Path(get(allow_patterns=_patterns(dataset, endings)))
     for path, file in files.items():
-        if _is_data(path, wanted):
+        if _is_data(path, endings):
             _check_hash(name, dataset, snapshot / path, file)
     return snapshot / dataset.folder
 
 
 def _is_visible(path: str, folder: str) -> bool:
     """Return whether a file is in the folder, and not hidden there."""
-    place = PurePosixPath(path)
-    return place.is_relative_to(folder) and not any(part.startswith(".") for part in place.relative_to(folder).parts)
+    file = PurePosixPath(path)
+    return file.is_relative_to(folder) and not any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _choose_layout(name: str, dataset: HubDataset, files: Iterable[str]) -> tuple[str, ...]:
-    """Return how the names of the data files end, in the order of layouts in which the reader looks for them.
-
-    Raises:
-        DataError: the repository has none of them.
-    """
+    """Return how the names of the data files end, in the order of layouts in which the reader looks for them."""
     images = (f".{suffix}" for suffix in (*SUFFIXES, *map(str.upper, SUFFIXES)))
-    for ends, more in (((PARQUET,), ()), ((TAR,), ()), (METADATA, images)):
-        if any(_is_data(path, ends) for path in files):
-            return (*ends, *more)
-    found = ", ".join(sorted({PurePosixPath(path).suffix or path for path in files})) or "nothing"
+    for endings, image_endings in (((PARQUET,), ()), ((TAR,), ()), (METADATA, images)):
+        if any(_is_data(path, endings) for path in files):
+            return (*endings, *image_endings)
+    suffixes = ", ".join(sorted({PurePosixPath(path).suffix or path for path in files})) or "nothing"
     raise DataError(
-        f"data.{name}: {dataset.root} has no {PARQUET}, no {TAR} and no {' or '.join(METADATA)}, but {found}; the "
+        f"data.{name}: {dataset.root} has no {PARQUET}, no {TAR} and no {' or '.join(METADATA)}, but {suffixes}; the "
         "Hub converts many datasets to parquet: "
         f"`vlp use --set data.{name}.root={PREFIX}{dataset.repo}@refs/convert/parquet`"
     )
 
 
-def _patterns(dataset: HubDataset, ends: tuple[str, ...]) -> list[str]:
+def _patterns(dataset: HubDataset, endings: tuple[str, ...]) -> list[str]:
     """Return patterns of the files below the dataset's folder that `_is_data`; `*` matches slashes too."""
     start = f"{dataset.folder}/" if dataset.folder else ""
-    return [start + pattern for end in ends for pattern in ([f"*{end}"] if end[0] == "." else [end, f"*/{end}"])]
+    patterns = []
+    for ending in endings:
+        if ending[0] == ".":  # a suffix
+            patterns.append(f"{start}*{ending}")
+        else:  # a name, in the folder or below it
+            patterns += [start + ending, f"{start}*/{ending}"]
+    return patterns
 
 
-def _is_data(path: str, ends: tuple[str, ...]) -> bool:
-    """Return whether a file has one of the suffixes, or one of the names, in `ends`."""
-    place = PurePosixPath(path)
-    return place.suffix in ends or place.name in ends
+def _is_data(path: str, endings: tuple[str, ...]) -> bool:
+    """Return whether a file has one of the suffixes, or one of the names, in `endings`."""
+    file = PurePosixPath(path)
+    return file.suffix in endings or file.name in endings
 
 
 def _check_hash(name: str, dataset: HubDataset, path: Path, listed: Any) -> None:
-    """Compare a downloaded file with its entry in the Hub's list of files: a sha256, or git's hash of a small file.
-
-    Raises:
-        DataError: they differ.
-    """
+    """Compare a downloaded file with its entry in the Hub's list of files: a sha256, or git's hash of a small file."""
+    # git names a small file by the hash of "blob", its size and its content
     if listed.lfs:
-        digest, wanted = hashlib.sha256(), listed.lfs.sha256
+        digest, expected = hashlib.sha256(), listed.lfs.sha256
     else:
-        digest, wanted = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False), listed.blob_id
+        digest, expected = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False), listed.blob_id
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
-    if digest.hexdigest() != wanted:
+    if digest.hexdigest() != expected:
         raise DataError(
             f"data.{name}: {listed.path} of {dataset.root} does not have the hash that the Hub lists, so it is damaged "
             f"or was changed; delete {path.resolve()} and run again"
@@ -200,9 +200,6 @@ def _hub_errors(name: str, dataset: HubDataset) -> Iterator[None]:
     """Turn what huggingface_hub raises into a sentence with the repository, the revision and the way out.
 
     No message of the Hub is shown: it may hold a signed address.
-
-    Raises:
-        DataError
     """
     from huggingface_hub import constants, errors
 

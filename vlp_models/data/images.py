@@ -28,10 +28,10 @@ FORMATS = {
     ".bmp": "BMP",
 }
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # in both byte orders; + is BigTIFF
-ISO_MEDIA = {  # bytes 4 to 12 of the file; HEIC brands of ISO/IEC 23008-12
-    **{b"ftyp" + brand: "a HEIC" for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")},
-    **{b"ftyp" + brand: "an AVIF" for brand in (b"avif", b"avis")},
-}
+# bytes 4 to 12 of the file: `ftyp` and the brand, of HEIC those in ISO/IEC 23008-12
+_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+ISO_MEDIA = {b"ftyp" + brand: "a HEIC" for brand in _HEIC}
+ISO_MEDIA |= {b"ftypavif": "an AVIF", b"ftypavis": "an AVIF"}
 MAX_BYTES = 256 * 2**20
 SCAN = b"\xff\xda"  # begins a scan of a JPEG; each may go over all pixels again
 MAX_SCANS = 500  # a camera's JPEG has about ten
@@ -75,7 +75,8 @@ def open_checked(content: bytes, max_pixels: int, limit: str = "validate.max_ima
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError("image_not_a_bomb", f"{error} (Pillow's limit)") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile headers
-        raise ImageError("image_readable", _unread(content, error)) from None
+        raise ImageError("image_readable", _explain_unreadable(content, error)) from None
+    # each scan costs a pass over all pixels
     if get_format(image) == "JPEG" and (scans := content.count(SCAN)) > MAX_SCANS:
         raise ImageError("image_not_a_bomb", f"a JPEG with {scans:,} scans, {MAX_SCANS} are allowed; save it again")
     check_header(image, max_pixels, limit)
@@ -98,13 +99,13 @@ def check_header(image: Image.Image, max_pixels: int, limit: str) -> None:
         raise ImageError("image_still", "an animation; save one of its frames as a file")
 
 
-def _unread(content: bytes, error: Exception) -> str:
+def _explain_unreadable(content: bytes, error: Exception) -> str:
     """Return why Pillow cannot read a file; formats of cameras and scanners are named."""
-    known = "a TIFF" if content.startswith(TIFF) else ISO_MEDIA.get(content[4:12], "")
-    if not known:
+    unsupported = "a TIFF" if content.startswith(TIFF) else ISO_MEDIA.get(content[4:12], "")
+    if not unsupported:
         return f"not an image: begins with {content[:8]!r} ({_name(error)})"
-    *most, last = dict.fromkeys(FORMATS.values())
-    return f"{known}, which is not supported; save it as one of {', '.join(most)} or {last}"
+    *formats, last = dict.fromkeys(FORMATS.values())
+    return f"{unsupported}, which is not supported; save it as one of {', '.join(formats)} or {last}"
 
 
 def to_upright_rgb(image: Image.Image) -> Image.Image:
@@ -114,24 +115,22 @@ def to_upright_rgb(image: Image.Image) -> Image.Image:
     """
     image = apply_exif_orientation(image)
     if image.mode.startswith("I"):  # 16-bit gray, or 32-bit with 16 in use
+        # 65535 / 257 = 255, rounded to the nearest
         gray = np.asarray(image).astype(np.int64).clip(0, 65535)
         image = Image.fromarray(((gray + 128) // 257).astype(np.uint8))
     rgb = image.convert("RGB")
+    # EXIF would rotate the image a second time
     rgb.info = {}
     return rgb
 
 
 def apply_exif_orientation(image: Image.Image) -> Image.Image:
     """Return the image rotated according to its EXIF data, which it keeps."""
-    turn = _turn(image)
-    return image if turn is None else image.transpose(turn)
-
-
-def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
-        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # ignore damaged EXIF data: the image is still readable
-        return None
+        turn = None
+    return image if turn is None else image.transpose(turn)
 
 
 def _is_animated(image: Image.Image) -> bool:
@@ -146,9 +145,9 @@ def get_format(image: Image.Image) -> str:
     return "JPEG" if image.format == "MPO" else str(image.format)
 
 
-def is_misnamed(path: Path, found: str) -> bool:
+def is_misnamed(path: Path, actual: str) -> bool:
     """Return whether a file's suffix is that of another image format than the one found in it."""
-    return FORMATS.get(path.suffix.lower(), found) != found
+    return FORMATS.get(path.suffix.lower(), actual) != actual
 
 
 def decode_error(error: Exception) -> ImageError:
@@ -186,12 +185,14 @@ def read_file_inside(folder: Path, relative: str) -> bytes:
         ImageError: under path_inside (absolute, `..`, or through a link), image_present, image_not_a_bomb.
     """
     parts = [part for part in relative.split("/") if part not in ("", ".")]
+    # a path from Windows, unless a file's name has a backslash
     if "\\" in relative and not os.path.lexists(folder / relative):
         return read_file_inside(folder, relative.replace("\\", "/"))
     if relative.startswith("/") or ".." in parts or "\0" in relative or not parts:
         raise ImageError("path_inside", f"{relative!r} leaves its folder; image paths are relative to the listing")
     descriptor = -1
     try:
+        # open folder by folder, each relative to the one above: a link swapped in meanwhile is not followed
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
@@ -208,6 +209,7 @@ def read_file_inside(folder: Path, relative: str) -> bytes:
             descriptor = -1
             return file.read(MAX_BYTES + 1)
     except OSError as error:
+        # O_NOFOLLOW fails with ELOOP, O_DIRECTORY with ENOTDIR
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise ImageError(
                 "path_inside", f"{relative}: through a symbolic link, or a file used as a folder"
@@ -232,14 +234,15 @@ def _open_inside(folder: int, name: str, flags: int) -> int:
         return os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
         status = os.fstat(folder)
+        # a changed folder is listed again
         key = (status.st_dev, status.st_ino, status.st_mtime_ns)
         if key not in _folded:
             if len(_folded) >= 8:
                 _folded.clear()
             listing = _folded[key] = {}
-            for found in os.listdir(folder):
-                listing.setdefault(fold_name(found), []).append(found)
-        alike = _folded[key].get(fold_name(name), [])
-        if len(alike) != 1:
+            for file_name in os.listdir(folder):
+                listing.setdefault(fold_name(file_name), []).append(file_name)
+        candidates = _folded[key].get(fold_name(name), [])
+        if len(candidates) != 1:
             raise
-        return os.open(alike[0], flags, dir_fd=folder)
+        return os.open(candidates[0], flags, dir_fd=folder)

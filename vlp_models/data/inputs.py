@@ -132,30 +132,34 @@ class InputReader:
         """
         if text is None and self.inputs.text:
             text = self.text([sample.text for sample in samples])
-        shown = samples
+        with_images = samples
+        # one image for several texts: `with_images` has the first sample of each run, `owner_N` the run of each text
         if share_images and text is not None and not any(sample.others for sample in samples):
-            shown, owner_N = merge_adjacent_images(samples)
-            text = text if len(shown) == len(samples) else dataclasses.replace(text, owner_N=owner_N)
+            with_images, owner_N = merge_adjacent_images(samples)
+            text = text if len(with_images) == len(samples) else dataclasses.replace(text, owner_N=owner_N)
         return Batch(
             sample_ids=tuple(sample.sample_id for sample in samples),
-            image_ids=tuple(image_id for sample in shown for image_id in sample.image_ids),
-            image=self.image(shown, known_objects=known_objects),  # type: ignore[arg-type]
+            image_ids=tuple(image_id for sample in with_images for image_id in sample.image_ids),
+            image=self.image(with_images, known_objects=known_objects),  # type: ignore[arg-type]
             text=text,  # type: ignore[arg-type]
-            image_owner_M=image_owners(shown),
+            image_owner_M=image_owners(with_images),
         )
 
     def image(self, samples: Sequence[Sample], *, known_objects: bool = False) -> Image | None:
         """Return the images of these samples in order; None for a text-only model."""
-        wanted = self.inputs.image
-        if wanted is None:
+        config = self.inputs.image
+        if config is None:
             return None
-        if isinstance(wanted, PixelInput):
-            return _collate_pixels(samples, wanted)
+        if isinstance(config, PixelInput):
+            return _collate_pixels(samples, config)
         regions = get_regions(samples)
         if known_objects:
-            known = [boxes for s in samples for boxes in (s["boxes"], *(() for _ in s.others))]
-            regions = [prepend_objects(r, boxes) for r, boxes in zip(regions, known, strict=True)]
-        return collate_regions(regions, self.max_regions, scores=wanted.scores)
+            # one list of boxes per image: the sample's boxes are in its first image
+            boxes: list[Sequence[Sequence[float]]] = []
+            for sample in samples:
+                boxes += [sample["boxes"], *[()] * len(sample.others)]
+            regions = [prepend_objects(r, objects) for r, objects in zip(regions, boxes, strict=True)]
+        return collate_regions(regions, self.max_regions, scores=config.scores)
 
     def text(self, texts: Sequence[str]) -> Text:
         """Return [CLS] ... [SEP] of each text, with `word_BT` if the model reads whole words."""
@@ -191,12 +195,13 @@ def find_non_finite(batch: Batch) -> list[str]:
     image = cast(Image | None, batch.image)
     if image is None or not len(image):
         return []
+    # bool [B]: whether all values of an image's tensors are finite
     tensors = [value for value in vars(image).values() if isinstance(value, Tensor) and value.is_floating_point()]
     good_B = torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)
     return batch.samples_showing((~good_B).nonzero().flatten())
 
 
-def _collate_pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
+def _collate_pixels(samples: Sequence[Sample], config: PixelInput) -> Pixels:
     pictures, seeds = [], []
     for sample in samples:
         for image in sample.images:
@@ -204,10 +209,12 @@ def _collate_pixels(samples: Sequence[Sample], wanted: PixelInput) -> Pixels:
                 raise DataError(f"{sample.sample_id}: image {image.image_id} was read without its pixels")
             pictures.append(decode(image.pixels, image.image_id))
             seeds.append(image.seed)
-    found = collate_pixels(pictures, wanted, seeds)
+    pixels = collate_pixels(pictures, config, seeds)
     if all(len(sample.images) == 1 for sample in samples):
-        return found
-    return dataclasses.replace(found, place_B=torch.tensor([i for s in samples for i in range(len(s.images))]))
+        return pixels
+    # int64 [B]: the index of each image among its sample's images
+    index_B = torch.tensor([index for sample in samples for index in range(len(sample.images))])
+    return dataclasses.replace(pixels, place_B=index_B)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +228,10 @@ class MultiCaptionCollator:
     count: int
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        chosen = [choose_captions(sample["captions"], self.count, sample.seed) for sample in samples]
-        text = self.reader.text([caption for own in chosen for caption in own])
+        captions: list[str] = []  # `count` per sample
+        for sample in samples:
+            captions += choose_captions(sample["captions"], self.count, sample.seed)
+        text = self.reader.text(captions)
         owner_N = torch.arange(len(samples)).repeat_interleave(self.count)
         return self.reader.collate(samples, text=dataclasses.replace(text, owner_N=owner_N))
 
@@ -245,8 +254,8 @@ class RequiredContent:
 
     @property
     def kinds(self) -> list[Kind]:
-        held: dict[Kind, bool] = {"regions": self.regions, "pixels": self.pixels, "texts": self.texts}
-        return [kind for kind, there in held.items() if there]
+        required: dict[Kind, bool] = {"regions": self.regions, "pixels": self.pixels, "texts": self.texts}
+        return [kind for kind, is_required in required.items() if is_required]
 
 
 def required_content(
@@ -268,13 +277,15 @@ def required_content(
             shards support.
     """
     inputs = list(inputs)
-    patch = max((wanted.image.patch for wanted in inputs if isinstance(wanted.image, PixelInput)), default=0)
+    images = [model_inputs.image for model_inputs in inputs]
+    patch = max((image.patch for image in images if isinstance(image, PixelInput)), default=0)
+    # a smaller image would be enlarged beyond its content
     if min_side is not None and min_side < patch:
         raise ParamsError(
             f"params.yaml: a model of `models` has patches of {patch} pixels, and `validate.min_image_side: {min_side}`"
             f" accepts smaller images; with {patch} they go to quarantine"
         )
-    kinds = {wanted.kind for wanted in inputs}
+    kinds = {model_inputs.kind for model_inputs in inputs}
     if "pixels" in kinds and pixels is False:
         raise ParamsError(
             "params.yaml: `shards.pixels: false`, but a model of `models` reads pixels; `auto` packs them"

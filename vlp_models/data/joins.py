@@ -67,10 +67,12 @@ class Database:
                 failed.append(error)
                 raise
 
+        # DuckDB pulls the pieces one by one while it runs the command
         self._connection.register("_pieces", pa.RecordBatchReader.from_batches(schema, pieces()))
         try:
             self.run(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM _pieces")
         except Exception:
+            # the caller's own error, not DuckDB's report of it
             if failed:
                 raise failed[0] from None
             raise
@@ -86,6 +88,7 @@ class Database:
         The result is stored as a table first: a sort that is streamed needs memory that grows with the rows, and
         several at once more than there is.
         """
+        # a name of its own, since several results may be streamed at once
         name = f"answer_{next(self._numbers)}"
         self.run(f"CREATE TABLE {name} AS {query}")
         with self._connection.cursor() as cursor:
@@ -96,8 +99,8 @@ class Database:
 
     def value(self, query: str) -> object:
         """Return the single value of a query."""
-        ((found,),) = self._connection.execute(query).fetchall()
-        return found
+        ((value,),) = self._connection.execute(query).fetchall()
+        return value
 
 
 class RowCursor:
@@ -105,23 +108,24 @@ class RowCursor:
 
     def __init__(self, pieces: Iterator[pa.Table]) -> None:
         self._pieces = pieces
-        self._left: pa.Table | None = None
+        self._remaining: pa.Table | None = None  # rows of the current piece that are not returned yet
 
     def before(self, number: int) -> list[dict[str, Any]]:
         """Return the remaining rows whose `row` is below `number`."""
         taken: list[dict[str, Any]] = []
         while True:
-            if self._left is None:
-                self._left = next(self._pieces, None)
-            if self._left is None:
+            if self._remaining is None:
+                self._remaining = next(self._pieces, None)
+            if self._remaining is None:
                 return taken
-            rows = self._left["row"].to_numpy()
+            rows = self._remaining["row"].to_numpy()
+            # rows are sorted by `row`: the first `count` are below `number`
             count = int(np.searchsorted(rows, number))
-            taken += self._left.slice(0, count).to_pylist()
+            taken += self._remaining.slice(0, count).to_pylist()
             if count < len(rows):
-                self._left = self._left.slice(count)
+                self._remaining = self._remaining.slice(count)
                 return taken
-            self._left = None
+            self._remaining = None
 
 
 FILE = "boxed.parquet"
@@ -139,24 +143,27 @@ def write_boxed(directory: Path) -> Path:
     with TableWriter(FILE.removesuffix(".parquet"), directory, schema) as writer:
         objects = directory / "objects.parquet"
         if objects.exists() and pq.read_metadata(objects).num_rows:
-            for _, rows in groupby(_objects(directory), key=itemgetter("image_id")):
-                first, *others = rows
-                writer.append(
-                    {name: first[name] for name in IMAGE}
-                    | {"objects": [{name: row[f"of_{name}"] for name in OBJECT} for row in (first, *others)]}
-                )
+            # objects come sorted by image
+            for _, group in groupby(_objects(directory), key=itemgetter("image_id")):
+                rows = list(group)  # the objects of one image
+                image = {name: rows[0][name] for name in IMAGE}
+                image["objects"] = [{name: row[f"of_{name}"] for name in OBJECT} for row in rows]
+                writer.append(image)
     return writer.path
 
 
 def _objects(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects with their image's columns; their own columns start with `of_`."""
     with Database.within(directory) as database:
+        # `row` keeps the order of objects, which a join does not
         for table, columns in (("images", IMAGE), ("objects", ("image_id", *OBJECT))):
             schema = pa.schema([*(SCHEMAS[table].field(name) for name in columns), pa.field("row", pa.int64())])
             database.load(table, number_rows(stream_table(table, directory, columns)), schema)
-        chosen = [*(f"i.{name}" for name in IMAGE), *(f"o.{name} AS of_{name}" for name in OBJECT)]
+        # the columns of both tables have names in common, such as image_id
+        selected = [f"i.{name}" for name in IMAGE]
+        selected += [f"o.{name} AS of_{name}" for name in OBJECT]
         joined = "FROM objects o JOIN images i ON o.image_id = i.image_id ORDER BY i.image_id, o.row"
-        for piece in database.stream(f"SELECT {', '.join(chosen)} {joined}"):
+        for piece in database.stream(f"SELECT {', '.join(selected)} {joined}"):
             yield from piece.to_pylist()
 
 

@@ -32,6 +32,7 @@ def copy_path(file: Path, name: str) -> Path:
     Raises:
         OSError: no such file.
     """
+    # a changed file has another stamp, and so another copy
     stamp = "-".join(f"{number:x}" for number in stat_file(file.stat()))
     return file.parent.with_name(f".{file.parent.name}-mapped") / f"{name}-{stamp}.arrow"
 
@@ -59,6 +60,7 @@ def map_rows(
     """
     path = copy_path(file, name)
     folder = path.parent
+    # several processes may write the copy at once: each writes its own file and renames it
     if not path.exists():
         folder.mkdir(exist_ok=True)
         with (
@@ -67,6 +69,7 @@ def map_rows(
             pa.ipc.new_file(sink, schema) as writer,
         ):
             write(writer, folder)
+        # copies of older versions of the file
         for other in folder.glob(f"{name}-*.arrow"):
             if other != path:
                 with contextlib.suppress(FileNotFoundError):
@@ -96,8 +99,9 @@ class SortedRows:
             OSError, pyarrow.ArrowException, ValueError: no such file, or a damaged one.
         """
         if is_mapped(file, file.stem):
+            write_copy = _Copy(file, key, schema, check).write
             with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
-                return cls(map_rows(file, file.stem, schema, _Copy(file, key, schema, check).write), key)
+                return cls(map_rows(file, file.stem, schema, write_copy), key)
         rows = pq.read_table(file, schema=schema)
         check(rows)
         # Arrow sorts by UTF-8 bytes, which is also Python's order of strings
@@ -109,12 +113,13 @@ class SortedRows:
 
     def find(self, value: str) -> dict[str, Any] | None:
         """Return the row with this value; None if it is not found."""
+        # the piece that may have the value, then the row in it
         number = bisect_right(self._first, value) - 1
         if number < 0:
             return None
         piece = self._pieces[number]
         values = piece[self._key]
-        row = bisect_left(range(len(values)), value, key=lambda place: values[place].as_py())
+        row = bisect_left(range(len(values)), value, key=lambda i: values[i].as_py())
         if row == len(values) or values[row].as_py() != value:
             return None
         return {name: piece[name][row].as_py() for name in self._names}
@@ -168,7 +173,7 @@ class MappedValues:
                 yield from pieces.get_batch(number)["value"].to_pylist()
 
     def __contains__(self, value: object) -> bool:
-        return any(value == one for one in self)
+        return any(value == other for other in self)
 
 
 class _Copy:
@@ -181,6 +186,7 @@ class _Copy:
         if self._check_rows():
             _write(writer, self._rows(), self._schema)
             return
+        # too large to sort in memory
         with Database.within(folder) as database:
             database.load("rows", self._rows(), self._schema)
             _write(writer, database.stream(f'SELECT * FROM rows ORDER BY "{self._key}"', PIECE), self._schema)

@@ -33,8 +33,10 @@ class Names:
 
     def match(self, name: str) -> str | None:
         """Return the name itself, or the only one that differs from it as described above; None: none or several."""
-        alike = self._folded.get(fold_name(name), [])
-        return name if name in self._names else alike[0] if len(alike) == 1 else None
+        if name in self._names:
+            return name
+        candidates = self._folded.get(fold_name(name), [])
+        return candidates[0] if len(candidates) == 1 else None
 
     def nearest(self, name: str) -> str:
         """Return a remark with the nearest name, for a message; empty if none is near, or after many searches."""
@@ -46,6 +48,7 @@ def _nearest(name: str, folded: Mapping[str, list[str]]) -> str:
     if len(folded) > MANY:
         return ""
     folded_name = fold_name(name)
+    # the nearest that is not another number
     near = difflib.get_close_matches(folded_name, folded, n=5, cutoff=0.8)
     close = next((other for other in near if not _is_another_number(folded_name, other)), None)
     return f"; the nearest name there is {folded[close][0]}" if close is not None else ""
@@ -56,9 +59,12 @@ def _is_another_number(name: str, other: str) -> bool:
 
     The same digits in another order, or more zeros in front, may be a typo.
     """
-    numbers, others = (re.findall(r"[0-9]+", each) for each in (name, other))
-    same = sorted("".join(numbers)) == sorted("".join(others)) or [*map(int, numbers)] == [*map(int, others)]
-    return re.sub(r"[0-9]+", "0", name) == re.sub(r"[0-9]+", "0", other) and not same
+    numbers, other_numbers = re.findall(r"[0-9]+", name), re.findall(r"[0-9]+", other)
+    # img_012 and img_021
+    same_digits = sorted("".join(numbers)) == sorted("".join(other_numbers))
+    same_values = [*map(int, numbers)] == [*map(int, other_numbers)]
+    same_text = re.sub(r"[0-9]+", "0", name) == re.sub(r"[0-9]+", "0", other)
+    return same_text and not (same_digits or same_values)
 
 
 class FileNames:
@@ -78,18 +84,19 @@ class FileNames:
             return []
         listing = self._list(folder)
         # also a file that an archive of Windows left with a backslash in its name
-        whole = [folder / name for name in listing.get(fold_name("/".join(parts)), ())]
-        found = [path for path in whole if path.is_file()]
+        paths = [folder / name for name in listing.get(fold_name("/".join(parts)), ())]
+        files = [path for path in paths if path.is_file()]
+        # every folder may differ in form, too
         if len(parts) > 1:
             for name in listing.get(fold_name(parts[0]), ()):
-                found += self.find(folder / name, "/".join(parts[1:]))
-        return found
+                files += self.find(folder / name, "/".join(parts[1:]))
+        return files
 
-    def explain(self, folder: Path, relative: str, found: list[Path]) -> str:
+    def explain(self, folder: Path, relative: str, candidates: list[Path]) -> str:
         """Return a remark on a missing file: the candidates among which none can be chosen, or the nearest name."""
-        if found:
-            alike = ", ".join(str(path.relative_to(folder)) for path in found[:3])
-            return f"; {len(found)} files differ from it only in letter case or Unicode form: {alike}"
+        if candidates:
+            listed = ", ".join(str(path.relative_to(folder)) for path in candidates[:3])
+            return f"; {len(candidates)} files differ from it only in letter case or Unicode form: {listed}"
         path = folder / relative.replace("\\", "/")
         self._suggested += 1
         return _nearest(path.name, self._list(path.parent)) if self._suggested <= SUGGESTED else ""

@@ -98,24 +98,24 @@ def encode(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def collate_pixels(images: Sequence[Image.Image], wanted: PixelInput, seeds: Sequence[int | None]) -> Pixels:
+def collate_pixels(images: Sequence[Image.Image], config: PixelInput, seeds: Sequence[int | None]) -> Pixels:
     """Resize and normalize RGB images into one batch; augment those with a seed.
 
     Args:
         seeds: per image, the seed of its random augmentation; None: no augmentation.
     """
-    fitted = [fit(image, wanted, seed) for image, seed in zip(images, seeds, strict=True)]
+    fitted = [fit(image, config, seed) for image, seed in zip(images, seeds, strict=True)]
     # (B, H, W, 3) uint8 -> (B, 3, H, W) float32
-    pixels_BHW3 = np.stack([one.pixels for one in fitted])
+    pixels_BHW3 = np.stack([fitted_image.pixels for fitted_image in fitted])
     pixels_B3HW = torch.from_numpy(pixels_BHW3).permute(0, 3, 1, 2).float().div(255)
-    mean, std = (torch.tensor(values)[:, None, None] for values in (wanted.mean, wanted.std))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
     pixels_B3HW = pixels_B3HW.sub(mean).div(std)
-    placement = None
-    if wanted.resize != "squash" or (wanted.augment and any(seed is not None for seed in seeds)):
+    placement = None  # squashed images fill the input
+    if config.resize != "squash" or (config.augment and any(seed is not None for seed in seeds)):
         placement = _placement(images, fitted)
-    if wanted.resize != "pad":
+    if config.resize != "pad":
         return Pixels(pixels_B3HW=pixels_B3HW.contiguous(), placement=placement)
-    mask_BHW = torch.from_numpy(np.stack([one.mask for one in fitted]))
+    mask_BHW = torch.from_numpy(np.stack([fitted_image.mask for fitted_image in fitted]))
     return Pixels(pixels_B3HW=pixels_B3HW.mul(mask_BHW[:, None]).contiguous(), mask_BHW=mask_BHW, placement=placement)
 
 
@@ -124,64 +124,71 @@ class Fitted(NamedTuple):
 
     pixels  uint8 [H, W, 3], of the requested size
     mask    bool [H, W]; True where it is not padding
-    place   [3, 3]; maps a point of the image, (x, y, 1) in pixels, to its place in `pixels`
+    matrix  [3, 3]; maps a point of the image, (x, y, 1) in pixels, to its position in `pixels`
     window  left, top, right, bottom of the part that was not cropped, in pixels of the image
     """
 
     pixels: NDArray[np.uint8]
     mask: NDArray[np.bool_]
-    place: Matrix
+    matrix: Matrix
     window: tuple[float, float, float, float]
 
 
-def fit(image: Image.Image, wanted: PixelInput, seed: int | None) -> Fitted:
+def fit(image: Image.Image, config: PixelInput, seed: int | None) -> Fitted:
     """Resize an RGB image to what a model reads; with a seed, augment it."""
-    place, rng, flipped, resize = np.eye(3), None, False, wanted.resize
+    matrix, rng, flipped, resize = np.eye(3), None, False, config.resize
     window: tuple[float, float, float, float] = (0, 0, image.width, image.height)
     if seed is not None:
         rng = np.random.default_rng(seed)
-        if "random_resized_crop" in wanted.augment:
-            window = box = random_box(image.width, image.height, wanted.crop_scale, rng)
-            image, place = image.crop(box), _shift(-box[0], -box[1])
+        # the order of random choices must not change: crop, flip, RandAugment
+        if "random_resized_crop" in config.augment:
+            window = box = random_box(image.width, image.height, config.crop_scale, rng)
+            image, matrix = image.crop(box), _shift(-box[0], -box[1])
             resize = "squash" if resize == "crop" else resize
-        flipped = "flip" in wanted.augment and rng.random() < 0.5
+        flipped = "flip" in config.augment and rng.random() < 0.5
 
-    size, (left, top) = _resizing(image, wanted, resize)
+    # resize: x and y are factors; the center crop starts at left, top of the resized image
+    size, (left, top) = _resizing(image, config, resize)
     x, y = size[0] / image.width, size[1] / image.height
-    place = _shift(-left, -top) @ _scale(x, y) @ place
-    resampling = FILTERS[wanted.interpolation]
+    matrix = _shift(-left, -top) @ _scale(x, y) @ matrix
+    resampling = FILTERS[config.interpolation]
     if resize == "crop":
-        window = (left / x, top / y, (left + wanted.width) / x, (top + wanted.height) / y)
-        if size[0] * size[1] > MAX_STRIP * wanted.width * wanted.height:
-            shown = (window[0], window[1], min(window[2], image.width), min(window[3], image.height))
-            image = image.resize((wanted.width, wanted.height), resampling, box=shown)
+        window = (left / x, top / y, (left + config.width) / x, (top + config.height) / y)
+        # of a long strip, resize the window alone: the whole one could be huge
+        if size[0] * size[1] > MAX_STRIP * config.width * config.height:
+            window_in_image = (window[0], window[1], min(window[2], image.width), min(window[3], image.height))
+            image = image.resize((config.width, config.height), resampling, box=window_in_image)
         else:
-            image = image.resize(size, resampling).crop((left, top, left + wanted.width, top + wanted.height))
+            image = image.resize(size, resampling).crop((left, top, left + config.width, top + config.height))
     else:
         image = image.resize(size, resampling)
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        place = _shift(image.width, 0) @ _scale(-1, 1) @ place
-    if rng is not None and "rand_augment" in wanted.augment:
-        image, moved = rand_augment(image, rng)
-        place = moved @ place
-    pixels = np.zeros((wanted.height, wanted.width, 3), np.uint8)
-    mask = np.zeros((wanted.height, wanted.width), bool)
+        matrix = _shift(image.width, 0) @ _scale(-1, 1) @ matrix
+    if rng is not None and "rand_augment" in config.augment:
+        image, augmented = rand_augment(image, rng)
+        matrix = augmented @ matrix
+    # a padded image is in the upper left corner
+    pixels = np.zeros((config.height, config.width, 3), np.uint8)
+    mask = np.zeros((config.height, config.width), bool)
     pixels[: image.height, : image.width] = np.asarray(image)
     mask[: image.height, : image.width] = True
-    return Fitted(pixels, mask, place, window)
+    return Fitted(pixels, mask, matrix, window)
 
 
 def _placement(images: Sequence[Image.Image], fitted: Sequence[Fitted]) -> Placement:
     """Return where the images are, as fractions of their sizes."""
     sizes = [np.array([image.width, image.height], np.float64) for image in images]
-    pairs = list(zip(sizes, fitted, strict=True))
-    to_image = np.stack([(_scale(*(1 / size)) @ np.linalg.inv(one.place))[:2] for size, one in pairs])
-    window = np.stack([np.array(one.window) / np.tile(size, 2) for size, one in pairs])
-    return Placement(to_image_B23=torch.from_numpy(to_image).float(), window_B4=torch.from_numpy(window).float())
+    matrices, windows = [], []
+    for size, image in zip(sizes, fitted, strict=True):
+        # pixels of the input -> pixels of the image -> fractions; the last row of the matrix is (0, 0, 1)
+        matrices.append((_scale(*(1 / size)) @ np.linalg.inv(image.matrix))[:2])
+        windows.append(np.array(image.window) / np.tile(size, 2))
+    to_image_B23, window_B4 = np.stack(matrices), np.stack(windows)
+    return Placement(to_image_B23=torch.from_numpy(to_image_B23).float(), window_B4=torch.from_numpy(window_B4).float())
 
 
-def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, wanted: PixelInput) -> NDArray[np.float32]:
+def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, config: PixelInput) -> NDArray[np.float32]:
     """Map boxes of an image to where `fit` without augmentation puts them.
 
     Augmented images: data/boxes.py.
@@ -192,7 +199,8 @@ def place_boxes(boxes_N4: NDArray[np.float32], image: Image.Image, wanted: Pixel
     Returns:
         float32 [N, 4], pixels of the requested size; outside of it where the image is cropped.
     """
-    size, corner = _resizing(image, wanted, wanted.resize)
+    size, corner = _resizing(image, config, config.resize)
+    # boxes have x and y twice
     factor = np.array(size * 2, np.float32) / np.array(image.size * 2, np.float32)
     return (boxes_N4 * factor - np.array(corner * 2, np.float32)).astype(np.float32)
 
@@ -209,31 +217,32 @@ def random_box(width: int, height: int, scale: tuple[float, float], rng: np.rand
         if 0 < w <= width and 0 < h <= height:
             left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
             return left, top, left + w, top + h
+    # no attempt fits: the center crop with the nearest allowed ratio
     w, h = min(width, max(1, round(height * CROP_RATIOS[1]))), min(height, max(1, round(width / CROP_RATIOS[0])))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
 
 
-def _pad_factor(image: Image.Image, wanted: PixelInput) -> float:
+def _pad_factor(image: Image.Image, config: PixelInput) -> float:
     """Return the scale at which the image fits into the target size and into the limits of both sides."""
-    factors = [wanted.width / image.width, wanted.height / image.height]
-    sides = (wanted.longer, max(image.size)), (wanted.shorter, min(image.size))
+    factors = [config.width / image.width, config.height / image.height]
+    sides = (config.longer, max(image.size)), (config.shorter, min(image.size))
     return min(factors + [limit / side for limit, side in sides if limit])
 
 
 def _resizing(
-    image: Image.Image, wanted: PixelInput, resize: Literal["squash", "crop", "pad"]
+    image: Image.Image, config: PixelInput, resize: Literal["squash", "crop", "pad"]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the width and height to resize an image to, and the left and top of the center crop (0, 0 without)."""
     if resize == "squash":
-        return (wanted.width, wanted.height), (0, 0)
+        return (config.width, config.height), (0, 0)
     # crop: the smallest size of the same aspect ratio that covers the target
-    covering = max(wanted.width / image.width, wanted.height / image.height)
-    factor = covering if resize == "crop" else _pad_factor(image, wanted)
+    covering = max(config.width / image.width, config.height / image.height)
+    factor = covering if resize == "crop" else _pad_factor(image, config)
     width, height = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     if resize == "pad":
         return (width, height), (0, 0)
-    return (width, height), (round((width - wanted.width) / 2), round((height - wanted.height) / 2))
+    return (width, height), (round((width - config.width) / 2), round((height - config.height) / 2))
 
 
 def _scale(x: float, y: float) -> Matrix:
@@ -285,11 +294,11 @@ def rand_augment(image: Image.Image, rng: np.random.Generator) -> tuple[Image.Im
     operations that change colors, which would make captions that name a color wrong. Draws `AUGMENT_COUNT` operations
     and applies each with probability `AUGMENT_PROBABILITY`.
     """
-    names, place = list(OPERATIONS), np.eye(3)
+    names, matrix = list(OPERATIONS), np.eye(3)
     for _ in range(AUGMENT_COUNT):
         name = names[int(rng.integers(len(names)))]
         strength = AUGMENT_STRENGTH * (1 if rng.random() < 0.5 else -1)
         if rng.random() < AUGMENT_PROBABILITY:
-            place = operation_matrix(name, strength, image.width, image.height) @ place
+            matrix = operation_matrix(name, strength, image.width, image.height) @ matrix
             image = OPERATIONS[name](image, strength)
-    return image, place
+    return image, matrix

@@ -77,14 +77,19 @@ class Sample:
     @property
     def images(self) -> tuple[SampleImage, ...]:
         """Return all its images, each with a seed of its own; the first has the sample's."""
-        first = SampleImage(image_id=self.image_id, regions=self.regions, pixels=self.pixels, seed=self.seed)
-        others = (replace(o, seed=_image_seed(self.seed, number)) for number, o in enumerate(self.others, start=1))
-        return (first, *others)
+        images = [SampleImage(image_id=self.image_id, regions=self.regions, pixels=self.pixels, seed=self.seed)]
+        for number, image in enumerate(self.others, start=1):
+            seed = None
+            if self.seed is not None:
+                # each image is augmented differently, as a function of the sample's seed
+                seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0])
+            images.append(replace(image, seed=seed))
+        return tuple(images)
 
     def without_images(self) -> Sample:
         """Return the sample without image contents; image ids are kept."""
-        others = tuple(SampleImage(image_id=other.image_id) for other in self.others)
-        return replace(self, regions=None, pixels=None, others=others)
+        images = tuple(SampleImage(image_id=image.image_id) for image in self.others)
+        return replace(self, regions=None, pixels=None, others=images)
 
     def __getitem__(self, column: str) -> Any:
         return self.values[column]
@@ -92,8 +97,3 @@ class Sample:
     def with_values(self, **values: Any) -> Sample:
         """Return the sample with other values of its columns."""
         return replace(self, values={**self.values, **values})
-
-
-def _image_seed(seed: int | None, number: int) -> int | None:
-    """Derive the seed of image `number` from the sample's seed."""
-    return None if seed is None else int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])

@@ -106,6 +106,7 @@ def read_languages(directory: Path, image_ids: Collection[str]) -> dict[str, dic
     """
     if not (directory / LANGUAGES).exists():
         return {}
+    # (image id, caption id) -> language
     with (directory / LANGUAGES).open(encoding="utf-8") as lines:
         rows = (json.loads(line) for line in lines)
         languages = {
@@ -234,6 +235,7 @@ class RowGroups:
         self._writer.close()
 
     def _flush(self) -> None:
+        # one call writes one row group
         self._writer.write_table(pa.concat_tables(self._held).combine_chunks())
         self._held = []
 

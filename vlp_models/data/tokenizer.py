@@ -86,6 +86,7 @@ class Tokenizer:
             raise DataError(f"vocabulary: special tokens {', '.join(missing)} are missing; use a BERT's vocab.txt")
         self._special = {token: self._ids[token] for token in SPECIAL_TOKENS}
         self.lowercase = lowercase
+        # one form per setting, so that equal tokenizers have equal files
         self.strip_accents = None if strip_accents is lowercase else strip_accents
         model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100)
         self._engine = _engine(model, _normalizer(lowercase, self.strip_accents, self._tokens))
@@ -181,6 +182,7 @@ class Tokenizer:
 
         It gives the ids of `encode_batch`: special tokens are added around a text and never found in one.
         """
+        # a copy: this tokenizer must not find special tokens in texts
         engine = Engine.from_str(self._engine.to_str())
         engine.add_special_tokens(list(SPECIAL_TOKENS))
         engine.post_processor = TemplateProcessing(
@@ -249,6 +251,7 @@ class Tokenizer:
 
         from vlp_models.data.batch import Text
 
+        # [CLS] and [SEP] for a batch without texts
         width = max((len(row) for row in rows), default=2)
         ids = np.full((len(rows), width), self.pad_id, dtype=np.int64)
         mask = np.zeros((len(rows), width), dtype=bool)
@@ -378,6 +381,7 @@ def read_vocabulary(path: Path) -> list[str]:
     except UnicodeDecodeError:
         raise DataError(f"{path}: not UTF-8 text; save it as UTF-8: {convert_command(str(path))}") from None
     if lines and not lines[-1]:
+        # the end of the last line begins no token
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
 
@@ -392,6 +396,7 @@ def _normalizer(lowercase: bool, strip_accents: bool | None, vocabulary: Iterabl
         vocabulary: None: to train one.
     """
     pieces = None if vocabulary is None else "".join(vocabulary)
+    # None: as `lowercase`, as in BERT
     keeps_accents = not (lowercase if strip_accents is None else strip_accents)
     keeps_joiners = keeps_accents and (pieces is None or "\u200c" in pieces or "\u200d" in pieces)
     steps: list[Normalizer] = []
@@ -423,6 +428,7 @@ def _frequent_characters(texts: Iterable[str], normalizer: Normalizer, min_frequ
 
 def _append(words: list[str], token: str) -> None:
     """Add a new word, or the next piece of the last one."""
+    # "##" alone is a word of two signs
     if not token.startswith(CONTINUATION) or token == CONTINUATION:
         words.append(token)
     elif words:
@@ -464,6 +470,7 @@ class PretrainedTokenizer(Tokenizer):
                 f"{where}: names no {' and no '.join(missing)} token in {SETTINGS}; name them in params.yaml, such as "
                 f"`tokenizer.special_tokens: {{{settings}}}`; a token that the vocabulary lacks is appended to it"
             )
+        # padding, truncation and dropout are settings of the training of the other model
         engine.no_padding()
         engine.no_truncation()
         if isinstance(engine.model, BPE) and engine.model.dropout:
@@ -606,6 +613,7 @@ class PretrainedTokenizer(Tokenizer):
         return self._special == other._special and self._engine.to_str() == other._engine.to_str()
 
     def has_whole(self, word: str) -> bool:
+        # the piece of a word behind a space, which some tokenizers make a piece of its own
         pieces = self._engine.encode(f" {word}", add_special_tokens=False).tokens
         written = [piece for piece in pieces if piece not in ("▁", "Ġ")]
         return len(written) == 1 and self._ids[written[0]] != self._special.get(UNK)

@@ -63,6 +63,7 @@ def check_tar(path: Path) -> list[Member]:
         while True:
             header = file.read(BLOCK)
             try:
+                # headers are read one by one: tarfile itself would apply extended headers
                 info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
             except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
                 return members
@@ -109,6 +110,7 @@ def read_member(path: Path, name: str, offset: int, size: int) -> bytes:
     except FileNotFoundError:
         raise DataError(f"{path}: no such shard; run `dvc repro shards`") from None
     try:
+        # header and contents in one read
         data = os.pread(descriptor, BLOCK + size, offset - BLOCK) if offset >= BLOCK else b""
     finally:
         os.close(descriptor)
@@ -173,6 +175,7 @@ def _decode_regions(data: bytes) -> RegionArrays:
 
 def _check_regions(regions: RegionArrays) -> None:
     """Check shapes and values of all arrays; a ValueError names the invalid one."""
+    # N rows each
     features, boxes, probs, scores = (getattr(regions, name) for name in REGION_DTYPES)
     rows = features.shape[:1]
     shapes_fit = boxes.shape == (*rows, 4) and probs.shape[:1] == rows and scores.shape == rows

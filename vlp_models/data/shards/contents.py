@@ -58,6 +58,7 @@ def find_changed_data(workspace: Workspace, inputs: Mapping[str, str]) -> list[s
     Args:
         inputs: `provenance.inputs` of its config.json.
     """
+    # indexes are in data/shards, data/contents below the root
     folders = {name: workspace.shards if _is_index(name) else workspace.root for name in trained_on_inputs(inputs)}
     paths = {name: folder / name for name, folder in folders.items()}
     return [name for name, path in paths.items() if not path.exists() or hash_file(path) != inputs[name]]
@@ -111,6 +112,7 @@ def write_contents(
     """
     # kind, view, dataset -> split -> hash
     dataset_hashes: dict[tuple[Kind, str, str], dict[str, _Hash]] = defaultdict(dict)
+    # hashes of one dataset are joined in the order of the shards
     for split in SPLITS:
         for file in hashes.get(split, ()):
             table = pq.read_table(file)
@@ -124,6 +126,7 @@ def write_contents(
             read = (name, "images") if columns.images == "several" else (name,)
             trained_on = {source: _summarize(dataset_hashes, kind, read, source, SPLITS[:2]) for source in sources}
             tested = {source: _summarize(dataset_hashes, kind, read, source, SPLITS[2:]) for source in sources}
+            # one file for all datasets, then one per dataset: a run depends on those it reads
             for path, summaries in (
                 (trained_on_file(kind, name, ()), trained_on),
                 (evaluation_file(kind, name), tested),

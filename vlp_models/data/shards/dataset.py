@@ -173,6 +173,7 @@ class ShardDataset(Dataset[Sample]):
 
     def first_positions(self) -> NDArray[np.uint32]:
         """Return uint32 [N]: for each sample the number of the first sample with its image."""
+        # the first row of each row's image, uint32 [rows of the index]
         images = self._index.first_rows()
         if isinstance(self._rows, range):
             return images
@@ -228,10 +229,13 @@ class ShardDataset(Dataset[Sample]):
 
     def _first_and_last_member(self) -> tuple[str, str]:
         """Return the kinds of the requested members; in a tar, an image's pixels come before its regions."""
-        return "pixels" if self._pixels else "regions", "regions" if self._regions else "pixels"
+        first = "pixels" if self._pixels else "regions"
+        last = "regions" if self._regions else "pixels"
+        return first, last
 
     def _stream(self, stream: StreamParams, by_block: bool) -> None:
         """Open the streamed shards."""
+        # the index is local, the tars are not: both must be of one packing
         store = Store(stream.address, stream.timeout_seconds, stream.retry_seconds)
         if store.read("manifest.json") != (self._directory / "manifest.json").read_bytes():
             raise DataError(

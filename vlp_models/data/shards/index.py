@@ -85,6 +85,7 @@ class Index:
         last, begin = None, 0
         for number, piece in enumerate(self.pieces):
             ids, start = piece["image_id"], number * PIECE
+            # rows that are not sorted by image need a look-up of all ids
             if last is not None and ids[0].as_py() < last:
                 return self._first_rows_of_any_order()
             if pc.any(pc.less(ids[1:], ids[:-1])).as_py():
@@ -114,6 +115,7 @@ def read_index(file: Path, view: View) -> Index:
     """
     columns = [*LOCATION_COLUMNS, *(column.name for column in view.indexed)]
     try:
+        # a large index is mapped, a small one read
         if is_mapped(file, f"{file.stem}-{view.name}"):
             with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
                 return Index(_map_rows(file, view, columns))
@@ -181,6 +183,7 @@ def check_index(table: pa.Table) -> None:
     for kind in KINDS:
         offset, size = table[f"{kind}_offset"], table[f"{kind}_size"]
         _refuse(table, f"{kind}_size", pc.less(size, 0), "is negative")
+        # a member's header comes before its contents
         before = pc.and_(pc.greater(size, 0), pc.less(offset, BLOCK))
         _refuse(table, f"{kind}_offset", before, "is before the first member")
 

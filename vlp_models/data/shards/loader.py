@@ -161,6 +161,7 @@ class ResumableLoader(DataLoader[Batch]):
         if self._yielded == len(self) or (self._yielded and not self._continue):
             self._epoch, self._yielded = self._epoch + 1, 0
         self._continue = False
+        # the batch sampler reads these when iteration begins
         self._cursor.epoch, self._cursor.start = self._epoch, self._yielded
         self.generator.manual_seed(self.order.seed)
         # this rank may have no sample of the last batch; it has some of every other
@@ -195,6 +196,7 @@ class ResumableLoader(DataLoader[Batch]):
         Raises:
             CheckpointError: the saved run had another number of batches per epoch.
         """
+        # another number of batches is another order of samples
         if state["steps"] != len(self):
             raise CheckpointError(
                 f"the saved run had {state['steps']} batches per epoch, this one has {len(self)}: the data or "

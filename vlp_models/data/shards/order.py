@@ -99,6 +99,7 @@ class EpochOrder:
 
     def share(self, batch: NDArray[np.integer]) -> NDArray[np.integer]:
         """Return this rank's run of a batch."""
+        # lengths of the ranks' runs differ by at most one
         first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return batch[first:last]
 
@@ -146,6 +147,7 @@ class GroupedOrder(EpochOrder):
 
     def _number_runs(self, images: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the number of each sample's run, where `images` has the samples of an image next to each other."""
+        # the first sample of each image, in the order by image
         begins = np.flatnonzero(np.diff(images, prepend=images[:1] + 1)).astype(np.uint32)
         positions = sample_numbers(len(images))  # position among the texts of its image
         positions -= np.repeat(begins, np.diff(begins, append=np.uint32(len(images))))
@@ -248,6 +250,7 @@ class _Epoch:
         begin = max(0, number * self._window - shift)
         if self._mixed.get(lane, (-1, None))[0] != number:
             end = min(int(self._lengths[lane]), (number + 1) * self._window - shift)
+            # a window's order does not depend on the ones before, so any batch can be computed
             rng = np.random.default_rng([*self._seed, lane, number])
             self._mixed[lane] = number, begin + rng.permutation(end - begin)
         return begin, self._mixed[lane][1]

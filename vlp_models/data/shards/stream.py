@@ -87,6 +87,7 @@ class Layout:
 
     def span(self, key: int) -> tuple[int, int, int] | None:
         """Return shard, begin and end of a block; None if the dataset has no sample in it."""
+        # keys are sorted
         block = int(np.searchsorted(self.keys, key))
         if block == len(self.keys) or self.keys[block] != key:
             return None

@@ -83,9 +83,11 @@ def index_name(split: str) -> str:
 
 def member_key(image_id: str) -> str:
     """Return an image's id as a member name: no dot, no slash, and distinct ids stay distinct."""
+    # a dot would begin the extension
     key = quote(image_id, safe="").replace(".", "%2E").replace("~", "%7E")
     if len(key) <= _LONGEST_KEY:
         return key
+    # a long key is cut; its hash keeps keys distinct
     return f"{key[:30]}-{hashlib.sha256(image_id.encode()).hexdigest()[:40]}"
 
 
@@ -112,6 +114,7 @@ class ShardWriter:
         if self._tar is None or self._in_shard == self._images_per_shard:
             self._next_shard()
         key = member_key(record.image_id)
+        # in the tar: texts, pixels, regions. `Layout` depends on the order of the last two
         self._write(f"{key}.json", _json_bytes(record))
         location: dict[str, Any] = {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": record.pixels_extension}
         if record.pixels is not None:
@@ -192,6 +195,7 @@ def join_parts(directory: Path, split: str, parts: Parts) -> None:
     with RowGroups(directory / index_name(split), schema, len(parts)) as index:
         for part in parts:
             rows = pq.read_table(part / index_name(split), schema=schema)
+            # from Python objects, as one writer writes them: the bytes are equal
             index.write(pa.Table.from_pydict(rows.to_pydict(), schema=schema))
             for tar in part.glob("*.tar"):
                 shutil.move(tar, directory / tar.name)
@@ -221,6 +225,7 @@ def _json_bytes(record: ImageRecord) -> bytes:
 
 def _index_rows(record: ImageRecord) -> list[dict[str, Any]]:
     """Return the rows of every view, without the location of the image."""
+    # the view `images` has no table: its captions are those of the image
     references = [row["text"] for row in record.rows.get("captions", ())]
     rows: list[dict[str, Any]] = [{"view": "images", "sample_id": record.image_id, "captions": references}]
     for view, samples in _samples(record).items():

@@ -85,6 +85,7 @@ def index_columns() -> dict[str, pa.DataType]:
     for name, view in VIEWS.items():
         if view.table and name in _OTHER_TABLES:
             raise ParamsError(f"plugin {VIEW_MODULES[name]}: a view cannot have the name of the table `{name}`")
+        # columns of one name share a column of the index, so they need one type
         for column in view.indexed:
             where = f"the column `{column.name}` of the view {name}"
             if column.name in _LOCATION:

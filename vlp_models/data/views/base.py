@@ -113,6 +113,7 @@ class View:
 
     def index_row(self, row: Mapping[str, Any], width: int, height: int) -> Row:
         """Return the index row of a row of the table, with its id under `sample_id`."""
+        # columns that depend on the image's size, such as boxes
         changed = self.to_index(row, width, height) if self.to_index else {}
         unchanged = {column.name: row[column.name] for column in self.indexed}
         return {"sample_id": row[self.id_column], **unchanged, **changed}
