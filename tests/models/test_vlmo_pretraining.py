@@ -66,7 +66,7 @@ def test_contrast_over_micro_batches_equals_the_large_batch() -> None:
         others = EmbeddedPairs(
             texts_KE=texts[rest].detach(), images_KE=images[rest].detach(), image_ids=tuple(ids[i] for i in rest)
         )
-        one = image_text_contrast(texts[part], images[part], ids[part], scale, others=others)
+        one = image_text_contrast(texts[part], images[part], ids[part], scale, other_pairs=others)
         total, count = total + one.sum.item(), count + float(one.count)
         for gradient, more in zip(found, torch.autograd.grad(one.sum, [*raw, scale]), strict=True):
             gradient += more

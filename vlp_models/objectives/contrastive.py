@@ -35,12 +35,12 @@ class EmbeddedPairs:
     image_ids: tuple[str, ...]
 
 
-def concatenate_pairs(several: Sequence[EmbeddedPairs]) -> EmbeddedPairs:
+def concatenate_pairs(parts: Sequence[EmbeddedPairs]) -> EmbeddedPairs:
     """Return the pairs of several micro-batches as one."""
     return EmbeddedPairs(
-        texts_KE=torch.cat([pairs.texts_KE for pairs in several]),
-        images_KE=torch.cat([pairs.images_KE for pairs in several]),
-        image_ids=tuple(image_id for pairs in several for image_id in pairs.image_ids),
+        texts_KE=torch.cat([pairs.texts_KE for pairs in parts]),
+        images_KE=torch.cat([pairs.images_KE for pairs in parts]),
+        image_ids=tuple(image_id for pairs in parts for image_id in pairs.image_ids),
     )
 
 
@@ -51,38 +51,39 @@ def image_text_contrast(
     scale: Tensor,
     *,
     name: str = "itc",
-    others: EmbeddedPairs | None = None,
+    other_pairs: EmbeddedPairs | None = None,
 ) -> Loss:
     """Return the contrastive loss of unit vectors; pair i is text i and image i. scale: 1 / temperature.
 
     The items are this process's pairs that have a negative; in a batch of one image, none has. `<name>_accuracy`: the
     share of texts whose own image is the most similar.
     """
-    now = len(image_ids)
-    if others is not None:
-        texts_BE, images_BE = torch.cat([texts_BE, others.texts_KE]), torch.cat([images_BE, others.images_KE])
-        image_ids = (*image_ids, *others.image_ids)
-    numbers_G, own = number_over_ranks(image_ids)
+    local_count = len(image_ids)
+    if other_pairs is not None:
+        texts_BE, images_BE = torch.cat([texts_BE, other_pairs.texts_KE]), torch.cat([images_BE, other_pairs.images_KE])
+        image_ids = (*image_ids, *other_pairs.image_ids)
+    numbers_G, local = number_over_ranks(image_ids)
     if not len(numbers_G):
         return zero_loss(texts_BE + images_BE, name)
     numbers_G = numbers_G.to(texts_BE.device)
-    pair_B = torch.arange(own.start, own.stop, device=texts_BE.device)
+    pair_B = torch.arange(local.start, local.stop, device=texts_BE.device)
     # [B, G]: pairs of the same image. A pair itself is the target, so only its twins are masked out.
     twin_BG = numbers_G[pair_B][:, None] == numbers_G[None, :]
     has_negative_B = ~twin_BG.all(1)
     twin_BG = twin_BG.scatter(1, pair_B[:, None], False)
 
     # A row's gradient to the temperature counts only in the row's own micro-batch.
-    scale_B1 = torch.cat([scale.expand(now), scale.detach().expand(len(pair_B) - now)])[:, None]
+    scale_B1 = torch.cat([scale.expand(local_count), scale.detach().expand(len(pair_B) - local_count)])[:, None]
+    # Texts against all images, and images against all texts: [B, G] each
     directions = (texts_BE, gather_rows(images_BE)), (images_BE, gather_rows(texts_BE))
     logits = [(scale_B1 * similarities(a, b)).masked_fill(twin_BG, float("-inf")) for a, b in directions]
-    loss_B = torch.stack([F.cross_entropy(one, pair_B, reduction="none") for one in logits]).mean(0)
-    rest = loss_B[now:].sum()
+    loss_B = torch.stack([F.cross_entropy(logits_BG, pair_B, reduction="none") for logits_BG in logits]).mean(0)
+    rest = loss_B[local_count:].sum()
     correct_B = (logits[0].argmax(1) == pair_B) & has_negative_B
     loss = Loss.of(
-        loss_B[:now].sum(),
-        has_negative_B[:now].sum(),
-        **{name: loss_B[:now].sum(), f"{name}_accuracy": correct_B[:now].sum()},
+        loss_B[:local_count].sum(),
+        has_negative_B[:local_count].sum(),
+        **{name: loss_B[:local_count].sum(), f"{name}_accuracy": correct_B[:local_count].sum()},
     )
     # The rows of other micro-batches add a gradient but no value: their loss is counted in their own micro-batch.
     return Loss(sum=loss.sum + (rest - rest.detach()), count=loss.count, parts=loss.parts)

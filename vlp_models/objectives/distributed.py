@@ -45,9 +45,9 @@ def sizes_over_ranks(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """Return each process's `sizes`, by rank. All must pass equally many."""
     if world_size() == 1:
         return [tuple(sizes)]
-    own = torch.tensor(list(sizes), dtype=torch.int64)
-    gathered = [torch.empty_like(own) for _ in range(world_size())]
-    dist.all_gather(gathered, own, group=_group(own))
+    local_sizes = torch.tensor(list(sizes), dtype=torch.int64)
+    gathered = [torch.empty_like(local_sizes) for _ in range(world_size())]
+    dist.all_gather(gathered, local_sizes, group=_group(local_sizes))
     return [tuple(row.tolist()) for row in gathered]
 
 
@@ -71,18 +71,18 @@ def gather_rows(rows: Tensor) -> Tensor:
     return _Gather.apply(rows, [size for (size,) in sizes_over_ranks((len(rows),))])
 
 
-def take_rows(rows: Tensor, wanted_K: Tensor) -> Tensor:
+def take_rows(rows: Tensor, numbers_K: Tensor) -> Tensor:
     """Fetch any rows of the whole batch; gradients flow back to each row's own process.
 
-    rows [B, S, ...]; wanted_K int64: row numbers in the whole batch, in rank order; each process may request any number
-    of them. Returns [K, S, ...], where S is the largest of any process, padded with zeros.
+    rows [B, S, ...]; numbers_K int64: row numbers in the whole batch, in rank order; each process may request any
+    number of them. Returns [K, S, ...], where S is the largest of any process, padded with zeros.
     """
     if world_size() > 1:
         if rows.dim() > 1:
             wider = max(width for (width,) in sizes_over_ranks((rows.shape[1],))) - rows.shape[1]
             rows = F.pad(rows, [0, 0] * (rows.dim() - 2) + [0, wider])
         rows = gather_rows(rows)
-    return rows[wanted_K.to(rows.device)]
+    return rows[numbers_K.to(rows.device)]
 
 
 def previous_rows(rows: Tensor) -> Tensor:
@@ -109,13 +109,13 @@ def number_over_ranks(names: Sequence[str]) -> tuple[Tensor, slice]:
     all have to be padded to the longest.
     """
     if world_size() == 1:
-        known: dict[str, int] = {}
-        return torch.tensor([known.setdefault(name, len(known)) for name in names]), slice(0, len(names))
+        number_of: dict[str, int] = {}
+        return torch.tensor([number_of.setdefault(name, len(number_of)) for name in names]), slice(0, len(names))
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
-    own = torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in hashes], dtype=torch.int64)
-    sizes = [size for (size,) in sizes_over_ranks((len(own),))]
+    local_numbers = torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in hashes], dtype=torch.int64)
+    sizes = [size for (size,) in sizes_over_ranks((len(local_numbers),))]
     start = sum(sizes[: rank()])
-    return _all_rows(own, sizes), slice(start, start + len(own))
+    return _all_rows(local_numbers, sizes), slice(start, start + len(local_numbers))
 
 
 class _Gather(torch.autograd.Function):
@@ -168,10 +168,10 @@ def draw_local_rows(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Te
     if world_size() == 1 or not shape:
         return draw(shape)
     shapes = sizes_over_ranks(shape)
-    start = sum(size[0] for size in shapes[: rank()])
-    widths = tuple(max(sizes) for sizes in list(zip(*shapes, strict=True))[1:])
-    whole = draw((sum(size[0] for size in shapes), *widths))
-    return whole[(slice(start, start + shape[0]), *(slice(0, width) for width in shape[1:]))]
+    rows, *widths = zip(*shapes, strict=True)  # of each process
+    start = sum(rows[: rank()])
+    batch_rows = draw((sum(rows), *map(max, widths)))
+    return batch_rows[(slice(start, start + shape[0]), *(slice(0, width) for width in shape[1:]))]
 
 
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
@@ -190,8 +190,8 @@ def draw_categorical(weights_NK: Tensor, generator: torch.Generator) -> Tensor:
     gives 0. By inversion: one uniform number per row, drawn on the generator's own device.
     """
     cumulative_NK = weights_NK.float().cumsum(-1)
-    place_N1 = draw_uniform((len(weights_NK), 1), generator, weights_NK.device) * cumulative_NK[:, -1:]
-    drawn_N = torch.searchsorted(cumulative_NK, place_N1, right=True).squeeze(-1)
+    point_N1 = draw_uniform((len(weights_NK), 1), generator, weights_NK.device) * cumulative_NK[:, -1:]
+    drawn_N = torch.searchsorted(cumulative_NK, point_N1, right=True).squeeze(-1)
     # The position may round up to the sum itself, which would be an outcome past the end.
     numbers_K = torch.arange(weights_NK.shape[-1], device=weights_NK.device)
     last_N = torch.where(weights_NK > 0, numbers_K, 0).amax(-1)

@@ -69,6 +69,6 @@ def advantages(
     if baseline == "greedy":
         assert greedy_B is not None, "the greedy baseline needs greedy captions"
         return reward_BK - greedy_B[:, None]
-    others = reward_BK.shape[1] - 1
-    assert others > 0, "the leave-one-out baseline needs at least two samples per image"
-    return reward_BK - (reward_BK.sum(1, keepdim=True) - reward_BK) / others
+    other_samples = reward_BK.shape[1] - 1
+    assert other_samples > 0, "the leave-one-out baseline needs at least two samples per image"
+    return reward_BK - (reward_BK.sum(1, keepdim=True) - reward_BK) / other_samples

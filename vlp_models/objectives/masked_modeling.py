@@ -65,8 +65,8 @@ def word_positions(mask_BT: Tensor) -> Tensor:
 
 def select_tokens(mask_BT: Tensor, probability: float, generator: torch.Generator) -> Tensor:
     """Select each word independently with `probability`. A sentence may end up without selected words. bool [B, T]"""
-    chosen_BT = draw_uniform(tuple(mask_BT.shape), generator, mask_BT.device) < probability
-    return chosen_BT & word_positions(mask_BT)
+    selected_BT = draw_uniform(tuple(mask_BT.shape), generator, mask_BT.device) < probability
+    return selected_BT & word_positions(mask_BT)
 
 
 def select_words(word_BT: Tensor, probability: float, generator: torch.Generator) -> Tensor:
@@ -102,7 +102,9 @@ def word_range(mask_id: int, vocab_size: int) -> tuple[int, int]:
     token or one of the last (RoBERTa's, or one that was appended), they come before it, with the few special tokens
     among them, as in BERT's own code.
     """
-    return (mask_id + 1, vocab_size) if vocab_size - mask_id > mask_id // 8 + 1 else (0, mask_id)
+    if vocab_size - mask_id > mask_id // 8 + 1:
+        return mask_id + 1, vocab_size
+    return 0, mask_id
 
 
 def mask_tokens(
@@ -205,8 +207,9 @@ def select_blocks(
 def _select_image_blocks(grid: tuple[int, int], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
     height, width = grid
     masked, target = np.zeros(grid, dtype=bool), round(share * height * width)
-    while (left := target - int(masked.sum())) > 0:
-        size = rng.uniform(min(MIN_BLOCK_PATCHES, left), left)
+    # A block may overlap earlier ones, so it masks between none and `remaining` new patches.
+    while (remaining := target - int(masked.sum())) > 0:
+        size = rng.uniform(min(MIN_BLOCK_PATCHES, remaining), remaining)
         ratio = rng.uniform(MIN_BLOCK_ASPECT, 1 / MIN_BLOCK_ASPECT)
         rows = min(height, max(1, math.floor(math.sqrt(size * ratio))))
         columns = min(width, max(1, math.floor(math.sqrt(size / ratio))))

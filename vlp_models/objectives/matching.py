@@ -49,11 +49,11 @@ def match_in_batch(
 
     The items are this process's pairs. Every process computes the whole batch's [G, G] loss: 64 MiB for 4,096 pairs.
     """
-    numbers_G, own = number_over_ranks(image_ids)
+    numbers_G, local = number_over_ranks(image_ids)
     similarity_GG = similarities(gather_rows(texts_BE), gather_rows(images_BE))
     numbers_G = numbers_G.to(similarity_GG.device)
     same_GG = numbers_G[:, None] == numbers_G[None, :]
-    return image_sentence_matching(similarity_GG, same_GG, margin=margin, negatives=negatives, own=own)
+    return image_sentence_matching(similarity_GG, same_GG, margin=margin, negatives=negatives, local=local)
 
 
 def image_sentence_matching(
@@ -62,7 +62,7 @@ def image_sentence_matching(
     *,
     margin: float = 0.2,
     negatives: Literal["all", "hardest"] = "all",
-    own: slice = slice(None),
+    local: slice = slice(None),
 ) -> Loss:
     """Return the triplet loss of a matrix of similarities: row = sentence, column = image, matches on the diagonal.
 
@@ -70,7 +70,7 @@ def image_sentence_matching(
     negative). `all` averages over the pairs that violate the margin; `hardest` takes each row's worst negative and
     averages over rows. The two directions are added. Zero if no pair has a negative, as in a batch of one.
 
-    The items are the rows that have a negative; `sum` is the average times the number of those in `own`, this
+    The items are the rows that have a negative; `sum` is the average times the number of those in `local`, this
     process's rows. `ism_accuracy`: the share of sentences whose own image is the most similar in the batch.
     """
     negative_BB = ~same_image_BB
@@ -91,14 +91,14 @@ def image_sentence_matching(
 
     best_negative_B = similarity_BB.masked_fill(same_image_BB, float("-inf")).amax(1)
     correct_B = (positive_B > best_negative_B) & has_negative_B
-    count = has_negative_B[own].sum()
+    count = has_negative_B[local].sum()
     total = mean * count
     return Loss(
         sum=total,
         count=count,
         parts={
             "ism": Part(sum=total.detach(), count=count),
-            "ism_accuracy": Part(sum=correct_B[own].sum(), count=count),
+            "ism_accuracy": Part(sum=correct_B[local].sum(), count=count),
         },
     )
 
@@ -120,8 +120,8 @@ def binary_matching(matched_P: Tensor, mismatched_N: Tensor) -> Loss:
 
 def different_image_mask(image_ids: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
     """Return bool [B, G], True where a pair of this process and one of the whole batch have different images."""
-    numbers_G, own = number_over_ranks(image_ids)
-    return (numbers_G[own][:, None] != numbers_G[None, :]).to(device)
+    numbers_G, local = number_over_ranks(image_ids)
+    return (numbers_G[local][:, None] != numbers_G[None, :]).to(device)
 
 
 def draw_hard_negatives(

@@ -36,8 +36,8 @@ def select_fragment(mask_BT: Tensor, share: float, generator: torch.Generator) -
     chance_B1 = draw_uniform((len(mask_BT), 1), generator, mask_BT.device)
     starts_B1 = words_B1 - length_B1 + 1  # number of possible first words
     first_B1 = 1 + torch.minimum((chance_B1 * starts_B1).long(), starts_B1 - 1)  # after [CLS]
-    places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    return (places_T >= first_B1) & (places_T < first_B1 + length_B1)
+    positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    return (positions_T >= first_B1) & (positions_T < first_B1 + length_B1)
 
 
 def draw_spans(
@@ -54,10 +54,11 @@ def draw_spans(
     draws_BT2 = draw_uniform((*mask_BT.shape, 2), generator, torch.device("cpu")).numpy()
     words_B = word_positions(mask_BT).sum(1).tolist()
     lengths_BT = _draw_poisson(draws_BT2[..., 0].astype(np.float64), mean, smallest=0 if empty else 1)
-    rows = zip(words_B, lengths_BT, draws_BT2[..., 1], strict=True)
-    return [
-        _place_spans(_fit_lengths(words, lengths.tolist(), share), words, chances) for words, lengths, chances in rows
-    ]
+    spans = []
+    for words, lengths_T, chances_T in zip(words_B, lengths_BT, draws_BT2[..., 1], strict=True):
+        lengths = _fit_lengths(words, lengths_T.tolist(), share)
+        spans.append(_place_spans(lengths, words, chances_T))
+    return spans
 
 
 def replace_spans(
@@ -69,12 +70,14 @@ def replace_spans(
     """
     rows = []
     lengths = mask_BT.sum(1).tolist()
-    for ids, length, of_sentence in zip(ids_BT.tolist(), lengths, spans, strict=True):
+    for ids, length, sentence_spans in zip(ids_BT.tolist(), lengths, spans, strict=True):
         row, done = [], 0
-        for start, count in of_sentence:
-            row += [*ids[done:start], *[mask_id] * (1 if how == "single" else count)]
+        for start, count in sentence_spans:
+            masks = 1 if how == "single" else count
+            row += [*ids[done:start], *[mask_id] * masks]
             done = start + count
         rows.append([*row, *ids[done:length]])
+    # Pad to the longest sentence: (B, U)
     width = max((len(row) for row in rows), default=ids_BT.shape[1])
     replaced = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=ids_BT.dtype).reshape(-1, width)
     counts_B1 = torch.tensor([[len(row)] for row in rows], dtype=torch.int64).reshape(-1, 1)
@@ -95,18 +98,19 @@ def _fit_lengths(words: int, lengths: Sequence[int], share: float) -> list[int]:
 
     Zero lengths are kept, earliest first, while there is room: one for each word that longer spans mask beyond their
     first word."""
-    wanted = min(words, max(1, math.floor(share * words + 0.5)))
-    kept: list[int] = []
+    target = min(words, max(1, math.floor(share * words + 0.5)))
+    chosen_lengths: list[int] = []
     for length in lengths:
-        length = min(length, wanted - sum(kept))
-        if sum(kept) >= wanted or len(kept) > words - sum(kept) - length:
+        length = min(length, target - sum(chosen_lengths))
+        if sum(chosen_lengths) >= target or len(chosen_lengths) > words - sum(chosen_lengths) - length:
             break
-        kept.append(length)
-    room = sum(kept) - sum(length > 0 for length in kept)
-    surplus = max(0, kept.count(0) - room)
+        chosen_lengths.append(length)
+    # With one [MASK] per span, a longer span makes the sentence shorter, and one of length zero makes it longer.
+    room = sum(chosen_lengths) - sum(length > 0 for length in chosen_lengths)
+    surplus = max(0, chosen_lengths.count(0) - room)
     for _ in range(surplus):  # remove the last zero; positions are drawn later
-        del kept[len(kept) - 1 - kept[::-1].index(0)]
-    return kept
+        del chosen_lengths[len(chosen_lengths) - 1 - chosen_lengths[::-1].index(0)]
+    return chosen_lengths
 
 
 def _place_spans(lengths: Sequence[int], words: int, chances: NDArray[np.float32]) -> list[Span]:

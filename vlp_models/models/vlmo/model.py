@@ -535,7 +535,7 @@ class VLMo(nn.Module):
                     ids,
                     self._limited_scale(log_scale),
                     name=name,
-                    others=others[number] if others else None,
+                    other_pairs=others[number] if others else None,
                 )
             )
         if len(losses) == 1:
