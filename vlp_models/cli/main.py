@@ -12,11 +12,11 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Annotated, Any
 
 import typer
 
-from vlp_models import __version__
 from vlp_models.cli import (
     data,
     doctor,
@@ -132,7 +132,7 @@ app = typer.Typer(
 
 def print_version(is_set: bool) -> None:
     if is_set:
-        print(f"vlp-flows {__version__}")
+        print(f"vlp-flows {metadata.version('vlp-flows')}")
         raise typer.Exit()
 
 
