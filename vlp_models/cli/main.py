@@ -12,7 +12,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +30,7 @@ from vlp_models.cli import (
 from vlp_models.common.account import set_user_name
 from vlp_models.common.device import container_cpus, cpu_count
 from vlp_models.common.log import configure_logging
-from vlp_models.common.packages import PIPELINE, explain_missing_module
+from vlp_models.common.packages import PIPELINE, explain_missing_module, own_version
 from vlp_models.common.plugins import contrib_folders
 from vlp_models.common.progress import announced
 from vlp_models.common.redaction import redact
@@ -132,7 +131,7 @@ app = typer.Typer(
 
 def print_version(is_set: bool) -> None:
     if is_set:
-        print(f"vlp-flows {metadata.version('vlp-flows')}")
+        print(f"vlp-flows {own_version()}")
         raise typer.Exit()
 
 
