@@ -1,4 +1,4 @@
-"""`make lint`: keep private vocabulary and British spelling out of code, messages and docs.
+"""`make lint`: keep private vocabulary, vague names and British spelling out of code, messages and docs.
 
     python tests/lint_words.py [PATH ...]      default: every tracked source and text file
 
@@ -7,6 +7,7 @@ A line that needs one of the words for good reason (a quotation, generated text)
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -72,6 +73,10 @@ PHRASES = {
     r"\bcancell(?:ed|ing)\b": "canceled",
     r"\bgrey\b": "gray",
 }
+# Names of variables, arguments and attributes that do not say what the value is, in the folders that have none left.
+VAGUE = {"found", "own", "one", "place", "known", "kept", "what", "wanted", "ours", "theirs", "given"}
+PLAIN_FOLDERS = "curation data evaluation metrics objectives serving synthetic tasks training"
+NAMED_PLAINLY = tuple(f"vlp_models/{folder}/" for folder in PLAIN_FOLDERS.split())
 ALLOWED = re.compile(r"world[ _]?size|real[- ]world", re.I)  # terms of the field
 TOKEN = re.compile(r"[A-Za-z]+")
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -92,6 +97,21 @@ def find(text: str) -> list[tuple[int, str, str]]:
     return found
 
 
+def find_vague_names(text: str) -> list[tuple[int, str, str]]:
+    """Return (line number, name, advice) for each vague name that a module assigns, or takes as an argument."""
+    lines, hits = text.splitlines(), []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        else:
+            continue
+        if name.strip("_") in VAGUE and not lines[node.lineno - 1].endswith("plain-ok"):
+            hits.append((node.lineno, name, "a name that says what the value is"))
+    return hits
+
+
 def main(paths: list[str]) -> int:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *paths],
@@ -103,7 +123,9 @@ def main(paths: list[str]) -> int:
     for name in filter(None, listed.split("\0")):
         if not name.endswith(SUFFIXES) or name.startswith(SKIPPED) or not (ROOT / name).is_file():
             continue
-        for number, word, advice in find((ROOT / name).read_text(encoding="utf-8")):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        vague = find_vague_names(text) if name.startswith(NAMED_PLAINLY) and name.endswith(".py") else []
+        for number, word, advice in [*find(text), *vague]:
             print(f"{name}:{number}: `{word}`: write {advice}")
             hits += 1
     print(f"{hits} words to replace" if hits else "plain English: no hits")

@@ -58,7 +58,7 @@ class Score:
     n: int
     note: str = ""
     evidence: Evidence | None = None
-    kept: bool = True
+    kept: bool = True  # plain-ok
 
 
 def not_computed(metric: str, n: int, reason: str) -> Score:
@@ -74,7 +74,7 @@ def mean_score(
     *,
     items: Sequence[str] = (),
     samples: Sequence[Sequence[str]] = (),
-    kept: bool = True,
+    kept: bool = True,  # plain-ok
 ) -> Score:
     """Return the mean of per-item values between 0 and 1, in percent."""
     if len(values) != len(groups):
