@@ -110,7 +110,7 @@ def read_only_answers(template: Path, tmp_path_factory: pytest.TempPathFactory) 
         "done = {command: run(command) for command in sys.argv[3:]}\n"
         "print(json.dumps({command: result.stdout + result.stderr for command, result in done.items()}))"
     )
-    python = shlex.join([sys.executable, "-c", code, f"{ROOT / 'tests'}:{ROOT}", str(project), *READ_ONLY])
+    python = shlex.join([sys.executable, "-c", code, f"{ROOT / 'tests' / 'support'}:{ROOT}", str(project), *READ_ONLY])
     done = in_namespace("-rm", "sh", "-c", mount + python, COLUMNS="500")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
