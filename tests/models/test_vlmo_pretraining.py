@@ -328,7 +328,7 @@ def test_losses_fall_on_one_batch() -> None:
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Contrast with the gradient of the gathered batch, matching with negatives of the other process."""
-    script = Path(__file__).parents[1] / "vlmo_ranks.py"
+    script = Path(__file__).parents[1] / "support" / "vlmo_ranks.py"
     running = [subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)]) for rank in range(2)]
     assert [process.wait(120) for process in running] == [0, 0]
     for name in CASES:
