@@ -349,6 +349,7 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
     counts = [min(len(image), max_regions) for image in images]
     rows = max(1, *counts)
     shape = (len(images), rows)
+    # float16 on disk becomes float32 here; padding stays zero
     features = np.zeros((*shape, images[0].features.shape[1]), dtype=np.float32)
     boxes = np.zeros((*shape, 4), dtype=np.float32)
     class_probs = np.zeros((*shape, images[0].class_probs.shape[1]), dtype=np.float32)

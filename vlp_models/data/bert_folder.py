@@ -47,6 +47,7 @@ def find_folder(source: str, root: Path, where: str) -> Path:
                 f"{folder}: no such folder; `{where}` must be a folder with a BERT's files, or {PREFIX}NAME"
             )
         return folder
+    # refuses another version of the package than DVC recorded
     check_recorded(source, root, where)
     berts = []
     for folder in {path.parent for path in package_files(source, where).values()}:
@@ -92,6 +93,7 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
             for (part, key), value in _AS_BERT.items()
             if _part(tokenizer_json, part).get(key) != value
         ]
+        # another kind of tokenizer, read as it is
         if differences and _part(tokenizer_json, "model").get("type") != "WordPiece":
             pretrained = PretrainedTokenizer.from_folder(folder, special_tokens)
             _check_lowercase(folder, pretrained.lowercase, lowercase)

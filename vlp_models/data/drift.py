@@ -139,6 +139,7 @@ def describe(
     Args:
         most_words: None: all words.
     """
+    # histograms: one bin more than edges
     lengths = np.zeros(len(LENGTHS) + 1, np.int64)
     words: Counter[str] = Counter()
     for caption in captions:

@@ -120,6 +120,7 @@ class FeatureStore:
                 "regions of different detectors cannot be mixed: run `dvc repro features`"
             )
         try:
+            # image id -> chunk, first row and number of regions
             self._rows = SortedRows.open(directory / "index.parquet", "image_id", INDEX_SCHEMA, _check_index)
         except (OSError, pa.ArrowException, ValueError) as error:
             raise DataError(f"{directory / 'index.parquet'}: {error}; run `dvc repro features`") from None
@@ -169,6 +170,7 @@ def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
                 f"image {image_id}: {name} has shape {list(array.shape)}, features {list(regions.features.shape)},"
                 f" and {list(getattr(first, name).shape)} for the chunk's first image"
             )
+        # a value beyond float16 would become infinite
         if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(dtype).max:
             raise DataError(
                 f"image {image_id}: {name} has non-finite values, or values beyond the {np.dtype(dtype).name} "

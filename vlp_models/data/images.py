@@ -239,6 +239,7 @@ def _open_inside(folder: int, name: str, flags: int) -> int:
         if key not in _folded:
             if len(_folded) >= 8:
                 _folded.clear()
+            # folded name -> names
             listing = _folded[key] = {}
             for file_name in os.listdir(folder):
                 listing.setdefault(fold_name(file_name), []).append(file_name)

@@ -200,6 +200,7 @@ class _Copy:
         for rows in self._rows():
             self._check(rows)
             values = rows[self._key].combine_chunks()
+            # within this batch, and with the last value of the one before
             in_order = (
                 in_order and last <= values[0].as_py() and not pc.any(pc.greater(values[:-1], values[1:])).as_py()
             )

@@ -107,6 +107,7 @@ class FileNames:
                 names = sorted(os.listdir(folder))  # noqa: PTH208 (names only)
             except OSError:
                 names = []
+            # folded name -> names
             listing = self._listings[folder] = {}
             for name in names:
                 listing.setdefault(fold_name(name), []).append(name)

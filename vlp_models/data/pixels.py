@@ -108,6 +108,7 @@ def collate_pixels(images: Sequence[Image.Image], config: PixelInput, seeds: Seq
     # (B, H, W, 3) uint8 -> (B, 3, H, W) float32
     pixels_BHW3 = np.stack([fitted_image.pixels for fitted_image in fitted])
     pixels_B3HW = torch.from_numpy(pixels_BHW3).permute(0, 3, 1, 2).float().div(255)
+    # [3, 1, 1]
     mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
     pixels_B3HW = pixels_B3HW.sub(mean).div(std)
     placement = None  # squashed images fill the input
@@ -213,6 +214,7 @@ def random_box(width: int, height: int, scale: tuple[float, float], rng: np.rand
     for _ in range(CROP_ATTEMPTS):
         area = width * height * rng.uniform(*scale)
         ratio = math.exp(rng.uniform(math.log(CROP_RATIOS[0]), math.log(CROP_RATIOS[1])))
+        # w * h = area, w / h = ratio
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))

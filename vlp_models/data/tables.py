@@ -94,6 +94,7 @@ _NO_LANGUAGE = ("und", "mis", "mul", "zxx", "nan", "na")  # ISO 639's, and what 
 
 def standard_language(name: object) -> str:
     """Return a language code in lower case with hyphens; `unknown` for anything else."""
+    # pt_BR -> pt-br
     code = name.strip().lower().replace("_", "-") if isinstance(name, str) else ""
     return code if _LANGUAGE.fullmatch(code) and code not in _NO_LANGUAGE else UNKNOWN
 

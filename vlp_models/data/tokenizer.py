@@ -237,6 +237,7 @@ class Tokenizer:
         if not whole_words:
             return text
         word_BT = torch.full_like(text.ids_BT, -1)  # special tokens and padding belong to no word
+        # pieces start behind [CLS]
         for row_T, e, written in zip(word_BT, encoded, texts, strict=True):
             words = self._word_ids(e, written)[:room]
             row_T[1 : 1 + len(words)] = torch.tensor(words, dtype=torch.int64)
@@ -277,6 +278,7 @@ class Tokenizer:
                 raise ValueError(f"max_len must fit [CLS] and {len(segments)} [SEP]: {max_len}")
             pieces = [self._engine.encode(segment, add_special_tokens=False).ids for segment in segments]  # per segment
             last_length = len(pieces[-1])
+            # shorten the longest segment, one piece at a time
             while sum(map(len, pieces)) > room:
                 longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
                 pieces[longest] = pieces[longest][:-1]
@@ -532,6 +534,7 @@ class PretrainedTokenizer(Tokenizer):
             engine = Engine.from_str(file.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises plain exceptions
             raise DataError(f"{file}: not a tokenizer that the library tokenizers reads: {first_line(error)}") from None
+        # the newer file wins
         settings = {**_read_settings(folder / OLD_SETTINGS), **_read_settings(folder / SETTINGS)}
         from_settings = {}
         for name, keys in _CANDIDATES.items():

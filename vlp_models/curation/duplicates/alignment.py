@@ -71,6 +71,7 @@ def _estimate_transform(source: Keypoints, target: Keypoints) -> tuple[np.ndarra
     """Return the similarity transform [2, 3] that most keypoints agree on, and how many do."""
     if min(len(source), len(target)) < MIN_INLIERS:
         return None, 0
+    # [source keypoints, target keypoints]; the nearest target of each
     distance = _hamming_distances(source.descriptors_KB, target.descriptors_KB)
     rows = np.arange(len(source))
     nearest = distance.argmin(axis=1)

@@ -100,11 +100,7 @@ def hash_image(
 
 
 def hash_image_file(path: Path, max_pixels: int, *, keypoints: bool = False, held_out: bool = False) -> ImageHashes:
-    """Check and hash one file.
-
-    Raises:
-        ImageError: see `hash_image`; also if the file is missing or unreadable (image_present).
-    """
+    """Check and hash one file. A missing or unreadable one raises an `ImageError`, too (image_present)."""
     return hash_image(read_file(path), max_pixels, keypoints=keypoints, held_out=held_out)
 
 

@@ -246,6 +246,7 @@ def find_near_duplicates(
         DataError: the file is damaged.
     """
     count = sum(1 for _ in _read_fingerprints([file], {}, train=True))
+    # each process indexes a block, and streams all images of the dataset past it
     blocks = [(first, first + INDEXED) for first in range(0, count, INDEXED)]
     parts = track(
         (mapper or LocalMapper(max(1, min(workers, len(blocks))))).map(

@@ -27,6 +27,7 @@ def add_derived_columns(
         first: the position of the batch's first row in the table.
         leaks: image id -> description, for copies of evaluation images (duplicates/leakage.py).
     """
+    # facts of other rows replace these where there are some
     no_facts = {"id_of": THIS_ROW, **NO_CROSS_FACTS.get(table, {})}
     rows = [
         {**row, "row": number, **no_facts, **facts.columns.get(number, {})}
@@ -77,6 +78,7 @@ def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: s
         row's first image.
     """
     other_ids = row[OTHER_IMAGES.name] or ()
+    # None if the first image is missing, which another rule reports
     split = images[row["image_id"]]["split"] if row["image_id"] in images else None
     unknown, quarantined, apart = [], [], []
     for name in other_ids:

@@ -100,6 +100,7 @@ class Crossing:
 
     def facts(self, table: str, sources: list[Path], size: int) -> Iterator[CrossFacts]:
         """Yield the facts of each batch of `size` rows of one table's files, in order."""
+        # the table's rows, numbered over all files, without columns that no query needs
         columns = [name for name in _COLUMNS if name in SCHEMAS[table].names]
         extra = [pa.field("row", pa.int64()), pa.field("id", pa.string()), *_EXTRA.get(table, [])]
         schema = pa.schema([*(SCHEMAS[table].field(name) for name in columns), *extra])
@@ -116,6 +117,7 @@ class Crossing:
         count = self._database.value("SELECT count(*) FROM here")
         assert isinstance(count, int)
         for start in range(0, count, size):
+            # both cursors are sorted by row: take what belongs to this batch
             facts = CrossFacts()
             for entry in rows.before(start + size):
                 facts.columns.setdefault(entry["row"], {})[entry["kind"]] = entry["value"]

@@ -92,6 +92,7 @@ def rules_for(table: str, params: ValidateParams) -> list[Rule]:
         Rule(table, f"{column}_present", column, Present(), f"no {column}", f"{column} is present")
         for column in (ID_COLUMN[table], *required)
     ]
+    # braces are filled with the columns of a bad row
     repeated = "its id already belongs to the row read from {id_of}"
     rules.append(Rule(table, "id_unique", "id_of", OneOf(("this row",)), repeated, "the id occurs once"))
     if table != "images":
@@ -159,6 +160,7 @@ def _value_rules(view: View) -> list[Rule]:
 
 def _own_image_rules(params: ValidateParams) -> list[Rule]:
     side, pixels = params.min_image_side, params.max_image_pixels
+    # reasons and descriptions of the rules below, in their order
     copy = "the same image, byte for byte, is in {also_in}: this copy would leak into training"
     near = "the same image is in {near_in}: this copy would leak into training"
     no_copy = "the same file is not in a higher split (train, val, test)"
@@ -198,6 +200,7 @@ def _choice_rules(params: ValidateParams) -> list[Rule]:
         reason = f"{kind}_label is {{{kind}_label}}, expected 0 to {CHOICES - 1}"
         check, valid = Between(0, CHOICES - 1), f"{kind}_label is 0 to {CHOICES - 1}"
         rules.append(Rule("choices", f"{kind}_label_known", f"{kind}_label", check, reason, valid))
+    # of several texts and boxes, the worst decides (columns.py)
     unclean = "an answer or rationale is empty or has a control or replacement character: {unclean_choice}"
     outside = f"the box of one of its objects overhangs the image by {{boxes_overhang:.1f}} pixels; at most {limit:g}"
     no_area = "the box of one of its objects has no area"

@@ -196,6 +196,7 @@ class Tables:
             raise ValueError("images are extracted to the output of `prepare`; read within `spooled` or `extracted_in`")
         # equal images share one file; 256 folders, since one of a million files is slow
         digest = hashlib.sha256(content).hexdigest()
+        # by content: `prepare` checks the format again
         suffix = next((suffix for start, suffix in SIGNATURES if content.startswith(start)), ".img")
         file = directory / EXTRACTED / digest[:2] / f"{digest}{suffix}"
         if write and not file.exists():

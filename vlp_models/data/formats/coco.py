@@ -288,6 +288,7 @@ def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
             image = get_id(record, "image_id")
             if image in images.cut:
                 continue
+            # from here on errors have the caption's id
             with tables.record("captions", provenance, join_id(images.name, local)):
                 images.check_annotated(image, path)
                 tables["captions"].append(
@@ -315,6 +316,7 @@ def _read_objects(path: Path, images: _Images, tables: Tables) -> None:
             if str(record.get("iscrowd")).lower() in ("1", "1.0", "true"):
                 tables.skipped["crowd regions"] += 1
                 continue
+            # from here on errors have the object's id
             with tables.record("objects", provenance, join_id(images.name, local)):
                 images.check_annotated(image, path)
                 category = get_id(record, "category_id")
@@ -376,6 +378,7 @@ def _read_vqa(images: _Images, tables: Tables) -> None:
         labeled = bool(params.annotations.get(key))
         annotations: dict[str, tuple[str, Any]] = {}
         for file in params.annotations.get(key, []):
+            # question id -> (provenance, annotation)
             _read_annotations(root / file, name, annotations, tables)
         # questions of this key; an annotation without one is reported
         used: set[str] = set()

@@ -133,6 +133,7 @@ def read_conceptual_captions(name: str, params: ConceptualCaptionsParams, base: 
         DataError: the folder or a file is missing, two files of one split are named, or no pair has an image.
     """
     root = require_directory(base, params.root, "get the tsv files from ai.google.com/research/ConceptualCaptions")
+    # files by split: those in params.yaml, or the usual ones that exist
     files = params.captions or {split: [file] for split, file in FILES.items() if (root / file).is_file()}
     if not files:
         raise DataError(f"{root}: contains none of {', '.join(FILES.values())}; name yours in data.{name}.captions")

@@ -141,6 +141,7 @@ def read_lines(
                 shapes.clear()
             tables.ignored.update(shapes.get(keys, ()))
         yield provenance, record
+    # another kind of file, not one with a few bad lines
     if bad and not good:
         raise DataError(f"{path}: not {purpose}: none of its {bad} lines is a JSON object; {printable(first)}")
 
@@ -219,6 +220,7 @@ def read_csv(
         DataError: the file is missing or empty, names a column twice, lacks one of the `needed` columns, or has a
             misspelled `optional` one.
     """
+    # csv needs line ends to find cells of several lines
     lines = (line + "\n" for line in open_lines(path, "a csv with a header", universal=True))
     standard_names = {name.lower(): name for name in (*needed, *optional)}
     header: list[str] = []

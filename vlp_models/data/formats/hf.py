@@ -287,6 +287,7 @@ class _Reader:
             several = texts if isinstance(texts, list) else [texts]
             if not several:
                 raise RecordError(f"`{caption}` is an empty list")
+            # the column `split` wins over the file's name
             split = _split_of(relative) if self._split_by_files else ""
             is_named = row.get("split") is not None
             if is_named:
@@ -352,6 +353,7 @@ def _members(path: Path, image: str = "") -> Iterator[tuple[str, str, bytes | No
                 raise DataError(f"{path}: the path {info.name!r:.80} leads out of the tar")
             # webdataset's rule: the key ends at the first dot of the name
             base, _, suffix = name.name.partition(".")
+            # a hidden file, such as .DS_Store
             if not base:
                 continue
             suffix = suffix.lower()

@@ -122,6 +122,7 @@ def _images(
     for k in range(orders):
         image_id = join_id(name, f"{stem}-{k}")
         file = f"{stem}-{k}.png"
+        # names may differ in letter case or Unicode form
         matched = names.match(file)
         if matched is None:
             reason = f"no file {file} under images/{names.nearest(file)}"
@@ -159,6 +160,7 @@ def _statements(
         suffix = f"-s{index}" if index else ""
         with tables.record("statements", provenance, f"{source}-{identifier}{suffix}"):
             text, label = get_sentence(statement, "sentence"), _label(statement)
+            # the line's own sentence, not one of `more`
             readable = readable or statement is record
             number = f".{statement['number']}" if "number" in statement else ""
             for image_id, _ in images:
@@ -172,6 +174,7 @@ def _statements(
                         "provenance": provenance,
                     }
                 )
+                # a true sentence describes the image
                 if captions and label:
                     tables["captions"].append(
                         {

@@ -150,11 +150,7 @@ class PairsCheck:
 
 
 def check_pairs(name: str, params: PairsParams, base: Path) -> PairsCheck:
-    """Read the listing of pairs, look for the first `CHECKED_IMAGES` image files, and count the images.
-
-    Raises:
-        DataError: see `read`.
-    """
+    """Read the listing of pairs, look for the first `CHECKED_IMAGES` image files, and count the images."""
     splits: dict[str, str] = {}
     groups: dict[str, str] = {}
     tables, names = Tables(), FileNames()
@@ -301,6 +297,7 @@ def _add_captions(name: str, tables: Tables, database: Database) -> None:
                         f"{row['first_provenance']}",
                         rule="split_disjoint",
                     )
+                # an image in two groups would join them
                 if row["together"] not in ("", row["first_group"]):
                     raise RecordError(
                         f"the image is of group {row['together']!r} here and of {row['first_group']!r} elsewhere",
@@ -370,6 +367,7 @@ def read_texts(name: str, params: TextsParams, base: Path) -> Tables:
         count = 0
         for file in files:
             for number, line in enumerate(open_lines(root / file, "texts, one a line"), start=1):
+                # white space is collapsed, as in captions
                 text = " ".join(line.split())
                 if not text or (params.limit and count >= params.limit):
                     continue

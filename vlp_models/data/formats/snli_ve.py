@@ -230,6 +230,7 @@ def read_esnli_ve(name: str, params: SNLIVEParams, base: Path) -> Tables:
     root = require_directory(
         base, params.root, "its files are in github.com/maximek3/e-ViL; the photos are Flickr30k's"
     )
+    # one file with a column `split`, or a file per split
     all_splits = root / WHOLE
     files = {split: all_splits if all_splits.is_file() else root / file for split, file in ESNLI_FILES.items()}
     splits = select_splits(name, "e-SNLI-VE", params, SPLITS, files, also=WHOLE)
@@ -239,6 +240,7 @@ def read_esnli_ve(name: str, params: SNLIVEParams, base: Path) -> Tables:
         if all_splits.is_file():
             for provenance, row in read_csv(all_splits, tables, "hypotheses", (*COLUMNS, "split")):
                 row_split = standard_split(row["split"])
+                # a row of another split is bad; one of a split that is not requested is skipped
                 if row_split not in SPLITS:
                     tables.quarantine(
                         "hypotheses",

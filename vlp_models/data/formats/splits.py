@@ -217,6 +217,7 @@ def read_lists(name: str, params: ListedParams, root: Path, official: Mapping[st
         DataError: no list exists, or one that `split_files` names does not.
     """
     folders = text_folders(root)
+    # filled by `_add_listed`: photo -> split, and photo -> file name
     splits: dict[str, str] = {}
     names: dict[str, str] = {}
     if params.karpathy:

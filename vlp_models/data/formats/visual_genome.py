@@ -146,6 +146,7 @@ def _read_regions(path: Path, name: str, cut: set[str], tables: Tables) -> None:
             owner = get_id(record, "id" if "id" in record else "image_id")
             if owner in cut:
                 continue
+            # of this image
             phrases: set[str] = set()
             for number, region in enumerate(get(record, "regions", list)):
                 where = f"{provenance}.regions[{number}]"

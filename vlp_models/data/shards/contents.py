@@ -168,6 +168,7 @@ def _summarize(
 
 def _hash_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) -> bytes:
     """Return the sha256 of the parts of a row's image that a model of this kind reads."""
+    # no image, or none that is read
     if kind == "texts" or row["shard"] < 0:
         return b""
     extension = REGIONS if kind == "regions" else row["pixels_extension"]

@@ -141,6 +141,7 @@ class ShardDataset(Dataset[Sample]):
         self._regions = regions and self._view.has_image
         self._pixels = pixels and self._view.has_image
         self._index = read_index(directory / index_name(split), self._view)
+        # rows of the view, then those of the requested datasets, repeated
         rows = self._index.where(pc.list_value_length(pc.field("captions")) > 0) if captioned else None
         self._rows = _select(self._index, rows, sources or {}, self.manifest.sources)
         self._other_images: _OtherImages | None = None

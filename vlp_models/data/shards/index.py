@@ -132,6 +132,7 @@ def read_index(file: Path, view: View) -> Index:
 
 def _map_rows(file: Path, view: View, columns: list[str]) -> pa.Table:
     """Map a file with the view's rows, which is valid as long as the index does not change."""
+    # the index has the columns of all views: map this view's alone
     schema = pa.schema([view_schema(view).field(name) for name in columns])
 
     def write(writer: pa.ipc.RecordBatchWriter, _folder: Path) -> None:

@@ -37,6 +37,7 @@ class _SeededSamples(Dataset[Sample]):
         self.dataset = dataset
 
     def __getitems__(self, pairs: Sequence[tuple[int, int]]) -> list[Sample]:
+        # one call for the batch, if the dataset can: streamed images come by the block
         indices = [index for index, _ in pairs]
         get_batch = getattr(self.dataset, "__getitems__", None)
         samples = get_batch(indices) if get_batch else [self.dataset[index] for index in indices]

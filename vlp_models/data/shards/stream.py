@@ -271,6 +271,7 @@ class Store:
                 "this process (AWS_PROFILE, AWS_ACCESS_KEY_ID or the machine's role) need s3:GetObject there"
             ) from None
         except Exception as error:
+            # botocore's errors by name: it is an optional package
             if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
                 raise DataError(
                     f"{self.url(name)}: no credentials for {_describe(self.address, name)} ({error}); set AWS_PROFILE, "

@@ -154,6 +154,7 @@ class ShardWriter:
         self._in_shard = 0
         self._counts["shards"] += 1
         path = self._directory / shard_name(self._split, self._number)
+        # USTAR: no extended headers, which `check_tar` refuses
         self._tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
 
     def _end_shard(self) -> None:
