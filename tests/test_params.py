@@ -271,40 +271,6 @@ def test_missing_file_and_bad_yaml_say_so(tmp_path: Path) -> None:
         load_params(tmp_path / "bad.yaml")
 
 
-BENEATH = {
-    "tden-coco": ["tden-cc3m"],
-    "tden-vqa": ["tden-cc3m"],
-    "tden-vcr": ["tden-cc3m"],
-    "tden-flickr30k": ["tden-cc3m"],
-    **{f"soho-{name}": ["soho-coco"] for name in ("vqa", "flickr30k", "snli-ve", "nlvr2", "coco-retrieval")},
-    **{f"vlmo-{name}": ["vlmo-base"] for name in ("flickr30k", "nlvr2", "snli-ve")},
-    **{f"flickr8k-{name}": ["flickr8k"] for name in ("soho", "unified-vlp", "vlmo", "without", "xgpt")},
-    "flickr8k-vlmo-vit": ["flickr8k", "flickr8k-vlmo"],
-    "nlvr-structured": ["nlvr"],
-    "nlvr-pixels": ["nlvr"],
-    "soho-retrieval": ["soho"],
-    "soho-tasks": ["scenes-tasks", "soho"],
-    "vlmo-large": ["vlmo-base"],
-    "xgpt-augment": ["xgpt"],
-    "xgpt-coco": ["xgpt-cc3m"],
-    "xgpt-flickr30k": ["xgpt-cc3m"],
-    "xgpt-two-pass": ["xgpt"],
-    **{f"unified-vlp-{name}": ["unified-vlp-cc3m"] for name in ("coco", "flickr30k", "vqa")},
-}
-
-
-@pytest.mark.parametrize("preset", sorted((ROOT / "vlp_models" / "presets").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_preset_gives_valid_params(tmp_path: Path, preset: Path) -> None:
-    assert preset.read_text().startswith("#"), "a preset starts with its command"
-    path = tmp_path / "params.yaml"
-    shutil.copy(ROOT / "params.yaml", path)
-    for name in BENEATH.get(preset.stem, ()):
-        assert f"vlp use {name}" in preset.read_text().splitlines()[0], "its command names the presets below it"
-        apply_overlay(path, ROOT / "vlp_models" / "presets" / f"{name}.yaml", [])
-    assert apply_overlay(path, preset, [])
-    load_params(path)
-
-
 def test_overlay_merges_deletes_assigns_and_keeps_comments(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)

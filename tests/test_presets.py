@@ -97,7 +97,7 @@ def applied(tmp_path: Path, names: list[str]) -> Params:
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
     for name in names:
-        apply_overlay(path, ROOT / "vlp_models" / "presets" / f"{name}.yaml", [])
+        assert apply_overlay(path, ROOT / "vlp_models" / "presets" / f"{name}.yaml", []), f"{name} changes nothing"
     return load_params(path)
 
 
@@ -112,7 +112,7 @@ def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, n
     found = {parameters(model.config, model.family) for model in params.models.values()}
     assert found == (expected if isinstance(expected, set) else {expected})
     first = (ROOT / "vlp_models" / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
-    assert all(f"vlp use {part}" in first for part in (*below, name))
+    assert first.startswith("#") and all(f"vlp use {part}" in first for part in (*below, name))
     for run in (*params.pretrain.values(), *params.finetune.values()):
         assert set(run.sources) <= set(params.data)
 

@@ -65,6 +65,7 @@ def splits_of_photos(root: Path, source: DatasetParams) -> list[set[str]]:
     return list(found.values())
 
 
+@pytest.mark.slow
 def test_augmented_copies_stay_in_one_split(augmented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apart = splits_of_photos(augmented, dataclasses.replace(PAIRS, group_near_duplicates=False))
     assert sum(len(splits) > 1 for splits in apart) > PHOTOS / 2, "copies are spread without the option"
@@ -163,6 +164,7 @@ def pairs_with_splits(root: Path, names: list[str]) -> DatasetParams:
     return DatasetParams.of(format="pairs", root="raw", pairs="pairs.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [flickr8k, visual_genome, coco, pairs_with_splits])
 def test_val_cut_from_train_keeps_copies_together(
     augmented: Path, write: Callable[[Path, list[str]], DatasetParams]

@@ -71,7 +71,14 @@ def enumerate_tensor(values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Ten
     return [(torch.tensor(n), value) for n, value in enumerate(values)]
 
 
-@pytest.mark.parametrize(("task", "updates", "above"), [("entailment", 120, 80), ("nlvr2", 400, 80), ("vcr", 200, 70)])
+@pytest.mark.parametrize(
+    ("task", "updates", "above"),
+    [
+        ("entailment", 120, 80),
+        pytest.param("nlvr2", 400, 80, marks=pytest.mark.slow),
+        pytest.param("vcr", 200, 70, marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_overfits_few_questions(data: Data, task: str, updates: int, above: float) -> None:
     split = data.train(1)
     torch.manual_seed(0)

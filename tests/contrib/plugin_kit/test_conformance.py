@@ -216,6 +216,7 @@ def test_the_bias_of_scores_before_a_softmax_is_reached() -> None:
     assert reached == {"score.bias"}
 
 
+@pytest.mark.slow
 def test_a_loss_that_ignores_the_other_process_is_named(
     scenes: SampleScenes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
