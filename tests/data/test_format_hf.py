@@ -143,6 +143,12 @@ def test_a_file_is_read_up_to_the_limit_of_its_split(tmp_path: Path) -> None:
     assert len(tables["images"]) == 4 and not tables["quarantine"]
 
 
+def test_a_file_without_a_suffix_is_no_image(tmp_path: Path) -> None:
+    write_tar(tmp_path / "pets" / "train.tar", {"a.jpg": image(0), "a.txt": b"fine", "a": b"notes"})
+    tables = read(tmp_path)
+    assert [row["text"] for row in tables["captions"]] == ["fine"] and not tables["quarantine"]
+
+
 def test_images_of_a_tar_with_a_suffix_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "pets" / "train.tar"
     write_tar(path, {"a.input.jpg": image(0), "a.edited.jpg": image(2), "a.txt": b"fine"})

@@ -216,7 +216,7 @@ class _Reader:
         if TEXT in contents:
             row[TEXT] = (contents[TEXT] or b"").decode("utf-8-sig", "surrogateescape")
         column = self.params.image_column
-        images = [suffix for suffix in contents if suffix == column or (not column and suffix in SUFFIXES)]
+        images = [suffix for suffix in contents if suffix in ((column,) if column else SUFFIXES)]
         if twice := [suffix for suffix, several in files.items() if len(several) > 1]:
             raise RecordError(f"{len(files[twice[0]])} files with the key {key} and the suffix .{twice[0]}")
         if not images or not row:
