@@ -23,7 +23,7 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.evaluation.report.charts import boxes_overlay, interval_bar, line_chart, nice_ticks
 from vlp_models.evaluation.report.galleries import GALLERIES, Card, Examples, choose_highlights
-from vlp_models.evaluation.report.page import curves
+from vlp_models.evaluation.report.page import CURVES, curves
 from vlp_models.evaluation.report.pictures import Picture, Pictures, read_figures
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.stages import report
@@ -177,6 +177,11 @@ def test_a_chart_has_one_quantity(params: Params, workspace: Workspace) -> None:
     assert loss.has_validation and 'class="line c0 dashed"' in loss.chart
     assert (accuracy.quantity, accuracy.last) == ("Accuracy, %", "40.00 after 2 steps")
     assert (other.quantity, other.last) == ("Codes used", "60.00 after 2 steps")
+
+
+def test_every_curve_has_its_own_name() -> None:
+    """Of two lines with one name a chart would have one."""
+    assert len(set(CURVES.values())) == len(CURVES)
 
 
 def test_an_objective_has_the_same_color_in_all_charts(params: Params, workspace: Workspace) -> None:

@@ -6,7 +6,7 @@ has only each micro-batch's negatives; its loss is the mean of the micro-batches
 
 Hard negatives: for each text a similar image that it does not describe, and vice versa (J. Li et al.: "Align before
 Fuse", NeurIPS 2021, section 3.2; VLMo draws its matching pairs the same way). Fetch the drawn rows with
-`ranks.take_rows`.
+`distributed.take_rows`.
 
 Shape suffixes: B rows of this process, G rows of the whole batch, K other rows, E embedding.
 """

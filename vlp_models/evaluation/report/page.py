@@ -72,7 +72,7 @@ BASELINES = {  # what a baseline is
 CURVES = {  # column of a curve -> what it is
     "loss": "total",
     "mlm": "masked words",
-    "imlm": "masked words",
+    "imlm": "masked words, given the image",
     "moc": "masked object classes",
     "mrfr": "masked region features",
     "mvm": "masked visual codes",
