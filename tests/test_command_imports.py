@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cloned_project import copy_project, environment
 
-from vlp_models.cli.main import COMMANDS
+from vlp_models.cli.main import app
 
 pytestmark = pytest.mark.pipeline
 
@@ -89,7 +89,7 @@ def run_command(project: Path, arguments: list[str]) -> tuple[set[str], float, s
 
 
 def test_every_command_is_in_the_table() -> None:
-    names = {name for commands in COMMANDS.values() for name in commands}
+    names = {command.name for command in app.registered_commands}
     assert names == WORK | {arguments[0] for arguments in ALLOWED if not arguments[0].startswith("-")}
 
 
