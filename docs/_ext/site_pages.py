@@ -5,7 +5,6 @@
 $...$ and $$...$$                        MathML, which browsers draw without a script
 reference/params.md, cli.md, objectives.md  written from the schema of params.yaml, the commands and the models
 <!-- figures: ... -->                    left out: where a figure comes from (figures.py)
-sidebar                                  lists design/index, not the decisions below it: those are on that page
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from pathlib import Path, PurePosixPath
-from posixpath import normpath
+from pathlib import Path
 from typing import Any
 
-from bs4 import BeautifulSoup
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from latex2mathml.converter import convert
@@ -120,21 +117,6 @@ def check_sizes(app: Sphinx, env: Any) -> None:
             logger.warning("page of %d bytes; the limit is 12,288", size, location=name)
 
 
-def fold_design(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Remove the pages below design/index from the sidebar, where some fifty titles would hide everything else."""
-    if "furo_navigation_tree" not in context:  # search, index
-        return
-    tree = BeautifulSoup(context["furo_navigation_tree"], "html.parser")
-    for entry in tree.select("li.toctree-l1"):
-        href = str(entry.a["href"]) if entry.a is not None else ""
-        target = page if href == "#" else normpath(str(PurePosixPath(page).parent / href)).removesuffix(".html")
-        if target == "design/index":
-            entry["class"] = " ".join(name for name in entry.get_attribute_list("class") if name != "has-children")
-            for hidden in entry.find_all(["input", "label", "ul"], recursive=False):
-                hidden.decompose()
-    context["furo_navigation_tree"] = str(tree)
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("src", source_role)
     app.add_directive("drawing", DrawingDirective)
@@ -142,7 +124,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", tidy_docstring)
     app.connect("doctree-read", leave_out_comments)
     app.connect("env-updated", check_sizes)
-    app.connect("html-page-context", fold_design, priority=900)  # after the theme has made the tree
     try:
         app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
     except ExtensionError as error:
