@@ -32,7 +32,7 @@ from torch import Tensor
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
-from vlp_models.objectives.loss import Loss, WeightedLosses
+from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.params import ObjectiveParams, OptimizerParams, RecipeParams, ScheduledSamplingParams
 from vlp_models.training.optim import build_optimizer
 from vlp_models.training.scheduled_sampling import make_loss
@@ -65,7 +65,7 @@ def random_batch(size: int, regions: int, tokens: int, features: int, classes: i
     )
 
 
-def coins(loss: Callable[..., Loss | WeightedLosses], batch: Batch, count: int) -> list[int]:
+def coins(loss: Callable[..., WeightedLosses], batch: Batch, count: int) -> list[int]:
     """Seeds with which C begins with the encoder and with the decoder by turns."""
     found: dict[bool, list[int]] = {True: [], False: []}
     seed = 0
@@ -102,13 +102,13 @@ def main(device: torch.device, rounds: int, paper: bool) -> None:
     )
     batches = [random_batch(size, regions, tokens, features, classes, vocab, seed).to(device) for seed in range(4)]
     schemes: tuple[Literal["none", "a", "b", "c"], ...] = ("none", "a", "b", "c")
-    kinds: dict[str, Callable[..., Loss | WeightedLosses]] = {
+    kinds: dict[str, Callable[..., WeightedLosses]] = {
         scheme: make_loss(model, recipe, ScheduledSamplingParams(scheme=scheme), name="tden") for scheme in schemes
     }
     optimizer = build_optimizer(model, OptimizerParams(lr=1e-4))
     clock = time.process_time if device.type == "cpu" else time.perf_counter
 
-    def step(loss: Callable[..., Loss | WeightedLosses], batch: Batch, seed: int) -> float:
+    def step(loss: Callable[..., WeightedLosses], batch: Batch, seed: int) -> float:
         begin = clock()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             total = loss(batch, update=0, generator=torch.Generator().manual_seed(seed)).mean

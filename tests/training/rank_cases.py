@@ -240,6 +240,7 @@ class Learner(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         loss = self.loss(batch)
+        loss = WeightedLosses.of(loss) if isinstance(loss, Loss) else loss
         found = total_over_ranks(loss)
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         return normalize(loss, found.counts) * world_size, mean_losses([found])

@@ -151,4 +151,6 @@ def test_normalization_by_hand() -> None:
     assert [part.losses["x"].sum.grad.item() for part in (first, second)] == [1 / 5, 1 / 5]
     assert [part.losses["y"].sum.grad.item() for part in (first, second)] == [0.5, 0.5]
     nothing = Loss(sum=torch.zeros(()), count=0, parts={"b": Part(sum=torch.zeros(()), count=0)})
-    assert {name: float(value) for name, value in mean_losses([total_over_ranks(nothing)]).items()} == {"loss": 0.0}
+    assert {
+        name: float(value) for name, value in mean_losses([total_over_ranks(WeightedLosses.of(nothing))]).items()
+    } == {"loss": 0.0}

@@ -16,7 +16,7 @@ from toy_dataset import KilledAt, Toy, same_weights, untimed
 from vlp_models.data.batch import Batch
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, NonFiniteLossError, ParamsError
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.params import SnapshotParams
 from vlp_models.training.averaging import Snapshots
 from vlp_models.training.log import LOG, read_log
@@ -123,13 +123,13 @@ class SpoiledLoss:
         self.weight = next(model.parameters())
         self.kind = kind
 
-    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         total = (self.weight**2).sum()
         if update == 3 and self.kind == "loss":
             total = total * float("nan")
         if update == 3 and self.kind == "gradient":
             total = total + (self.weight * 0).abs().sqrt().sum()  # 0 * inf in the backward pass
-        return Loss(sum=total, count=1, parts={})
+        return WeightedLosses.of(Loss(sum=total, count=1, parts={}))
 
 
 @pytest.mark.slow
@@ -161,10 +161,10 @@ def test_non_finite_loss_stops_before_the_update(toy: Toy, tmp_path: Path, kind:
 def test_non_finite_input_is_named(toy: Toy, tmp_path: Path) -> None:
     model = toy.model()
 
-    def loss(batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+    def loss(batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         batch.image.features_BRF[1, 0, 0] = float("inf")  # what a broken feature file would bring
         total = model.embed_image(batch.image).sum()
-        return Loss(sum=total, count=1, parts={})
+        return WeightedLosses.of(Loss(sum=total, count=1, parts={}))
 
     with pytest.raises(NonFiniteLossError, match=r"Input that is itself not finite: toy/train\d+/c\."):
         toy.fit(tmp_path / "work", model, loss=loss)
@@ -198,12 +198,12 @@ class Counting(torch.nn.Module):
         self.register_buffer("mean", torch.zeros(()))
         self.objectives = ("mlm",)
 
-    def loss(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+    def loss(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         if update is not None:
             self.passes += 1
             self.mean.lerp_(torch.full((), 10.0), 0.5)
         total = self.weight * (float("nan") if self.passes == 7 else 1.0)
-        return Loss(sum=total, count=1, parts={})
+        return WeightedLosses.of(Loss(sum=total, count=1, parts={}))
 
 
 def test_non_finite_loss_restores_buffers(toy: Toy, tmp_path: Path) -> None:

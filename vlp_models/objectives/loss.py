@@ -67,6 +67,11 @@ class WeightedLosses:
     losses: Mapping[str, Loss]
     weights: Mapping[str, float]
 
+    @classmethod
+    def of(cls, loss: Loss) -> WeightedLosses:
+        """Return a single loss, which needs no name, with the weight 1."""
+        return cls(losses={"": loss}, weights={"": 1.0})
+
     @property
     def mean(self) -> Tensor:
         """Return the training loss of a single process on this batch alone."""

@@ -38,7 +38,7 @@ from vlp_models.models.checkpoint import (
 )
 from vlp_models.models.layers.linear import use_int8_layers
 from vlp_models.models.protocols import Embeds, Fuses, Generates, LocatesStates, ScoresPairs
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.params import SEARCH_OPTIONS, EvaluateParams, build
 from vlp_models.tasks import task_class
 from vlp_models.tasks.scoring import EvalContext, Prediction, TaskScores
@@ -50,7 +50,7 @@ PROTOCOL_NAMES: dict[type, str] = {
     ScoresPairs: "score image-text pairs",
     Generates: "generate text",
 }
-TrainingLoss = Callable[..., Loss]  # (batch, *, update: int | None, generator); update None: validation
+TrainingLoss = Callable[..., WeightedLosses]  # (batch, *, update: int | None, generator); update None: validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ class TaskModel(nn.Module, ABC):
             shards, sources: the training data.
             work: a folder for files computed once per run.
         """
-        return lambda batch, *, update, generator: self.loss(batch, generator=generator)
+        return lambda batch, *, update, generator: WeightedLosses.of(self.loss(batch, generator=generator))
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
         """Return what `loss` compares with; None if the text is the target, or a sample's answer is hidden."""

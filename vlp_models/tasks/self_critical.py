@@ -40,7 +40,7 @@ from vlp_models.models.decoding.search import DecodingModel, EncodedImages, Hypo
 from vlp_models.models.protocols import Generates
 from vlp_models.objectives.distributed import count_over_ranks, rank, world_size
 from vlp_models.objectives.generation import advantages, self_critical
-from vlp_models.objectives.loss import Loss, Part
+from vlp_models.objectives.loss import Loss, Part, WeightedLosses
 from vlp_models.tasks.base import TaskModel
 
 FREQUENCIES = "document-frequencies.safetensors"
@@ -80,9 +80,9 @@ class SelfCriticalLoss:
         self._reward_seconds = 0.0  # spent on rewards in the current step
         self._step_start: float | None = None  # of the current step
 
-    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss:
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         if update is None:
-            return self._validate(batch)
+            return WeightedLosses.of(self._validate(batch))
         timing = self._start_step()
         device = device_of(batch.image)
         samples_BK, greedy_captions_B = self._sample(batch, generator)
@@ -116,7 +116,7 @@ class SelfCriticalLoss:
         }
         if greedy_B is not None:
             parts["reward_greedy"] = Part(sum=greedy_B.sum(), count=len(greedy_B))
-        return Loss(sum=loss.sum, count=loss.count, parts=parts)
+        return WeightedLosses.of(Loss(sum=loss.sum, count=loss.count, parts=parts))
 
     @property
     def _model(self) -> Generates:

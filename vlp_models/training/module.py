@@ -19,7 +19,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import find_non_finite
 from vlp_models.errors import CheckpointError, NonFiniteLossError
 from vlp_models.objectives.distributed import sizes_over_ranks
-from vlp_models.objectives.loss import Count, Loss, WeightedLosses
+from vlp_models.objectives.loss import Count, WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.params import OptimizerParams
 from vlp_models.training.distributed import ShardedStrategy
@@ -27,7 +27,6 @@ from vlp_models.training.normalization import (
     Totals,
     at_least_one,
     mean_losses,
-    named_losses,
     normalize,
     sum_counts,
     total_over_ranks,
@@ -46,7 +45,7 @@ class LossFunction(Protocol):
     update: number of the optimizer's update, from 0; None in validation. generator: for corruption.
     """
 
-    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> Loss | WeightedLosses: ...
+    def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses: ...
 
 
 @runtime_checkable
@@ -189,8 +188,8 @@ class TrainingModule(LightningModule):
             if counts is None:
                 self._seed_dropout(number)  # counts may depend on what is drawn
                 with torch.no_grad(), spare_buffers(self.model):
-                    losses = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
-                counts = {name: loss.count for name, loss in named_losses(losses).items()}
+                    weighted = self.loss(moved, update=update, generator=self._generator(CORRUPTION, number))
+                counts = {name: loss.count for name, loss in weighted.losses.items()}
             for name, count in sum_counts(counts, self.device).items():
                 self._counts[name] = self._counts.get(name, 0) + count
 

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from vlp_models.objectives.distributed import sum_over_ranks
-from vlp_models.objectives.loss import Count, Loss, Part, WeightedLosses
-
-UNNAMED = ""  # the name of a loss that is the only one
+from vlp_models.objectives.loss import Count, Part, WeightedLosses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +32,9 @@ class Totals:
         return {name: torch.as_tensor(part.count) for name, part in self.losses.items()}
 
 
-def named_losses(loss: Loss | WeightedLosses) -> Mapping[str, Loss]:
-    """Return the losses by name; a single loss is `UNNAMED`."""
-    return loss.losses if isinstance(loss, WeightedLosses) else {UNNAMED: loss}
-
-
-def loss_weights(loss: Loss | WeightedLosses) -> Mapping[str, float]:
-    """Return the weights of `named_losses`."""
-    return loss.weights if isinstance(loss, WeightedLosses) else {UNNAMED: 1.0}
-
-
-def total_over_ranks(loss: Loss | WeightedLosses) -> Totals:
+def total_over_ranks(loss: WeightedLosses) -> Totals:
     """Add up sums and counts over all processes in one message; all must name the same losses and parts."""
-    losses, parts = named_losses(loss), dict(sorted(loss.parts.items()))
+    losses, parts = loss.losses, dict(sorted(loss.parts.items()))
     pairs = [(item.sum, item.count) for item in losses.values()]
     pairs += [(part.sum, part.count) for part in parts.values()]
     device = pairs[0][0].device
@@ -54,7 +42,7 @@ def total_over_ranks(loss: Loss | WeightedLosses) -> Totals:
     numbers = sum_over_ranks(torch.stack([_as_number(value, device) for pair in pairs for value in pair]))
     totals = [Part(sum=row[0], count=row[1]) for row in numbers.view(-1, 2)]
     return Totals(
-        weights=dict(loss_weights(loss)),
+        weights=dict(loss.weights),
         losses=dict(zip(losses, totals[: len(losses)], strict=True)),
         parts=dict(zip(parts, totals[len(losses) :], strict=True)),
     )
@@ -68,13 +56,12 @@ def sum_counts(counts: Mapping[str, Count], device: torch.device) -> dict[str, T
     return dict(zip(counts, summed, strict=True))
 
 
-def normalize(loss: Loss | WeightedLosses, counts: Mapping[str, Tensor]) -> Tensor:
+def normalize(weighted: WeightedLosses, counts: Mapping[str, Tensor]) -> Tensor:
     """Return this process's weighted sums divided by the counts of the whole update; differentiable."""
-    weights = loss_weights(loss)
-    terms = [
-        part_loss.sum * (weights[name] / at_least_one(counts[name])).to(part_loss.sum.dtype)
-        for name, part_loss in named_losses(loss).items()
-    ]
+    terms = []
+    for name, loss in weighted.losses.items():
+        factor = weighted.weights[name] / at_least_one(counts[name])
+        terms.append(loss.sum * factor.to(loss.sum.dtype))
     return torch.stack(terms).sum()
 
 

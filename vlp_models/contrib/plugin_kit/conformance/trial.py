@@ -24,11 +24,11 @@ from vlp_models.models.checkpoint import (
     CheckpointInfo,
 )
 from vlp_models.models.shared_objectives import add_objectives
-from vlp_models.objectives.loss import Loss, WeightedLosses
+from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams, to_plain
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel, read_options, supports_task
-from vlp_models.training.normalization import named_losses, normalize, total_over_ranks
+from vlp_models.training.normalization import normalize, total_over_ranks
 from vlp_models.training.scheduled_sampling import make_loss
 
 UPDATES = 2
@@ -182,7 +182,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def train(
-    module: nn.Module, loss_of: Callable[[int], Loss | WeightedLosses], prefix: str = ""
+    module: nn.Module, loss_of: Callable[[int], WeightedLosses], prefix: str = ""
 ) -> tuple[set[str], list[float]]:
     """Train for two updates. Return the names of parameters with a gradient, below `prefix`, and the losses.
 
@@ -195,7 +195,7 @@ def train(
     values = []
     for update in range(UPDATES):
         loss = loss_of(update)
-        for name, one in named_losses(loss).items():
+        for name, one in loss.losses.items():
             if float(torch.as_tensor(one.count)) <= 0:
                 raise Problem(f"update {update + 1}: the loss {name} has `count` 0: it trains on no item")
         value = float(loss.mean.detach())
