@@ -17,7 +17,6 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.caption import (
     CaptionSet,
-    SharedMeteor,
     constant_caption,
     human_agreement,
     note_language,
@@ -48,6 +47,7 @@ from vlp_models.tasks.scoring import (
 )
 from vlp_models.tasks.self_critical import SelfCriticalParams
 
+HUMAN = "human"  # each image's last reference, scored against its others
 NEIGHBORS = 30  # training images whose captions the nearest-neighbor baseline chooses from
 
 
@@ -209,50 +209,37 @@ class Captioning(TaskModel):
         # By name, every set of captions to score: the model's own (""), other decoders', baselines and languages.
         references = {sample.image_id: list(sample["captions"]) for sample in samples}
         captions = {p["image_id"]: p["caption"] for p in predictions}
-        sets = {"": CaptionSet(candidates=captions, references=references)}
         decoders = [name for name in ("greedy", "beam") if predictions and name in predictions[0]]
-        for name in decoders:
-            sets[name] = CaptionSet(candidates={p["image_id"]: p[name] for p in predictions}, references=references)
-        constant = constant_caption(read_train_rows("captions", context, ["text"])["text"].to_pylist())
-        if constant:
-            sets[CONSTANT] = CaptionSet(candidates=dict.fromkeys(references, constant), references=references)
-        nearest = _nearest_neighbor_captions(list(references), context)
-        if nearest:
-            sets[NEAREST] = CaptionSet(candidates=nearest, references=references)
-        if predictions and "caption_blind" in predictions[0]:
-            blind = {p["image_id"]: p["caption_blind"] for p in predictions}
-            sets[BLIND] = CaptionSet(candidates=blind, references=references)
+        candidates = {"": captions}
+        candidates |= {name: {p["image_id"]: p[name] for p in predictions} for name in decoders}
+        candidates |= _baseline_captions(predictions, list(references), context)
+        sets = {name: CaptionSet(candidates=texts, references=references) for name, texts in candidates.items()}
         languages = read_languages(context.validated, references.keys())
         for language, language_references in languages.items():
-            candidates = {image_id: captions[image_id] for image_id in language_references}
-            sets[language] = CaptionSet(candidates=candidates, references=language_references)
+            in_language = {image_id: captions[image_id] for image_id in language_references}
+            sets[language] = CaptionSet(candidates=in_language, references=language_references)
         human = human_agreement(references)
         if human is not None:
-            sets["human"] = human
+            sets[HUMAN] = human
 
-        # One METEOR for all splits of an evaluation: its process takes seconds to start.
-        if "meteor" not in context.cache and context.at_end is not None:
-            context.cache["meteor"] = context.at_end.enter_context(SharedMeteor())
-        scored = score_caption_sets(sets, context.progress, context.cache.get("meteor"))
+        scored = score_caption_sets(sets, context.progress, context.meteor)
         scenes = read_scenes(context.validated / "truth.jsonl", references.keys())
         if scenes:
             for name, caption_set in sets.items():
                 scored[name] += score_faithfulness(caption_set.candidates, scenes)[0]
 
-        # The model's scores, the gains over the nearest-neighbor captions, then the other sets as `METRIC (SET)`.
-        scores = scored.pop("")
+        # The model's scores, their gains over the nearest-neighbor captions, then the other sets as `METRIC (SET)`.
+        scores = [*scored[""]]
         nearest_scores = {score.metric: score for score in scored.get(NEAREST, ())}
-        for score in [score for score in scores if score.metric in self.headlines]:
-            if score.metric in nearest_scores:
+        for score in scored[""]:
+            if score.metric in self.headlines and score.metric in nearest_scores:
                 scores += gain_over(score, nearest_scores[score.metric], f"{score.metric}, gain over {NEAREST}")
-        for suffix in (*decoders, BLIND):
-            scores += [with_suffix(score, suffix) for score in scored.get(suffix, ())]
+        for name in (*decoders, BLIND):
+            scores += [with_suffix(score, name) for score in scored.get(name, ())]
         for language in languages:
-            scores += [with_suffix(note_language(score, language), language) for score in scored.pop(language)]
-        for name in decoders:
-            scored.pop(name)
-        # Baselines are the sets that remain.
-        return TaskScores(scores=scores, baselines=baselines_by_metric(scored))
+            scores += [with_suffix(note_language(score, language), language) for score in scored[language]]
+        baselines = {name: scored[name] for name in (CONSTANT, NEAREST, BLIND, HUMAN) if name in scored}
+        return TaskScores(scores=scores, baselines=baselines_by_metric(baselines))
 
     def write_official(
         self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
@@ -263,19 +250,27 @@ class Captioning(TaskModel):
         return path
 
 
-def _nearest_neighbor_captions(image_ids: Sequence[str], context: EvalContext) -> dict[str, str]:
-    """Return for each image the caption its nearest training images agree on; {} unless every image has one."""
+def _baseline_captions(
+    predictions: Sequence[Prediction], image_ids: Sequence[str], context: EvalContext
+) -> dict[str, dict[str, str]]:
+    """Return the baselines that can be computed: name -> image id -> caption."""
+    baselines: dict[str, dict[str, str]] = {}
+    train = read_train_rows("captions", context, ["text"]).to_pylist()
+    constant = constant_caption([row["text"] for row in train])
+    if constant:
+        baselines[CONSTANT] = dict.fromkeys(image_ids, constant)
     context.progress("captions of similar training images")
     neighbors = context.nearest(image_ids)
-    if not all(neighbors.get(image_id) for image_id in image_ids):
-        return {}
-    # The captions of the training images are read and compared once for all splits of the dataset.
-    name = f"consensus captions of {context.source}"
-    if name not in context.cache:
-        captions: dict[str, list[str]] = {}
-        for row in read_train_rows("captions", context, ["text"]).to_pylist():
-            captions.setdefault(row["image_id"], []).append(row["text"])
-        context.cache[name] = ConsensusCaptions(captions)
-    consensus: ConsensusCaptions = context.cache[name]
-    consensus_captions = {image_id: consensus.choose(neighbors[image_id][:NEIGHBORS]) for image_id in image_ids}
-    return consensus_captions if all(consensus_captions.values()) else {}
+    if all(neighbors.get(image_id) for image_id in image_ids):
+        if context.source not in context.consensus:
+            train_captions: dict[str, list[str]] = {}
+            for row in train:
+                train_captions.setdefault(row["image_id"], []).append(row["text"])
+            context.consensus[context.source] = ConsensusCaptions(train_captions)
+        consensus = context.consensus[context.source]
+        nearest = {image_id: consensus.choose(neighbors[image_id][:NEIGHBORS]) for image_id in image_ids}
+        if all(nearest.values()):
+            baselines[NEAREST] = nearest
+    if predictions and "caption_blind" in predictions[0]:
+        baselines[BLIND] = {p["image_id"]: p["caption_blind"] for p in predictions}
+    return baselines

@@ -19,6 +19,9 @@ from vlp_models.tasks import TASKS, task_class
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from vlp_models.metrics.caption import SharedMeteor
+    from vlp_models.metrics.consensus import ConsensusCaptions
+
 Prediction = Mapping[str, Any]
 BLIND = "blind baseline"  # the same model with every image blanked
 CHANCE, MAJORITY = "chance", "majority label"
@@ -33,16 +36,16 @@ class EvalContext:
     validated     folder of the validated tables: training rows for baselines, ground truth of synthetic scenes
     nearest       image ids -> the most similar training images of each, nearest first; empty if there are no features
     progress      called with a short description of the current step
-    cache         objects that a task builds for one split and uses for the others, by name
-    at_end        closes those of `cache` when the evaluation ends; None: the task caches nothing that must be closed
+    meteor        a METEOR process for all datasets and splits, started by the first captions to score; None: one each
+    consensus     dataset -> its training captions, compared once for all splits (filled by captioning)
     """
 
     source: str
     validated: Path
     nearest: Callable[[Sequence[str]], Mapping[str, Sequence[str]]] = lambda image_ids: {}
     progress: Callable[[str], None] = lambda text: None
-    cache: dict[str, Any] = field(default_factory=dict)
-    at_end: contextlib.ExitStack | None = None
+    meteor: SharedMeteor | None = None
+    consensus: dict[str, ConsensusCaptions] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

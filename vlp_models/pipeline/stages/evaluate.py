@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -25,6 +25,7 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.evaluation.contamination import LeakedItems, read_training_data, score_without_leaked
 from vlp_models.evaluation.test_set import hash_shards, hash_test_set, slices_of
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, interval
+from vlp_models.metrics.caption import SharedMeteor
 from vlp_models.metrics.extra import load_metric, score_by
 from vlp_models.metrics.score import EXTRA, ItemScores, item_scores, write_items
 from vlp_models.params import EvaluateParams, Params, to_plain
@@ -32,6 +33,7 @@ from vlp_models.params import EvaluateParams, Params, to_plain
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vlp_models.metrics.consensus import ConsensusCaptions
     from vlp_models.tasks.base import TaskModel
     from vlp_models.tasks.scoring import EvalContext, TaskScores
 
@@ -56,12 +58,13 @@ def run(
     """
     if key not in params.finetune:
         raise ParamsError(f"evaluate: no run `{key}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
-    with record_timing(workspace, f"evaluate@{key}"), ExitStack() as at_end:
-        _evaluate(params, workspace, key, search, as_served, at_end)
+    # One METEOR for all datasets and splits: its process takes seconds to start.
+    with record_timing(workspace, f"evaluate@{key}"), SharedMeteor() as meteor:
+        _evaluate(params, workspace, key, search, as_served, meteor)
 
 
 def _evaluate(
-    params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool, at_end: ExitStack
+    params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool, meteor: SharedMeteor
 ) -> None:
     from vlp_models.common.device import peak_host_memory_mb
     from vlp_models.data.shards.dataset import ShardDataset
@@ -87,7 +90,7 @@ def _evaluate(
     find_nearest = model.reader.flags["regions"]  # the nearest-neighbor baseline is for models that read regions
     with_blind = bool(settings.blind_baseline) and not model.blank_images
     similar: dict[str, NearestTrainImages] = {}
-    kept: dict[str, Any] = {}
+    consensus: dict[str, ConsensusCaptions] = {}
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
     counts: dict[str, int] = {}
@@ -122,8 +125,8 @@ def _evaluate(
                         validated=workspace.validated,
                         nearest=partial(nearest.find, split) if find_nearest else lambda image_ids: {},
                         progress=progress,
-                        cache=kept,
-                        at_end=at_end,
+                        meteor=meteor,
+                        consensus=consensus,
                     )
                     model.write_official(own, context, split, directory)
                     scored = model.score(own, scored_samples, context)
