@@ -65,7 +65,7 @@ def compare(
 
     if html is not None and html.is_dir():
         raise ParamsError(f"--html {html}: a folder; name the file to write")
-    found = compare_files(
+    comparison = compare_files(
         [_of_project(file) for file in files],
         columns=Columns(item=item, score=score, cluster=cluster),
         metrics=tuple(metric or ()),
@@ -77,11 +77,11 @@ def compare(
         resamples=resamples,
     )
     if html is not None:
-        write_page(found, html)
+        write_page(comparison, html)
     if as_json:
-        print(to_json(found), end="")
+        print(to_json(comparison), end="")
         return
-    print_comparison(found)
+    print_comparison(comparison)
     if html is not None:
         print(f"page: {html}")
 

@@ -65,13 +65,13 @@ class Row:
     baseline_value: float
     value: float
     gain: float
-    low: float | None
-    high: float | None
-    p: float | None
-    p_holm: float | None
-    detectable: float | None
-    verdict: Verdict
-    reason: str
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    detectable: float | None = None
+    verdict: Verdict = "inconclusive"
+    reason: str = ""
     items: int
     clusters: int
     runs: tuple[int, int]
@@ -107,9 +107,12 @@ def compare(files: Files, *, columns: Columns = Columns(), **settings: Any) -> C
     runs: list[Run] = []
     for name, path in _named(files):
         for run in read_runs(path, name, columns):
-            same = next((one for one in runs if not name and one.model == run.model and one.source != run.source), None)
-            if same is not None and not (run.seed and same.seed):
-                raise DataError(f"{same.source} and {run.source} are both called {run.model}; name them: NAME=PATH")
+            for other in runs if not name else ():
+                same_model = other.model == run.model and other.source != run.source
+                if same_model and not (run.seed and other.seed):
+                    raise DataError(
+                        f"{other.source} and {run.source} are both called {run.model}; name them: NAME=PATH"
+                    )
             runs.append(run)
     if isinstance(settings.get("metrics"), str):
         settings["metrics"] = (settings["metrics"],)
@@ -149,141 +152,105 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
         raise DataError(
             f"{settings.resamples:,} resamples cannot show anything at this confidence: {needed:,} are needed"
         )
-    rows = []
+    pairs: list[tuple[Row, Gain | None]] = []  # not judged yet; gain: None with fewer than two clusters
     left_out: dict[str, tuple[str, ...]] = {}
     equal_seeds: list[str] = []
     for metric in metrics:
-        evidence, lacking = _pair(runs, metric, settings)
+        evidence, missing = _pair(runs, metric, settings)
         equal_seeds += _check_seeds(runs, evidence, metric)
-        for run, items in zip(runs, lacking, strict=True):
+        for run, items in zip(runs, missing, strict=True):
             if items:
                 left_out[_describe(run) + (f", {metric}" if len(metrics) > 1 else "")] = items
-        own = {model: [evidence[i] for i, run in enumerate(runs) if run.model == model] for model in models}
+        by_model = {model: [evidence[i] for i, run in enumerate(runs) if run.model == model] for model in models}
+        before = _value(by_model[baseline])
         for challenger in challengers:
-            found = gain_over_seeds(
-                own[challenger],
-                own[baseline],
+            value = _value(by_model[challenger])
+            gain = gain_over_seeds(
+                by_model[challenger],
+                by_model[baseline],
                 seed_std=settings.seed_std,
                 resamples=settings.resamples,
                 seed=settings.seed,
                 sign=-1.0 if settings.lower_is_better else 1.0,
             )
-            row = _Found(
+            row = Row(
                 metric=metric,
                 challenger=challenger,
-                before=_value(own[baseline]),
-                value=_value(own[challenger]),
-                gain=found,
+                baseline_value=before,
+                value=value,
+                gain=before - value if settings.lower_is_better else value - before,
                 items=len(evidence[0].items),
                 clusters=len(set(evidence[0].groups)),
-                runs=(len(own[baseline]), len(own[challenger])),
+                runs=(len(by_model[baseline]), len(by_model[challenger])),
             )
-            rows.append(row)
-    ps = [
-        row.gain.two_sided_p() if row.gain and row.gain.is_finite and row.clusters >= MIN_GROUPS else None
-        for row in rows
-    ]
+            pairs.append((row, gain))
+    ps = [gain.two_sided_p() if gain and gain.is_finite and row.clusters >= MIN_GROUPS else None for row, gain in pairs]
     corrected = iter(holm([p for p in ps if p is not None]))
-    made = [
-        _judge(row, p, None if p is None else next(corrected), comparisons, settings)
-        for row, p in zip(rows, ps, strict=True)
-    ]
+    rows = []
+    for (row, gain), p in zip(pairs, ps, strict=True):
+        p_holm = None if p is None else next(corrected)
+        rows.append(_judge(dataclasses.replace(row, p=p, p_holm=p_holm), gain, comparisons, settings))
     return Comparison(
         baseline=baseline,
-        rows=tuple(made),
-        runs={model: tuple(_describe(run) for run in own) for model, own in models.items()},
-        notes=(*_notes(models, made, settings), *equal_seeds),
+        rows=tuple(rows),
+        runs={model: tuple(map(_describe, its_runs)) for model, its_runs in models.items()},
+        notes=(*_notes(models, rows, settings), *equal_seeds),
         left_out=left_out,
         settings=settings,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """A comparison before its verdict. gain: None with fewer than two clusters."""
-
-    metric: str
-    challenger: str
-    before: float
-    value: float
-    gain: Gain | None
-    items: int
-    clusters: int
-    runs: tuple[int, int]
-
-
-def _judge(row: _Found, p: float | None, p_holm: float | None, comparisons: int, settings: Settings) -> Row:
-    gain, found = (row.before - row.value) if settings.lower_is_better else row.value - row.before, row.gain
+def _judge(row: Row, gain: Gain | None, comparisons: int, settings: Settings) -> Row:
+    """Return the row with its interval and verdict. Both directions and all comparisons share the allowed error."""
     alpha = (1 - settings.confidence) / 2
-    verdict: Verdict = "inconclusive"
-    low = high = detectable = None
-    if found is None or found.groups < MIN_GROUPS:
-        reason = f"fewer than {MIN_GROUPS} clusters: no interval would hold"
-    elif p is None or p_holm is None:
-        reason = "not finite in some resamples"
-    elif not np.any(found.bootstrap_S):
+    if gain is None or gain.groups < MIN_GROUPS:
+        return dataclasses.replace(row, reason=f"fewer than {MIN_GROUPS} clusters: no interval would hold")
+    if row.p_holm is None:
+        return dataclasses.replace(row, reason="not finite in some resamples")
+    if not np.any(gain.bootstrap_S):
         reason = "the same scores on all items: nothing to estimate a difference from"
+        return dataclasses.replace(row, reason=reason)
+    low, high = gain.interval(alpha)
+    certain = row.p_holm <= 1 - settings.confidence
+    verdict: Verdict = "inconclusive"
+    if certain and row.gain > 0 and low > 0:
+        verdict, reason = "promote", "better"
+    elif certain and row.gain < 0 and high < 0:
+        verdict, reason = "keep", "worse"
+    elif settings.relevant > 0 and gain.interval(alpha / comparisons)[1] < settings.relevant:
+        verdict, reason = "keep", f"a gain of {settings.relevant:g} or more is ruled out"
     else:
-        low, high = found.interval(alpha)
-        detectable = found.detectable(0.0, alpha / comparisons, POWER)
-        certain = p_holm <= 1 - settings.confidence
-        if certain and gain > 0 and low > 0:
-            verdict, reason = "promote", "better"
-        elif certain and gain < 0 and high < 0:
-            verdict, reason = "keep", "worse"
-        elif settings.relevant > 0 and found.interval(alpha / comparisons)[1] < settings.relevant:
-            verdict, reason = "keep", f"a gain of {settings.relevant:g} or more is ruled out"
-        else:
-            limit = "seeds" if found.seeds > found.items else "items"
-            reason = f"neither better nor worse is shown; more {limit} would help most"
-    return Row(
-        metric=row.metric,
-        challenger=row.challenger,
-        baseline_value=row.before,
-        value=row.value,
-        gain=gain,
-        low=low,
-        high=high,
-        p=p,
-        p_holm=p_holm,
-        detectable=detectable,
-        verdict=verdict,
-        reason=reason,
-        items=row.items,
-        clusters=row.clusters,
-        runs=row.runs,
-    )
+        limit = "seeds" if gain.seeds > gain.items else "items"
+        reason = f"neither better nor worse is shown; more {limit} would help most"
+    detectable = gain.detectable(0.0, alpha / comparisons, POWER)
+    return dataclasses.replace(row, low=low, high=high, detectable=detectable, verdict=verdict, reason=reason)
 
 
 def _check_seeds(runs: Sequence[Run], evidence: Sequence[Evidence], metric: str) -> list[str]:
-    """Return a note for every two runs of a model with different seeds, but equal scores.
-
-    Raises:
-        DataError: two runs of a model are the same run.
-    """
+    """Return a note for every two runs of a model with different seeds, but equal scores."""
     notes = []
-    for (one, own), (other, others) in itertools.combinations(zip(runs, evidence, strict=True), 2):
-        if one.model != other.model:
+    for (a, evidence_a), (b, evidence_b) in itertools.combinations(zip(runs, evidence, strict=True), 2):
+        if a.model != b.model:
             continue
-        both = f"{_describe(one)} and {_describe(other)}"
-        if one.seed and one.seed == other.seed:
-            raise DataError(f"{both}: two runs of {one.model} with the seed {one.seed}, not two seeds")
-        if np.array_equal(own.parts_NK, others.parts_NK):
-            if not (one.seed and other.seed):
-                raise DataError(f"{both}: two runs of {one.model} with the same scores on every item, not two seeds")
+        both = f"{_describe(a)} and {_describe(b)}"
+        if a.seed and a.seed == b.seed:
+            raise DataError(f"{both}: two runs of {a.model} with the seed {a.seed}, not two seeds")
+        if np.array_equal(evidence_a.parts_NK, evidence_b.parts_NK):
+            if not (a.seed and b.seed):
+                raise DataError(f"{both}: two runs of {a.model} with the same scores on every item, not two seeds")
             notes.append(f"{both}: the same {metric} on every item, although the seeds differ")
     return notes
 
 
-def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> Sequence[str]:
-    """Return the metrics to compare by: those asked for, or the only one that all runs have."""
+def _metrics(runs: Sequence[Run], chosen: Sequence[str]) -> Sequence[str]:
+    """Return the metrics to compare by: the chosen ones, or the only one that all runs have."""
     common = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
-    if asked:
-        for name in asked:
+    if chosen:
+        for name in chosen:
             for run in runs:
                 if name not in run.metrics:
                     raise DataError(f"{run.source}: no metric {name}; it has: {'; '.join(run.metrics)}")
-        return list(dict.fromkeys(asked))
+        return list(dict.fromkeys(chosen))
     if not common:
         has = ". ".join(f"{run.source}: {'; '.join(run.metrics)}" for run in runs)
         raise DataError(f"the files have no metric in common. {has}")
@@ -295,48 +262,49 @@ def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> Sequence[str]:
 def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Evidence], list[tuple[str, ...]]]:
     """Return the evidence of each run on the same items in the same order, and the items left out of each."""
     scored = [run.metrics[metric] for run in runs]
-    shared = set(scored[0].items).intersection(*(one.items for one in scored[1:]))
-    lacking = [tuple(item for item in one.items if item not in shared) for one in scored]
+    shared = set(scored[0].items).intersection(*(scores.items for scores in scored[1:]))
+    missing = [tuple(item for item in scores.items if item not in shared) for scores in scored]
     if not shared:
         names = "; ".join(f"{_describe(run)}: {_some(list(run.metrics[metric].items))}" for run in runs)
         raise DataError(f"the files have no item in common ({names}); --item names the column that identifies one")
-    if any(lacking) and not settings.common:
-        unpaired = [(run, items) for run, items in zip(runs, lacking, strict=True) if items]
+    if any(missing) and not settings.common:
+        unpaired = [(run, items) for run, items in zip(runs, missing, strict=True) if items]
         lists = "; ".join(f"{len(items):,} scored only in {_describe(run)}: {_some(items)}" for run, items in unpaired)
         why = "".join(f" {run.source}: {note}." for run in runs for note in run.notes if "left out" in note)
         raise DataError(f"the files have different items ({lists}).{why} --common compares the {len(shared):,} common")
     order = [item for item in scored[0].items if item in shared]
-    derived = any(one.derived for one in scored)
+    derived = any(scores.derived for scores in scored)
     evidence: list[Evidence] = []
-    for run, one in zip(runs, scored, strict=True):
-        place = {item: i for i, item in enumerate(one.items)}
-        rows = [place[item] for item in order]
-        groups = [one.clusters[i] for i in rows]
-        if derived:
-            first_of: dict[str, str] = {}  # cluster -> its first item, the same in all files
+    for run, scores in zip(runs, scored, strict=True):
+        row_of = {item: i for i, item in enumerate(scores.items)}
+        rows = [row_of[item] for item in order]
+        groups = [scores.clusters[i] for i in rows]
+        if derived:  # each file names a cluster after one of its items: rename it after the first of the common order
+            first_of: dict[str, str] = {}
             groups = [first_of.setdefault(cluster, item) for cluster, item in zip(groups, order, strict=True)]
-        own = Evidence(groups=groups, parts_NK=one.parts_NK[rows], statistic=one.statistic, items=order)
-        evidence.append(own)
-        _check_same(runs[0], run, metric, evidence[0], own)
-    return evidence, lacking
+        paired = Evidence(groups=groups, parts_NK=scores.parts_NK[rows], statistic=scores.statistic, items=order)
+        evidence.append(paired)
+        _check_same(runs[0], run, metric, evidence[0], paired)
+    return evidence, missing
 
 
-def _check_same(a: Run, b: Run, metric: str, first: Evidence, other: Evidence) -> None:
+def _check_same(a: Run, b: Run, metric: str, evidence_a: Evidence, evidence_b: Evidence) -> None:
+    """Refuse two files whose common items differ in content, clusters or statistic."""
     documents = b.metrics[metric].documents
     for name, document in a.metrics[metric].documents.items():
         if documents.get(name, document) != document:
-            what = f"item {name} has other contents" if name else "another test set or another scorer"
-            raise DataError(f"{b.source}: {what} than in {a.source}")
-    clusters = zip(first.items, first.groups, other.groups, strict=True)
-    if differ := [item for item, one, another in clusters if one != another]:
-        for run, own in ((a, first), (b, other)):
-            if list(own.groups) == list(own.items):
+            difference = f"item {name} has other contents" if name else "another test set or another scorer"
+            raise DataError(f"{b.source}: {difference} than in {a.source}")
+    clusters = zip(evidence_a.items, evidence_a.groups, evidence_b.groups, strict=True)
+    if differ := [item for item, cluster_a, cluster_b in clusters if cluster_a != cluster_b]:
+        for run, evidence, other in ((a, evidence_a, b), (b, evidence_b, a)):
+            if list(evidence.groups) == list(evidence.items):
                 raise DataError(
-                    f"{run.source}: no clusters, although {(b if run is a else a).source} has some. --cluster names a "
+                    f"{run.source}: no clusters, although {other.source} has some. --cluster names a "
                     "column of both; with the name of the items' column, each item counts by itself"
                 )
         raise DataError(f"{b.source}: {len(differ):,} items are in other clusters than in {a.source}: {_some(differ)}")
-    if first.parts_NK.shape[1] != other.parts_NK.shape[1]:
+    if evidence_a.parts_NK.shape[1] != evidence_b.parts_NK.shape[1]:
         raise DataError(f"{b.source}: scored by another statistic than {a.source}")
 
 

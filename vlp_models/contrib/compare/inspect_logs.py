@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
-import struct
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,11 +52,11 @@ def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
         import pyarrow as pa
     except ModuleNotFoundError:
         raise MissingToolError(f"{path}: reading it needs pyarrow: pip install pyarrow") from None
-    with path.open("rb") as file:
-        file.seek(member.header_offset)
-        name, extra = struct.unpack("<26xHH", file.read(30))
-        file.seek(name + extra, 1)
-        content = file.read(member.compress_size)
+    packed = copy.copy(member)  # zipfile returns the packed bytes of a member that is stored and has no checksum
+    packed.compress_type, packed.file_size = zipfile.ZIP_STORED, member.compress_size
+    del packed.CRC
+    with archive.open(packed) as file:
+        content = file.read()
     with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
         unpacked = bytes(stream.read(member.file_size + 1))
     if len(unpacked) != member.file_size:
@@ -68,9 +68,6 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
     """Return the log's run; the epochs of a sample are averaged.
 
     Samples without ids of their own are numbered after a shuffle, so their contents are compared, too.
-
-    Raises:
-        ValueError: there are scorers, but none whose values are all numbers, or none that the user names.
     """
     item_column = columns.item or "id"
     values: dict[str, dict[str, list[float]]] = {}
@@ -81,34 +78,39 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
         item = text(row.get(item_column))
         rows[item] = {**row, "doc_hash": _hash_of_sample(sample)}
         for scorer, score in (sample.get("scores") or {}).items():
-            found = score.get("value") if isinstance(score, dict) else None
-            for name, value in (found if isinstance(found, dict) else {"": found}).items():
+            score = score.get("value") if isinstance(score, dict) else None
+            by_name = score if isinstance(score, dict) else {"": score}
+            for name, value in by_name.items():
                 metric, number = f"{scorer}/{name}" if name else scorer, _inspect_number(value)
                 if number is None:
                     others.setdefault(metric, f"sample {item}: {metric} is {str(value)[:50]!r}, not a number")
                 elif not math.isnan(number):
                     values.setdefault(metric, {}).setdefault(item, []).append(number)
-    values = {name: own for name, own in values.items() if name not in others}
+    values = {metric: numbers for metric, numbers in values.items() if metric not in others}
     if columns.score:
         if columns.score not in values:
             raise ValueError(f"no scorer {columns.score} with numbers; there are: {', '.join(values)}")
         values = {columns.score: values[columns.score]}
     if others and not values:
         raise ValueError("; ".join(others.values()))
-    metrics, cluster = {}, ""
-    for name, own in values.items():
-        chosen = [rows[item] for item in own]
+    metrics, cluster, unscored, repeated = {}, "", [], False
+    for metric, by_item in values.items():
+        chosen = [rows[item] for item in by_item]
         cluster = columns.cluster or first_named(CLUSTER_NAMES, chosen)
-        metrics[name] = score_items(chosen, [float(np.mean(epochs)) for epochs in own.values()], item_column, cluster)
-    evaluated = header.get("eval") or {}
-    notes = [f"items: {item_column}", explain_clusters(cluster)]
-    if any(len(epochs) > 1 for own in values.values() for epochs in own.values()):
-        notes.append("epochs of a sample are averaged")
-    notes += [f"not compared: {message}" for message in others.values()]
-    for name, own in values.items():
-        if unscored := [item for item in rows if item not in own]:
-            notes.append(explain_unscored(name, unscored))
-    return [Run(model=str(evaluated.get("model", "")), seed="", source=path, metrics=metrics, notes=notes)]
+        means = [float(np.mean(epochs)) for epochs in by_item.values()]
+        metrics[metric] = score_items(chosen, means, item_column, cluster)
+        repeated |= any(len(epochs) > 1 for epochs in by_item.values())
+        if missing := [item for item in rows if item not in by_item]:
+            unscored.append(explain_unscored(metric, missing))
+    notes = [
+        f"items: {item_column}",
+        explain_clusters(cluster),
+        *["epochs of a sample are averaged"] * repeated,
+        *(f"not compared: {message}" for message in others.values()),
+        *unscored,
+    ]
+    model = str((header.get("eval") or {}).get("model", ""))
+    return [Run(model=model, seed="", source=path, metrics=metrics, notes=notes)]
 
 
 def _hash_of_sample(sample: Row) -> str:
@@ -116,16 +118,18 @@ def _hash_of_sample(sample: Row) -> str:
 
     "" if the log has none of them.
     """
-    asked = sample.get("input")
-    if isinstance(asked, list):
-        parts = [message.get("content") for message in asked if isinstance(message, dict)]
-        asked = [
-            part if isinstance(part, str) else [one.get("text") for one in part if isinstance(one, dict)]
-            for part in parts
-            if isinstance(part, str | list)
-        ]
-    content = [asked, sample.get("choices"), sample.get("target")]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest() if any(content) else ""
+    question = sample.get("input")
+    if isinstance(question, list):
+        texts: list[Any] = []
+        for message in question:
+            content = message.get("content") if isinstance(message, dict) else None
+            if isinstance(content, list):
+                texts.append([part.get("text") for part in content if isinstance(part, dict)])
+            elif isinstance(content, str):
+                texts.append(content)
+        question = texts
+    parts = [question, sample.get("choices"), sample.get("target")]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest() if any(parts) else ""
 
 
 def _inspect_number(value: Any) -> float | None:

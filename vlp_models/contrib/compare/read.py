@@ -80,8 +80,8 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
     except UnicodeDecodeError:
         raise DataError(f"{path}: not UTF-8 text; save it as UTF-8: {convert_command(str(path))}") from None
     except Exception as error:  # bytes from outside: what a damaged file raises depends on where it is damaged
-        what = f"no key {error}" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{path}: not readable: {what}") from None
+        reason = f"no key {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path}: not readable: {reason}") from None
     if model and len({run.model for run in runs}) > 1:
         raise DataError(f"{path}: has {len(runs)} runs of several models, so it cannot be called {model}")
     named = [Run(**{**vars(run), "model": model or run.model or path.stem}) for run in runs]
@@ -96,13 +96,13 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
 
 def _read_parquet(path: Path, columns: Columns) -> list[Run]:
     try:
-        found = read_items(path)
+        item_scores = read_items(path)
     except ModuleNotFoundError:
         raise MissingToolError(f"{path}: reading it needs pyarrow: pip install pyarrow") from None
-    places = {(scores.dataset, scores.split) for scores in found}
+    splits = {(scores.dataset, scores.split) for scores in item_scores}
     metrics = {}
-    for scores in found:
-        name = scores.metric if len(places) == 1 else f"{scores.dataset} {scores.split} {scores.metric}"
+    for scores in item_scores:
+        name = scores.metric if len(splits) == 1 else f"{scores.dataset} {scores.split} {scores.metric}"
         metrics[name] = Scored(
             items=scores.items,
             clusters=scores.groups,
@@ -119,17 +119,17 @@ def _read_parquet(path: Path, columns: Columns) -> list[Run]:
 
 
 def _read_json(path: Path, columns: Columns) -> list[Run]:
-    found = json.loads(path.read_text(encoding="utf-8-sig"))
-    if isinstance(found, dict) and isinstance(found.get("samples"), list):
-        return read_inspect(path, found, found["samples"], columns)
-    if isinstance(found, dict) and isinstance(found.get("results"), dict):
+    rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    if isinstance(rows, dict) and isinstance(rows.get("samples"), list):
+        return read_inspect(path, rows, rows["samples"], columns)
+    if isinstance(rows, dict) and isinstance(rows.get("results"), dict):
         raise ValueError("totals of tasks, without scores per item; give the samples file (`--log_samples`)")
-    if isinstance(found, dict) and found and all(isinstance(column, dict) for column in found.values()):
-        keys = next(iter(found.values()))  # column -> row -> value, as pandas writes it
-        found = [{name: column.get(key) for name, column in found.items()} for key in keys]
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+    if isinstance(rows, dict) and rows and all(isinstance(column, dict) for column in rows.values()):
+        keys = next(iter(rows.values()))  # column -> row -> value, as pandas writes it
+        rows = [{name: column.get(key) for name, column in rows.items()} for key in keys]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("neither a list of rows nor an Inspect log with its samples")
-    return read_rows(path, found, columns)
+    return read_rows(path, rows, columns)
 
 
 # ---- Samples of lmms-eval and lm-evaluation-harness ------------------------------------------------------------------
@@ -154,27 +154,26 @@ def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
 
 
 def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> list[Run]:
-    """Return the run of a file of samples. A metric's name has its filter, as in lm-evaluation-harness's own results.
-
-    Raises:
-        ValueError: no sample has the score or the item that the user names.
-    """
+    """Return the run of a file of samples; a metric's name has its filter, as in lm-evaluation-harness's results."""
     item = columns.item or "doc_id"
     flatten = _flattener(rows)
     values: dict[str, list[tuple[Row, float]]] = {}
     skipped: dict[str, list[str]] = {}
-    logged: dict[str, list[Any]] = {}  # metric -> what the file has
+    logged: dict[str, list[Any]] = {}  # metric -> the entries of the file
     for row in rows:
-        own = row.get("metrics")
-        listed = own if isinstance(own, list) else [name for name in row if name not in NOT_METRICS]
+        names = row.get("metrics")
+        if columns.score:
+            names = [columns.score]
+        elif not isinstance(names, list):
+            names = [name for name in row if name not in NOT_METRICS]
         suffix = f",{row['filter']}" if row.get("filter") not in (None, "", "none") else ""
-        for name in [columns.score] if columns.score else listed:
-            value = _number_of(row.get(name))
+        for name in names:
+            metric, value = f"{name}{suffix}", _number_of(row.get(name))
             if value is None:
-                skipped.setdefault(f"{name}{suffix}", []).append(text(row.get(item)))
+                skipped.setdefault(metric, []).append(text(row.get(item)))
             else:
-                values.setdefault(f"{name}{suffix}", []).append((row, value))
-                logged.setdefault(f"{name}{suffix}", []).append(row[name])
+                values.setdefault(metric, []).append((row, value))
+                logged.setdefault(metric, []).append(row[name])
     if columns.score and not values:
         raise ValueError(f"no number in {columns.score}; there are: {', '.join(rows[0])}")
     same = _drop_repeated(values, logged)
@@ -182,15 +181,15 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
         if all(value <= 0 for _, value in values[name]):  # which no perplexity is
             values[name.replace("perplexity", LOG_LIKELIHOOD)] = values.pop(name)
     metrics, cluster = {}, ""
-    for name, own in values.items():
-        plain = [flatten(row) for row, _ in own]
-        cluster = columns.cluster or first_named((*CLUSTER_NAMES, MEDIA), plain)
-        metrics[name] = score_items(plain, [value for _, value in own], item, cluster)
+    for name, pairs in values.items():
+        flat = [flatten(row) for row, _ in pairs]
+        cluster = columns.cluster or first_named((*CLUSTER_NAMES, MEDIA), flat)
+        metrics[name] = score_items(flat, [value for _, value in pairs], item, cluster)
     notes = [f"items: {item}", explain_clusters(cluster), *same]
     if never := sorted(set(skipped) - set(logged)):
-        first = {name: next(row.get(name.partition(",")[0]) for row in rows) for name in never}
-        shown = "; ".join(f"{name} (such as {json.dumps(first[name])[:60]})" for name in never)
-        notes.append(f"without one number per item, so not compared: {shown}")
+        first = {name: rows[0].get(name.partition(",")[0]) for name in never}
+        examples = "; ".join(f"{name} (such as {json.dumps(first[name])[:60]})" for name in never)
+        notes.append(f"without one number per item, so not compared: {examples}")
     notes += [explain_unscored(name, items) for name, items in skipped.items() if name in logged]
     return [Run(model="", seed="", source=path, metrics=metrics, notes=notes)]
 
@@ -204,18 +203,19 @@ def _drop_repeated(values: dict[str, Any], logged: Mapping[str, list[Any]]) -> l
     repeated: dict[str, list[str]] = {}
     for name, entries in logged.items():
         if all(isinstance(entry, dict) for entry in entries):
-            kept = first.setdefault(json.dumps(entries, sort_keys=True), name)
-            if kept != name:
-                repeated.setdefault(kept, []).append(name)
+            original = first.setdefault(json.dumps(entries, sort_keys=True), name)
+            if original != name:
+                repeated.setdefault(original, []).append(name)
                 del values[name]
-    return [f"the scores per item of {', '.join(names)} are those of {kept}" for kept, names in repeated.items()]
+    return [f"the scores per item of {', '.join(names)} are those of {name}" for name, names in repeated.items()]
 
 
 def _number_of(value: Any) -> float | None:
     """Return a metric's number: itself, or the only score in the dictionary that some tasks log instead."""
     if isinstance(value, dict):
-        found = [number for name in SCORE_NAMES if (number := _number_of(value.get(name))) is not None]
-        return found[0] if len(found) == 1 else None
+        numbers = [_number_of(value.get(name)) for name in SCORE_NAMES]
+        numbers = [number for number in numbers if number is not None]
+        return numbers[0] if len(numbers) == 1 else None
     try:
         return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
     except OverflowError:

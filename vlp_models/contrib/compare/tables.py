@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
-import functools
 import math
-import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,7 +34,7 @@ NOT_JUDGED = -1.0  # in the tables of VLMEvalKit
 
 
 def read_csv(path: Path, columns: Columns) -> list[Run]:
-    limit = csv.field_size_limit(64 << 20)  # an image may stand in a column; the limit is that of the whole process
+    limit = csv.field_size_limit(64 << 20)  # a column may have images; the limit holds for the whole process
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
@@ -59,17 +57,13 @@ def read_xlsx(path: Path, columns: Columns) -> list[Run]:
         lines = sheet.to_python()
     except Exception as error:  # the library has an error class for each kind of damage
         raise ValueError(str(error)) from None
-    numbers, rows = _as_rows(
-        enumerate(lines, 1 + (sheet.start or (0, 0))[0])
-    )  # lines: from the first that is not empty
+    first = 1 + (sheet.start or (0, 0))[0]  # calamine skips the empty lines before it
+    numbers, rows = _as_rows(enumerate(lines, first))
     return read_rows(path, rows, columns, numbers)
 
 
 def _check_cells(archive: zipfile.ZipFile) -> None:
-    """
-    Raises:
-        ValueError: a sheet has one cell so far from the first that the range between them does not fit into memory.
-    """
+    """Refuse a sheet with a cell so far from the first that the range between them does not fit into memory."""
     names = {name.lower() for name in archive.namelist()}
     if "xl/workbook.bin" in names or "content.xml" in names:
         raise ValueError("a workbook of another format; save it as xlsx")
@@ -86,27 +80,28 @@ def _check_cells(archive: zipfile.ZipFile) -> None:
 
 def _last_cell(sheet: bytes) -> tuple[int, int]:
     """Return the last row and the last column of a worksheet's cells with content, counted from 1."""
-    row, cell, last_row, last_column = 0, (0, 0), 0, 0  # a cell or row without a place is next to the one before
+    row, cell, last_row, last_column = 0, (0, 0), 0, 0
 
     def start(name: str, attributes: dict[str, str]) -> None:
         nonlocal row, cell, last_row, last_column
-        name, place = name.rpartition(":")[2], attributes.get("r", "")
+        # A row or cell without a reference follows the previous one.
+        name, reference = name.rpartition(":")[2], attributes.get("r", "")
         if name == "row":
-            row = int(place) if place else row + 1
+            row = int(reference) if reference else row + 1
             cell = row, 0
-        elif name == "c":
+        elif name == "c" and not reference:
             cell = row, cell[1] + 1
-            if place:
-                found = re.fullmatch(r"([A-Za-z]+)([0-9]+)", place)
-                if found is None:
-                    raise ValueError(f"{place!r} is not a cell")
-                column = functools.reduce(lambda value, letter: 26 * value + ord(letter) - 64, found[1].upper(), 0)
-                cell = int(found[2]), column
-        elif name in ("v", "is"):
+        elif name == "c":
+            letters = reference.rstrip("0123456789")
+            column = 0
+            for letter in letters.upper():
+                column = 26 * column + ord(letter) - 64
+            cell = int(reference[len(letters) :]), column
+        elif name in ("v", "is"):  # a value; cells that are only formatted have none
             last_row, last_column = max(last_row, cell[0]), max(last_column, cell[1])
 
     def refuse(*_: Any) -> None:
-        raise ValueError("a worksheet with a document type")  # which could give cells other places
+        raise ValueError("a worksheet with a document type")  # which could give cells other references
 
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
@@ -119,9 +114,6 @@ def _as_rows(lines: Iterable[tuple[int, Sequence[Any]]]) -> tuple[list[int], lis
 
     Args:
         lines: with their numbers in the file.
-
-    Raises:
-        ValueError: two columns have one name, or a row has more cells than there are names.
     """
     remaining = iter(lines)
     names = [str(name).strip() for name in next(remaining, (0, ()))[1]]
@@ -142,36 +134,37 @@ def read_rows(path: Path, rows: Sequence[Row], columns: Columns, numbers: Sequen
     """Return the runs of a table's rows, by their `model` and `seed`. numbers: of their lines; default: 1, 2, ..."""
     if not rows:
         raise ValueError("empty")
-    known = list(rows[0])
-    item = _column(columns.item, ITEM_NAMES, known, "item")
-    score = _column(columns.score, SCORE_NAMES, known, "score")
+    names = list(rows[0])
+    item = _column(columns.item, ITEM_NAMES, names, "item")
+    score = _column(columns.score, SCORE_NAMES, names, "score")
     cluster = columns.cluster or first_named(CLUSTER_NAMES, rows)
-    if cluster and cluster not in known:
-        raise ValueError(f"no column {cluster}; there are: {', '.join(known)}")
-    runs: dict[tuple[str, str], dict[str, list[Row]]] = {}
-    for row in rows:
-        key = (text(row.get("model")), text(row.get("seed")))
-        runs.setdefault(key, {}).setdefault(text(row.get("metric")) or score, []).append(row)
+    if cluster and cluster not in names:
+        raise ValueError(f"no column {cluster}; there are: {', '.join(names)}")
     lines = numbers or range(1, len(rows) + 1)
-    number_of = {id(row): _table_score(path, row, score, line) for row, line in zip(rows, lines, strict=True)}
-    of_vlmevalkit = item == "index" and "prediction" in known
-    not_judged = of_vlmevalkit and {number for number in number_of.values() if number < 0} == {NOT_JUDGED}
-    found = []
-    for (model, seed), metrics in runs.items():
-        scored, unscored = {}, []
-        for name, own in metrics.items():
-            pairs = [(row, number_of[id(row)]) for row in own]
-            kept = [(row, n) for row, n in pairs if not (math.isnan(n) or (not_judged and n == NOT_JUDGED))]
-            if len(kept) < len(pairs):
-                with_score = {id(row) for row, _ in kept}
-                unscored.append(explain_unscored(name, [text(r.get(item)) for r in own if id(r) not in with_score]))
-            if kept:
-                scored[name] = score_items([row for row, _ in kept], [number for _, number in kept], item, cluster)
-        notes = [f"items: {item}", f"scores: {score}", explain_clusters(cluster), *unscored]
+    values = [_table_score(path, row, score, line) for row, line in zip(rows, lines, strict=True)]
+    negative = {value for value in values if value < 0}
+    not_judged = item == "index" and "prediction" in names and negative == {NOT_JUDGED}  # a table of VLMEvalKit
+    if not_judged:
+        values = [math.nan if value == NOT_JUDGED else value for value in values]
+    # (model, seed) -> metric -> its rows and their scores; NaN: no score
+    tables: dict[tuple[str, str], dict[str, list[tuple[Row, float]]]] = {}
+    for row, value in zip(rows, values, strict=True):
+        metrics = tables.setdefault((text(row.get("model")), text(row.get("seed"))), {})
+        metrics.setdefault(text(row.get("metric")) or score, []).append((row, value))
+    runs = []
+    for (model, seed), metrics in tables.items():
+        notes = [f"items: {item}", f"scores: {score}", explain_clusters(cluster)]
+        scored = {}
+        for name, pairs in metrics.items():
+            if unscored := [text(row.get(item)) for row, value in pairs if math.isnan(value)]:
+                notes.append(explain_unscored(name, unscored))
+            pairs = [(row, value) for row, value in pairs if not math.isnan(value)]
+            if pairs:
+                scored[name] = score_items([row for row, _ in pairs], [value for _, value in pairs], item, cluster)
         if not_judged:
             notes.append("a score of -1 is VLMEvalKit's for an answer that was not judged")
-        found.append(Run(model=model, seed=seed, source=path, metrics=scored, notes=notes))
-    return found
+        runs.append(Run(model=model, seed=seed, source=path, metrics=scored, notes=notes))
+    return runs
 
 
 def _table_score(path: Path, row: Row, column: str, line: int) -> float:
@@ -179,30 +172,32 @@ def _table_score(path: Path, row: Row, column: str, line: int) -> float:
 
     VLMEvalKit's `eval_score` is the mean of `eval_match`, for some datasets a distance. The score is computed from the
     latter as VLMEvalKit's own totals are (`hit_calculate`): the dataset is in the file's name.
-
-    Raises:
-        ValueError: the cell has something else than a number.
     """
     if column == "eval_score" and row.get("eval_match") not in ("", None):
-        matches = row["eval_match"]
-        matches = [float(one) for one in (ast.literal_eval(matches) if isinstance(matches, str) else matches)]
+        cell = row["eval_match"]
+        matches = [float(match) for match in (ast.literal_eval(cell) if isinstance(cell, str) else cell)]
         if any(name in path.name for name in ("DocVQA", "InfoVQA")):
             similarity = 1 - min(matches)  # ANLS, with its threshold
             return similarity if similarity >= 0.5 else 0.0
-        return max(matches) if any(name in path.name for name in ("ChartQA", "OCRVQA")) else sum(matches) / len(matches)
+        if any(name in path.name for name in ("ChartQA", "OCRVQA")):
+            return max(matches)
+        return sum(matches) / len(matches)
     value = row.get(column)
     if value is None or (isinstance(value, str) and not value.strip()):
         return math.nan
-    words = {"true": 1.0, "false": 0.0}
-    number = to_float(words.get(value.strip().lower(), value) if isinstance(value, str) else value)
+    if isinstance(value, str):
+        value = {"true": 1.0, "false": 0.0}.get(value.strip().lower(), value)
+    number = to_float(value)
     if number is None:
         raise ValueError(f"line {line}: {column} is {value!r}, not a number")
     return number
 
 
-def _column(stated: str, usual: Iterable[str], known: Sequence[str], option: str) -> str:
-    found = stated if stated in known else "" if stated else next((name for name in usual if name in known), "")
-    if not found:
-        missing = f"no column {stated}" if stated else f"no column {' or '.join(usual)}"
-        raise ValueError(f"{missing}; there are: {', '.join(map(str, known))}. Name one with --{option}")
-    return found
+def _column(stated: str, usual: Iterable[str], names: Sequence[str], option: str) -> str:
+    """Return the stated column, or else the first of the usual ones that the table has."""
+    candidates = [stated] if stated else list(usual)
+    for name in candidates:
+        if name in names:
+            return name
+    there_are = ", ".join(map(str, names))
+    raise ValueError(f"no column {' or '.join(candidates)}; there are: {there_are}. Name one with --{option}")
