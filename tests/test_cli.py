@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,7 @@ from vlp_models.common.portable import VARIABLES
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.params import load_params
-from vlp_models.pipeline.checked_params import check_params
-from vlp_models.pipeline.stages.plan import check_current
+from vlp_models.pipeline.stages.plan import check_current, check_params
 from vlp_models.registry import receipts
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".dvc").mkdir()
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "write_plan", lambda: False)
+    monkeypatch.setattr(pipeline, "write_plan", lambda: (False, SimpleNamespace(regions=True)))
     return tmp_path
 
 
@@ -157,4 +157,4 @@ def test_a_project_with_crlf_line_ends_can_be_changed_again_and_again(project: P
         content = path.read_bytes()
         assert b"\r\r" not in content and content.count(b"\r\n") == content.count(b"\n")
     params, workspace = load_params(file), Workspace()
-    check_current(params, workspace, check_params(params, project))
+    check_current(params, workspace, check_params(params))

@@ -167,8 +167,8 @@ def _params(root: Path) -> Iterator[Finding]:
     from vlp_models.common.workspace import Workspace
     from vlp_models.errors import VLPError
     from vlp_models.params import load_params
-    from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.dvc.external import explain_roots, find_untracked, named_sources
+    from vlp_models.pipeline.stages.plan import check_params
 
     if not (root / "params.yaml").exists():
         yield Finding("problem", "params.yaml", f"{root}: not found; run this in a project's folder")
@@ -180,7 +180,7 @@ def _params(root: Path) -> Iterator[Finding]:
         return
     missing = [text.removeprefix("params.yaml: ") for text in explain_roots(params, root)]
     try:
-        check_installed(named_sources(params, regions="regions" in check_params(params, root).kinds.values()))
+        check_installed(named_sources(params, regions=check_params(params).regions))
     except VLPError as error:
         missing.append(str(error).removeprefix("params.yaml: "))
     for text in missing:

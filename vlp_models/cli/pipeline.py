@@ -19,6 +19,7 @@ from vlp_models.errors import ParamsError, TrackingError, VLPError
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import Params
+    from vlp_models.pipeline.stages.plan import PlanFacts
 
 LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
 
@@ -72,7 +73,7 @@ def use(
         merged = merge_overlay(file, found, assign or [])
         if pins := _pin_roots(merged.params):
             merged = merge_overlay(file, found, [*(assign or []), *(f"{key}={root}" for key, root in pins.items())])
-        planned = plan_files(merged.params, workspace, merged.raw)
+        planned = plan_files(merged.params, workspace, merged.facts, merged.raw)
         write_together({file: merged.text, **planned})
     for line in merged.changes:
         print(line)
@@ -115,7 +116,7 @@ def plan() -> None:
     # `vlp ingest` creates its dataset with the first batch, which a flow does after this.
     check_roots(params, workspace.root, ingested=False)
     notes = _notes(params, workspace, strict=True)
-    if write_plan():
+    if write_plan()[0]:
         print("dvc.yaml updated")
     elif is_generated(Path.cwd()):
         print("dvc.yaml is up to date")
@@ -241,8 +242,11 @@ def _check_stage(name: str) -> None:
         raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")
 
 
-def write_plan() -> bool:
-    """Write dvc.yaml from params.yaml and record the packages it uses. Return whether dvc.yaml changed.
+def write_plan() -> tuple[bool, PlanFacts]:
+    """Write dvc.yaml from params.yaml and record the packages it uses.
+
+    Returns:
+        Whether dvc.yaml changed, and what the check of params.yaml found out.
 
     Raises:
         ParamsError: DVC cannot read params.yaml, or a run is not possible.
@@ -251,15 +255,15 @@ def write_plan() -> bool:
     from vlp_models.common.io import write_together
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.dvc.dvc_yaml import FILE
+    from vlp_models.pipeline.stages.plan import check_params
 
     params, workspace = load_params(), Workspace()
     _check_dvc_reads(Path("params.yaml"))
-    check_params(params, workspace.root)
-    files = plan_files(params, workspace)
+    facts = check_params(params)
+    files = plan_files(params, workspace, facts)
     write_together(files)
-    return workspace.root / FILE in files
+    return workspace.root / FILE in files, facts
 
 
 def _check_dvc_reads(params_file: Path) -> None:
@@ -281,26 +285,27 @@ def _check_dvc_reads(params_file: Path) -> None:
         raise ParamsError(f"{params_file}: DVC cannot read it, {reason}{quotes}") from None
 
 
-def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | None = None) -> dict[Path, str]:
+def plan_files(
+    params: Params, workspace: Workspace, facts: PlanFacts, raw: Mapping[str, Any] | None = None
+) -> dict[Path, str]:
     """Return path -> new text of dvc.yaml and of the records of packages, those that must change.
 
     Args:
+        facts: of these params, from their check.
         raw: params.yaml as plain data; default: read it.
 
     Raises:
-        ParamsError: a run is not possible.
         MissingToolError: a package that params.yaml names is not installed.
     """
     from vlp_models.common.io import is_same_text
     from vlp_models.common.packages import OWN_RECORD, outdated_records, own_record
-    from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
     from vlp_models.pipeline.dvc.external import named_sources
     from vlp_models.pipeline.stages.plan import planned
     from vlp_models.registry.sinks import check_sinks
 
     check_sinks(params.tracking)
-    sources = named_sources(params, regions="regions" in check_params(params, workspace.root).kinds.values())
+    sources = named_sources(params, regions=facts.regions)
     files = outdated_records(sources, workspace.root) | own_record(workspace.root)
     if OWN_RECORD in (path.relative_to(workspace.root).as_posix() for path in files):
         _print_upgrade(workspace)
@@ -311,7 +316,7 @@ def plan_files(params: Params, workspace: Workspace, raw: Mapping[str, Any] | No
             file=sys.stderr,
         )
         return files
-    text = planned(params, workspace, raw)
+    text = planned(params, workspace, raw, facts)
     if not file.exists() or not is_same_text(file, text):
         files[file] = text
     return files
@@ -356,7 +361,6 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.common.progress import clock
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.checked_params import check_params
     from vlp_models.pipeline.data_sizes import explain_sizes
     from vlp_models.pipeline.dvc.consistency import clear_records
     from vlp_models.pipeline.dvc.external import check_files, check_roots
@@ -371,11 +375,11 @@ def run_pipeline(targets: list[str]) -> int:
         check_roots(params, workspace.root, read)
     with run_lock(workspace, "run"):
         before = read_scores(summary)  # DVC deletes the file before the stage `report`
-        if write_plan():
+        updated, facts = write_plan()
+        if updated:
             print("dvc.yaml updated from params.yaml", file=sys.stderr)
         if not targets:
-            kinds = check_params(params, workspace.root).kinds
-            check_files(params, workspace.root, regions="regions" in kinds.values())
+            check_files(params, workspace.root, regions=facts.regions)
         first = not (workspace.root / LOCK_FILE).exists()  # later, `vlp plan` prints it
         for line in (*(explain_sizes(params, workspace) if first else ()), *repair(workspace.root)):
             print(line, file=sys.stderr)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import write_together
 from vlp_models.common.redaction import redacted
@@ -24,6 +24,9 @@ from vlp_models.errors import ParamsError
 from vlp_models.params import Params, parse_params, to_plain
 from vlp_models.params.load import explain_yaml_error, parse_yaml, read_plain, read_yaml_text
 from vlp_models.params.schema import suggestion
+
+if TYPE_CHECKING:
+    from vlp_models.pipeline.stages.plan import PlanFacts
 
 PACKAGED = Path(__file__).parents[1] / "presets"
 
@@ -39,12 +42,16 @@ DEFINING = {
 
 @dataclass(frozen=True)
 class Overlay:
-    """The result of a merge that is not written yet. changes: one line per changed key, `key: old -> new`."""
+    """The result of a merge that is not written yet.
+
+    changes: one line per changed key, `key: old -> new`. facts: what the check of the params found out, for dvc.yaml.
+    """
 
     text: str
     raw: dict[str, Any]
     params: Params
     changes: list[str]
+    facts: PlanFacts
 
 
 def find_preset(name: str, root: Path | None = None) -> Path:
@@ -106,7 +113,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     from yaml import AliasEvent, parse
     from yaml import YAMLError as SafeYAMLError
 
-    from vlp_models.pipeline.checked_params import check_params
+    from vlp_models.pipeline.stages.plan import check_params
 
     yaml = YAML()
     yaml.width = 120
@@ -168,8 +175,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         )
         raise ParamsError(f"{params_file}: {difference}: {advice}")
     params = parse_params(raw, str(preset or params_file))
-    check_params(params, params_file.parent)
-    return Overlay(text, raw, params, changes)
+    return Overlay(text, raw, params, changes, facts=check_params(params))
 
 
 def _dump(yaml: Any, document: Any) -> str:

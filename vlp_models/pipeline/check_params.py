@@ -76,17 +76,18 @@ def check_runs(params: Params) -> None:
         _check_pretraining(name, pretraining, params)
     for name, finetuning in params.finetune.items():
         _check_finetuning(name, finetuning, params)
-    for name, augment in params.augment.items():
+    for name, augment in params.augment.items():  # it starts from a fine-tuned captioner
         model, where = _finetuned_model(split_start(augment.start)[1], params)
         _check_length(f"augment.{name}.max_caption_len", augment.max_caption_len, model, where, generated=True)
 
 
 def _check_evaluate(params: Params) -> None:
     """Check the names of tasks and metrics in `evaluate`."""
+    # key of params.yaml -> the metrics that it names
     named = {"evaluate.metrics": params.evaluate.metrics}
-    for name, own in params.evaluate.tasks.items():
+    for name, settings in params.evaluate.tasks.items():
         check_known(name, TASKS, "evaluate.tasks")
-        named[f"evaluate.tasks.{name}.metrics"] = own.metrics or []
+        named[f"evaluate.tasks.{name}.metrics"] = settings.metrics or []
     for where, metrics in named.items():
         for metric in metrics:
             check_known(metric, METRICS, where)
@@ -110,8 +111,9 @@ def _check_model(name: str, model: ModelParams) -> None:
             f"{where}.image_init: {init}`: these weights are for the image side of {' or '.join(IMAGE_READERS)}, not "
             f"of a {model.family}, which reads no pixels; it uses them through `features.source: timm`"
         )
-    unnamed = model.family == "vlmo" and init == "timm" and model.config.get("stem") != "timm"
-    if library_of(init) == "torchvision" or unnamed:
+    # VLMo's weights depend on the timm model, except for its CNN stem, whose config names one.
+    lacks_name = model.family == "vlmo" and init == "timm" and model.config.get("stem") != "timm"
+    if library_of(init) == "torchvision" or lacks_name:
         raise ParamsError(f"{where}.image_init: {init}`: name the timm model, as in timm:vit_base_patch16_224")
     _check_timm(f"models.{name}.image_init", init, pretrained_model_name(init, ""))
     if model.vision_warmup.steps:
@@ -129,7 +131,7 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
 
     model, config_at, where = params.models[run.model], f"models.{run.model}.config", f"pretrain.{name}"
     built = meta_model(model, config_at)
-    with without_weights():
+    with without_weights():  # heads of objectives are built without memory, too
         trained = add_objectives(built, run.recipe.objectives, META_FACTS, f"{where}.recipe.objectives", run.model)
     make_loss(trained, run.recipe, run.scheduled_sampling, name=run.model, section=where)
     check_captions_per_image(where, run, built)
@@ -168,6 +170,7 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
     options = read_options(task, run.options, where=f"finetune.{name}.options")
     if run.augment.captions and task.training_view(options) != "captions":
         raise ParamsError(f"{where}.augment`: {run.task} with these options does not train on captions; remove it")
+    # pairs of options that exclude each other
     if run.texts_per_image > 1 and params.trainer.stream.address:
         raise ParamsError(
             f"{where}.texts_per_image` and `trainer.stream.address` require different orders of the samples; remove "
@@ -181,6 +184,7 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
         )
     if run.lora.rank and not is_installed("peft"):
         raise MissingToolError(f"{where}.lora` needs peft, which is not installed: the extra `lora`")
+    # the model, as its section of params.yaml describes it, and with the configs of the runs that lead to this one
     model_name = params.model_of(name)
     built = meta_model(params.models[model_name], f"models.{model_name}.config")
     if run.lora.rank and getattr(built, "images_per_text", 1) > 1:
@@ -230,15 +234,15 @@ def _check_task(name: str, run: FinetuneParams, task: type[TaskModel], model: nn
 
 
 def _finetuned_model(run: str, params: Params) -> tuple[ModelParams, str]:
-    """Return a fine-tuned model with the configs of its chain of runs applied, and the last place that sets one."""
-    kind, before = split_start(params.finetune[run].start)
-    name = params.model_of(run)
+    """Return a fine-tuned model with the configs of its chain of runs applied, and the last section that sets one."""
+    kind, start = split_start(params.finetune[run].start)
     if kind == "finetune":
-        model, where = _finetuned_model(before, params)
+        model, where = _finetuned_model(start, params)
     else:
+        name = params.model_of(run)
         model, where = params.models[name], f"models.{name}.config"
-    own = params.finetune[run].config
-    return replace(model, config={**model.config, **own}), f"finetune.{run}.config" if own else where
+    config = params.finetune[run].config
+    return replace(model, config={**model.config, **config}), f"finetune.{run}.config" if config else where
 
 
 def _check_length(where: str, length: int, model: ModelParams, config_at: str, *, generated: bool = False) -> None:
@@ -278,16 +282,16 @@ def _check_datasets(where: str, named: Iterable[str], params: Params) -> None:
 def find_in_use(params: Params) -> InUse:
     """Return the views that datasets fill, those that fine-tuning runs train on and predict for, and their metrics.
 
+    Args:
+        params: they have passed `check_runs`.
+
     Raises:
-        ParamsError: an unknown format, view, metric or option of a task.
+        ParamsError: a task of a plugin reads a view that does not exist.
     """
-    from vlp_models.data.formats import filled_views, source_params
+    from vlp_models.data.formats import filled_views
     from vlp_models.data.views import VIEW_MODULES
     from vlp_models.tasks.base import read_options
 
-    _check_evaluate(params)
-    for name, source in params.data.items():
-        source_params(name, source)
     filled = {name: filled_views(source.format) for name, source in params.data.items()}
     trained, tested, metrics = {}, {}, {}
     for name, run in params.finetune.items():

@@ -30,8 +30,8 @@ from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import EXTRA, ItemScores
 from vlp_models.params import Params, parse_params
-from vlp_models.pipeline.checked_params import check_params
 from vlp_models.pipeline.dvc.external import check_files, check_roots, local_inputs
+from vlp_models.pipeline.stages.plan import check_params
 from vlp_models.tasks.judging import main_metric, own_statistic
 from vlp_models.tasks.scoring import read_item_scores
 
@@ -160,7 +160,7 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
         _link_inputs(params, workspace, project)
         try:
             check_roots(params, project)
-            check_files(params, project, regions="regions" in check_params(params, project).kinds.values())
+            check_files(params, project, regions=check_params(params).regions)
         except DataError as error:
             raise DataError(f"{error}; run the command in a project that has what the run reads") from None
         _vlp(project, "use", "--set", "tracking.uri=")  # nothing is registered

@@ -209,7 +209,7 @@ def new(
                 path.write_text(text, encoding="utf-8")
                 written.append(path)
             merged = merge_overlay(params_file, None, [f"plugins.{table}.{name}={target}"])
-            planned = plan_files(merged.params, workspace, merged.raw)
+            planned = plan_files(merged.params, workspace, merged.facts, merged.raw)
             write_together({params_file: merged.text, **planned})
         except BaseException:
             _remove(written, Path.cwd())

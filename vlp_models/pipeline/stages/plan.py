@@ -7,19 +7,38 @@ stages that use it stale.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import is_same_text, output_directory, read_json, write_json
-from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_code
+from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_code, quick_imports
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
-from vlp_models.pipeline.checked_params import PlanFacts, check_params
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
-from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, build_pipeline
+from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, InUse, build_pipeline
 from vlp_models.serving.bundle import SERVING_MODULES
+
+if TYPE_CHECKING:
+    from vlp_models.data.shards.contents import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFacts:
+    """What dvc.yaml depends on besides params.yaml.
+
+    kinds: model -> the kind of image input it reads. used: views and metrics (pipeline/dvc/graph.py).
+    """
+
+    kinds: Mapping[str, Kind]
+    used: InUse
+
+    @property
+    def regions(self) -> bool:
+        """Whether any model reads region features."""
+        return "regions" in self.kinds.values()
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
@@ -29,16 +48,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: dvc.yaml does not match params.yaml, or a check of params.yaml fails.
         MissingToolError: a package that params.yaml names is not installed.
     """
-    from vlp_models.models.meta_model import image_kinds
-    from vlp_models.pipeline.check_params import check_runs, find_in_use
     from vlp_models.registry.sinks import check_sinks
 
-    check_runs(params)
-    facts = PlanFacts(kinds=image_kinds(params), used=find_in_use(params))
+    facts = check_params(params)
     check_current(params, workspace, facts)
-    read = set(facts.kinds.values())
-    check_installed(named_sources(params, regions="regions" in read))
+    check_installed(named_sources(params, regions=facts.regions))
     check_sinks(params.tracking)
+    read = set(facts.kinds.values())
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})
         write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
@@ -47,6 +63,20 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         for kind, names in code_modules().items():
             for name, module in names.items():
                 write_json(directory / "code" / kind / f"{name}.json", _hash_code(kind, name, module))
+
+
+def check_params(params: Params) -> PlanFacts:
+    """Check params.yaml as a whole, which builds every model on torch's meta device; return what the plan needs.
+
+    Raises:
+        ParamsError: see `check_runs`.
+    """
+    with quick_imports():  # torch, which takes most of the time
+        from vlp_models.models.meta_model import image_kinds
+        from vlp_models.pipeline.check_params import check_runs, find_in_use
+
+    check_runs(params)
+    return PlanFacts(kinds=image_kinds(params), used=find_in_use(params))
 
 
 def planned_settings(params: Params, task: str) -> dict[str, Any]:
@@ -78,7 +108,7 @@ def planned(
 
     Args:
         raw: params.yaml as plain data; default: read it.
-        facts: default: those of the last check of equal params.
+        facts: of params that have been checked; default: check them.
 
     Raises:
         ParamsError: a check of params.yaml fails.
@@ -86,7 +116,7 @@ def planned(
     raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
     withdrawn = workspace.withdrawn.exists()
     package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
-    facts = facts or check_params(params, workspace.root)
+    facts = facts or check_params(params)
     return render(build_pipeline(params, raw, kinds=facts.kinds, used=facts.used, withdrawn=withdrawn, package=package))
 
 
