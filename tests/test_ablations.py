@@ -1,4 +1,4 @@
-"""docs/results/claims-tden.md: every command gives valid params, and a model that trains with the stated objectives."""
+"""docs/results/studies.md: every command gives valid params, and a model that trains with the stated objectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vlp_models.params import load_params
 from vlp_models.training.scheduled_sampling import make_loss
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = re.findall(r"`(vlp use [^`]+)`", (ROOT / "docs" / "results" / "claims-tden.md").read_text())
+COMMANDS = re.findall(r"`(vlp use [^`]+)`", (ROOT / "docs" / "results" / "studies.md").read_text())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -137,7 +137,6 @@ PARTS: dict[str, list[Part]] = {
     ],
     "export": [Part()],
     "forgetting": [Part(long=True)],
-    "memory": [Part()],
     "new-data": [Part(long=True)],
     "nlvr": [Part(fresh=True, long=True, replace={"vlp promote nlvr": "vlp promote nlvr --force tiny"})],
     "object-stores": [Part(long=True)],

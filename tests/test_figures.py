@@ -26,7 +26,7 @@ FILLED = {
     "README.md": 9,
     "docs/get-started/demo.md": 9,
     "docs/guides/reproducibility.md": 9,
-    "docs/results/caption-metrics.md": 70,
+    "docs/design/evaluation.md": 70,
     "docs/results/costs.md": 60,
     "docs/results/gate.md": 180,
     "docs/results/leaderboard.md": 130,

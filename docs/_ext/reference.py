@@ -262,7 +262,7 @@ The names in `pretrain.RUN.recipe.objectives` decide what a model is pretrained 
 of its paper. A shared one needs a protocol of the model and no more
 ({src}`vlp_models/models/shared_objectives.py`), so every family that implements the protocol has it,
 [plugins](../guides/plugins.md) as well. Generated from the families at their default configs, VLMo with `image_codes`.
-[A study](../results/claims-objectives.md) compares some of them at equal compute.
+[A study](../results/claims.md#objectives-across-models) compares some of them at equal compute.
 
 - **own**: the family computes it; `own` always comes before `shared`.
 - **shared**: a pass of its own, with a head that exists only if the recipe names the objective.

@@ -376,7 +376,7 @@ def init_head(head: nn.Module, info: CheckpointInfo) -> None:
     """Initialize the linear layers of a new head like the model's own: N(0, init_std), zero biases.
 
     At BERT's 0.02, the head of a small model initialized at 0.08 passes so little gradient that a true/false task stays
-    at chance for 100,000 samples (docs/project/history.md).
+    at chance for 100,000 samples.
     """
     std = float(info.model_config.get("init_std", 0.02))
     for layer in head.modules():

@@ -199,7 +199,7 @@ def block_options(model: nn.Module, params: TrainerParams) -> Iterator[None]:
 def set_threads(model: nn.Module, trainer: TrainerParams) -> None:
     """Set torch's CPU threads to `trainer.torch_threads`.
 
-    0: one for a small model without pixel input (docs/project/history.md has timings), otherwise torch's default. With
+    0: one for a small model without pixel input (docs/design/training.md has timings), otherwise torch's default. With
     one thread a small model gets the same weights no matter how many trainings run in parallel.
     """
     use_portable_kernels()

@@ -135,7 +135,7 @@ def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.O
     settings.
 
     Muon makes the singular values of each update equal. On the synthetic data, tiny models trained from scratch needed
-    fewer samples with it (docs/project/history.md). It adds a cost per update, not per sample.
+    fewer samples with it (docs/design/training.md). It adds a cost per update, not per sample.
 
     Raises:
         ParamsError: the model lacks a group, or nothing is left to train.
