@@ -10,7 +10,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 from vlp_models.flows.artifacts import make_artifacts
 from vlp_models.params import load_params
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_tasks_of_plugins_give_valid_keys(tmp_path: Path) -> None:

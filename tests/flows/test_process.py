@@ -29,7 +29,7 @@ from vlp_models.flows.process import (
 )
 from vlp_models.pipeline.dvc.lock_file import repair
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 # Saves its state when interrupted, as a trainer does, and exits with 75.
 TRAINER = """
 import signal, sys, time

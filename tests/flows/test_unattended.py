@@ -22,7 +22,7 @@ from vlp_models.flows.process import StageFailed, hold_workspace
 from vlp_models.params import FlowParams, Params, load_params
 from vlp_models.pipeline import promotion_commands
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 NAMES = [
     "ingest",
     "drift",

@@ -3,8 +3,7 @@
 A preset has only the keys it changes. A mapping is merged, any other value replaces, `null` deletes a key. The result
 is checked as a whole before anything is written.
 
-Only ruamel.yaml keeps comments. It reads YAML 1.2, and edits an alias or merge key together with its anchor. So the
-same change is made to plain data, read as everything else reads params.yaml (YAML 1.1), and the text must give that.
+Only ruamel.yaml keeps comments. It is set to YAML 1.1, by whose rules params.yaml is read everywhere else.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from contextlib import suppress
+import warnings
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -66,17 +65,16 @@ def find_preset(name: str, root: Path | None = None) -> Path:
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
         return Path(name)
-    known = list_presets(root)
-    if name not in known:
-        raise ParamsError(f"no preset `{name}`{suggestion(name, known)} (`vlp use --list` lists them all)")
-    return known[name]
+    presets = list_presets(root)
+    if name not in presets:
+        raise ParamsError(f"no preset `{name}`{suggestion(name, presets)} (`vlp use --list` lists them all)")
+    return presets[name]
 
 
 def list_presets(root: Path | None = None) -> dict[str, Path]:
     """Return name -> file of the package's presets and of those in the project's folder presets/, sorted by name."""
-    own = Path("presets") if root is None else root / "presets"
-    found = {path.stem: path for folder in (PACKAGED, own) for path in folder.glob("*.yaml")}
-    return dict(sorted(found.items()))
+    folders = (PACKAGED, (root or Path()) / "presets")  # the second one's files replace those of the same name
+    return dict(sorted((path.stem, path) for folder in folders for path in folder.glob("*.yaml")))
 
 
 def describe_preset(path: Path) -> str:
@@ -105,83 +103,92 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     """Merge `preset`, then `key.path=value` assignments, into the content of `params_file`; nothing is written.
 
     Raises:
-        ParamsError: a missing file, a malformed assignment, a result that breaks the schema, a run that is not
-            possible, or a change that YAML aliases do not allow.
+        ParamsError: a missing file, a malformed assignment, a result that breaks the schema, or a run that is not
+            possible.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-    from yaml import AliasEvent, parse
-    from yaml import YAMLError as SafeYAMLError
-
     from vlp_models.pipeline.stages.plan import check_params
 
-    yaml = YAML()
-    yaml.width = 120
-    yaml.preserve_quotes = True
-
-    def parsed(text: str, where: object) -> Any:
-        try:
-            return parse_yaml(text, yaml.load)
-        except (YAMLError, SafeYAMLError, ValueError, NotImplementedError) as error:
-            raise ParamsError(f"{where}: not valid YAML: {explain_yaml_error(error)}") from None
-
-    def read(path: Path) -> Any:
-        try:
-            return parsed(read_yaml_text(path), path)
-        except FileNotFoundError:
-            raise ParamsError(f"{path}: no such file") from None
-
-    original = read_yaml_text(params_file) if params_file.is_file() else ""
-    document = read(params_file)
-    unchanged = _dump(yaml, document)
-    if not isinstance(document, dict):
-        raise ParamsError(f"{params_file}: expected a mapping of params, found {type(document).__name__}")
-    wanted = _plain(read_plain(original, params_file))
+    original, document = _read(params_file)
+    unchanged = _dump(document)
     changes: list[str] = []
     if preset is not None:
-        overlay = read(preset) or {}
-        if not isinstance(overlay, dict):
-            raise ParamsError(f"{preset}: expected a mapping of params, found {type(overlay).__name__}")
+        _, overlay = _read(preset)
         _check_names_free(document, overlay, preset)
-        wanted = _merged_plain(wanted, _plain(overlay))
-        _merge(document, overlay, "", changes, _aliases(document))
+        _merge(document, overlay, "", changes)
     for assignment in assignments:
-        key, separator, text = assignment.partition("=")
-        named = re.split(r"[^\w.@-]", key, maxsplit=1)[0]  # for messages: the value may be secret
-        if not separator:
-            raise ParamsError(f"--set {named}: write it as key.path=value")
-        try:
-            nested: Any = parsed(text, "") if text else ""  # `key=null` removes the key
-        except ParamsError:
-            raise ParamsError(f"--set {named}: the value is not valid YAML; quote it if it is a string") from None
-        for part in reversed(key.split(".")):
-            nested = {part: nested}
-        wanted = _merged_plain(wanted, _plain(nested))
-        _merge(document, nested, "", changes, _aliases(document))
+        _merge(document, _parse_assignment(assignment), "", changes)
     _quote_colons(document)
-    dumped = _dump(yaml, document)
+    dumped = _dump(document)
     text = keep_layout(original, unchanged, dumped)
-    raw: Any = None
-    with suppress(ParamsError):
-        raw = read_plain(text, params_file)
-    if _difference(_plain(raw), wanted):  # a layout that lines cannot be carried over to
-        text, raw = dumped, read_plain(dumped, params_file)
-    if difference := _difference(_plain(raw), wanted):
-        aliases = any(isinstance(event, AliasEvent) for event in parse(original))
-        advice = (
-            "a YAML alias or merge key (`*`, `<<`) shares it with another place; write its value out in both first"
-            if aliases
-            else "write it as a decimal number, or in quotes if it is a text"
-        )
-        raise ParamsError(f"{params_file}: {difference}: {advice}")
+    raw = read_plain(dumped, params_file)
+    # A layout that lines cannot be carried over to gives other values, or no YAML at all.
+    try:
+        is_kept = repr(read_plain(text, params_file)) == repr(raw)  # repr: NaN
+    except ParamsError:
+        is_kept = False
+    if not is_kept:
+        text = dumped.removeprefix(_HEADER)
     params = parse_params(raw, str(preset or params_file))
     return Overlay(text, raw, params, changes, facts=check_params(params))
 
 
-def _dump(yaml: Any, document: Any) -> str:
+_HEADER = "%YAML 1.1\n---\n"  # of every dump
+
+
+def _yaml() -> Any:
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.version = (1, 1)
+    yaml.width = 120
+    yaml.preserve_quotes = True
+    return yaml
+
+
+def _load(text: str, where: object) -> Any:
+    """Load YAML together with its comments."""
+    from ruamel.yaml.error import MantissaNoDotYAML1_1Warning, YAMLError
+    from yaml import YAMLError as SafeYAMLError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # 1e-4, which the schema reads as a number
+            return parse_yaml(text, _yaml().load)
+    except (YAMLError, SafeYAMLError, ValueError, NotImplementedError) as error:
+        raise ParamsError(f"{where}: not valid YAML: {explain_yaml_error(error)}") from None
+
+
+def _read(path: Path) -> tuple[str, Any]:
+    """Return a YAML file's text, and its mapping together with comments."""
+    try:
+        text = read_yaml_text(path)
+    except FileNotFoundError:
+        raise ParamsError(f"{path}: no such file") from None
+    document = _load(text, path)
+    if not isinstance(document, dict):
+        raise ParamsError(f"{path}: expected a mapping of params, found {type(document).__name__}")
+    return text, document
+
+
+def _dump(document: Any) -> str:
     buffer = io.StringIO()
-    yaml.dump(document, buffer)
+    _yaml().dump(document, buffer)
     return buffer.getvalue()
+
+
+def _parse_assignment(assignment: str) -> dict[str, Any]:
+    """Return `a.b=1` as {"a": {"b": 1}}."""
+    key, separator, text = assignment.partition("=")
+    name = re.split(r"[^\w.@-]", key, maxsplit=1)[0]  # for messages: the value may be secret
+    if not separator:
+        raise ParamsError(f"--set {name}: write it as key.path=value")
+    try:
+        value: Any = _load(text, "") if text else ""  # `key=null` removes the key
+    except ParamsError:
+        raise ParamsError(f"--set {name}: the value is not valid YAML; quote it if it is a string") from None
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value  # type: ignore[no-any-return]
 
 
 def keep_layout(original: str, dumped: str, changed: str) -> str:
@@ -196,17 +203,17 @@ def keep_layout(original: str, dumped: str, changed: str) -> str:
     """
     old, before, after = (text.splitlines(keepends=True) for text in (original, dumped, changed))
     # line of `before` -> lines of `old` that it was dumped from; the first line of a group has them all
-    place: dict[int, tuple[int, int]] = {}
+    source: dict[int, tuple[int, int]] = {}
     for _, old_low, old_high, low, high in SequenceMatcher(None, old, before, autojunk=False).get_opcodes():
         if high - low == old_high - old_low:
-            place |= {low + i: (old_low + i, old_low + i + 1) for i in range(high - low)}
+            source |= {low + i: (old_low + i, old_low + i + 1) for i in range(high - low)}
         else:
-            place |= {i: (old_low, old_high) if i == low else (old_high, old_high) for i in range(low, high)}
+            source |= {i: (old_low, old_high) if i == low else (old_high, old_high) for i in range(low, high)}
 
     result: list[str] = []
     for kind, low, high, new_low, new_high in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind == "equal":
-            result += [line for i in range(low, high) for line in old[slice(*place[i])]]
+            result += [line for i in range(low, high) for line in old[slice(*source[i])]]
         else:
             new = after[new_low:new_high]
             tail = _comments_at_end(before[low:high])
@@ -225,13 +232,13 @@ def _comments_at_end(lines: list[str]) -> list[str]:
 def _check_names_free(document: Any, overlay: Any, preset: Path) -> None:
     """Raise a ParamsError if the preset would replace a model or run by another one of the same name."""
     for section, keys in DEFINING.items():
-        entries, others = _mapping(document.get(section)), _mapping(overlay.get(section))
-        for name, entry in others.items():
+        entries, new_entries = _mapping(document.get(section)), _mapping(overlay.get(section))
+        for name, entry in new_entries.items():
             for key in keys:
-                there, new = _mapping(entries.get(name)).get(key), _mapping(entry).get(key)
-                if there is not None and new is not None and there != new:
+                old, new = _mapping(entries.get(name)).get(key), _mapping(entry).get(key)
+                if old is not None and new is not None and old != new:
                     raise ParamsError(
-                        f"{preset}: the name `{section}.{name}` is used by an entry with `{key}: {there}`, not `{key}: "
+                        f"{preset}: the name `{section}.{name}` is used by an entry with `{key}: {old}`, not `{key}: "
                         f"{new}`; rename one of the two, or remove the other: `vlp use --set {section}.{name}=null`"
                     )
 
@@ -241,116 +248,33 @@ def _mapping(value: Any) -> Any:
     return value if isinstance(value, dict) else {}
 
 
-def _aliases(document: Any) -> set[tuple[int, Any]]:
-    """Return (id of a mapping, key) of the mappings that stand in another place, too, and there first.
+def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
+    """Merge a mapping into another one in place, and add a line to `changes` for each key that differs then."""
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, SingleQuotedScalarString
 
-    These are aliases, and what a merge key brings.
-    """
-    seen: set[int] = set()
-    found: set[tuple[int, Any]] = set()
-
-    def visit(node: Any) -> None:
-        for key, inner in list(node.items() if isinstance(node, dict) else enumerate(node)):
-            if isinstance(inner, dict | list):
-                if id(inner) in seen:
-                    found.add((id(node), key))
-                else:
-                    seen.add(id(inner))
-                    visit(inner)
-
-    visit(document)
-    return found
-
-
-def _merge(target: Any, overlay: Any, where: str, changes: list[str], aliases: set[tuple[int, Any]]) -> None:
     for key, value in overlay.items():
-        place = f"{where}.{key}" if where else str(key)
+        path = f"{where}.{key}" if where else str(key)
+        old = target.get(key)
         if value is None:
             if key in target:
                 del target[key]
-                changes.append(f"{place}: removed")
-        elif isinstance(value, dict) and isinstance(target.get(key), dict):
-            if (id(target), key) in aliases:
-                target[key] = _copy(target[key])
-            _merge(target[key], value, place, changes, aliases)
-            if not target[key]:
-                target[key] = type(target[key])()  # if emptied in place, ruamel writes `{}` below the comment
+                changes.append(f"{path}: removed")
+        elif isinstance(value, dict) and isinstance(old, dict):
+            _merge(old, value, path, changes)
+            if not old:
+                target[key] = type(old)()  # if emptied in place, ruamel writes `{}` below the comment
         elif not _only_deletes(value):
             _drop_nulls(value)
-            if key not in target or _plain(target[key]) != _plain(value):
-                before = _short(str(key), target[key]) if key in target else "(new)"
-                changes.append(f"{place}: {before} -> {_short(str(key), value)}")
-                target[key] = _quoted_like(_quote_unclear(value), target.get(key))
+            if key not in target or to_plain(old) != to_plain(value):
+                before = _short(str(key), old) if key in target else "(new)"
+                changes.append(f"{path}: {before} -> {_short(str(key), value)}")
+                is_quoted = isinstance(old, DoubleQuotedScalarString | SingleQuotedScalarString)
+                target[key] = type(old)(value) if is_quoted and isinstance(value, str) else value
 
 
 def _only_deletes(value: Any) -> bool:
     """Return whether a mapping has nulls alone, at any depth: it creates nothing where its key is missing."""
     return value is None or (isinstance(value, dict) and bool(value) and all(map(_only_deletes, value.values())))
-
-
-def _merged_plain(target: Any, overlay: Any) -> Any:
-    """Return what `_merge` makes of plain data; neither is changed."""
-    if not isinstance(overlay, dict):
-        return overlay
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in overlay.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(result.get(key), dict) or not _only_deletes(value):
-            result[key] = _merged_plain(result.get(key), value)
-    return result
-
-
-def _difference(found: Any, wanted: Any, where: str = "") -> str:
-    """Return a sentence on the first value of plain data that is not as wanted; empty if all are."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        inner = (
-            _difference(found.get(key), wanted.get(key), f"{where}.{key}" if where else key)
-            for key in {**wanted, **found}
-        )
-        return next(filter(None, inner), "")
-    if isinstance(found, str) and isinstance(wanted, float):  # YAML 1.1 reads 1e-4 as text, and the schema as a number
-        with suppress(ValueError):
-            found = float(found)
-    if found == wanted or repr(found) == repr(wanted):  # repr: NaN
-        return ""
-    key = where.rpartition(".")[2]
-    old, new = ("absent" if value is None else _short(key, value) for value in (found, wanted))
-    return f"`{where}` would be {old} instead of {new}"
-
-
-def _copy(mapping: Any) -> Any:
-    """Return a mapping of the same values in the same style that shares nothing with this one."""
-    from ruamel.yaml.comments import CommentedMap
-
-    copy = CommentedMap(_plain(mapping))
-    if hasattr(mapping, "fa") and mapping.fa.flow_style():
-        copy.fa.set_flow_style()
-    return copy
-
-
-def _quote_unclear(value: Any) -> Any:
-    """Return a new value with quotes around the strings that YAML 1.1 reads as something else: on, yes, 1:30."""
-    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, PlainScalarString, ScalarString
-    from yaml import ScalarNode
-    from yaml.resolver import Resolver
-
-    if isinstance(value, dict | list):
-        for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            if (quoted := _quote_unclear(inner)) is not inner:
-                value[key] = quoted
-    bare = isinstance(value, str) and (not isinstance(value, ScalarString) or isinstance(value, PlainScalarString))
-    if bare and Resolver().resolve(ScalarNode, value, (True, False)) != Resolver.DEFAULT_SCALAR_TAG:
-        return DoubleQuotedScalarString(value)
-    return value
-
-
-def _quoted_like(value: Any, before: Any) -> Any:
-    """Return a string with the quotes of the one that it replaces."""
-    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, SingleQuotedScalarString
-
-    quoted = isinstance(before, DoubleQuotedScalarString | SingleQuotedScalarString)
-    return type(before)(value) if quoted and isinstance(value, str) else value
 
 
 def _quote_colons(node: Any, *, in_flow: bool = False) -> None:
@@ -375,14 +299,6 @@ def _drop_nulls(value: Any) -> None:
                 _drop_nulls(inner)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    return to_plain(value)
-
-
 def _short(key: str, value: Any) -> str:
-    text = str(redacted({key: _plain(value)})[key])
+    text = str(redacted({key: to_plain(value)})[key])
     return text if len(text) <= 60 else text[:57] + "..."

@@ -202,41 +202,27 @@ def explain_yaml_error(error: Exception) -> str:
 
 
 def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:
-    """Load a YAML text after checking that it is neither too deep nor too large.
+    """Load a YAML text after checking that it is not too deep, too large, or of values that stand for others.
 
-    Both are checked on the stream of events: libyaml recurses in C for each level, and aliases and merge keys expand
-    while they are loaded ("billion laughs": a kilobyte of text that stands for gigabytes). An alias counts as all the
-    values that it repeats.
+    The stream of events is checked: libyaml recurses in C for each level, and aliases expand while they are loaded
+    ("billion laughs": a kilobyte of text that stands for gigabytes).
 
     Raises:
-        ValueError, yaml.YAMLError: too deep, too many values, an alias within its own anchor, or not YAML.
+        ValueError, yaml.YAMLError: too deep, too many values, an alias, or not YAML.
     """
     import yaml
 
-    sizes: dict[str, int] = {}  # anchor -> values below it, once it is complete
-    open_nodes: list[tuple[str | None, int]] = []  # anchor, values counted before the node
-    count = 0
+    depth = count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        where = f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
-        if isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((event.anchor, count))
-            count += 1
-            if len(open_nodes) > MAX_DEPTH:
-                raise ValueError(f"{where}: nested more than {MAX_DEPTH} levels deep")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_nodes.pop()
-            if anchor:
-                sizes[anchor] = count - before
-        elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in open_nodes):
-                raise ValueError(f"{where}: the alias *{event.anchor} is within its own anchor")
-            count += sizes.get(event.anchor or "", 1)
-        elif isinstance(event, yaml.ScalarEvent):
-            count += 1
-            if event.anchor:
-                sizes[event.anchor] = 1
+        line = f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"{line}: YAML aliases (`*{event.anchor}`) are not supported; write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"{line}: nested more than {MAX_DEPTH} levels deep")
+        count += isinstance(event, yaml.CollectionStartEvent | yaml.ScalarEvent)
         if count > MAX_VALUES:
-            raise ValueError(f"{where}: more than {MAX_VALUES:,} keys and values")
+            raise ValueError(f"{line}: more than {MAX_VALUES:,} keys and values")
     return load(text)
 
 

@@ -16,7 +16,7 @@ from vlp_models.cli.presets import apply_overlay
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import Params, load_params
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FACTS = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)  # BERT's vocabulary
 PAPER = 260_593_792  # one embedding matrix, one feed-forward net per block; VCR's fused feature needs no pooler
 DEMO = 6_392_064

@@ -19,7 +19,7 @@ from vlp_models.pipeline import parallel_finetune
 from vlp_models.pipeline.dvc import repro
 from vlp_models.registry.client import resolve_task
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from vlp_models.cli.status import status
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import load_params
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_free_ports_and_gradio_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:

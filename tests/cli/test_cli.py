@@ -25,7 +25,7 @@ from vlp_models.params import load_params
 from vlp_models.pipeline.stages.plan import check_current, check_params
 from vlp_models.registry import receipts
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from cloned_project import init_dvc
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 REGISTERED = {
     task: [{"name": f"vlp-{task}", "version": 1, "run": f"tden-{task}", "model": "tden", "challenger": True}]
     for task in ("captioning", "vqa")

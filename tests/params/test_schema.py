@@ -17,7 +17,7 @@ from vlp_models.cli.project import SCHEMA, template_files
 from vlp_models.errors import ParamsError
 from vlp_models.params import merged, parse_params
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 VALIDATOR = Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 

@@ -17,7 +17,7 @@ import pytest
 from flow_project import Listener, make_project, set_flow
 from prefect_server import Server
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 TRAINER = """
 import pathlib, signal, sys, time
 def save(*_):

@@ -17,7 +17,7 @@ from vlp_models.common.lock import file_lock
 from vlp_models.common.workspace import Workspace
 from vlp_models.flows.process import hold_workspace
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -1,0 +1,259 @@
+"""params.yaml: the shipped file is valid, and errors name the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vlp_models.cli.presets import apply_overlay
+from vlp_models.errors import ParamsError
+from vlp_models.models import FAMILIES
+from vlp_models.models.meta_model import meta_model
+from vlp_models.params import (
+    ModelParams,
+    OptimizerParams,
+    Params,
+    build,
+    load_params,
+    parse_params,
+    to_plain,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
+    """Write a copy of params.yaml with dotted keys replaced."""
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    for dotted, value in edit.items():
+        *parents, last = dotted.split(".")
+        node = raw
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("defaults.finetune.optimizer.lr", float("nan")),
+        ("defaults.finetune.batch_size", 0),
+        ("defaults.finetune.optimizer.betas", [0.9, 1.0]),
+        ("defaults.finetune.optimizer.ema_decay", 1.0),
+        ("defaults.finetune.optimizer.groups", {"x": {"kind": "sgd", "momentum": 1.0}}),
+        ("defaults.finetune.lora", {"rank": 8, "dropout": 1.0}),
+        ("defaults.pretrain.snapshots", {"keep": 2, "metric": "loss"}),
+        ("validate.max_bad_fraction", 7.0),
+        ("ingest.max_bad_fraction", float("nan")),
+        ("ingest.settle_seconds", -1.0),
+        ("ingest.max_hash_distance", 99),
+        ("ingest.processes", -1),
+        ("drift.max_length_psi", float("nan")),
+        ("drift.min_embedding_p", 7.0),
+        ("drift.images", -1),
+        ("promotion.seed", -1),
+        ("promotion.resamples", 10**9),
+        ("promotion.split", "tset"),
+        ("evaluate.splits", ["x;y"]),
+        ("cluster.workers", -1),
+        ("cluster.cpus", 0),
+        ("cluster.gpus", 2),
+        ("tracking.model_prefix", "a'b"),
+        ("tracking.experiment", ""),
+    ],
+)
+def test_values_out_of_range_are_rejected_with_their_key(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(ParamsError, match=key.rpartition(".")[2]):
+        load_params(edited(tmp_path, {key: value}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "wrong", [{"heads": 0}, {"hidden": 0}, {"dropout": 1.5}, {"attention_dropout": -0.1}, {"intermediate": 0}]
+)
+def test_configs_out_of_range_are_rejected_with_their_key(family: str, wrong: dict[str, float]) -> None:
+    (key,) = wrong
+    with pytest.raises(ParamsError, match=key):
+        meta_model(ModelParams(family=family, config=wrong), "models.a.config")
+
+
+@pytest.mark.parametrize("section", ["generate", "data", "models", "pretrain", "finetune"])
+@pytest.mark.parametrize("name", ["x;touch pwned #", "$(id)", "..", "-x", "a b", "a/b", "a.b", ""])
+def test_names_of_sections_are_safe_in_paths_and_commands(tmp_path: Path, section: str, name: str) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw[section][name] = next(iter(raw[section].values()))
+    with pytest.raises(ParamsError, match="names may contain letters"):
+        parse_params(raw)
+
+
+def test_shipped_params_are_valid_and_plain() -> None:
+    params = load_params(ROOT / "params.yaml")
+    assert params.pretrain["tden"].recipe.objectives.keys() == {"mlm", "moc", "ism", "msg"}
+    assert params.finetune["tden-vqa"].optimizer.muon_lr == 3.0e-3, "from `defaults`"
+    assert params.chain("finetune/tden-vqa") == ["finetune/tden-vqa", "pretrain/tden", "initial/tden"]
+    plain = to_plain(params)
+    assert yaml.safe_load(yaml.safe_dump(plain)) == plain
+    assert to_plain(parse_params(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"pretrain.tden.max_epoch": 3}, r"unknown key `pretrain\.tden\.max_epoch`; did you mean `max_epochs`"),
+        ({"defaults.finetune.optimizer.lrr": 1.0}, r"`finetune\.tden-captioning\.optimizer\.lrr`; did you mean `lr`"),
+        ({"defaults.pretrain.max_epoch": 3}, r"unknown key `defaults\.pretrain\.max_epoch`; did you mean `max_epochs`"),
+        ({"defaults.finetun": {}}, r"unknown key `defaults\.finetun`; did you mean `finetune`"),
+        ({"pretrain.tden.batch_size": "many"}, r"`pretrain\.tden\.batch_size` must be an integer, found 'many'"),
+        ({"pretrain.tden.batch_size": True}, r"`pretrain\.tden\.batch_size` must be an integer"),
+        ({"pretrain.tden.batch_size": 0}, r"`pretrain\.tden\.batch_size: 0` should be greater than 0"),
+        ({"pretrain.tden.recipe.mask_probability": 7.0}, r"mask_probability: 7\.0` should be less than or equal to 1"),
+        ({"validate.max_bad_fraction": 7}, r"`validate\.max_bad_fraction: 7\.0` should be less than"),
+        ({"validate.min_image_side": 3}, r"`validate\.min_image_side: 3` should be greater than or equal to 4"),
+        ({"pretrain.tden.scheduled_sampling.scheme": "aa"}, r"must be one of none, a, b, c.*did you mean `a`"),
+        ({"evaluate.splits": "test"}, r"`evaluate\.splits` must be a list"),
+        ({"models": "tden"}, r"`models` must be a section"),
+        ({"model": {"name": "tden"}}, r"unknown key `model`; did you mean `models`"),
+        ({"pretrain.tden.model": "tdem"}, r"`pretrain\.tden\.model: tdem`: no such model; did you mean `tden`"),
+        ({"pretrain.tden.start": "pretrain/tden"}, r"`pretrain\.tden` starts from itself"),
+        ({"finetune.tden-vqa.start": "tden"}, r"must be initial/MODEL, pretrain/RUN or finetune/RUN"),
+        ({"finetune.tden-vqa.start": "pretrain/tdem"}, r"not found; did you mean `tden`"),
+        ({"finetune.tden-vqa.start": "pretrain/../../etc"}, r"must be initial/MODEL"),
+        ({"generate.x;touch pwned #": {"generator": "objects"}}, "missing key|names may contain letters"),
+    ],
+)
+def test_errors_name_the_key_and_the_nearest_one(tmp_path: Path, edit: dict[str, object], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        load_params(edited(tmp_path, edit))
+
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 50_000, "line 1: nested more than 50 levels deep"),
+        ("{a: " * 3_000, "line 1: nested more than 50 levels deep"),
+        ("a: [" + "x, " * 200_000 + "x]", "line 1: more than 200,000 keys and values"),
+        (LAUGHS, "line 2: YAML aliases (`*a0`) are not supported; write the value out"),
+        ("a: &a [1, *a]", "line 1: YAML aliases (`*a`) are not supported"),
+        ("a: &a {x: 1}\nb: {<<: *a}", "line 2: YAML aliases (`*a`) are not supported"),
+        ("a: " + "9" * 5000, "4300 digits"),
+        ("a: 2026-13-45", "month must be in"),
+    ],
+    ids=["brackets", "braces", "many values", "billion laughs", "own anchor", "merge key", "digits", "date"],
+)
+def test_yaml_that_would_exhaust_stack_or_memory_is_an_error(text: str, message: str, tmp_path: Path) -> None:
+    """Each in its own process, which would crash without the check."""
+    file = tmp_path / "params.yaml"
+    file.write_text(text)
+    script = f"from vlp_models.params import read_yaml\nread_yaml({str(file)!r})\n"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "ParamsError" in done.stderr and message in done.stderr, done.stderr[-500:]
+    original = shutil.copy(ROOT / "params.yaml", tmp_path / "original.yaml")
+    with pytest.raises(ParamsError, match=r"params.yaml: not valid YAML"):  # as a preset
+        apply_overlay(original, file, [])
+    assert original.read_bytes() == (ROOT / "params.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"init": "checkpoints/imported/x", "image_init": "timm:resnet50"},
+            "set `init` .* or `image_init` .*, not both",
+        ),
+        ({"init": "timm:resnet50"}, r"`models\.m`: `init: timm:resnet50` must be a checkpoint .* go to `image_init`"),
+        ({"init": "a/b.safetensors"}, "must be a checkpoint made by `vlp import-checkpoint`"),
+        ({"image_init": "checkpoints/imported/x"}, "`image_init: .*` must be a weights file, .* goes to `init`"),
+    ],
+)
+def test_init_and_image_init_are_checked(model: dict[str, str], message: str) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["models"]["m"] = {"family": "soho", **model}
+    with pytest.raises(ParamsError, match=message):
+        parse_params(raw)
+
+
+def test_a_cycle_of_starts_is_an_error(tmp_path: Path) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "start": "pretrain/tden"}
+    raw["pretrain"]["tden"]["start"] = "pretrain/second"
+    with pytest.raises(ParamsError, match=r"forms a cycle: pretrain/tden -> pretrain/second -> pretrain/tden"):
+        parse_params(raw)
+
+
+def test_a_start_of_another_family_is_an_error() -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["models"]["other"] = {"family": "other"}
+    raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "start": "initial/other"}
+    with pytest.raises(ParamsError, match=r"trains `tden` of the family tden, but starts from initial/other"):
+        parse_params(raw)
+
+
+def test_no_key_has_a_name_that_dvc_ignores() -> None:
+    """DVC's run cache leaves keys called `size` and `nfiles` out of a stage's identity (treeverse/dvc#10296)."""
+
+    def keys(hint: Any) -> Iterator[str]:
+        for inner in typing.get_args(hint):
+            yield from keys(inner)
+        if dataclasses.is_dataclass(hint):
+            for name, of_field in typing.get_type_hints(hint).items():
+                yield name
+                yield from keys(of_field)
+
+    found = set(keys(Params))
+    assert {"side", "vocab_size", "lr"} <= found
+    assert not found & {"size", "nfiles"}
+
+
+def test_scientific_notation_without_a_dot_is_a_number(tmp_path: Path) -> None:
+    """YAML 1.1 reads 1e-4 as text. Also where a number may be null."""
+    groups = {"object_encoder": {"lr": "1e-4"}}
+    edit = {"optimizer.lr": "1e-4", "optimizer.groups": groups}
+    path = edited(tmp_path, {f"defaults.pretrain.{key}": value for key, value in edit.items()})
+    optimizer = load_params(path).pretrain["tden"].optimizer
+    assert (optimizer.lr, optimizer.groups["object_encoder"].lr) == (1e-4, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"lr": "fast"}, r"`o\.groups\.head\.lr` must be a number, found 'fast'"),
+        ({"lr": -1}, r"`o\.groups\.head\.lr: -1\.0` should be greater than or equal to 0"),
+        ({"kind": "adamx"}, r"`o\.groups\.head\.kind` must be one of adamw, .*; did you mean `adam`"),
+    ],
+)
+def test_errors_of_a_value_that_may_be_null_are_those_of_its_type(group: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        build(OptimizerParams, {"lr": 1.0, "groups": {"head": group}}, where="o")
+    assert build(OptimizerParams, {"lr": 1.0, "groups": {"head": {"lr": None}}}, where="o").groups["head"].lr is None
+
+
+def test_missing_file_and_bad_yaml_say_so(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="not found; run in the project root"):
+        load_params(tmp_path / "absent.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1,")
+    with pytest.raises(ParamsError, match="not valid YAML"):
+        load_params(tmp_path / "bad.yaml")
+    (tmp_path / "bad.yaml").write_text("a: 1\n<<<<<<< HEAD\nb: 2\n=======\nb: 3\n>>>>>>> other\n")
+    with pytest.raises(ParamsError, match=r"bad\.yaml:2: git's conflict markers \(<<<<<<< HEAD\); keep one"):
+        load_params(tmp_path / "bad.yaml")
+    (tmp_path / "bad.yaml").write_bytes("trainer: {}\n".encode("utf-16"))
+    with pytest.raises(ParamsError, match=r"bad\.yaml: UTF-16 text; save it as UTF-8"):
+        load_params(tmp_path / "bad.yaml")
+    (tmp_path / "bad.yaml").write_bytes(b"a: 1\nb: caf\xe9\n")
+    with pytest.raises(ParamsError, match=r"bad\.yaml:2: not UTF-8 text"):
+        load_params(tmp_path / "bad.yaml")
