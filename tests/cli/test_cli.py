@@ -24,6 +24,7 @@ from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages.plan import check_current, check_params
 from vlp_models.registry import receipts
+from vlp_models.registry.client import resolve_task
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,3 +159,10 @@ def test_a_project_with_crlf_line_ends_can_be_changed_again_and_again(project: P
         assert b"\r\r" not in content and content.count(b"\r\n") == content.count(b"\n")
     params, workspace = load_params(file), Workspace()
     check_current(params, workspace, check_params(params))
+
+
+def test_a_model_is_accepted_for_its_task(project: Path) -> None:
+    tracking = load_params(project / "params.yaml").tracking
+    assert resolve_task(tracking, "vlp-vqa") == resolve_task(tracking, "vqa") == "vqa"
+    with pytest.raises(ParamsError, match="vlp-vqq: no such task"):
+        resolve_task(tracking, "vlp-vqq")

@@ -67,9 +67,8 @@ def print_findings() -> None:
     styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
     console, failed = Console(), False
     for finding in examine(Path.cwd()):
-        console.print(
-            Text(f"{finding.level:8}", styles[finding.level]), Text(f"{finding.subject:18}", "bold"), finding.text
-        )
+        subject = Text(f"{finding.subject:18}", "bold")
+        console.print(Text(f"{finding.level:8}", styles[finding.level]), subject, Text(finding.text))
         failed |= finding.level == "problem"
     raise typer.Exit(int(failed))
 

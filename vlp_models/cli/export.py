@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlp_models.errors import DataError, ParamsError
+
+if TYPE_CHECKING:
+    from vlp_models.registry.licenses import BorrowedWeights
 
 FORMATS = ("hf",)
 WEIGHTS = ("float32", "int8")
@@ -49,13 +53,11 @@ def export(
 
     Example: `vlp export captioning my-captioner`
     """
-    if to not in FORMATS:
-        raise ParamsError(f"vlp export: --to {to}: unknown layout; known: {', '.join(FORMATS)}")
-    if weights not in WEIGHTS:
-        raise ParamsError(f"vlp export: --weights {weights}: unknown; known: {', '.join(WEIGHTS)}")
+    for option, value, values in (("--to", to, FORMATS), ("--weights", weights, WEIGHTS)):
+        if value not in values:
+            raise ParamsError(f"vlp export: {option} {value}: unknown; known: {', '.join(values)}")
     if margin is not None and weights != "int8":
         raise ParamsError("vlp export: --margin is for --weights int8")
-    from contextlib import ExitStack
 
     from vlp_models.common.workspace import SEARCH, Workspace
     from vlp_models.params import load_params
@@ -69,51 +71,61 @@ def export(
     from vlp_models.serving.export import check_target, write_export
     from vlp_models.tasks.caption_search import CAPTIONS
 
-    check_target(Path(directory))
+    target = Path(directory)
+    check_target(target)
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
-        found = resolve_version(client, params.tracking, version)
-        bundle = download_verified_bundle(found)
-        lineage, scores = read_lineage(client, found), read_scores(client, found)
-    name = f"{found.name} version {found.version}"
+        registered = resolve_version(client, params.tracking, version)
+        bundle = download_verified_bundle(registered)
+        lineage, scores = read_lineage(client, registered), read_scores(client, registered)
+    name = f"{registered.name} version {registered.version}"
+
     borrowed = find_borrowed(lineage or {})
-    unknown = [f"{one.role} `{one.source}`" for one in borrowed if not one.license]
-    if lineage is None:
-        unknown = ["all weights, since the version has no lineage"]
-    if unknown and not accept_unknown_license:
-        raise DataError(
-            f"{name}: unknown license: {', '.join(unknown)}; find out whether the weights may be passed on, then pass "
-            "--accept-unknown-license"
-        )
-    holds_captions = (bundle / SEARCH / CAPTIONS).exists()
-    with ExitStack() as stack:
-        tested = ""
-        if weights == "int8":
-            original, bundle = bundle, stack.enter_context(int8_bundle(bundle, workspace.root / ".work"))
-            compared = compare_bundles(params, workspace, original, bundle, lineage or {}, margin)
-            tested = str(compared)
-            if not compared.shown:
-                raise DataError(f"{name}: not exported: {tested}; export it with float32, or pass a larger --margin")
+    if not accept_unknown_license:
+        _check_licenses(name, borrowed, lineage)
+    is_quantized, equivalence = weights == "int8", ""
+    with int8_bundle(bundle, workspace.root / ".work") if is_quantized else nullcontext(bundle) as exported:
+        if is_quantized:
+            comparison = compare_bundles(params, workspace, bundle, exported, lineage or {}, margin)
+            equivalence = str(comparison)
+            if not comparison.shown:
+                raise DataError(
+                    f"{name}: not exported: {equivalence}; export it with float32, or pass a larger --margin"
+                )
+        holds_captions = (exported / SEARCH / CAPTIONS).exists()
         card = make_hub_card(
-            title=found.name,
-            info=read_bundle_info(bundle),
+            title=registered.name,
+            info=read_bundle_info(exported),
             scores=scores,
             lineage=lineage or {},
             license=license or hub_identifier(borrowed),
             borrowed=borrowed,
             holds_captions=holds_captions,
-            int8=tested,
+            int8=equivalence,
         )
-        write_export(bundle, Path(directory), card)
-    size = sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
+        write_export(exported, target, card)
+
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     print(f"{directory}: {name}, {size / 2**20:.1f} MB")
-    if tested:
-        print(f"  {tested}")
-    for one in borrowed:
-        print(f"  {one.role} {one.source}: {one.license or 'unknown license'}")
+    if equivalence:
+        print(f"  {equivalence}")
+    for source in borrowed:
+        print(f"  {source.role} {source.source}: {source.license or 'unknown license'}")
     if holds_captions:
         print("  search/ holds captions of training images, which the model looks up")
     if not license and not borrowed:
         print("  no license stated; `--license apache-2.0`, for example, states one in README.md")
     print(f'  from vlp_models import VLP; model = VLP.from_pretrained("{directory}")')
+
+
+def _check_licenses(name: str, borrowed: list[BorrowedWeights], lineage: dict[str, Any] | None) -> None:
+    """Check that the licenses of all weights that the version started from are known."""
+    unknown = [f"{source.role} `{source.source}`" for source in borrowed if not source.license]
+    if lineage is None:
+        unknown = ["all weights, since the version has no lineage"]
+    if unknown:
+        raise DataError(
+            f"{name}: unknown license: {', '.join(unknown)}; find out whether the weights may be passed on, then pass "
+            "--accept-unknown-license"
+        )

@@ -41,19 +41,15 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
     Args:
         before: earlier scores, shown next to those that differ.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from vlp_models.cli.tables import open_console, print_table
 
-    console, before = Console(), before or {}
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120  # a log file has no width; rich would assume 80
+    console, before = open_console(120), before or {}
     tables: dict[str, list[Record]] = {}
     for record in _last_split([record for record in read_json(summary) if record.get("headline")]):
         tables.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
     for title, records in tables.items():
-        order = list(dict.fromkeys(record["metric"] for record in records))
-        records.sort(key=lambda record: order.index(record["metric"]))
+        metrics = list(dict.fromkeys(record["metric"] for record in records))
+        records.sort(key=lambda record: metrics.index(record["metric"]))
         columns = {
             "metric": [record["metric"] for record in records],
             "run": [record["run"] for record in records],
@@ -63,15 +59,13 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
             "best baseline": [_best_baseline(record) for record in records],
             "without leaked items": [_value_without_leaked(record) for record in records],
         }
-        table = Table(title=Text(title, "bold"), title_justify="left", box=None, pad_edge=False, header_style="dim")
-        for name, cells in columns.items():
-            if any(cells):
-                numbers = name in ("score", "before", "without leaked items")
-                words = name in ("metric", "run", "best baseline")
-                table.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=not words)
-        for row in zip(*(cells for cells in columns.values() if any(cells)), strict=True):
-            table.add_row(*(Text(cell) for cell in row))  # Text: brackets in a name are not markup
-        console.print(table)
+        print_table(
+            console,
+            columns,
+            title=title,
+            numbers=("score", "before", "without leaked items"),
+            folded=("metric", "run", "best baseline"),
+        )
 
 
 def print_places(params: Params, workspace: Workspace) -> None:

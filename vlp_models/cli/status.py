@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vlp_models.params import Params
 
 DVC_SECONDS = 60.0  # a workspace of millions of files takes DVC a while
+MAX_STALE = 12  # stages that are listed
+COLUMNS = ("task", "metric", "champion", "challenger", "candidates")
 
 
 @dataclass(kw_only=True)
@@ -43,38 +45,30 @@ def print_status(
     ] = False,
 ) -> None:
     """Show stale stages, running stages, Prefect's server and worker, champions and challengers, the last decision."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from vlp_models.cli.tables import open_console, print_line, print_table
 
-    found = status(Path.cwd(), ask_mlflow=ask_mlflow)
-    console = Console()
-    if found.stale:
-        console.print(
-            Text("stale     ", "yellow"), Text(f"{len(found.stale)} stages; `vlp run` brings them up to date")
-        )
-        for name, reasons in list(found.stale.items())[:12]:
-            console.print(Text(f"            {name:24} {', '.join(reasons)}"))
-        if len(found.stale) > 12:
-            console.print(f"            and {len(found.stale) - 12} more: dvc status")
-    elif not any(note.startswith("dvc") for note in found.notes):
-        console.print(Text("stale     ", "green"), "nothing")
-    for line in found.running or ["nothing"]:
-        console.print(Text("running   ", "cyan"), Text(line))
-    for line in found.prefect:
-        console.print(Text("prefect   ", "cyan"), Text(line))
-    if found.tasks:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        columns = ("task", "metric", "champion", "challenger", "candidates")
-        for name in columns:
-            table.add_column(name, overflow="fold")
-        for row in found.tasks:
-            table.add_row(*(Text(str(row[name])) for name in columns))
-        console.print(table)
-    if found.last:
-        console.print(Text("decision  ", "bold"), Text(describe_entry(found.last)))
-    for note in found.notes:
-        console.print(Text("note      ", "yellow"), Text(note))
+    result = status(Path.cwd(), ask_mlflow=ask_mlflow)
+    console = open_console()
+    if result.stale:
+        count = len(result.stale)
+        print_line(console, "stale", f"{count} stages; `vlp run` brings them up to date", style="yellow")
+        for name, reasons in list(result.stale.items())[:MAX_STALE]:
+            print_line(console, "", f"  {name:24} {', '.join(reasons)}")
+        if count > MAX_STALE:
+            print_line(console, "", f"  and {count - MAX_STALE} more: dvc status")
+    elif not any(note.startswith("dvc") for note in result.notes):
+        print_line(console, "stale", "nothing", style="green")
+    for line in result.running or ["nothing"]:
+        print_line(console, "running", line, style="cyan")
+    for line in result.prefect:
+        print_line(console, "prefect", line, style="cyan")
+    if result.tasks:
+        columns = {name: [row[name] for row in result.tasks] for name in COLUMNS}
+        print_table(console, columns, folded=COLUMNS)
+    if result.last:
+        print_line(console, "decision", describe_entry(result.last), style="bold")
+    for note in result.notes:
+        print_line(console, "note", note, style="yellow")
 
 
 def status(root: Path, *, ask_mlflow: bool = False) -> Status:
@@ -85,22 +79,22 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
     """
     if not (root / "params.yaml").exists():
         raise DataError(f"{root}: no params.yaml here; run this in a project's folder (`vlp init` makes one)")
-    found = Status()
-    _collect_running(root, found)
+    result = Status()
+    _collect_running(root, result)
     try:
-        found.prefect = describe_stack(root)
+        result.prefect = describe_stack(root)
     except VLPError as error:
-        found.notes.append(plain_text(str(error)))
-    _collect_stale(root, found)
+        result.notes.append(plain_text(str(error)))
+    _collect_stale(root, result)
     try:
         from vlp_models.params import load_params
 
         params = load_params(root / "params.yaml")
     except VLPError as error:
-        found.notes.append(plain_text(str(error)))
-        return found
-    _collect_champions(root, params, found, ask_mlflow)
-    return found
+        result.notes.append(plain_text(str(error)))
+        return result
+    _collect_champions(root, params, result, ask_mlflow)
+    return result
 
 
 def describe_entry(entry: dict[str, Any]) -> str:
@@ -114,7 +108,7 @@ def describe_entry(entry: dict[str, Any]) -> str:
     )
 
 
-def _collect_stale(root: Path, found: Status) -> None:
+def _collect_stale(root: Path, result: Status) -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "dvc", "status", "--json"],
@@ -126,24 +120,24 @@ def _collect_stale(root: Path, found: Status) -> None:
             timeout=DVC_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        found.notes.append(f"dvc status timed out after {DVC_SECONDS:.0f} s")
+        result.notes.append(f"dvc status timed out after {DVC_SECONDS:.0f} s")
         return
     except OSError as error:
-        found.notes.append(f"dvc status failed to start: {plain_text(str(error))}")
+        result.notes.append(f"dvc status failed to start: {plain_text(str(error))}")
         return
     try:
         stages = {name: list(changes) for name, changes in json.loads(done.stdout).items()}
     except (ValueError, AttributeError, TypeError):
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         busy = any("busy" in line for line in lines)
-        found.notes.append("dvc status: a stage is running" if busy else f"dvc status: {plain_text(lines[0])}")
+        result.notes.append("dvc status: a stage is running" if busy else f"dvc status: {plain_text(lines[0])}")
     else:
         for name, changes in stages.items():
             reasons = [kind for change in changes for kind in (change if isinstance(change, dict) else [change])]
-            found.stale[name] = list(dict.fromkeys(reasons))
+            result.stale[name] = list(dict.fromkeys(reasons))
 
 
-def _collect_running(root: Path, found: Status) -> None:
+def _collect_running(root: Path, result: Status) -> None:
     """Collect the stages that run in this folder, and the holders of DVC's lock file."""
     import psutil
 
@@ -151,25 +145,23 @@ def _collect_running(root: Path, found: Status) -> None:
 
     here = os.fspath(root.resolve())
     if holder := find_holder(Workspace(root).lock):
-        found.running.append(holder)
+        result.running.append(holder)
     for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
         command = process.info["cmdline"] or []
         if process.info["cwd"] != here or process.info["pid"] == os.getpid():
             continue
-        names = [Path(word).name for word in command]
-        if "vlp" in names[:2] and "stage" in command:
+        if "vlp" in [Path(word).name for word in command[:2]] and "stage" in command:
             stage = command[command.index("stage") + 1 :][:2]
-            key = "-".join(word for word in stage if not word.startswith("-"))
-            progress = _progress(root, key)
-            found.running.append(f"pid {process.info['pid']}: {' '.join(stage)}{progress}")
+            progress = _progress(root, "-".join(word for word in stage if not word.startswith("-")))
+            result.running.append(f"pid {process.info['pid']}: {' '.join(stage)}{progress}")
     try:
         for pid, command_line in sorted(read_holders(root / RWLOCK).items()):
             state = "" if psutil.pid_exists(pid) else " (dead: DVC will release its lock)"
-            found.running.append(f"pid {pid}: {command_line}, holds DVC's lock{state}")
+            result.running.append(f"pid {pid}: {command_line}, holds DVC's lock{state}")
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        found.notes.append(f"dvc: {RWLOCK} cannot be read; if DVC is not running, delete it")
+        result.notes.append(f"dvc: {RWLOCK} cannot be read; if DVC is not running, delete it")
 
 
 def _progress(root: Path, stage: str) -> str:
@@ -185,19 +177,19 @@ def _progress(root: Path, stage: str) -> str:
         return ""
 
 
-def _collect_champions(root: Path, params: Params, found: Status, ask_mlflow: bool) -> None:
+def _collect_champions(root: Path, params: Params, result: Status, ask_mlflow: bool) -> None:
     from vlp_models.registry.promotion.ledger import Ledger, LedgerError, replay
 
     entries: list[dict[str, Any]] = []
     try:
         entries = Ledger(root / params.promotion.ledger).entries()
     except (LedgerError, OSError) as error:
-        found.notes.append(explain_system_error(error))
+        result.notes.append(explain_system_error(error))
     states = replay(entries)
-    found.last = entries[-1] if entries else None
+    result.last = entries[-1] if entries else None
     reports, split = root / "reports", params.promotion.split
     registered = read_registered(reports)
-    aliases = _aliases(root, params, found) if ask_mlflow else None
+    aliases = _aliases(root, params, result) if ask_mlflow else None
     for task in sorted({run.task for run in params.finetune.values()} | registered.keys()):
         model = f"{params.tracking.model_prefix}-{task}"
         metric = params.promotion.gate(task).metric or params.tracking.metric.get(task, "")
@@ -208,54 +200,50 @@ def _collect_champions(root: Path, params: Params, found: Status, ask_mlflow: bo
             champion, challenger = (aliases.get(model, {}).get(name) for name in ("champion", "challenger"))
         if challenger == champion:
             challenger = None
-        row = {"task": task, "metric": metric, "champion": "none", "challenger": "none"}
-        if champion is not None:
-            row["champion"] = f"version {champion}{_describe_run(receipts, champion)}{_value(entries, model, champion)}"
-        if challenger is not None:
-            receipt = next((r for r in receipts if r["version"] == challenger), None)
-            value = None if receipt is None else read_value(reports, receipt, metric, split)
-            row["challenger"] = f"version {challenger}{_describe_run(receipts, challenger)}{_format_value(value)}"
-        others = [r for r in receipts if r["version"] not in (champion, challenger)]
-        row["candidates"] = "; ".join(
-            f"version {r['version']}{_describe_run(receipts, r['version'])}"
-            + _format_value(read_value(reports, r, metric, split))
-            for r in others
+        # The champion's value is that of the ledger, which outlives its workspace; the others' are those of this one.
+        values = {r["version"]: read_value(reports, r, metric, split) for r in receipts}
+        champion_value = None if champion is None else _champion_value(entries, model, champion)
+        others = [r["version"] for r in receipts if r["version"] not in (champion, challenger)]
+        result.tasks.append(
+            {
+                "task": task,
+                "metric": metric,
+                "champion": _describe_version(champion, receipts, champion_value),
+                "challenger": _describe_version(challenger, receipts, values.get(challenger)),
+                "candidates": "; ".join(_describe_version(version, receipts, values[version]) for version in others),
+            }
         )
-        found.tasks.append(row)
 
 
-def _aliases(root: Path, params: Params, found: Status) -> dict[str, dict[str, int]]:
+def _aliases(root: Path, params: Params, result: Status) -> dict[str, dict[str, int]]:
     try:
         from vlp_models.registry.client import connect
 
         if gone := find_lost_versions(params.tracking, root):
-            found.notes.append(f"MLflow has lost {', '.join(gone)}; `vlp run register` registers again")
+            result.notes.append(f"MLflow has lost {', '.join(gone)}; `vlp run register` registers again")
         client = connect(params.tracking, root)
         return {m.name: {k: int(v) for k, v in m.aliases.items()} for m in client.search_registered_models()}
     except Exception as error:  # whatever MLflow raises: the rest is still worth showing
-        found.notes.append(redact(f"MLflow: {first_line(error)}"))
+        result.notes.append(redact(f"MLflow: {first_line(error)}"))
         return {}
 
 
-def _value(entries: list[dict[str, Any]], model: str, version: int) -> str:
+def _champion_value(entries: list[dict[str, Any]], model: str, version: int) -> float | None:
     """Return the champion's last measured value, from the ledger."""
     for entry in reversed(entries):
         numbers = entry.get("decision", {}).get("numbers", {})
-        if entry["model"] != model:
-            continue
-        if entry["version"] == version and "value" in numbers:
-            return f", {numbers['value']:.2f}"
-        if entry["from"] == version and "champion_value" in numbers:
-            return f", {numbers['champion_value']:.2f}"
-    return ""
+        if entry["model"] == model and entry["version"] == version and "value" in numbers:
+            return float(numbers["value"])
+        if entry["model"] == model and entry["from"] == version and "champion_value" in numbers:
+            return float(numbers["champion_value"])
+    return None
 
 
-def _describe_run(receipts: list[Receipt], version: int) -> str:
-    """Return run and model of a version that this workspace registered."""
+def _describe_version(version: int | None, receipts: list[Receipt], value: float | None) -> str:
+    """Return a version with its value, and with run and model if this workspace registered it."""
+    if version is None:
+        return "none"
     receipt = next((r for r in receipts if r["version"] == version), {})
     names = [str(receipt[name]) for name in ("run", "model") if receipt.get(name)]
-    return f" ({', '.join(dict.fromkeys(names))})" if names else ""
-
-
-def _format_value(value: float | None) -> str:
-    return "" if value is None else f", {value:.2f}"
+    run = f" ({', '.join(dict.fromkeys(names))})" if names else ""
+    return f"version {version}{run}" + ("" if value is None else f", {value:.2f}")

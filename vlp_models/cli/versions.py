@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 from vlp_models.common.workspace import Workspace
@@ -12,9 +11,6 @@ from vlp_models.params import Params
 from vlp_models.registry.client import mlflow_errors
 
 WIDE = 110  # characters that all columns need
-COLUMNS = ("line", "time (UTC)", "action", "version", "run", "model", "before", "value", "gain", "by")
-FIXED = ("line", "time (UTC)", "version", "before", "value", "gain")  # columns that are not broken over lines
-WIDTHS = {"action": 8, "run": 8}  # at least
 STYLES = {"promoted": "green", "rolled back": "yellow", "withdrawn": "yellow", "refused": "red"}
 
 
@@ -27,41 +23,29 @@ def print_history(entries: list[dict[str, Any]], *, as_json: bool = False) -> No
     if not entries:
         print("no decision yet")
         return
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console, rows = Console(), []
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=max(console.width, WIDE))
-    for entry in entries:
-        numbers = entry.get("decision", {}).get("numbers", {})
-        version, before = ("" if entry[key] is None else str(entry[key]) for key in ("version", "from"))
-        rows.append(
-            (
-                Text(str(entry["seq"])),
-                Text(entry["time"][:16].replace("T", " ")),
-                Text(describe_action(entry), STYLES.get(entry["action"], "")),
-                Text(version),
-                Text(entry.get("run", "")),
-                Text(entry.get("run_model", "")),
-                Text(before),
-                Text(f"{numbers['value']:.2f}" if "value" in numbers else ""),
-                Text(f"{numbers['gain']:+.2f}" if "gain" in numbers else ""),
-                Text(entry["by"]),
-            )
-        )
-    columns = {name: cells for name, cells in zip(COLUMNS, zip(*rows, strict=True), strict=True) if any(cells)}
+    from vlp_models.cli.tables import open_console, print_table
+
+    console = open_console(WIDE)
+    decisions = [entry.get("decision", {}) for entry in entries]
+    numbers = [decision.get("numbers", {}) for decision in decisions]
+    columns = {
+        "line": [str(entry["seq"]) for entry in entries],
+        "time (UTC)": [entry["time"][:16].replace("T", " ") for entry in entries],
+        "action": [Text(describe_action(entry), STYLES.get(entry["action"], "")) for entry in entries],
+        "version": [str(entry["version"] or "") for entry in entries],
+        "run": [entry.get("run", "") for entry in entries],
+        "model": [entry.get("run_model", "") for entry in entries],
+        "before": [str(entry["from"] or "") for entry in entries],
+        "value": [f"{values['value']:.2f}" if "value" in values else "" for values in numbers],
+        "gain": [f"{values['gain']:+.2f}" if "gain" in values else "" for values in numbers],
+        "by": [entry["by"] for entry in entries],
+    }
     if console.width < WIDE:  # rich would leave out the last columns
-        columns = {name: cells for name, cells in columns.items() if name not in ("model", "before")}
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in columns:
-        table.add_column(name, no_wrap=name in FIXED, min_width=WIDTHS.get(name), overflow="fold")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    console.print(table)
-    for entry in entries:
-        decision = entry.get("decision", {})
+        del columns["model"], columns["before"]
+    print_table(console, columns, folded=("action", "run", "model", "by"))
+    for entry, decision in zip(entries, decisions, strict=True):
         for reason in decision.get("reasons", []):
             console.print(Text(f"line {entry['seq']}: {reason}"))
         if decision.get("force_reason"):
@@ -81,11 +65,7 @@ def describe_action(entry: dict[str, Any]) -> str:
 def print_lineage(
     params: Params, workspace: Workspace, model: str, *, file: str = "", as_json: bool = False, hashes: bool = False
 ) -> None:
-    """Print the lineage of a registered version, or a file that was kept with it.
-
-    Raises:
-        DataError: no such version or file, or the version has no lineage.
-    """
+    """Print the lineage of a registered version, or a file that is stored with it."""
     from vlp_models.registry.client import connect
     from vlp_models.registry.evaluations import read_lineage, read_lineage_file, read_scores
     from vlp_models.registry.versions import resolve_version
@@ -117,10 +97,11 @@ def rebuild_commands(record: dict[str, Any]) -> list[str]:
     """Return the commands that rebuild the version's checkpoint; raw data is pulled from DVC's remote or generated."""
     commit = record["git_commit"].partition("+")[0]
     name = f"{record['name']}/{record['version']}"
-    kept = [file for file in ("params.yaml", "dvc.lock") if file in record["locks"]]
-    commands = [f"vlp lineage {name} --file {file} > /tmp/{file}" for file in kept]
-    commands += [f"git checkout {commit}"] if commit != "unknown" else []
-    commands += [f"cp /tmp/{file} {file}" for file in kept]
+    files = [file for file in ("params.yaml", "dvc.lock") if file in record["locks"]]
+    commands = [f"vlp lineage {name} --file {file} > /tmp/{file}" for file in files]
+    if commit != "unknown":
+        commands.append(f"git checkout {commit}")
+    commands += [f"cp /tmp/{file} {file}" for file in files]
     return [*commands, "make install", f"dvc repro {record['target']}"]
 
 
@@ -160,8 +141,9 @@ def format_lineage(record: dict[str, Any], *, hashes: bool = False) -> list[str]
     return lines
 
 
-def _inline(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value)
-    parts = ((key, f"({_inline(item)})" if isinstance(item, dict) else str(item)) for key, item in value.items())
-    return ", ".join(f"{key} {text}" for key, text in parts)
+def _inline(counts: dict[str, Any]) -> str:
+    """Return nested counts in a line, such as `images 5, boxes (red 1, blue 2)`."""
+    parts = []
+    for key, value in counts.items():
+        parts.append(f"{key} ({_inline(value)})" if isinstance(value, dict) else f"{key} {value}")
+    return ", ".join(parts)
