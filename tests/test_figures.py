@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.contrib.bundles.run_bundle import MANIFEST, _archive, open_bundle
+from vlp_models.contrib.bundles.run_bundle import MANIFEST, archive_bytes, open_bundle
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
@@ -41,7 +41,7 @@ def changed_bundle(path: Path, folder: Path, name: str, change: Callable[[bytes]
     files = {**bundle.files, name: change(bundle.files[name])}
     hashes = {own: hashlib.sha256(content).hexdigest() for own, content in files.items() if own != MANIFEST}
     files[MANIFEST] = json.dumps({**bundle.manifest, "files": hashes}).encode()
-    (folder / path.name).write_bytes(_archive(files))
+    (folder / path.name).write_bytes(archive_bytes(files))
 
 
 @pytest.fixture

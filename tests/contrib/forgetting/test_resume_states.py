@@ -38,13 +38,13 @@ class Here:
 
     def __init__(self, workspace: Workspace, image: str) -> None:
         self.workspace = workspace
-        self.found = DataVersion(shards=workspace.shards, images=frozenset({image}), complete=True)
+        self.version = DataVersion(shards=workspace.shards, images=frozenset({image}), complete=True)
 
     def of(self, inputs: Any) -> DataVersion:
         """Return the workspace's data if its hashes equal the recorded ones."""
         names = trained_on_inputs(inputs)
         assert names and all(inputs[name] == hash_path(self.workspace.root / name) for name in names)
-        return self.found
+        return self.version
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vlp_models.common.io import hash_file, to_json
+from vlp_models.common.io import atomic_write, hash_file, to_json
 from vlp_models.common.redaction import redact_yaml, redacted
 from vlp_models.common.supervise import command_environment
 from vlp_models.common.workspace import Workspace, require_output
@@ -22,9 +22,9 @@ from vlp_models.contrib.bundles.run_bundle import (
     PARAMS,
     SCORES,
     RunBundle,
+    archive_bytes,
     check_manifest,
     environment,
-    write_bundle,
 )
 from vlp_models.errors import DataError
 from vlp_models.params import Params, parse_params
@@ -74,16 +74,14 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions
     parse_params(bundle.params(), f"{PARAMS} without its secrets", workspace.root)
     if wrong := [finding.text for finding in score(bundle) if finding.equal is False]:
         raise DataError(f"{path}: not written: {wrong[0]}; run `vlp run evaluate@{run}`")
-    write_bundle(bundle)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(archive_bytes(files))
     return bundle
 
 
 def _check_recorded(params: Params, workspace: Workspace, run: str) -> None:
-    """Check that evaluation and weights are those that dvc.lock records, for the present params and data.
-
-    Raises:
-        DataError: they are not, or `dvc status` fails.
-    """
+    """Check that evaluation and weights are those that dvc.lock records, for the present params and data."""
     stages = [f"evaluate@{run}", *(name.replace("/", "@", 1) for name in params.chain(f"finetune/{run}"))]
     command = [sys.executable, "-m", "dvc", "status", "--json", *stages, "plan"]
     done = subprocess.run(command, cwd=workspace.root, env=command_environment(), capture_output=True, text=True)
@@ -91,9 +89,11 @@ def _check_recorded(params: Params, workspace: Workspace, run: str) -> None:
         changed = json.loads(done.stdout)
     except ValueError:
         raise DataError(f"`dvc status evaluate@{run}` failed: {done.stderr.strip()[-500:]}") from None
-    # Evaluations read the settings that `plan` writes; its other inputs, such as code, are not theirs before a run.
+    # Evaluations read the settings that `plan` writes; the other inputs of `plan`, such as code, do not count.
     plan = [entry.get("changed deps", {}) for entry in changed.pop("plan", []) if isinstance(entry, dict)]
-    wrong = [f"`{PARAMS}: evaluate`"] * any("evaluate" in entry.get(PARAMS, {}) for entry in plan) + sorted(changed)
+    wrong = sorted(changed)
+    if any("evaluate" in entry.get(PARAMS, {}) for entry in plan):
+        wrong.insert(0, f"`{PARAMS}: evaluate`")
     if wrong:
         raise DataError(
             f"{', '.join(wrong)}: changed since {run} was evaluated, so its scores may be of other weights, data or "

@@ -58,7 +58,7 @@ def replay(bundle: RunBundle, level: Level, workspace: Workspace) -> list[Findin
     """
     if level == "score":
         return score(bundle)
-    params = _params_of(bundle, workspace)
+    params = parse_params(bundle.params(), f"{bundle.path}: {PARAMS}", workspace.root)
     if level == "predict":
         return predict(bundle, params, workspace)
     return train(bundle, params, workspace)
@@ -74,42 +74,42 @@ def score(bundle: RunBundle) -> list[Finding]:
     Raises:
         DataError: items.parquet cannot be read, or a metric cannot be computed from it.
     """
-    records, items = _records(bundle.json(SCORES)), bundle_items(bundle)
+    records, items = _records(bundle.json(SCORES)), _bundle_items(bundle)
     main = main_metric(bundle.task)
-    with_items = {main, *(own.metric for own in items)}
+    with_items = {main, *(scores.metric for scores in items)}
     checked: dict[str, list[str]] = {}  # dataset and split -> metrics
     wrong, count = [], 0
-    for own in items:
-        place = f"{own.metric} on {own.dataset} {own.split}"
-        record = records.pop((own.dataset, own.split, own.metric), None)
+    for scores in items:
+        where = f"{scores.metric} on {scores.dataset} {scores.split}"
+        record = records.pop((scores.dataset, scores.split, scores.metric), None)
         if record is None:
-            wrong.append(f"{place}: has items, but no score")
+            wrong.append(f"{where}: has items, but no score")
             continue
-        if record["n"] != len(own.items):
-            wrong.append(f"{place}: n is {record['n']}, and it has {len(own.items)} items")
-        is_extra = bool(record.get(EXTRA)) and own.metric != main
-        statistic = None if is_extra else own_statistic(bundle.task, own.metric)
-        if own.statistic != (statistic or own.statistic):
-            wrong.append(f"{place}: its items have the statistic {own.statistic}, not {statistic}")
+        if record["n"] != len(scores.items):
+            wrong.append(f"{where}: n is {record['n']}, and it has {len(scores.items)} items")
+        is_extra = bool(record.get(EXTRA)) and scores.metric != main
+        statistic = None if is_extra else own_statistic(bundle.task, scores.metric)
+        if statistic and scores.statistic != statistic:
+            wrong.append(f"{where}: its items have the statistic {scores.statistic}, not {statistic}")
         try:
-            evidence = own.evidence()
+            evidence = scores.evidence()
             value = float(evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0])
             ends = interval(evidence, resamples=bundle.manifest["bootstrap"], seed=record["seed"]) or (None, None)
         except (ArithmeticError, IndexError, ValueError) as error:
-            raise DataError(f"{bundle.path}: {ITEMS}: cannot compute {place}: {error}") from None
-        for name, found in zip(("value", "low", "high"), (value, *ends), strict=True):
-            count += found is not None
-            if not _equal(record[name], found):
-                wrong.append(f"{place}: {name} {record[name]}, from its items {found}")
-        name = own.metric if statistic else f"{own.metric}, by its statistic {own.statistic!r}"
-        checked.setdefault(f"{own.dataset} {own.split}", []).append(name)
+            raise DataError(f"{bundle.path}: {ITEMS}: cannot compute {where}: {error}") from None
+        for name, number in zip(("value", "low", "high"), (value, *ends), strict=True):
+            count += number is not None
+            if not _equal(record[name], number):
+                wrong.append(f"{where}: {name} {record[name]}, from its items {number}")
+        name = scores.metric if statistic else f"{scores.metric}, by its statistic {scores.statistic!r}"
+        checked.setdefault(f"{scores.dataset} {scores.split}", []).append(name)
     for dataset, split, metric in [key for key, record in records.items() if record["value"] is not None]:
         if metric in with_items:
             wrong.append(f"{metric} on {dataset} {split}: has a score, but no items")
             del records[dataset, split, metric]
     if not items:
         wrong.append("no score has items")
-    names = "; ".join(f"{place}: {', '.join(metrics)}" for place, metrics in checked.items())
+    names = "; ".join(f"{where}: {', '.join(metrics)}" for where, metrics in checked.items())
     text = f"{count} values and ends of intervals follow from their items ({names})"
     findings = [Finding(subject="scores", equal=not wrong, text=_list(wrong) or text)]
     if records:
@@ -119,7 +119,7 @@ def score(bundle: RunBundle) -> list[Finding]:
     return findings
 
 
-def bundle_items(bundle: RunBundle) -> list[ItemScores]:
+def _bundle_items(bundle: RunBundle) -> list[ItemScores]:
     return read_item_scores(bundle.files[ITEMS], name=f"{bundle.path}: {ITEMS}")
 
 
@@ -140,8 +140,10 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
             raise DataError(
                 f"{name}: not the bundle's weights; check out its commit and `dvc pull`, or use --level train"
             )
-    if (found := hash_shards(workspace.shards)) != record["data"]:
-        raise DataError(f"data/shards is {found}, the bundle's {record['data']}; `dvc pull` with the bundle's dvc.lock")
+    if (digest := hash_shards(workspace.shards)) != record["data"]:
+        raise DataError(
+            f"data/shards is {digest}, the bundle's {record['data']}; `dvc pull` with the bundle's dvc.lock"
+        )
     with scratch_directory(workspace.root / ".work" / "replay") as folder:
         copy = Workspace(folder)
         for name in ("data", "checkpoints", "plugins", "packages"):
@@ -153,7 +155,7 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
 
 def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
     """Run the pipeline up to the run's evaluation in a new project with the bundle's params.yaml."""
-    with scratch_directory(_place_of_copies(workspace)) as folder:
+    with scratch_directory(_folder_of_copies(workspace)) as folder:
         project = folder / "project"
         _vlp(folder, "init", str(project))
         (project / PARAMS).write_bytes(bundle.files[PARAMS])
@@ -174,16 +176,8 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
         return [*findings, *again, *_explain(bundle, params, findings)]
 
 
-def _params_of(bundle: RunBundle, workspace: Workspace) -> Params:
-    return parse_params(bundle.params(), f"{bundle.path}: {PARAMS}", workspace.root)
-
-
-def _place_of_copies(workspace: Workspace) -> Path:
-    """Return where copies of the project are made, the same at each replay, which removes those of killed ones.
-
-    Raises:
-        DataError: without .work in the workspace: the temporary folder is another user's.
-    """
+def _folder_of_copies(workspace: Workspace) -> Path:
+    """Return where copies of the project are made, the same at each replay, which removes those of killed ones."""
     if (workspace.root / ".work").is_dir():
         return workspace.root / ".work" / "replay"
     folder = Path(tempfile.gettempdir()) / f"vlp-replay-{os.getuid()}"
@@ -197,9 +191,6 @@ def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
     """Copy plugins; link the list of withdrawn images, and the data and files that params.yaml names, if they exist.
 
     The records of packages are not linked: `vlp use` writes them, in the copy.
-
-    Raises:
-        DataError: a path is not below the project, or is in every project.
     """
     if (plugins := workspace.root / PLUGINS).is_dir():  # not a link: Python would have its modules by two paths
         ignored = shutil.ignore_patterns("__pycache__")
@@ -218,11 +209,7 @@ def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
 
 
 def _vlp(folder: Path, *words: str) -> None:
-    """Run a command with its output on this terminal.
-
-    Raises:
-        DataError: it failed.
-    """
+    """Run a command with its output on this terminal."""
     done = subprocess.run([sys.executable, "-m", "vlp_models.cli.main", *words], cwd=folder)
     if done.returncode:
         raise DataError(f"`vlp {' '.join(words)}` failed in the copy of the project, with exit code {done.returncode}")
@@ -244,36 +231,39 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Findin
         findings.append(Finding(subject=name, equal=not differ, text=text))
     wrong = [] if _items_equal(bundle, folder / "items.parquet") else [ITEMS]
     packed = _records(bundle.json(SCORES))
-    found = _records(json.loads((folder / SCORES).read_text(encoding="utf-8")))
-    for key in {**packed, **found}:
-        place = f"{key[2]} on {key[0]} {key[1]}"
-        if key not in packed or key not in found:
-            wrong.append(f"{place}: only {'in the bundle' if key in packed else 'now'}")
+    computed = _records(json.loads((folder / SCORES).read_text(encoding="utf-8")))
+    for key in {**packed, **computed}:
+        where = f"{key[2]} on {key[0]} {key[1]}"
+        if key not in packed or key not in computed:
+            wrong.append(f"{where}: only {'in the bundle' if key in packed else 'now'}")
             continue
         for name in COMPARED:
-            old, new = packed[key].get(name), found[key].get(name)
+            old, new = packed[key].get(name), computed[key].get(name)
             if not _equal(old, new):
-                wrong.append(f"{place}: {name} {json.dumps(old)}, now {json.dumps(new)}")
+                wrong.append(f"{where}: {name} {json.dumps(old)}, now {json.dumps(new)}")
     text = f"all {len(packed)} scores with their intervals, items and baselines are equal"
     return [*findings, Finding(subject="computed again", equal=not wrong and bool(packed), text=_list(wrong) or text)]
 
 
 def _items_equal(bundle: RunBundle, path: Path) -> bool:
-    sides = [bundle_items(bundle), read_item_scores(path)]
-    described = [
-        {(s.dataset, s.split, s.metric): (list(s.items), list(s.groups), s.parts_NK) for s in side} for side in sides
-    ]
-    return described[0].keys() == described[1].keys() and all(
-        items == described[1][key][0]
-        and groups == described[1][key][1]
-        and parts.shape == described[1][key][2].shape
-        and np.allclose(parts, described[1][key][2], rtol=1e-6, atol=1e-9)
-        for key, (items, groups, parts) in described[0].items()
+    """Return whether two items.parquet have the same items, with parts that are equal up to rounding."""
+    packed, computed = (
+        {(scores.dataset, scores.split, scores.metric): scores for scores in item_scores}
+        for item_scores in (_bundle_items(bundle), read_item_scores(path))
     )
+    if packed.keys() != computed.keys():
+        return False
+    for key, a in packed.items():
+        b = computed[key]
+        if list(a.items) != list(b.items) or list(a.groups) != list(b.groups):
+            return False
+        if a.parts_NK.shape != b.parts_NK.shape or not np.allclose(a.parts_NK, b.parts_NK, rtol=1e-6, atol=1e-9):
+            return False
+    return True
 
 
 def _explain(bundle: RunBundle, params: Params, weights: Iterable[Finding]) -> list[Finding]:
-    """Say why weights differ, if they do: what differs between the two environments."""
+    """Explain differing weights, if there are any, by the differences between the two environments."""
     if all(finding.equal for finding in weights):
         return []
     before: Mapping[str, str] = bundle.manifest["environment"]

@@ -20,14 +20,16 @@ import json
 import math
 import platform
 import re
+import stat
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import atomic_write, is_line, read_zip_member
+from vlp_models.common.io import is_line, read_zip_member
 from vlp_models.errors import DataError, MissingToolError
 from vlp_models.params import Params
 from vlp_models.params.load import explain_yaml_error, parse_yaml
@@ -41,8 +43,6 @@ SUFFIX = ".run.zip"
 MAX_BYTES = 1 << 30  # of the file, and unpacked
 MAX_RESAMPLES = 1_000_000  # of an interval, which a replay draws again
 DIGEST = 64  # bytes of the archive's comment
-_HEADER = 30  # bytes of a member's header, without its name
-_MODE = 0o600 << 16  # of every member
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every member: zip's earliest
 
 
@@ -56,7 +56,7 @@ class RunBundle:
 
     @property
     def id(self) -> str:
-        return bundle_id(self.files[MANIFEST])
+        return hashlib.sha256(self.files[MANIFEST]).hexdigest()[:16]
 
     @property
     def run(self) -> str:
@@ -72,10 +72,6 @@ class RunBundle:
     def params(self) -> Any:
         """Return params.yaml as plain data."""
         return _parse_yaml(self.files[PARAMS])
-
-
-def bundle_id(manifest: bytes) -> str:
-    return hashlib.sha256(manifest).hexdigest()[:16]
 
 
 def short_commit(commit: str) -> str:
@@ -100,9 +96,9 @@ def open_bundle(path: Path) -> RunBundle:
         manifest = parse_json(files[MANIFEST])
         if manifest["format"] != FORMAT:
             raise DataError(f"{path}: a bundle of format {manifest['format']!r}; this release reads {FORMAT}")
-        hashes = {name: hashlib.sha256(own).hexdigest() for name, own in files.items() if name != MANIFEST}
+        hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != MANIFEST}
         digest = hashlib.sha256(content[:-DIGEST]).hexdigest().encode()
-        same = manifest["files"] == hashes and digest == content[-DIGEST:]
+        unchanged = manifest["files"] == hashes and digest == content[-DIGEST:]
         check_manifest(manifest, files)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
@@ -110,39 +106,33 @@ def open_bundle(path: Path) -> RunBundle:
         raise
     except Exception as error:  # what a damaged archive raises depends on where it is damaged
         raise DataError(f"{path}: not a run bundle, or damaged: {error}") from None
-    if not same:
+    if not unchanged:
         raise DataError(f"{path}: changed since it was packed; nothing in it can be trusted")
     return RunBundle(path=path, manifest=manifest, files=files)
 
 
 def _check_members(archive: zipfile.ZipFile) -> None:
-    """Check that an archive has the form that `_archive` gives it: different members, one after the other.
-
-    Raises:
-        ValueError: it has not.
-    """
-    members, place = archive.infolist(), 0
+    """Refuse archives that are too large, or that have other members than a bundle: paths, links, repeated names."""
+    members = archive.infolist()
     if (size := sum(member.file_size for member in members)) > MAX_BYTES:
         raise ValueError(f"unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
-    if not all(is_line(member.filename) for member in members):
-        raise ValueError("the name of a member is not a text of one line")
-    if len({member.filename for member in members}) < len(members):
+    names = {member.filename for member in members}
+    if len(names) < len(members):
         raise ValueError("two members have the same name")
     for member in members:
-        if member.header_offset != place:
-            raise ValueError(f"other bytes before {member.filename}")
-        if member.external_attr != _MODE:
-            raise ValueError(f"{member.filename} is a link, or has another mode than a bundle's files")
-        place += _HEADER + len(member.filename.encode()) + member.compress_size
-    if archive.start_dir != place:
-        raise ValueError("other bytes after its members")
+        if member.filename not in REQUIRED and not OTHERS.fullmatch(member.filename):
+            raise ValueError(f"{member.filename!r}: not a file of a bundle")
+        if stat.S_ISLNK(member.external_attr >> 16):
+            raise ValueError(f"{member.filename} is a link")
+    if missing := REQUIRED - names:
+        raise ValueError(f"{', '.join(sorted(missing))} missing")
 
 
 def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     """Check a bundle's manifest, and that its files are of one run.
 
     Raises:
-        ValueError: a key or a file is missing or unknown, a value is invalid, or two files contradict each other.
+        ValueError: a value is missing or invalid, or two files contradict each other.
     """
     for name in ("run", "task", "model", "git_commit"):
         if not is_line(manifest.get(name)):
@@ -155,10 +145,6 @@ def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> N
         values = manifest.get(name)
         if not isinstance(values, dict) or not all(is_line(text) for item in values.items() for text in item):
             raise ValueError(f"{MANIFEST}: {name} does not map names to texts")
-    if missing := REQUIRED - set(files):
-        raise ValueError(f"{', '.join(sorted(missing))} missing")
-    if unknown := sorted(name for name in set(files) - REQUIRED if not OTHERS.fullmatch(name)):
-        raise ValueError(f"{', '.join(unknown)}: not a file of a bundle")
     if "mode" not in manifest["environment"]:
         raise ValueError(f"{MANIFEST} has no environment.mode")
     if not any(name.startswith(f"checkpoints/finetune/{manifest['run']}/") for name in manifest["weights"]):
@@ -174,15 +160,11 @@ def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> N
 def _check_same_run(
     manifest: Mapping[str, Any], lineage: Any, records: Sequence[Mapping[str, Any]], params: Any
 ) -> None:
-    """Check that the other files are of the manifest's run. Only the scores may be of an earlier commit.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Check that the other files are of the manifest's run. Only the scores may be of an earlier commit."""
     run, defaults = params["finetune"][manifest["run"]], (params.get("defaults") or {}).get("finetune") or {}
     evaluate = {**lineage["params"]["evaluate"], **(params.get("evaluate") or {})}
     seed = lineage["params"]["finetune"][manifest["run"]]["seed"]
-    found = [
+    values = [
         *((SCORES, name, record.get(name)) for record in records for name in ("run", "task", "model", "seed")),
         *((LINEAGE, name, lineage.get(name)) for name in ("run", "task", "model", "seed", "git_commit")),
         (LINEAGE, "bootstrap", lineage["params"]["evaluate"]["bootstrap"]),
@@ -190,23 +172,18 @@ def _check_same_run(
         (PARAMS, "task", run["task"]),
         (PARAMS, "seed", run.get("seed", defaults.get("seed", seed))),
     ]
-    for file, name, value in found:
+    for file, name, value in values:
         if value != manifest.get(name):
             raise ValueError(f"{name} is {manifest.get(name)!r} in {MANIFEST}, but {value!r} in {file}")
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse JSON that every reader reads alike: UTF-8, and no object has a key twice.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Parse JSON that every reader reads alike: UTF-8, and no object has a key twice (ValueError)."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        if len(dict(pairs)) < len(pairs):
             raise ValueError("a JSON object has a key twice")
-        return found
+        return dict(pairs)
 
     return json.loads(content.decode("utf-8"), object_pairs_hook=unique)
 
@@ -232,14 +209,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0  # not bool
 
 
-def write_bundle(bundle: RunBundle) -> None:
-    """Write a bundle to its path; equal files give equal bytes."""
-    bundle.path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(bundle.path) as temporary:
-        temporary.write_bytes(_archive(bundle.files))
-
-
-def _archive(files: Mapping[str, bytes]) -> bytes:
+def archive_bytes(files: Mapping[str, bytes]) -> bytes:
     """Return the archive of these files, sorted and without times or modes, with the hash of itself at its end."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -251,20 +221,20 @@ def _archive(files: Mapping[str, bytes]) -> bytes:
 
 
 def environment(params: Params) -> dict[str, str]:
-    """Return what digits may depend on."""
-    found = {name: metadata.version(name) for name in ("torch", "numpy")}
-    return {**found, "python": platform.python_version(), "processor": processor(), "mode": params.trainer.reproducible}
-
-
-def processor() -> str:
-    """Return the processor's name and kind."""
-    try:
+    """Return what digits may depend on: versions, the processor, the trainer's mode."""
+    processor = platform.machine()
+    with suppress(OSError):  # only Linux has the file
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    except OSError:
-        return platform.machine()
-    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    name = fields.get("model name", platform.machine())
-    return f"{name} (family {fields.get('cpu family')}, model {fields.get('model')})"
+        fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        model = fields.get("model name", processor)
+        processor = f"{model} (family {fields.get('cpu family')}, model {fields.get('model')})"
+    return {
+        "torch": metadata.version("torch"),
+        "numpy": metadata.version("numpy"),
+        "python": platform.python_version(),
+        "processor": processor,
+        "mode": params.trainer.reproducible,
+    }
 
 
 # ---- Signatures ------------------------------------------------------------------------------------------------------

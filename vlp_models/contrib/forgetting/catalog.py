@@ -48,14 +48,14 @@ class DatasetImage(ImageIdentity):
 
 @dataclass(frozen=True, kw_only=True)
 class Query(ImageIdentity):
-    """An image that the user asked to forget; `name` as it was given."""
+    """An image that the user named; `name` as on the command line."""
 
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundImage:
-    """A dataset image that is a queried image or a copy of it; `how` describes the match."""
+class ImageCopy:
+    """A dataset image that is the queried image `of`, or a copy of it; `how` describes the match."""
 
     image: DatasetImage
     of: str
@@ -76,15 +76,15 @@ class Catalog:
     workspace: Workspace
 
     def __iter__(self) -> Iterator[DatasetImage]:
-        own, seen = dataset_name(self.params), set[str]()
+        ingested, batches_seen = dataset_name(self.params), set[str]()
         for name in self.params.data:
-            for known in read_prepared(require_output(self.workspace.interim(name), f"prepare@{name}")):
-                if known.source == own:
-                    seen.add(known.image_id.removeprefix(f"{own}/").partition("/")[0])
-                yield known
+            for image in read_prepared(require_output(self.workspace.interim(name), f"prepare@{name}")):
+                if image.source == ingested:
+                    batches_seen.add(image.image_id.removeprefix(f"{ingested}/").partition("/")[0])
+                yield image
         for batch in batch_folders(self.workspace.root / self.params.ingest.dataset):
-            if batch.name not in seen:
-                yield from _of_batch(batch, own, self.workspace)
+            if batch.name not in batches_seen:
+                yield from _of_batch(batch, ingested, self.workspace)
 
 
 def read_prepared(directory: Path) -> Iterator[DatasetImage]:
@@ -96,8 +96,7 @@ def read_prepared(directory: Path) -> Iterator[DatasetImage]:
     fingerprints, images = directory / FINGERPRINTS, directory / "images.parquet"
     columns = ["image_id", "source", "split", "path", "sha256"]
     try:
-        rows = zip(_rows(images, columns), _rows(fingerprints), strict=True)
-        for row, fingerprint in rows:
+        for row, fingerprint in zip(_rows(images, columns), _rows(fingerprints, None), strict=True):
             if row["image_id"] != fingerprint["image_id"]:
                 raise ValueError(f"{fingerprint['image_id']} where {row['image_id']} is expected")
             yield DatasetImage(
@@ -109,9 +108,9 @@ def read_prepared(directory: Path) -> Iterator[DatasetImage]:
         raise DataError(f"{fingerprints}: {error}; run `dvc repro -f prepare@{directory.name}`") from None
 
 
-def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, columns: list[str] | None) -> Iterator[dict[str, Any]]:
     with open_parquet(path) as file:
-        for batch in file.iter_batches(BATCH, columns=None if columns is None else list(columns)):
+        for batch in file.iter_batches(BATCH, columns=columns):
             yield from batch.to_pylist()
 
 
@@ -140,29 +139,35 @@ def resolve_queries(
     Raises:
         DataError: names that are none of them.
     """
-    wanted: dict[str, str] = {}
+    name_of: dict[str, str] = {}  # id or path -> the name on the command line
     for name in names:
-        wanted[name] = name
-        wanted[workspace.relative(Path(name))] = name
-    known: dict[str, DatasetImage] = {}
+        name_of[name] = name
+        name_of[workspace.relative(Path(name))] = name
+    listed: dict[str, DatasetImage] = {}
     for image in images:
         for key in (image.image_id, image.path):
-            if key in wanted:
-                known[wanted[key]] = image
-    queries, lost = [], []
+            if key in name_of:
+                listed[name_of[key]] = image
+    queries, unknown = [], []
     for name in dict.fromkeys(names):
-        file = workspace.root / known[name].path if name in known else Path(name)
-        shown = _hash_query(name, file, params) if file.is_file() else None
-        if name in known and (shown is None or shown.sha256 != known[name].sha256):
-            own = known[name]
-            shown = Query(name=name, sha256=own.sha256, pixels=own.pixels, fingerprint=own.fingerprint)
-        if shown is None:
-            lost.append(name)
+        dataset_image = listed.get(name)
+        file = workspace.root / dataset_image.path if dataset_image else Path(name)
+        query = _hash_query(name, file, params) if file.is_file() else None
+        # The file of a listed image may be gone or changed since `prepare` read it.
+        if dataset_image and (query is None or query.sha256 != dataset_image.sha256):
+            query = Query(
+                name=name,
+                sha256=dataset_image.sha256,
+                pixels=dataset_image.pixels,
+                fingerprint=dataset_image.fingerprint,
+            )
+        if query is None:
+            unknown.append(name)
         else:
-            queries.append(shown)
-    if lost:
+            queries.append(query)
+    if unknown:
         raise DataError(
-            f"{', '.join(lost)}: not an image id, an image path in a dataset of params.yaml or an image file. "
+            f"{', '.join(unknown)}: not an image id, an image path in a dataset of params.yaml or an image file. "
             "Ids are listed in data/interim/NAME/images.parquet, for example scenes/17"
         )
     return queries
@@ -172,38 +177,35 @@ def _hash_query(name: str, file: Path, params: Params) -> Query:
     limits = params.validate
     try:
         # held_out: describe the mirror image as well, so that mirrored copies are found
-        found = hash_image_file(
-            file, limits.max_image_pixels, keypoints=limits.near_duplicates.keypoints, held_out=True
-        )
+        keypoints = limits.near_duplicates.keypoints
+        hashes = hash_image_file(file, limits.max_image_pixels, keypoints=keypoints, held_out=True)
     except ImageError as error:
         raise DataError(f"{file}: {error.reason}") from None
-    return Query(name=name, sha256=found.sha256.hex(), pixels=found.pixels.hex(), fingerprint=found.fingerprint)
+    return Query(name=name, sha256=hashes.sha256.hex(), pixels=hashes.pixels.hex(), fingerprint=hashes.fingerprint)
 
 
 def find_copies(
     queries: Sequence[Query], images: Iterable[DatasetImage], rules: NearRules, *, exact: bool = False
-) -> list[FoundImage]:
+) -> list[ImageCopy]:
     """Find every dataset image that is a queried image or a copy of one, sorted by image id.
 
     Args:
         exact: only equal bytes or pixels count.
     """
-    by_bytes, by_pixels = {one.sha256: one for one in queries}, {one.pixels: one for one in queries}
-    names, index = [one.name for one in queries], NearDuplicateIndex([one.fingerprint for one in queries], rules)
-    found: dict[str, FoundImage] = {}
+    by_bytes, by_pixels = {query.sha256: query for query in queries}, {query.pixels: query for query in queries}
+    index = NearDuplicateIndex([query.fingerprint for query in queries], rules)
+    copies: dict[str, ImageCopy] = {}
     for batch, fingerprints in batches((image, image.fingerprint) for image in images):
         for image in batch:
             if image.sha256 in by_bytes:
-                one, how = by_bytes[image.sha256], "byte for byte"
+                name, how = by_bytes[image.sha256].name, "byte for byte"
             elif image.pixels in by_pixels:
-                one, how = by_pixels[image.pixels], "pixel for pixel"
+                name, how = by_pixels[image.pixels].name, "pixel for pixel"
             else:
                 continue
-            how = "as named" if one.name in (image.image_id, image.path) else how
-            found[image.image_id] = FoundImage(image=image, of=one.name, how=how)
+            how = "as named" if name in (image.image_id, image.path) else how
+            copies[image.image_id] = ImageCopy(image=image, of=name, how=how)
         for match in () if exact else index.search(fingerprints):
-            image = batch[match.query]
-            found.setdefault(
-                image.image_id, FoundImage(image=image, of=names[match.indexed], how=describe_match(match))
-            )
-    return [found[name] for name in sorted(found)]
+            image, name = batch[match.query], queries[match.indexed].name
+            copies.setdefault(image.image_id, ImageCopy(image=image, of=name, how=describe_match(match)))
+    return [copies[image_id] for image_id in sorted(copies)]

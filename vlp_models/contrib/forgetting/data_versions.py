@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace, dvc_files, run_git
-from vlp_models.contrib.forgetting.catalog import DatasetImage, FoundImage, Query, find_copies, read_prepared
+from vlp_models.contrib.forgetting.catalog import DatasetImage, ImageCopy, Query, find_copies, read_prepared
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import read_withdrawn
 from vlp_models.data.joins import Database
@@ -48,30 +48,30 @@ class DataVersion:
 
 @dataclass
 class DataVersions:
-    """Looks up data versions. `known`: outputs -> md5, as DVC recorded them at some time."""
+    """Looks up data versions. recorded: outputs -> md5, as DVC recorded them at some time."""
 
     workspace: Workspace
     queries: Sequence[Query]
-    found: Sequence[FoundImage]
+    copies: Sequence[ImageCopy]
     rules: NearRules
     catalog: Iterable[DatasetImage]
     exact: bool = False
-    known: list[Mapping[str, str]] = field(default_factory=list)
-    _held: dict[frozenset[tuple[str, str]], DataVersion | None] = field(default_factory=dict)
+    recorded: list[Mapping[str, str]] = field(default_factory=list)
+    _cache: dict[frozenset[tuple[str, str]], DataVersion | None] = field(default_factory=dict)
 
     def here(self) -> DataVersion | None:
         """Return the version in data/shards; None if the folder is missing."""
         key: frozenset[tuple[str, str]] = frozenset()  # no other version has: their keys are hashes of inputs
-        if key not in self._held:
+        if key not in self._cache:
             version = None
             if (self.workspace.shards / "manifest.json").exists():
                 table = self.workspace.validated / "images.parquet"
                 count, equal = self._find_equal(table)
-                complete = count > 0 and self._in_catalog(table) and _in_step(self.workspace)
+                complete = count > 0 and self._in_catalog(table) and _shards_are_current(self.workspace)
                 images = equal | self._ids()
                 version = DataVersion(shards=self.workspace.shards, images=images, complete=complete)
-            self._held[key] = version
-        return self._held[key]
+            self._cache[key] = version
+        return self._cache[key]
 
     def of(self, inputs: Mapping[str, str]) -> DataVersion | None:
         """Return the version that a checkpoint with these `provenance.inputs` was trained on; None if unavailable.
@@ -80,103 +80,103 @@ class DataVersions:
         """
         hashes = {name: inputs[name] for name in trained_on_inputs(inputs)}
         key = frozenset(hashes.items())
-        if hashes and key not in self._held:
+        if hashes and key not in self._cache:
             here = not find_changed_data(self.workspace, hashes)
-            self._held[key] = self.here() if here else next(self._earlier(hashes), None)
-        return self._held[key] if hashes else None
+            self._cache[key] = self.here() if here else next(self._earlier(hashes), None)
+        return self._cache[key] if hashes else None
 
     def at(self, outs: Mapping[str, str]) -> DataVersion | None:
         """Return the version that DVC recorded as these outputs; None if it is not in the cache."""
         md5 = outs.get("data/shards", "")
         files = _cached(self.workspace.root, md5)
-        return self._look(self._place(md5, files), outs, md5) if files else None
-
-    def _place(self, md5: str, files: Mapping[str, Path]) -> Path:
-        return _linked(self.workspace.root / ".work" / "forget" / md5, files, FILES)
+        return self._read(md5, files, outs) if files else None
 
     def _earlier(self, hashes: Mapping[str, str]) -> Iterator[DataVersion]:
         seen = set()
-        for outs in (*self.known, *_committed(self.workspace.root)):
+        for outs in (*self.recorded, *_committed(self.workspace.root)):
             md5 = outs.get("data/shards", "")
             files = _cached(self.workspace.root, md5) if md5 not in seen else {}
             seen.add(md5)
             if not files:
                 continue
             contents = _cached(self.workspace.root, outs.get(CONTENTS, ""))
-            kept = files | {f"{CONTENTS}/{name}": path for name, path in contents.items()}
-            if all(name in kept and hash_file(kept[name]) == sha256 for name, sha256 in hashes.items()):
-                yield self._look(self._place(md5, files), outs, md5)
+            files_read = files | {f"{CONTENTS}/{name}": path for name, path in contents.items()}
+            if all(name in files_read and hash_file(files_read[name]) == sha256 for name, sha256 in hashes.items()):
+                yield self._read(md5, files, outs)
 
-    def _look(self, place: Path, outs: Mapping[str, str], md5: str) -> DataVersion:
+    def _read(self, md5: str, files: Mapping[str, Path], outs: Mapping[str, str]) -> DataVersion:
+        """Return the version whose data/shards has these files; `outs` has the other outputs of that time."""
+        links = self.workspace.root / ".work" / "forget"
+        shards = _linked(links / md5, files, FILES)
         tables = _cached(self.workspace.root, outs.get("data/validated", ""))
         count, images = self._find_equal(tables["images.parquet"]) if "images.parquet" in tables else (0, frozenset())
         complete = count > 0
+        # Changed copies are found by the fingerprints of each dataset.
+        needed = ("images.parquet", "fingerprints.parquet")
         for out in (name for name in outs if name.startswith("data/interim/")):
             files = _cached(self.workspace.root, outs[out])
-            if not {"images.parquet", "fingerprints.parquet"} <= files.keys():
+            if not files.keys() >= set(needed):
                 complete = False
                 continue
-            folder = _linked(
-                place.parent / f"{md5}-{Path(out).name}", files, ("images.parquet", "fingerprints.parquet")
-            )
+            folder = _linked(links / f"{md5}-{Path(out).name}", files, needed)
             try:
-                then = list(find_copies(self.queries, read_prepared(folder), self.rules, exact=self.exact))
+                copies = find_copies(self.queries, read_prepared(folder), self.rules, exact=self.exact)
             except DataError:
                 complete = False
             else:
-                images |= {one.image.image_id for one in then}
-        return DataVersion(shards=place, images=images, complete=complete)
+                images |= {copy.image.image_id for copy in copies}
+        return DataVersion(shards=shards, images=images, complete=complete)
 
     def _find_equal(self, table: Path) -> tuple[int, frozenset[str]]:
         """Return the number of rows, and the ids with the bytes of a queried image or of a known copy."""
-        contents = {one.sha256 for one in self.queries} | {one.image.sha256 for one in self.found}
-        wanted, count, found = pa.array(sorted(contents), pa.string()), 0, set()
+        hashes = {query.sha256 for query in self.queries} | {copy.image.sha256 for copy in self.copies}
+        values, count, ids = pa.array(sorted(hashes), pa.string()), 0, set()
         for rows in read_batches([table], BATCH_ROWS, IDENTITY) if table.exists() else ():
             count += len(rows)
-            found.update(rows.filter(pc.is_in(rows["sha256"], value_set=wanted))["image_id"].to_pylist())
-        return count, frozenset(found)
+            ids.update(rows.filter(pc.is_in(rows["sha256"], value_set=values))["image_id"].to_pylist())
+        return count, frozenset(ids)
 
     def _in_catalog(self, table: Path) -> bool:
         """Return whether every image of a table is in the catalog, with the same bytes."""
         schema = pa.schema([(name, pa.string()) for name in IDENTITY])
         catalog = iter(self.catalog)
-        pieces = iter(lambda: [(one.image_id, one.sha256) for one in islice(catalog, BATCH_ROWS)], [])
-        known = (
-            pa.table(dict(zip(IDENTITY, zip(*piece, strict=True), strict=True)), schema=schema) for piece in pieces
+        # At most BATCH_ROWS images are in memory at a time.
+        pieces = iter(lambda: list(islice(catalog, BATCH_ROWS)), [])
+        cataloged = (
+            pa.table({name: [getattr(image, name) for image in piece] for name in IDENTITY}, schema=schema)
+            for piece in pieces
         )
         with Database.within(self.workspace.root / ".work") as database:
             database.load("images", read_batches([table], BATCH_ROWS, IDENTITY), schema)
-            database.load("known", known, schema)
-            same = "i.image_id = k.image_id AND i.sha256 IS NOT DISTINCT FROM k.sha256"
-            return database.value(f"SELECT count(*) FROM images i ANTI JOIN known k ON {same}") == 0
+            database.load("cataloged", cataloged, schema)
+            same = "i.image_id = c.image_id AND i.sha256 IS NOT DISTINCT FROM c.sha256"
+            return database.value(f"SELECT count(*) FROM images i ANTI JOIN cataloged c ON {same}") == 0
 
     def _ids(self) -> frozenset[str]:
         """Return the ids found here, and those withdrawn earlier that may still be in shards or models."""
         withdrawn = read_withdrawn(self.workspace.withdrawn, self.rules).images
-        queries = {one.sha256 for one in self.queries} | {one.pixels for one in self.queries}
+        queries = {digest for query in self.queries for digest in (query.sha256, query.pixels)}
         earlier = {name for entry in withdrawn if {entry.sha256, entry.pixels} & queries for name in entry.images}
-        return frozenset(earlier | {one.image.image_id for one in self.found})
+        return frozenset(earlier | {copy.image.image_id for copy in self.copies})
 
 
-def _in_step(workspace: Workspace) -> bool:
+def _shards_are_current(workspace: Workspace) -> bool:
     """Return whether data/shards was made from data/validated, by dvc.lock; True without a dvc.lock."""
     stages = read_stages(workspace.root / LOCK_FILE) or {}
-    made = {out["path"]: out.get("md5") for out in stages.get("validate", {}).get("outs", [])}
+    written = {out["path"]: out.get("md5") for out in stages.get("validate", {}).get("outs", [])}
     read = {dep["path"]: dep.get("md5") for dep in stages.get("shards", {}).get("deps", [])}
-    return read.get("data/validated") == made.get("data/validated")
+    return read.get("data/validated") == written.get("data/validated")
 
 
 def _committed(root: Path) -> Iterator[Mapping[str, str]]:
     """Yield outputs and md5s of the dvc.lock in earlier commits, latest first."""
-    for commit in _git(root, "rev-list", f"--max-count={COMMITS}", "HEAD", "--", "dvc.lock").split():
+    commits = run_git(root, "rev-list", f"--max-count={COMMITS}", "HEAD", "--", "dvc.lock") or b""
+    for commit in commits.decode().split():
+        lock_file = run_git(root, "show", f"{commit}:./dvc.lock") or b""
         try:
-            yield output_hashes(parse_stages(_git(root, "show", f"{commit}:./dvc.lock")) or {})
+            yield output_hashes(parse_stages(lock_file.decode(errors="replace")) or {})
         except (AttributeError, KeyError, TypeError):
             continue  # a damaged file was committed
-
-
-def _git(root: Path, *arguments: str) -> str:
-    return (run_git(root, *arguments) or b"").decode(errors="replace")
 
 
 def _cached(root: Path, md5: str) -> dict[str, Path]:

@@ -63,13 +63,12 @@ class CheckpointExposures:
 
     def all(self) -> list[Exposure]:
         """Return the exposure of everything in the workspace: detector, tokenizer, initial models and all runs."""
-        places = [self.workspace.root / name for name in (DETECTOR, TOKENIZER)]
-        found = [self.of(self.workspace.relative(path)) for path in places if (path / "manifest.json").exists()]
+        names = [name for name in (DETECTOR, TOKENIZER) if (self.workspace.root / name / "manifest.json").exists()]
         for kind in ("initial", "pretrain", "finetune"):
             for path in sorted((self.workspace.root / "checkpoints" / kind).glob("*/config.json")):
                 if not path.parent.name.startswith("."):
-                    found.append(self.of(f"{kind}/{path.parent.name}"))
-        return found
+                    names.append(f"{kind}/{path.parent.name}")
+        return [self.of(name) for name in names]
 
     def of(self, name: str) -> Exposure:
         """Return the exposure of `pretrain/RUN`, ..., `data/detector` or `data/tokenizer`."""
@@ -77,9 +76,8 @@ class CheckpointExposures:
             try:
                 self._cache[name] = self._determine(name)
             except READ_ERRORS as error:
-                self._cache[name] = Exposure(
-                    name=name, state="unknown", how=f"cannot be determined: {first_line(error)}"
-                )
+                how = f"cannot be determined: {first_line(error)}"
+                self._cache[name] = Exposure(name=name, state="unknown", how=how)
         return self._cache[name]
 
     def _determine(self, name: str) -> Exposure:
@@ -117,16 +115,17 @@ class CheckpointExposures:
         training = TrainingRun.from_settings(run, settings)
         start = self.workspace.checkpoint(training.start)
         input_exposure = [self._regions(detector_id)] if detector_id else []
-        input_exposure += [
-            self.input_exposure(training.start, start.exists() and hash_path(start) == inputs.get("start")),
-            self.input_exposure(TOKENIZER, hash_path(self.workspace.tokenizer) == inputs.get("tokenizer")),
-        ]
+        start_is_same = start.exists() and hash_path(start) == inputs.get("start")
+        tokenizer_is_same = hash_path(self.workspace.tokenizer) == inputs.get("tokenizer")
+        for name, same in ((training.start, start_is_same), (TOKENIZER, tokenizer_is_same)):
+            gone = Exposure(name=name, state="unknown", how="this input is no longer available")
+            input_exposure.append(self.of(name) if same else gone)
         if training.captioner:
-            written = self.workspace.augmented(training.captioner)
-            if not written.exists() or hash_path(written) != inputs.get("augment"):
+            captions = self.workspace.augmented(training.captioner)
+            if not captions.exists() or hash_path(captions) != inputs.get("augment"):
                 how = "it was trained on generated captions that are no longer available"
                 return [Exposure(name=run, state="unknown", how=how)]
-            input_exposure.append(self.of(read_json(written / "manifest.json")["params"]["start"]))
+            input_exposure.append(self.of(read_json(captions / "manifest.json")["params"]["start"]))
         return [self.own(training, self.data.of(inputs), provenance, regions=bool(detector_id)), *input_exposure]
 
     def own(
@@ -137,19 +136,16 @@ class CheckpointExposures:
         if data is None:
             how = f"it was trained on a version of data/shards that is neither here nor in DVC's cache; {PULL}"
             return Exposure(name=name, state="unknown", how=how)
-        exposure = provenance.get("stream")  # set if the shards were streamed
-        stream = StreamParams(**({"address": "then", **exposure} if exposure else {}))
+        streamed = provenance.get("stream")  # set if the shards were streamed
+        stream = StreamParams(**({"address": "then", **streamed} if streamed else {}))
         augmented = self.workspace.augmented(training.captioner) if training.captioner else None
         first = training.find_first_exposure(
             data.shards, data.images, stream=stream, regions=regions, augmented=augmented
         )
         if first is not None:
-            rewarded = (
-                "; its captions are used by the reward from the first update"
-                if training.rewards_use_all_captions
-                else ""
-            )
-            how = f"first in epoch {first.epoch}, update {first.update}{rewarded}"
+            how = f"first in epoch {first.epoch}, update {first.update}"
+            if training.rewards_use_all_captions:
+                how += "; its captions are used by the reward from the first update"
             return Exposure(name=name, state="exposed", how=how, first=first)
         if not data.complete:
             how = f"no byte-equal copy was there; finding changed copies needs the fingerprints of that version; {PULL}"
@@ -159,19 +155,13 @@ class CheckpointExposures:
             return Exposure(name=name, state="exposed", how="its weights were chosen by validation on it")
         return Exposure(name=name, state="clean", how="not in its training data")
 
-    def input_exposure(self, name: str, same: bool) -> Exposure:
-        """Return the exposure of an input; `unknown` if the input here is another one."""
-        if not same:
-            return Exposure(name=name, state="unknown", how="this input is no longer available")
-        return self.of(name)
-
     def _regions(self, detector_id: str) -> Exposure:
         """Return the exposure of the detector that made the regions a model reads."""
         file = self.workspace.features / "manifest.json"
-        made = read_json(file) if file.exists() else {}
-        if made.get("detector_id") != detector_id:
+        manifest = read_json(file) if file.exists() else {}
+        if manifest.get("detector_id") != detector_id:
             return Exposure(name=DETECTOR, state="unknown", how="the detector of its regions is no longer available")
-        if made["params"]["source"] in ("detector", "timm"):
+        if manifest["params"]["source"] in ("detector", "timm"):
             return self.of(DETECTOR)
         return Exposure(name="data/features", state="clean", how="made without a detector trained here")
 
@@ -192,21 +182,18 @@ class CheckpointExposures:
         manifest = read_json(self.workspace.tokenizer / "manifest.json")
         p = build(TokenizerParams, manifest["params"], where="tokenizer", file="data/tokenizer/manifest.json")
         p = replace(p, sources=self.params.tokenizer.sources)  # the manifest does not store them
-        then, now = (
-            recorded_md5(self.workspace.root, "tokenizer", "data/validated"),
-            recorded_md5(self.workspace.root, "validate", "data/validated"),
-        )
+        stages = ("tokenizer", "validate")
+        then, now = (recorded_md5(self.workspace.root, stage, "data/validated") for stage in stages)
         if then != now:
             return Exposure(name=TOKENIZER, state="unknown", how="built from other texts than those here")
         if shaped_by(p, self.workspace, self._images_here()):
-            return Exposure(
-                name=TOKENIZER, state="exposed", how="its vocabulary or answers would differ without its texts"
-            )
+            how = "its vocabulary or answers would differ without its texts"
+            return Exposure(name=TOKENIZER, state="exposed", how=how)
         return Exposure(name=TOKENIZER, state="clean", how="its vocabulary and answers are the same without its texts")
 
     def _images_here(self) -> frozenset[str]:
         here = self.data.here()
-        return here.images if here else frozenset(one.image.image_id for one in self.data.found)
+        return here.images if here else frozenset(copy.image.image_id for copy in self.data.copies)
 
 
 PULL = "run `dvc fetch` at the commit that made it"
@@ -214,14 +201,18 @@ PULL = "run `dvc fetch` at the commit that made it"
 
 def worst(name: str, parts: list[Exposure]) -> Exposure:
     """Combine the exposure of a run itself, which comes first, with that of its inputs."""
-    own = parts[0]
-    if own.state != "exposed":
-        for state, of in (("inherited", ("exposed", "inherited")), ("unknown", ("unknown",))):
-            for part in parts[1:] if state == "inherited" else parts:
-                if part.state in of:
-                    how = part.how if part.name == name or part is own else f"{part.name}: {part.how}"
-                    return Exposure(name=name, state=state, how=how)  # type: ignore[arg-type]
-    return Exposure(name=name, state=own.state, how=own.how, first=own.first)
+    run = parts[0]
+    if run.state == "exposed":
+        return replace(run, name=name)
+    for part in parts[1:]:
+        if part.state in ("exposed", "inherited"):
+            how = part.how if part.name == name else f"{part.name}: {part.how}"
+            return Exposure(name=name, state="inherited", how=how)
+    for part in parts:
+        if part.state == "unknown":
+            how = part.how if part is run or part.name == name else f"{part.name}: {part.how}"
+            return Exposure(name=name, state="unknown", how=how)
+    return replace(run, name=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,17 +235,15 @@ def leftovers(workspace: Workspace) -> Iterator[Leftover]:
             yield Leftover(path=path, run=f"{kind}/{name}", step=int(match[1]))
 
 
-def resume_state_exposure(left: Leftover, checkpoints: CheckpointExposures) -> Exposure:
+def resume_state_exposure(state: Leftover, checkpoints: CheckpointExposures) -> Exposure:
     """Return the exposure of a resume state, from the provenance that its training recorded next to it."""
-    place = checkpoints.workspace.relative(left.path)
+    name = checkpoints.workspace.relative(state.path)
     try:
-        own, *input_exposure = checkpoints.trained(left.run, *load_provenance(left.path.parent))
+        run, *input_exposure = checkpoints.trained(state.run, *load_provenance(state.path.parent))
     except READ_ERRORS as error:
-        return Exposure(
-            name=place, state="unknown", how=f"cannot be determined from its {PROVENANCE}: {first_line(error)}"
-        )
-    if own.first is not None and left.step < own.first.update:
-        own = Exposure(
-            name=place, state="clean", how=f"update {left.step}; the run first uses it in update {own.first.update}"
-        )
-    return worst(place, [own, *input_exposure])
+        how = f"cannot be determined from its {PROVENANCE}: {first_line(error)}"
+        return Exposure(name=name, state="unknown", how=how)
+    if run.first is not None and state.step < run.first.update:
+        how = f"update {state.step}; the run first uses it in update {run.first.update}"
+        run = Exposure(name=name, state="clean", how=how)
+    return worst(name, [run, *input_exposure])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.forgetting.catalog import Catalog, FoundImage, Query, find_copies, resolve_queries
+from vlp_models.contrib.forgetting.catalog import Catalog, ImageCopy, ImageIdentity, Query, find_copies, resolve_queries
 from vlp_models.contrib.forgetting.data_versions import DataVersions
 from vlp_models.contrib.forgetting.exposure import (
     CheckpointExposures,
@@ -21,7 +21,7 @@ from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
 from vlp_models.params import Params
 from vlp_models.pipeline.promotion_commands import open_ledger
-from vlp_models.registry.client import mlflow_errors
+from vlp_models.registry.client import connect, database_exists, mlflow_errors, tracking_uri
 from vlp_models.registry.promotion.ledger import Ledger
 from vlp_models.registry.promotion.promote import withdraw as withdraw_versions
 from vlp_models.registry.promotion.reconcile import PromotionContext
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ForgetReport:
-    """What was found; nothing has changed yet.
+    """The images and everything that was trained on them; nothing has changed yet.
 
-    queries      the images asked for
-    found        those images and their copies in the datasets
+    queries      the images that the user named
+    copies       those images and their copies in the datasets
     checkpoints  exposure of everything in the workspace
     states       exposure of resume states
     versions     registered versions with their exposure
@@ -44,7 +44,7 @@ class ForgetReport:
     """
 
     queries: list[Query]
-    found: list[FoundImage]
+    copies: list[ImageCopy]
     checkpoints: list[Exposure]
     states: list[tuple[Leftover, Exposure]]
     versions: list[RegisteredVersion]
@@ -54,13 +54,13 @@ class ForgetReport:
     @property
     def images(self) -> list[str]:
         """sha256 of each queried image and each copy."""
-        every = [one.sha256 for one in self.queries] + [one.image.sha256 for one in self.found]
-        return list(dict.fromkeys(every))
+        hashes = [query.sha256 for query in self.queries] + [copy.image.sha256 for copy in self.copies]
+        return list(dict.fromkeys(hashes))
 
     @property
     def champions(self) -> list[RegisteredVersion]:
         """Champions that were, or may have been, trained on an image."""
-        return affected_champions(self.versions)
+        return [v for v in self.versions if CHAMPION in v.aliases and not v.exposure.clean]
 
 
 def find_exposure(params: Params, workspace: Workspace, names: Sequence[str], *, exact: bool = False) -> ForgetReport:
@@ -74,29 +74,31 @@ def find_exposure(params: Params, workspace: Workspace, names: Sequence[str], *,
         DataError: a name is not an image, or a dataset is not prepared yet.
         TrackingError: MLflow is unreachable.
     """
-    images = Catalog(params, workspace)
-    queries = resolve_queries(names, images, params, workspace)
+    catalog = Catalog(params, workspace)
+    queries = resolve_queries(names, catalog, params, workspace)
     rules = NearRules.of(params.validate.near_duplicates)
-    found = find_copies(queries, images, rules, exact=exact)
+    copies = find_copies(queries, catalog, rules, exact=exact)
     with mlflow_errors(params):
-        client = _client(params, workspace)
-        records = read_lineages(client, params) if client is not None else {}
+        client = None
+        if params.tracking.uri and database_exists(tracking_uri(params.tracking, workspace.root)):
+            client = connect(params.tracking, workspace.root)
+        lineages = read_lineages(client, params) if client is not None else {}
         data = DataVersions(
             workspace=workspace,
             queries=queries,
-            found=found,
+            copies=copies,
             rules=rules,
-            catalog=images,
+            catalog=catalog,
             exact=exact,
-            known=[record.get("dvc", {}) for record in records.values()],
+            recorded=[lineage.get("dvc", {}) for lineage in lineages.values()],
         )
         exposures = CheckpointExposures(params, workspace, data)
-        versions = find_registered(client, params, workspace, exposures, data, records) if client is not None else []
+        versions = find_registered(client, params, workspace, exposures, data, lineages) if client is not None else []
     return ForgetReport(
         queries=queries,
-        found=found,
+        copies=copies,
         checkpoints=exposures.all(),
-        states=[(left, resume_state_exposure(left, exposures)) for left in leftovers(workspace)],
+        states=[(state, resume_state_exposure(state, exposures)) for state in leftovers(workspace)],
         versions=versions,
         exposures=exposures,
         client=client,
@@ -112,29 +114,18 @@ def withdraw_images(
         DataError: the list is damaged.
         LedgerError: the ledger was changed.
     """
-    entries = {
-        one.sha256: WithdrawnImage.create(
-            one.sha256, one.pixels, one.fingerprint, [], keep_fingerprint=keep_fingerprint
-        )
-        for one in report.queries
-    }
-    ids: dict[str, list[str]] = {}
-    for one in report.found:
-        ids.setdefault(one.image.sha256, []).append(one.image.image_id)
-    for one in report.found:
-        own = one.image
-        entries[own.sha256] = WithdrawnImage.create(
-            own.sha256, own.pixels, own.fingerprint, ids[own.sha256], keep_fingerprint=keep_fingerprint
-        )
-    new = withdraw(workspace.withdrawn, entries.values())
+    ids: dict[str, list[str]] = {query.sha256: [] for query in report.queries}
+    images: dict[str, ImageIdentity] = {query.sha256: query for query in report.queries}
+    for copy in report.copies:
+        ids.setdefault(copy.image.sha256, []).append(copy.image.image_id)
+        images[copy.image.sha256] = copy.image
+    entries = [
+        WithdrawnImage.create(sha256, image.pixels, image.fingerprint, ids[sha256], keep_fingerprint=keep_fingerprint)
+        for sha256, image in images.items()
+    ]
+    new = withdraw(workspace.withdrawn, entries)
     with mlflow_errors(params):
-        record_withdrawal(
-            open_ledger(params, workspace),
-            images=report.images,
-            checkpoints=report.checkpoints,
-            versions=report.versions,
-            by=by,
-        )
+        _record_withdrawal(open_ledger(params, workspace), report, by)
     return new
 
 
@@ -145,9 +136,9 @@ def remove_aliases(params: Params, workspace: Workspace, report: ForgetReport, *
         LedgerError: the ledger was changed.
     """
     lines = []
-    for model in sorted({one.model for one in report.versions if not one.exposure.clean}):
-        dirty = [one for one in report.versions if one.model == model and not one.exposure.clean]
-        if report.client is None or not any(one.aliases for one in dirty):
+    for model in sorted({version.model for version in report.versions if not version.exposure.clean}):
+        dirty = [version for version in report.versions if version.model == model and not version.exposure.clean]
+        if report.client is None or not any(version.aliases for version in dirty):
             continue
         with mlflow_errors(params):
             context = PromotionContext(
@@ -157,60 +148,33 @@ def remove_aliases(params: Params, workspace: Workspace, report: ForgetReport, *
                 model=model,
                 user=by,
             )
-            number = withdraw_versions(context, {one.version for one in dirty}, "forget")
+            number = withdraw_versions(context, {version.version for version in dirty}, "forget")
         champion = f"version {number}" if number else "none, until `vlp promote`"
         lines.append(f"{model}: {len(dirty)} versions lost their aliases; champion is {champion}")
     return lines
 
 
-def _client(params: Params, workspace: Workspace) -> MlflowClient | None:
-    from vlp_models.registry.client import connect, database_exists, tracking_uri
-
-    if not params.tracking.uri or not database_exists(tracking_uri(params.tracking, workspace.root)):
-        return None
-    return connect(params.tracking, workspace.root)
-
-
-def record_withdrawal(
-    ledger: Ledger,
-    *,
-    images: Sequence[str],
-    checkpoints: Sequence[Exposure],
-    versions: Sequence[RegisteredVersion],
-    by: str,
-) -> int:
-    """Append a ledger line with the images that have none yet; return how many those are.
-
-    Args:
-        images: sha256 of each.
-
-    Raises:
-        LedgerError: the ledger was changed.
-    """
+def _record_withdrawal(ledger: Ledger, report: ForgetReport, by: str) -> None:
+    """Append a ledger line with the images that have none yet, if there are any."""
     affected: dict[str, list[dict[str, Any]]] = {}
-    for one in versions:
-        if not one.exposure.clean:
-            about = {"version": one.version, "aliases": list(one.aliases), "content": one.content}
-            affected.setdefault(one.model, []).append({**about, "state": one.exposure.state})
-    entry = {
-        "action": "forgotten",
-        "task": "",
-        "model": "",  # of all
-        "version": None,
-        "from": None,
-        "by": by,
-        "checkpoints": {exposure.name: exposure.state for exposure in checkpoints if not exposure.clean},
-        "versions": affected,
-        "champions": [f"{one.model}/{one.version}" for one in affected_champions(versions)],
-    }
+    for version in report.versions:
+        if not version.exposure.clean:
+            entry = {"version": version.version, "aliases": list(version.aliases), "content": version.content}
+            affected.setdefault(version.model, []).append({**entry, "state": version.exposure.state})
     with ledger.locked():
-        known = {sha256 for line in ledger.entries() for sha256 in line.get("images", [])}
-        new = [sha256 for sha256 in dict.fromkeys(images) if sha256 not in known]
-        if new:
-            ledger.append({**entry, "images": new})
-    return len(new)
-
-
-def affected_champions(versions: Sequence[RegisteredVersion]) -> list[RegisteredVersion]:
-    """Return the champions that are not clean."""
-    return [one for one in versions if CHAMPION in one.aliases and not one.exposure.clean]
+        recorded = {sha256 for line in ledger.entries() for sha256 in line.get("images", [])}
+        if new := [sha256 for sha256 in report.images if sha256 not in recorded]:
+            ledger.append(
+                {
+                    "action": "forgotten",
+                    "task": "",
+                    "model": "",  # of all
+                    "version": None,
+                    "from": None,
+                    "by": by,
+                    "checkpoints": {e.name: e.state for e in report.checkpoints if not e.clean},
+                    "versions": affected,
+                    "champions": [f"{version.model}/{version.version}" for version in report.champions],
+                    "images": new,
+                }
+            )

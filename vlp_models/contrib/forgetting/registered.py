@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,15 +45,13 @@ class RegisteredVersion:
 
 def read_lineages(client: MlflowClient, params: Params) -> dict[tuple[str, int], dict[str, Any]]:
     """Return the lineage of every version that has one."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for _, version in _all(client, params):
-        try:
+    lineages: dict[tuple[str, int], dict[str, Any]] = {}
+    for _, version, _ in _all_versions(client, params):
+        with suppress(VLPError):
             record = read_lineage(client, version)
-        except VLPError:
-            record = None
-        if record is not None:
-            found[version.name, int(version.version)] = record
-    return found
+            if record is not None:
+                lineages[version.name, int(version.version)] = record
+    return lineages
 
 
 def find_registered(
@@ -61,99 +60,82 @@ def find_registered(
     workspace: Workspace,
     checkpoints: CheckpointExposures,
     data: DataVersions,
-    records: Mapping[tuple[str, int], Mapping[str, Any]],
+    lineages: Mapping[tuple[str, int], Mapping[str, Any]],
 ) -> list[RegisteredVersion]:
-    """Return every version of every task's model with its exposure, newest first.
-
-    Args:
-        records: their lineages.
-    """
-    here = {
+    """Return every version of every task's model with its exposure, newest first."""
+    # A version whose checkpoint is in the workspace has its exposure.
+    checkpoint_of = {
         hash_path(path.parent): f"finetune/{path.parent.name}"
         for path in (workspace.root / "checkpoints" / "finetune").glob("*/config.json")
     }
-    lies = data.here()
-    queries = lies.images if lies is not None else frozenset[str]()
-    found = []
-    for task, version in _all(client, params):
+    here = data.here()
+    images = here.images if here is not None else frozenset[str]()
+    registered = []
+    for task, version, aliases in _all_versions(client, params):
         name = f"{version.name} version {version.version}"
-        held = here.get(version.tags.get("weights", "")[:64])
-        if held:
-            exposure = checkpoints.of(held)
-            exposure = Exposure(name=name, state=exposure.state, how=f"{held}: {exposure.how}", first=exposure.first)
+        checkpoint = checkpoint_of.get(version.tags.get("weights", "")[:64])
+        if checkpoint:
+            exposure = checkpoints.of(checkpoint)
+            exposure = replace(exposure, name=name, how=f"{checkpoint}: {exposure.how}")
         else:
-            record = records.get((version.name, int(version.version)))
-            exposure = _by_lineage(name, version, record, checkpoints, data)
+            lineage = lineages.get((version.name, int(version.version)))
+            exposure = _by_lineage(name, version, lineage, checkpoints, data)
         if exposure.state in ("clean", "unknown"):
-            exposure = _with_captions(exposure, version, queries)
-        found.append(
+            try:
+                if stores_captions_of(version, images):
+                    exposure = replace(exposure, state="exposed", how="it stores the image's captions", first=None)
+            except store_errors() as error:
+                how = f"whether it stores the captions cannot be determined: {first_line(error)}"
+                exposure = replace(exposure, state="unknown", how=how)
+        registered.append(
             RegisteredVersion(
                 model=version.name,
                 version=int(version.version),
                 task=task,
                 run=version.tags.get("run", ""),
-                aliases=tuple(sorted(_aliases(client, version))),
+                aliases=aliases,
                 content=version.tags.get("content", ""),
                 exposure=exposure,
             )
         )
-    return found
+    return registered
 
 
-def _all(client: MlflowClient, params: Params) -> list[tuple[str, ModelVersion]]:
+def _all_versions(client: MlflowClient, params: Params) -> Iterator[tuple[str, ModelVersion, tuple[str, ...]]]:
+    """Yield the task, version and aliases of every registered version, newest first."""
     from vlp_models.tasks import TASKS
 
-    found = []
     for task in TASKS:
         name = model_name(params.tracking, task)
-        if find_model(client, name) is not None:
-            versions = client.search_model_versions(f"name='{name}'")
-            found += [(task, version) for version in sorted(versions, key=lambda v: -int(v.version))]
-    return found
-
-
-def _aliases(client: MlflowClient, version: ModelVersion) -> list[str]:
-    model = find_model(client, version.name)
-    aliases = dict(model.aliases) if model is not None else {}
-    return [alias for alias, number in aliases.items() if int(number) == int(version.version)]
+        model = find_model(client, name)
+        if model is not None:
+            for version in sorted(client.search_model_versions(f"name='{name}'"), key=lambda v: -int(v.version)):
+                aliases = [alias for alias, number in model.aliases.items() if int(number) == int(version.version)]
+                yield task, version, tuple(sorted(aliases))
 
 
 def _by_lineage(
     name: str,
     version: ModelVersion,
-    record: Mapping[str, Any] | None,
+    lineage: Mapping[str, Any] | None,
     checkpoints: CheckpointExposures,
     data: DataVersions,
 ) -> Exposure:
     """Determine the exposure of a version whose checkpoint is gone, from its lineage and the data of that time."""
-    if record is None:
+    if lineage is None:
         return Exposure(name=name, state="unknown", how="registered without a lineage")
     try:
         provenance = _provenance(version)
-        run = f"finetune/{record['run']}"
         then = data.of(provenance.get("inputs", {}))
-        parts = [_own(run, provenance, then, checkpoints)]
-        whole = data.at(record.get("dvc", {}))
-        if whole is not None and not whole.images and whole.complete:
+        parts = [_run_exposure(f"finetune/{lineage['run']}", provenance, then, checkpoints)]
+        recorded = data.at(lineage.get("dvc", {}))
+        if recorded is not None and not recorded.images and recorded.complete:
             # The detector, tokenizer and earlier runs used the same data.
             return Exposure(name=name, state="clean", how="not in the data of that version")
-        for parent in record.get("parents", []):
-            parts.append(_parent(parent, then, checkpoints))
+        parts += [_parent(parent, then, checkpoints) for parent in lineage.get("parents", [])]
         return worst(name, parts)
     except (VLPError, OSError, KeyError, TypeError, ValueError) as error:
-        line = first_line(error)
-        return Exposure(name=name, state="unknown", how=f"cannot be determined: {line}")
-
-
-def _with_captions(exposure: Exposure, version: ModelVersion, queries: Collection[str]) -> Exposure:
-    """Return the exposure, or `exposed` if the version stores captions of one of the images."""
-    try:
-        if stores_captions_of(version, queries):
-            return replace(exposure, state="exposed", how="it stores the image's captions", first=None)
-    except store_errors() as error:
-        line = first_line(error)
-        return replace(exposure, state="unknown", how=f"whether it stores the captions cannot be determined: {line}")
-    return exposure
+        return Exposure(name=name, state="unknown", how=f"cannot be determined: {first_line(error)}")
 
 
 def stores_captions_of(version: ModelVersion, images: Collection[str]) -> bool:
@@ -190,11 +172,11 @@ def _provenance(version: ModelVersion) -> Mapping[str, Any]:
             file = mlflow.artifacts.download_artifacts(uri, dst_path=temporary)
         except store_errors() as error:
             raise OSError(f"its files are unreachable: {error}") from None
-        found = json.loads(Path(file).read_text(encoding="utf-8")).get("provenance", {})
-        return found if isinstance(found, Mapping) else {}
+        provenance = json.loads(Path(file).read_text(encoding="utf-8")).get("provenance", {})
+        return provenance if isinstance(provenance, Mapping) else {}
 
 
-def _own(
+def _run_exposure(
     run: str, provenance: Mapping[str, Any], data: DataVersion | None, checkpoints: CheckpointExposures
 ) -> Exposure:
     settings = run_settings(run, provenance)
@@ -216,6 +198,7 @@ def _parent(parent: Mapping[str, Any], data: DataVersion | None, checkpoints: Ch
     if parent["role"] == "starts from" and name.startswith("initial/") and not parent.get("vision_warmup"):
         return Exposure(name=name, state="clean", how="not trained yet")
     if parent["role"] == "starts from" and "params" in parent:
-        own = checkpoints.data.of(parent["inputs"]) if trained_on_inputs(parent.get("inputs", {})) else data
-        return _own(name, parent, own, checkpoints)
+        if trained_on_inputs(parent.get("inputs", {})):
+            data = checkpoints.data.of(parent["inputs"])
+        return _run_exposure(name, parent, data, checkpoints)
     return Exposure(name=name, state="unknown", how="no longer available")

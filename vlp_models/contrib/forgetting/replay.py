@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, read_generated
 from vlp_models.data.shards.order import EpochOrder, choose_order
@@ -54,14 +53,7 @@ class TrainingRun:
 
     @staticmethod
     def from_settings(run: str, settings: Mapping[str, Any]) -> TrainingRun:
-        """Build from a run's settings.
-
-        Args:
-            settings: the run's section of params.yaml, or of a checkpoint's `provenance.params`.
-
-        Raises:
-            VLPError: the settings are invalid.
-        """
+        """Build from the run's section of params.yaml, or of a checkpoint's `provenance.params`."""
         kind, name = split_start(run)
         if kind == "pretrain":
             p = build(PretrainParams, dict(settings), where=f"pretrain.{name}", file=run)
@@ -117,28 +109,17 @@ class TrainingRun:
             samples = AugmentedDataset(samples, read_generated(augmented, shards), control=self.control)  # type: ignore[arg-type]
         arguments: dict[str, Any] = {"length": len(samples), "batch_size": p.batch_size, "seed": p.seed}
         order: EpochOrder = choose_order(samples, stream, self.texts_per_image)(**arguments)
-        return find_first_exposure(samples, image_ids, order, self._updates(order))
-
-    def _updates(self, order: EpochOrder) -> Updates:
-        """Count the updates as training does."""
-        p = self.params
-        found = Updates(count=0, accumulate=p.accumulate, repeats=self.repeats)
-        count = p.max_steps or found.per_epoch(order.steps) * p.max_epochs
-        return Updates(count=count, accumulate=p.accumulate, repeats=self.repeats)
+        updates = Updates(count=p.max_steps or 0, accumulate=p.accumulate, repeats=self.repeats)
+        if not p.max_steps:
+            updates = replace(updates, count=updates.per_epoch(order.steps) * p.max_epochs)
+        return find_first_exposure(samples, image_ids, order, updates)
 
 
 def run_settings(run: str, provenance: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the run's own settings from a checkpoint's provenance; None if they are missing."""
     kind, name = split_start(run)
-    found = provenance.get("params", {}).get(kind, {}).get(name)
-    return found if isinstance(found, Mapping) else None
-
-
-class Samples(Protocol):
-    """The samples of an epoch."""
-
-    def __len__(self) -> int: ...
-    def find_samples(self, image_ids: Set[str]) -> NDArray[np.int64]: ...
+    settings = provenance.get("params", {}).get(kind, {}).get(name)
+    return settings if isinstance(settings, Mapping) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,16 +136,10 @@ class Updates:
     repeats: int = 1
 
     def per_epoch(self, batches: int) -> int:
-        windows = batches // self.accumulate if self._drops_rest else math.ceil(batches / self.accumulate)
-        return windows * self.repeats
-
-    def first_update_of(self, batch: int) -> int:
-        """Return the first update of its epoch that uses this batch, from 0."""
-        return batch // self.accumulate * self.repeats
-
-    @property
-    def _drops_rest(self) -> bool:
-        return self.repeats > 1 and self.accumulate > 1
+        """Return the updates of an epoch with this many batches."""
+        if self.repeats > 1 and self.accumulate > 1:  # the incomplete last window is dropped
+            return batches // self.accumulate * self.repeats
+        return math.ceil(batches / self.accumulate) * self.repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,19 +151,20 @@ class FirstExposure:
 
 
 def find_first_exposure(
-    samples: Samples, image_ids: Set[str], order: EpochOrder, updates: Updates
+    samples: ShardDataset | AugmentedDataset, image_ids: Set[str], order: EpochOrder, updates: Updates
 ) -> FirstExposure | None:
     """Return the first update that uses one of these images; None: no update does."""
-    wanted = samples.find_samples(image_ids)
+    numbers = samples.find_samples(image_ids)
     per_epoch = updates.per_epoch(order.steps)
-    if not len(wanted) or not per_epoch:
+    if not len(numbers) or not per_epoch:
         return None
     for epoch in range(math.ceil(updates.count / per_epoch)):
-        for number, batch in enumerate(order.batches(epoch)):
-            within = updates.first_update_of(number)
-            update = epoch * per_epoch + within
-            if within >= per_epoch or update >= updates.count:
+        for batch_number, batch in enumerate(order.batches(epoch)):
+            # The first update of the epoch that uses the batch, and its number in the whole training; from 0.
+            in_epoch = batch_number // updates.accumulate * updates.repeats
+            update = epoch * per_epoch + in_epoch
+            if in_epoch >= per_epoch or update >= updates.count:
                 break  # the incomplete end of an epoch, or beyond the last update
-            if np.isin(batch, wanted).any():
+            if np.isin(batch, numbers).any():
                 return FirstExposure(epoch=epoch + 1, update=update + 1)
     return None

@@ -14,11 +14,11 @@ from vlp_models.registry.versions import PREVIOUS
 
 def report_lines(report: ForgetReport, params: Params, workspace: Workspace) -> Iterator[str]:
     """Yield the report as lines for the terminal."""
-    yield f"images      {len(report.queries)} queried, {len(report.found)} found in the datasets"
-    for one in report.found:
-        yield f"  {one.image.image_id}  {one.image.split}  {one.image.path}  ({one.how}; of {one.of})"
+    yield f"images      {len(report.queries)} queried, {len(report.copies)} found in the datasets"
+    for copy in report.copies:
+        yield f"  {copy.image.image_id}  {copy.image.split}  {copy.image.path}  ({copy.how}; of {copy.of})"
     for query in report.queries:
-        if all(one.of != query.name for one in report.found):
+        if all(copy.of != query.name for copy in report.copies):
             yield f"  {query.name}: in no dataset; it will be refused from now on"
     yield "checkpoints"
     for exposure in report.checkpoints:
@@ -41,20 +41,22 @@ def _line(exposure: Exposure) -> str:
 
 
 def _champion_lines(report: ForgetReport) -> Iterator[str]:
-    for one in report.champions:
-        verb = "was trained on it" if one.exposure.state in ("exposed", "inherited") else "may have been trained on it"
-        yield f"CHAMPION    {one.model} version {one.version} {verb}, and is still served"
-        before = next((v for v in report.versions if v.model == one.model and PREVIOUS in v.aliases), None)
-        if before is not None and before.exposure.clean:
-            yield f"            `vlp rollback {one.task}`: version {before.version}, the previous champion, was not"
+    for champion in report.champions:
+        certain = champion.exposure.state in ("exposed", "inherited")
+        verb = "was trained on it" if certain else "may have been trained on it"
+        yield f"CHAMPION    {champion.model} version {champion.version} {verb}, and is still served"
+        previous = [v for v in report.versions if v.model == champion.model and PREVIOUS in v.aliases]
+        if previous and previous[0].exposure.clean:
+            number = previous[0].version
+            yield f"            `vlp rollback {champion.task}`: version {number}, the previous champion, was not"
         else:
             yield "            `--withdraw-versions` removes its aliases; then retrain and promote a clean version:"
-            yield f"            `vlp run`, `vlp promote {one.task}`"
+            yield f"            `vlp run`, `vlp promote {champion.task}`"
 
 
 def _retrain_lines(report: ForgetReport, params: Params) -> Iterator[str]:
     """Yield what must be retrained, and from which checkpoint."""
-    known = {f"{kind}/{run}" for kind in ("pretrain", "finetune") for run in getattr(params, kind)}
+    runs = {f"{kind}/{run}" for kind in ("pretrain", "finetune") for run in getattr(params, kind)}
     dirty = [exposure for exposure in report.checkpoints if not exposure.clean]
     if not dirty:
         return
@@ -62,7 +64,7 @@ def _retrain_lines(report: ForgetReport, params: Params) -> Iterator[str]:
     for exposure in dirty:
         if exposure.name in (DETECTOR, TOKENIZER):
             yield f"  {exposure.name}"
-        elif exposure.name in known:
+        elif exposure.name in runs:
             starts = (start for start in params.chain(exposure.name)[1:] if report.exposures.of(start).clean)
             yield f"  {exposure.name}, from {next(starts, 'the start')}"
         else:
@@ -72,28 +74,28 @@ def _retrain_lines(report: ForgetReport, params: Params) -> Iterator[str]:
 def report_json(report: ForgetReport, params: Params) -> dict[str, Any]:
     """Return the report as plain data."""
 
-    def of(exposure: Exposure) -> dict[str, Any]:
+    def plain(exposure: Exposure) -> dict[str, Any]:
         first = {"epoch": exposure.first.epoch, "update": exposure.first.update} if exposure.first else None
         return {"name": exposure.name, "state": exposure.state, "how": exposure.how, "first": first}
 
     return {
-        "asked": [{"name": one.name, "sha256": one.sha256} for one in report.queries],
+        "asked": [{"name": query.name, "sha256": query.sha256} for query in report.queries],
         "found": [
             {
-                "image_id": one.image.image_id,
-                "split": one.image.split,
-                "path": one.image.path,
-                "sha256": one.image.sha256,
-                "of": one.of,
-                "how": one.how,
+                "image_id": copy.image.image_id,
+                "split": copy.image.split,
+                "path": copy.image.path,
+                "sha256": copy.image.sha256,
+                "of": copy.of,
+                "how": copy.how,
             }
-            for one in report.found
+            for copy in report.copies
         ],
-        "checkpoints": [of(exposure) for exposure in report.checkpoints],
-        "states": [of(exposure) for _, exposure in report.states],
+        "checkpoints": [plain(exposure) for exposure in report.checkpoints],
+        "states": [plain(exposure) for _, exposure in report.states],
         "versions": [
-            {**of(one.exposure), "model": one.model, "version": one.version, "aliases": list(one.aliases)}
-            for one in report.versions
+            {**plain(v.exposure), "model": v.model, "version": v.version, "aliases": list(v.aliases)}
+            for v in report.versions
         ],
-        "champions": [f"{one.model}/{one.version}" for one in report.champions],
+        "champions": [f"{champion.model}/{champion.version}" for champion in report.champions],
     }

@@ -28,9 +28,9 @@ def verify(
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
-        found = resolve_version(client, params.tracking, version)
-        checks = verify(client, workspace, found)
-    name = f"{found.name} version {found.version}"
+        resolved = resolve_version(client, params.tracking, version)
+        checks = verify(client, workspace, resolved)
+    name = f"{resolved.name} version {resolved.version}"
     if as_json:
         print(json.dumps({"version": name, "checks": [redacted(vars(check)) for check in checks]}, indent=2))
     else:
@@ -60,10 +60,10 @@ def verify_resume(
     choose_instructions(params.trainer.reproducible)
     from vlp_models.contrib.verify.resume import verify_resume
 
-    found = verify_resume(params, Workspace(), run, steps)
-    print(f"{found.run}: {found.steps} updates, killed after update {found.killed_at} was saved, and resumed")
-    print("\n".join(found.differ or [f"all {found.files} files of the checkpoint are bit-identical"]))
-    raise typer.Exit(int(bool(found.differ)))
+    result = verify_resume(params, Workspace(), run, steps)
+    print(f"{result.run}: {result.steps} updates, killed after update {result.killed_at} was saved, and resumed")
+    print("\n".join(result.differ or [f"all {result.files} files of the checkpoint are bit-identical"]))
+    raise typer.Exit(int(bool(result.differ)))
 
 
 COMMANDS = {"Registry and promotion": {"verify": verify}, "Checks": {"verify-resume": verify_resume}}

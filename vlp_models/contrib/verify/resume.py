@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class ResumeCheck:
     steps: int
     killed_at: int
     files: int
-    differ: list[str] = field(default_factory=list)
+    differ: list[str]
 
 
 def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: int = 6) -> ResumeCheck:
@@ -58,10 +58,10 @@ def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: in
         ParamsError: no such run, or too few updates for a kill in between.
         DataError: the data or the start checkpoint are missing; the training fails, or ends before it can be killed.
     """
-    known = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
-    run = run or next(iter(known), "")
-    if run not in known:
-        raise ParamsError(f"{run or 'params.yaml'}: no such run{suggestion(run, known)}; known: {', '.join(known)}")
+    names = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
+    run = run or next(iter(names), "")
+    if run not in names:
+        raise ParamsError(f"{run or 'params.yaml'}: no such run{suggestion(run, names)}; known: {', '.join(names)}")
     if steps <= EVERY:
         raise ParamsError(f"--steps: must be above {EVERY}, or nothing is left to resume")
     kind, name = split_start(run)
@@ -75,11 +75,11 @@ def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: in
         for folder in (whole, killed):
             _prepare(folder, workspace, kind, name, start, steps)
         _train(whole, kind, name)
-        killed_at = _train_and_kill(killed, kind, name)
+        killed_at = _train(killed, kind, name, kill=True)
         _train(killed, kind, name)
         checkpoints = [Workspace(root).checkpoint(run) for root in (whole, killed)]
-        files = sorted({path.relative_to(one) for one in checkpoints for path in one.rglob("*") if path.is_file()})
-        differences = [_difference(checkpoints[0] / file, checkpoints[1] / file) for file in files]
+        files = {path.relative_to(root) for root in checkpoints for path in root.rglob("*") if path.is_file()}
+        differences = [_difference(checkpoints[0] / file, checkpoints[1] / file) for file in sorted(files)]
     return ResumeCheck(
         run=run, steps=steps, killed_at=killed_at, files=len(files), differ=[line for line in differences if line]
     )
@@ -102,68 +102,54 @@ def _prepare(root: Path, workspace: Workspace, kind: str, name: str, start: str 
             (root / path).symlink_to(source.absolute())
 
 
-def _start(root: Path, kind: str, name: str) -> subprocess.Popen[bytes]:
-    code = str(Path(__file__).parents[2])
+def _train(root: Path, kind: str, name: str, *, kill: bool = False) -> int:
+    """Train to the end or, with `kill`, until a checkpoint is saved; return the update of the last saved checkpoint."""
+    code = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))}
     environment.pop("DVC_STAGE", None)
-    with (root / "log.txt").open("ab") as log:
-        return subprocess.Popen(
+    log, saved = root / "log.txt", 0
+    with log.open("ab") as output:
+        process = subprocess.Popen(
             [sys.executable, "-m", "vlp_models.cli.main", "stage", kind, name],
             cwd=root,
             env=environment,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-def _train(root: Path, kind: str, name: str) -> None:
-    process = _start(root, kind, name)
     try:
-        code = process.wait()
-    except BaseException:
-        _kill(process)
-        raise
-    if code:
-        raise DataError(f"{kind} {name}: the short training failed with exit code {code}:\n{_log_tail(root)}")
-
-
-def _train_and_kill(root: Path, kind: str, name: str) -> int:
-    """Kill the training once it has saved a checkpoint; return the checkpoint's update."""
-    process = _start(root, kind, name)
-    try:
-        while process.poll() is None:
-            saved = sorted((root / ".work" / f"{kind}-{name}").glob("*/step-*.ckpt"))
-            if saved:
-                return int(saved[-1].stem.partition("-")[2])
+        while process.poll() is None and not (kill and saved):
             time.sleep(0.02)
+            states = sorted((root / ".work" / f"{kind}-{name}").glob("*/step-*.ckpt"))
+            saved = int(states[-1].stem.partition("-")[2]) if states else 0
     finally:
-        _kill(process)
-    raise DataError(f"{kind} {name}: the training ended before it could be killed; raise --steps:\n{_log_tail(root)}")
+        ended = process.poll() is not None
+        if not ended:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    lines = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:])
+    if kill and ended:
+        raise DataError(f"{kind} {name}: the training ended before it could be killed; raise --steps:\n{lines}")
+    if process.returncode and not kill:
+        raise DataError(f"{kind} {name}: the short training failed with exit code {process.returncode}:\n{lines}")
+    return saved
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _log_tail(root: Path) -> str:
-    return "\n".join((root / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-10:])
-
-
-def _difference(one: Path, other: Path) -> str:
+def _difference(a: Path, b: Path) -> str:
     """Describe how two files differ; "" if they are bitwise equal."""
-    if not (one.exists() and other.exists()):
-        return f"{one.name}: missing in one of them"
-    if hash_file(one) == hash_file(other):
+    if not (a.exists() and b.exists()):
+        return f"{a.name}: missing in one of them"
+    if hash_file(a) == hash_file(b):
         return ""
-    if one.suffix != ".safetensors":
-        return f"{one.name}: differs"
+    if a.suffix != ".safetensors":
+        return f"{a.name}: differs"
     import numpy as np
     from safetensors.numpy import load_file
 
-    a, b = load_file(one), load_file(other)
-    unequal = [key for key in a if key not in b or a[key].tobytes() != b[key].tobytes()]
-    largest = max((float(np.abs(a[k].astype(np.float64) - b[k]).max()) for k in unequal if k in b), default=0.0)
-    return f"{one.name}: {len(unequal)} of {len(a)} tensors differ, by up to {largest:.3g}"
+    tensors, others = load_file(a), load_file(b)
+    differing = [key for key in tensors if key not in others or tensors[key].tobytes() != others[key].tobytes()]
+    deviations = [
+        float(np.abs(tensors[key].astype(np.float64) - others[key]).max()) for key in differing if key in others
+    ]
+    largest = max(deviations, default=0.0)
+    return f"{a.name}: {len(differing)} of {len(tensors)} tensors differ, by up to {largest:.3g}"

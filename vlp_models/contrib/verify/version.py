@@ -88,10 +88,10 @@ def _run_check(subject: str, check: Callable[[], tuple[State, str]]) -> Check:
 
 def _check_bundle(bundle: Path, version: ModelVersion) -> tuple[State, str]:
     check_content(bundle)
-    found = hash_bundle(bundle)
-    if found != version.tags.get("content"):
-        return "differs", f"its hash is {found[:16]}, the registry's {version.tags.get('content', 'none')[:16]}"
-    return "holds", f"every file and the code that serves it, {found[:16]}"
+    digest, registered = hash_bundle(bundle), version.tags.get("content", "none")
+    if digest != registered:
+        return "differs", f"its hash is {digest[:16]}, the registry's {registered[:16]}"
+    return "holds", f"every file and the code that serves it, {digest[:16]}"
 
 
 def _check_lineage(
@@ -101,9 +101,9 @@ def _check_lineage(
     if wrong:
         return "differs", f"its {', '.join(wrong)} differs from the version's tags"
     for name, digest in record.get("kept", {}).items():
-        kept = read_lineage_file(client, version, name)
-        if kept is None or sha256(kept.encode()).hexdigest() != digest:
-            return "differs", f"{name}, kept with it, is {'missing' if kept is None else 'changed'}"
+        content = read_lineage_file(client, version, name)
+        if content is None or sha256(content.encode()).hexdigest() != digest:
+            return "differs", f"{name}, kept with it, is {'missing' if content is None else 'changed'}"
     if sha256(text.encode()).hexdigest() != version.tags.get(LINEAGE_HASH):
         return "differs", f"{RECORD} is not what was registered"
     return "holds", f"the record and {len(record.get('kept', {}))} files kept with it"
@@ -118,11 +118,12 @@ def _check_parents(info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[Sta
         ("tokenizer", inputs.get("tokenizer"), parents.get("tokenizer", {}).get("sha256")),
         ("detector", info.detector_id or None, parents.get("detector", {}).get("id")),
     ]
-    differ = [name for name, own, recorded in pairs if own is not None and own != recorded]
-    if differ:
+    pairs = [pair for pair in pairs if pair[1] is not None]
+    if differ := [name for name, digest, recorded in pairs if digest != recorded]:
         return "differs", f"{', '.join(differ)}: the checkpoint names another one than the lineage"
-    named = [name for name, own, _ in pairs if own is not None]
-    return ("holds", ", ".join(named)) if named else ("unknown", "the checkpoint has no provenance")
+    if not pairs:
+        return "unknown", "the checkpoint has no provenance"
+    return "holds", ", ".join(name for name, _, _ in pairs)
 
 
 def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State, str]:
@@ -137,8 +138,13 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
         return "unknown", "no commit on record" if code else "the bundle does not list its code"
     if run_git(root, "cat-file", "-e", f"{name}^{{commit}}") is None:
         return "unknown", f"commit {name[:12]} is not in this checkout"
-    if run_git(root, "cat-file", "-e", f"{name}:{PACKAGE}") is None:
-        return _check_installed_code(code)
+    if run_git(root, "cat-file", "-e", f"{name}:{PACKAGE}") is None:  # the project is not a clone of this repository
+        release = f"vlp-flows {own_version()}, which is installed"
+        files = {file: digest for file, digest in code.items() if digest and ":" not in file}
+        differ = [file for file in files if not (ROOT / file).is_file() or hash_source(ROOT / file) != files[file]]
+        if differ:
+            return "unknown", f"{', '.join(differ[:3])}: not as in {release}"
+        return "holds", f"{len(files)} files, as in {release}"
     differ = []
     for file, digest in code.items():
         if digest:
@@ -152,23 +158,13 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
     return "holds", f"{len(code)} files, as in commit {name[:12]}"
 
 
-def _check_installed_code(code: Mapping[str, str]) -> tuple[State, str]:
-    """Compare the code listed in the bundle with the installed package's, for a project that is no clone."""
-    release = f"vlp-flows {own_version()}, which is installed"
-    own = {file: digest for file, digest in code.items() if digest and ":" not in file}
-    differ = [file for file, digest in own.items() if not (ROOT / file).is_file() or hash_source(ROOT / file) != digest]
-    if differ:
-        return "unknown", f"{', '.join(differ[:3])}: not as in {release}"
-    return "holds", f"{len(own)} files, as in {release}"
-
-
 def _check_data(workspace: Workspace, info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[State, str]:
     inputs = info.provenance.get("inputs", {})
-    learned = trained_on_inputs(inputs)
-    if not learned:
+    data_files = trained_on_inputs(inputs)
+    if not data_files:
         return "unknown", "the checkpoint does not name its training data"
     if not find_changed_data(workspace, inputs):
-        return "holds", f"data/shards is its training data ({', '.join(learned)})"
+        return "holds", f"data/shards is its training data ({', '.join(data_files)})"
     md5 = str(record.get("dvc", {}).get("data/shards", ""))
     if md5 and (dvc_files(workspace.root) / md5[:2] / md5[2:]).exists():
         return "unknown", f"data/shards has changed since; DVC's cache has the training data, {md5}"
@@ -181,9 +177,13 @@ def _check_scores(client: MlflowClient, version: ModelVersion) -> tuple[State, s
     items, records = read_latest_evaluation(client, version), read_scores(client, version)
     if not items:
         return "unknown", "none are kept with it"
+    registered = {
+        (record["dataset"], record["split"], record["metric"]): record["value"] for record in reversed(records)
+    }
     for scores in items:
-        same = [r["value"] for r in records if all(r[k] == getattr(scores, k) for k in ("dataset", "split", "metric"))]
-        own = float(scores.evidence().statistic(scores.parts_NK.sum(axis=0, keepdims=True))[0])
-        if same and same[0] is not None and abs(same[0] - own) > ROUNDING + 1e-6 * abs(own):
-            return "differs", f"{scores.metric} on {scores.dataset} {scores.split}: {same[0]}, from its items {own}"
+        value = registered.get((scores.dataset, scores.split, scores.metric))
+        computed = float(scores.evidence().statistic(scores.parts_NK.sum(axis=0, keepdims=True))[0])
+        if value is not None and abs(value - computed) > ROUNDING + 1e-6 * abs(computed):
+            where = f"{scores.metric} on {scores.dataset} {scores.split}"
+            return "differs", f"{where}: {value}, from its items {computed}"
     return "holds", f"{len(items)} metrics follow from their items"
