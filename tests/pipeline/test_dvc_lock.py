@@ -18,7 +18,7 @@ import pytest
 from vlp_models.cli.pipeline import run_stage
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.pipeline import unrecorded
+from vlp_models.pipeline import unrecorded_results
 from vlp_models.pipeline.dvc.lock_file import (
     BACKUP,
     DAMAGED,
@@ -30,7 +30,7 @@ from vlp_models.pipeline.dvc.lock_file import (
     stage_entry,
 )
 from vlp_models.pipeline.stages import prepare, tokenizer
-from vlp_models.pipeline.unrecorded import (
+from vlp_models.pipeline.unrecorded_results import (
     KEPT_DAYS,
     RECORD,
     remove_outdated_work,
@@ -265,7 +265,7 @@ def test_a_result_of_other_code_is_not_restored(
     work, output = workspace.work("shards", "0123"), tmp_path / "shard.tar"
     output.touch()
     save_unrecorded_result(workspace, work, "shards", [output])
-    monkeypatch.setattr(unrecorded, "code_hash", lambda modules: "other")
+    monkeypatch.setattr(unrecorded_results, "code_hash", lambda modules: "other")
     assert not restore_unrecorded_result(workspace, work, "shards")
     assert f"not used, made by other code: the result in {work}" in caplog.text
 

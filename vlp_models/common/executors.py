@@ -82,15 +82,20 @@ class ChunkNumbers:
         self._count = 0
 
     @staticmethod
-    def listed(directory: Path, size: int, prefix: str, suffix: str = "") -> ChunkNumbers:
-        """Return the numbers of the chunks in `directory`, named PREFIX, number, SUFFIX. Lists the folder once."""
-        found = ChunkNumbers(size)
+    def listed(directory: Path, size: int, name: Callable[[int], str]) -> ChunkNumbers:
+        """Return the numbers of the chunks in `directory`. Lists the folder once.
+
+        Args:
+            name: returns the file or folder of a chunk, in whose name the number has eight digits or more.
+        """
+        prefix, _, suffix = name(0).partition("0" * 8)
+        chunks = ChunkNumbers(size)
         with os.scandir(directory) as entries:
             for entry in entries:
                 number = entry.name.removeprefix(prefix).removesuffix(suffix)
                 if number.isdecimal() and entry.name == f"{prefix}{number}{suffix}":
-                    found.add(int(number))
-        return found
+                    chunks.add(int(number))
+        return chunks
 
     def add(self, number: int) -> None:
         if number < self._size and number not in self:

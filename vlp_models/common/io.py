@@ -132,12 +132,6 @@ def scratch_directory(path: Path) -> Iterator[Path]:
         yield own
 
 
-def remove_partials(folder: Path) -> None:
-    """Remove all partial outputs in a folder: their writers have ended, or are not needed any more."""
-    for path in folder.glob(".*.partial"):
-        _remove(path)
-
-
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)

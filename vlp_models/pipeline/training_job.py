@@ -33,7 +33,11 @@ from vlp_models.params import FinetuneParams, LoraParams, Params, PretrainParams
 from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.lineage import lineage_tags, provenance_of, record_provenance, training_inputs
 from vlp_models.pipeline.prepared_data import PreparedData, stage_of
-from vlp_models.pipeline.unrecorded import remove_outdated_work, restore_unrecorded_result, save_unrecorded_result
+from vlp_models.pipeline.unrecorded_results import (
+    remove_outdated_work,
+    restore_unrecorded_result,
+    save_unrecorded_result,
+)
 from vlp_models.registry.logger import STATE, MLflowRun, track_training
 from vlp_models.registry.sinks import START, Trackers, open_sinks
 from vlp_models.training.data import LoaderFactory

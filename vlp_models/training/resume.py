@@ -12,7 +12,7 @@ It is written to `.work/STAGE-RUN/FINGERPRINT/` (`TrainingJob.work`, pipeline/tr
     provenance.json             data, code and parents of the run (pipeline/lineage.py)
     mlflow.json                 id of the MLflow run (registry/logger.py)
     non-finite-step-N.json      samples of a step whose loss was not finite (module.py)
-    finished/, finished.json    the result of a finished run, in case DVC does not record it (pipeline/unrecorded.py)
+    finished/, finished.json    the result of a finished run that DVC may not record (pipeline/unrecorded_results.py)
 
 A checkpoint is complete or absent. `clear_resume_points` deletes checkpoints and snapshots once the result is
 published.

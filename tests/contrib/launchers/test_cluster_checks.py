@@ -31,6 +31,7 @@ from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.params import ClusterParams, DatasetParams
 from vlp_models.pipeline.engines import cluster_mapper
 from vlp_models.pipeline.stages import detector, features, prepare
+from vlp_models.pipeline.stages.shards import part_name
 
 
 def fail(item: str) -> None:
@@ -237,6 +238,6 @@ def test_finished_chunks_are_found_by_one_listing(tmp_path: Path) -> None:
         "val-1",
     ):
         (tmp_path / name).mkdir()
-    found = ChunkNumbers.listed(tmp_path, 8, "train-")
+    found = ChunkNumbers.listed(tmp_path, 8, lambda number: part_name("train", number))
     assert (list(found), len(found)) == ([1, 7], 2)
     assert 1 in found and 0 not in found

@@ -25,7 +25,7 @@ from vlp_models.contrib.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, i
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.guard import LAUNCHED, RECORDED
-from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
+from vlp_models.pipeline.unrecorded_results import restore_unrecorded_result, save_unrecorded_result
 
 OTHER = {"package": {"package": "vlp-flows", "version": "9.9", "code": "f" * 64}, "versions": {}}
 ROOT = Path(__file__).parents[3]

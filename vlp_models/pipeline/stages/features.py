@@ -11,11 +11,10 @@ import functools
 import json
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ import pyarrow as pa
 
 from vlp_models.common.device import cpu_count, pick_device
 from vlp_models.common.executors import ChunkNumbers, LocalMapper, Mapper
-from vlp_models.common.io import link_or_copy, output_directory, remove_partials, write_text
+from vlp_models.common.io import link_or_copy, output_directory, write_text
 from vlp_models.common.log import get_logger
 from vlp_models.common.portable import is_portable
 from vlp_models.common.source_hash import code_hash
@@ -31,11 +30,11 @@ from vlp_models.common.workspace import Workspace, fingerprint, record_timing, r
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureCache, cache_features
 from vlp_models.data.joins import Database
-from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches, read_table, write_table
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, count_values, read_batches, read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
 from vlp_models.pipeline.engines import cluster_mapper
-from vlp_models.pipeline.unrecorded import remove_outdated_work, restore_unrecorded_result, save_unrecorded_result
+from vlp_models.pipeline.unrecorded_results import remove_chunks, restore_unrecorded_result, save_unrecorded_result
 
 if TYPE_CHECKING:
     from vlp_models.vision.imported_features import Origin
@@ -61,39 +60,45 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         CheckpointError: data/detector does not contain what `source: detector` or `timm` needs.
         ParamsError: a missing path, or an invalid number; a worker without the GPU that `cluster.gpus` asks for.
     """
+    from vlp_models.vision.imported_features import ImportedSource
+
     p = params.features
     _check(p)
     with record_timing(workspace, "features"):
         validated = require_output(workspace.validated, "validate")
-        _kept.cache_clear()
+        _open_cache.cache_clear()
         device = _device(params)
         source = _open(params, workspace, device="cpu" if params.cluster.address else device)
+        # Two folders below .work: regions by image, made by the same code and settings, and this run's chunks.
         identity = _identity(params, source, device)
-        kept = None  # or the cache of regions made by the same code and settings
+        cache = None
         if source.by_content:
-            kept = workspace.root / ".work" / "features" / "kept" / fingerprint(identity, {})[:16]
+            cache = workspace.root / ".work" / "features" / "kept" / fingerprint(identity, {})[:16]
         inputs = {"images": validated / "images.parquet"}
-        inputs |= {"objects": validated / "objects.parquet"} if p.source == "boxes" else {}
+        if p.source == "boxes":
+            inputs["objects"] = validated / "objects.parquet"
         work = workspace.work("features", fingerprint(identity | {"chunk_images": storage.CHUNK_IMAGES}, inputs))
         if restore_unrecorded_result(workspace, work, "features"):
             return
         if mapper is None:
             mapper = cluster_mapper(params, workspace, gpus=params.cluster.gpus if p.source in ON_GPU else 0)
-        job = _Job(params=params, root=workspace.root, work=work, kept=kept, device=device)
+        job = _Job(params=params, root=workspace.root, work=work, cache=cache, device=device)
         with output_directory(workspace.features) as directory:
             with Database.within(directory) as database:
                 images = _Images(database, validated)
-                _check_names(source, images)
+                if isinstance(source, ImportedSource):
+                    source.check_names(images)
                 start = time.perf_counter()
-                made, reused = _make_chunks(mapper, source, job, images)
+                extracted, reused = _make_chunks(mapper, source, job, images)
                 seconds = time.perf_counter() - start
                 _refuse_missing(images, workspace, work)
+            # Linked, not moved: the chunks stay in `work` until the stage has ended, for a run that resumes it.
             for number in range(images.chunks):
                 name = storage.chunk_name(number)
-                link_or_copy(work / name, directory / name)  # kept in `work` until the stage has ended
+                link_or_copy(work / name, directory / name)
             counts = _write_index(directory, work, images.chunks)
-            left_out: Counter[str] = Counter()
-            write_table(_count_rules(_notes(work, images.chunks), left_out), "quarantine", directory)
+            write_table(chain.from_iterable(_notes(work, images.chunks)), "quarantine", directory)
+            left_out = count_values("quarantine", directory, "rule")
             write_manifest(
                 directory,
                 stage="features",
@@ -104,16 +109,10 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 detector_id=source.detector_id,
             )
         save_unrecorded_result(workspace, work, "features", [workspace.features])
-        if kept is not None:
+        if cache is not None:
             columns = read_batches([inputs["images"]], BATCH_ROWS, ["image_id", "sha256"])
-            cache_features(workspace.features, (row for table in columns for row in table.to_pylist()), kept)
-        for number in range(images.chunks):
-            (work / storage.chunk_name(number)).unlink()
-            (work / _notes_name(number)).unlink(missing_ok=True)
-        remove_partials(work)  # of lost workers
-        remove_outdated_work(work)
-        with suppress(OSError):  # not empty while it keeps the result for DVC
-            work.rmdir()
+            cache_features(workspace.features, (row for table in columns for row in table.to_pylist()), cache)
+        remove_chunks(work)
     logger.info(
         "features %s: %s regions of %s images, %d features each%s%s",
         source.detector_id,
@@ -121,7 +120,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         f"{counts['images']:,}",
         source.feature_dim,
         f", {reused:,} images reused from the last run" if reused else "",
-        f", {made:,} extracted at {_speed(made, seconds)}" if made else "",
+        f", {extracted:,} extracted at {_speed(extracted, seconds)}" if extracted else "",
     )
     for rule, count in left_out.items():
         logger.info("  %s: %s images, listed in %s", rule, f"{count:,}", workspace.features / "quarantine.parquet")
@@ -138,11 +137,7 @@ def _check(p: FeaturesParams) -> None:
 
 
 def _device(params: Params) -> str:
-    """Return the device that computes features, cpu or cuda. On a cluster, `cluster.gpus` decides.
-
-    Raises:
-        ParamsError: `cluster.gpus` asks for GPUs that `trainer.accelerator` does not use.
-    """
+    """Return the device that computes features, cpu or cuda. On a cluster, `cluster.gpus` decides."""
     gpus, accelerator = params.cluster.gpus, params.trainer.accelerator
     if params.features.source not in ON_GPU:
         return "cpu"
@@ -156,12 +151,8 @@ def _device(params: Params) -> str:
     return "cuda" if gpus else "cpu"
 
 
-def _open(params: Params, workspace: Workspace, device: str, known: Origin | None = None) -> RegionSource:
-    """known: origin of the files to import, if another process has hashed them.
-
-    Raises:
-        ParamsError: `device` is cuda, and this process has no GPU.
-    """
+def _open(params: Params, workspace: Workspace, device: str, origin: Origin | None = None) -> RegionSource:
+    """origin: of the files to import, if another process has hashed them."""
     p = params.features
     if p.source == "boxes":
         from vlp_models.vision.simple_regions import SymbolSource
@@ -170,11 +161,11 @@ def _open(params: Params, workspace: Workspace, device: str, known: Origin | Non
     if p.source == "tsv":
         from vlp_models.vision.imported_features import open_tsv
 
-        return open_tsv(workspace.root / p.path, p.max_regions, p.order, known)
+        return open_tsv(workspace.root / p.path, p.max_regions, p.order, origin)
     if p.source == "npz":
         from vlp_models.vision.imported_features import open_npz
 
-        return open_npz(workspace.root / p.path, p.max_regions, p.order, known)
+        return open_npz(workspace.root / p.path, p.max_regions, p.order, origin)
     from vlp_models.common.portable import use_portable_kernels
     from vlp_models.vision.extractors import open_source
 
@@ -211,12 +202,12 @@ def _identity(params: Params, source: RegionSource, device: str) -> dict[str, An
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What every chunk needs. kept: cache of regions, or None. device: cpu or cuda, where chunks are made."""
+    """What every chunk needs. cache: folder of regions, or None. device: cpu or cuda, where chunks are made."""
 
     params: Params
     root: Path
     work: Path
-    kept: Path | None
+    cache: Path | None
     device: str
 
 
@@ -240,6 +231,7 @@ class _Images:
 
     def missing(self, finished: ChunkNumbers) -> Iterator[Chunk]:
         """Yield the chunks that are not finished."""
+        # `rows`: read from the database, and not in a chunk yet
         pieces, rows = self._sorted(), SCHEMAS["images"].empty_table()
         for number in range(self.chunks):
             while len(rows) < storage.CHUNK_IMAGES and (piece := next(pieces, None)) is not None:
@@ -250,6 +242,7 @@ class _Images:
 
     def images_in(self, finished: ChunkNumbers) -> int:
         """Return how many images the finished chunks have."""
+        # only the last chunk may be shorter
         lacking = self.chunks * storage.CHUNK_IMAGES - self.rows if self.chunks - 1 in finished else 0
         return len(finished) * storage.CHUNK_IMAGES - lacking
 
@@ -259,12 +252,11 @@ class _Images:
         self._database.load("notes", (pa.Table.from_pylist(rows, schema=schema) for rows in notes), schema)
         lost = f"SELECT DISTINCT row_id FROM notes WHERE rule IN {rules!r}"
         query = f"SELECT split, count(*), count(row_id) FROM images LEFT JOIN ({lost}) ON image_id = row_id"
-        found = self._database.stream(f"{query} GROUP BY split ORDER BY split")
-        return {
-            split: (total, lost)
-            for table in found
-            for split, total, lost in zip(*table.to_pydict().values(), strict=True)
-        }
+        counts: dict[str, tuple[int, int]] = {}
+        for table in self._database.stream(f"{query} GROUP BY split ORDER BY split"):
+            for split, total, without in zip(*table.to_pydict().values(), strict=True):
+                counts[split] = total, without
+        return counts
 
     def _sorted(self) -> Iterator[pa.Table]:
         return self._database.stream("SELECT * FROM images ORDER BY image_id", READ_ROWS)
@@ -274,35 +266,31 @@ def _make_chunks(mapper: Mapper | None, source: RegionSource, job: _Job, images:
     """Make the chunks that `work` lacks; return how many images were extracted and how many were reused."""
     from vlp_models.common.progress import progress_bar
 
-    made = reused = 0
+    done = reused = 0
     start = time.perf_counter()
-    finished = ChunkNumbers.listed(job.work, images.chunks, *_around_number(storage.chunk_name))
+    finished = ChunkNumbers.listed(job.work, images.chunks, storage.chunk_name)
     missing = images.missing(finished)
     if mapper is None:
-        mapper = LocalMapper(job.params.cluster.workers or _processes(source, images.chunks - len(finished)))
+        # one process per CPU, but at least two chunks per process; one for a GPU
+        workers = 1 if source.device == "cuda" else max(1, min(cpu_count(), (images.chunks - len(finished)) // 2))
+        mapper = LocalMapper(job.params.cluster.workers or workers)
     with progress_bar("features", images.rows, "images") as bar:
         bar.advance(by=images.images_in(finished))
 
         def advance(count: int) -> None:
-            nonlocal made
-            made += count
-            bar.advance(_speed(made, time.perf_counter() - start), by=count)
+            nonlocal done
+            done += count
+            bar.advance(_speed(done, time.perf_counter() - start), by=count)
 
         if isinstance(mapper, LocalMapper) and mapper.workers == 1:  # in this process, with progress by image
             for chunk in missing:
-                reused += _make_chunk(chunk, source, job.work, job.kept, advance)
+                reused += _make_chunk(chunk, source, job, advance)
         else:
             make = functools.partial(_make_chunk_elsewhere, job=job, origin=getattr(source, "origin", None))
-            for count, known in mapper.map(make, missing):
+            for count, reused_count in mapper.map(make, missing):
                 advance(count)
-                reused += known
-    return made - reused, reused
-
-
-def _around_number(name: Callable[[int], str]) -> tuple[str, str]:
-    """Return what is before and after the number in a file name."""
-    before, _, after = name(0).partition("0" * 8)
-    return before, after
+                reused += reused_count
+    return done - reused, reused
 
 
 def _write_index(directory: Path, work: Path, chunks: int) -> dict[str, int]:
@@ -324,31 +312,26 @@ def _speed(images: int, seconds: float) -> str:
     return f"{rate:,.0f} images/s" if rate >= 100 else f"{rate:.3g} images/s"
 
 
-def _processes(source: RegionSource, chunks: int) -> int:
-    """Return one process per CPU, but at least two chunks per process; one for a GPU."""
-    return 1 if source.device == "cuda" else max(1, min(cpu_count(), chunks // 2))
-
-
-def _make_chunk(
-    chunk: Chunk, source: RegionSource, work: Path, kept: Path | None, advance: Callable[[int], None]
-) -> int:
+def _make_chunk(chunk: Chunk, source: RegionSource, job: _Job, advance: Callable[[int], None]) -> int:
     """Make one chunk; return how many of its images were reused."""
     number, rows = chunk
-    before = _kept(kept) if kept is not None else None
-    known = [before.get(row["sha256"]) if before else None for row in rows]
-    new = [row for row, regions in zip(rows, known, strict=True) if regions is None]
+    # cached[i]: regions of the i-th image from an earlier run, or None
+    cache = _open_cache(job.cache) if job.cache is not None else None
+    cached = [cache.get(row["sha256"]) if cache else None for row in rows]
+    new = [row for row, regions in zip(rows, cached, strict=True) if regions is None]
     advance(len(rows) - len(new))
-    regions, notes = source.regions(new, advance) if new else ([], [])
+    extracted, notes = source.regions(new, advance) if new else ([], [])
     if notes:
-        write_text(work / _notes_name(number), json.dumps(notes))  # before the chunk, which marks completion
-    made = iter(regions)
-    whole = [(row["image_id"], next(made) if old is None else old) for row, old in zip(rows, known, strict=True)]
-    storage.write_chunk(work, number, whole)
+        write_text(job.work / _notes_name(number), json.dumps(notes))  # before the chunk, which marks completion
+    remaining = iter(extracted)
+    regions_of = [next(remaining) if regions is None else regions for regions in cached]
+    image_ids = (row["image_id"] for row in rows)
+    storage.write_chunk(job.work, number, list(zip(image_ids, regions_of, strict=True)))
     return len(rows) - len(new)
 
 
 @functools.lru_cache(maxsize=1)
-def _kept(directory: Path) -> FeatureCache:
+def _open_cache(directory: Path) -> FeatureCache:
     """Open the cache once per process, not once per chunk."""
     return FeatureCache(directory)
 
@@ -358,21 +341,10 @@ def _notes_name(number: int) -> str:
     return f"notes-{number:08d}.json"
 
 
-def _notes(work: Path, chunks: int) -> Iterator[Row]:
-    """Yield the rows of the quarantine table, in the order of chunks."""
-    for rows in _notes_by_chunk(work, chunks):
-        yield from rows
-
-
-def _notes_by_chunk(work: Path, chunks: int) -> Iterator[list[Row]]:
-    for number in ChunkNumbers.listed(work, chunks, *_around_number(_notes_name)):
+def _notes(work: Path, chunks: int) -> Iterator[list[Row]]:
+    """Yield the rows of the quarantine table, chunk by chunk."""
+    for number in ChunkNumbers.listed(work, chunks, _notes_name):
         yield json.loads((work / _notes_name(number)).read_text("utf-8"))
-
-
-def _count_rules(notes: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:
-    for row in notes:
-        counts[row["rule"]] += 1
-        yield row
 
 
 def _make_chunk_elsewhere(chunk: Chunk, *, job: _Job, origin: Origin | None) -> tuple[int, int]:
@@ -381,26 +353,15 @@ def _make_chunk_elsewhere(chunk: Chunk, *, job: _Job, origin: Origin | None) -> 
     Returns:
         The number of images, and how many of them were reused.
     """
-    reused = _make_chunk(chunk, _source(job, origin), job.work, job.kept, lambda count: None)
+    key = (job.work, job.device, origin)
+    if key not in _opened:
+        _opened.clear()
+        _opened[key] = _open(job.params, Workspace(job.root), job.device, origin)
+    reused = _make_chunk(chunk, _opened[key], job, lambda count: None)
     return len(chunk[1]), reused
 
 
-_opened: dict[tuple[Path, str, Origin | None], RegionSource] = {}  # in this process
-
-
-def _source(job: _Job, origin: Origin | None) -> RegionSource:
-    opened = (job.work, job.device, origin)
-    if opened not in _opened:
-        _opened.clear()
-        _opened[opened] = _open(job.params, Workspace(job.root), job.device, origin)
-    return _opened[opened]
-
-
-def _check_names(source: RegionSource, images: _Images) -> None:
-    from vlp_models.vision.imported_features import ImportedSource
-
-    if isinstance(source, ImportedSource):
-        source.check_names(images)
+_opened: dict[tuple[Path, str, Origin | None], RegionSource] = {}  # the source of this worker process
 
 
 def _refuse_missing(images: _Images, workspace: Workspace, work: Path) -> None:
@@ -408,20 +369,22 @@ def _refuse_missing(images: _Images, workspace: Workspace, work: Path) -> None:
     from vlp_models.vision.imported_features import MISSING, UNREADABLE
 
     rules = (MISSING, UNREADABLE)
-    lost = images.count_lost(_notes_by_chunk(work, images.chunks), rules)
+    lost = images.count_lost(_notes(work, images.chunks), rules)
     lines = [
         f"  {split}: {without:,} of {count:,}"
         for split, (count, without) in lost.items()
         if without > MAX_MISSING * count
     ]
     if lines:
-        example = next(row for row in _notes(work, images.chunks) if row["rule"] in rules)
-        write_table(_notes(work, images.chunks), "quarantine", workspace.work("features", "refused"))
+        refused = workspace.work("features", "refused")
+        write_table(chain.from_iterable(_notes(work, images.chunks)), "quarantine", refused)
+        notes = chain.from_iterable(_notes(work, images.chunks))
+        example = next(row for row in notes if row["rule"] in rules)
         shutil.rmtree(work)
         raise DataError(
             f"features: more than {MAX_MISSING:.0%} of the images have no usable features:\n"
             + "\n".join(lines)
             + f"\n  e.g. {example['row_id']}: {example['reason']}"
-            + f"\n  All: {workspace.root / '.work' / 'features' / 'refused' / 'quarantine.parquet'}."
+            + f"\n  All: {refused / 'quarantine.parquet'}."
             + "\n  Complete the files at features.path, or leave these images out of the dataset."
         )

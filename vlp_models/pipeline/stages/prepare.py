@@ -40,6 +40,7 @@ logger = get_logger(__name__)
 RENAMED = "images whose name differs from the listing in letter case, Unicode form or slashes"
 MISNAMED = "images whose name has the suffix of another format"
 TOGETHER = "images moved to the split of a near-duplicate"
+CHECKED = ".checked"  # table of the checked images, until near-duplicates are grouped
 OPTIONAL = ("group_near_duplicates", "image_column", "caption_column")  # in the manifest only if set
 EXAMPLES = 3  # of reasons in an error
 MAX_PROCESSES = 8  # each decodes an image of up to `validate.max_image_pixels`
@@ -63,19 +64,20 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         with output_directory(workspace.interim(key)) as directory:
             with spooled(directory):
                 tables = read_source(key, source, workspace.root)
-            found = len(tables["images"])
+            listed = len(tables["images"])
             withdrawn = read_withdrawn(workspace.withdrawn, NearRules.of(params.validate.near_duplicates))
             with FingerprintWriter(directory) as fingerprints:
                 notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
             if not (tables["images"] or tables["texts"]):
-                raise DataError(_no_image(key, source, found, tables))
+                raise DataError(_no_image(key, source, listed, tables))
             if tables.divided or tables.held_out:
                 rules = NearRules.of(params.validate.near_duplicates)
                 mapper = cluster_mapper(params, workspace)
                 notes[TOGETHER] = _group_near_duplicates(tables, directory, rules, source.val_fraction, mapper)
             tables.close()
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
-            counts |= {"languages": len(tables["languages"])} if tables["languages"] else {}
+            if tables["languages"]:
+                counts["languages"] = len(tables["languages"])
             for note, count in tables.notes.items():
                 logger.info("prepare %s: %d %s", key, count, note)
             if tables.ignored:
@@ -103,82 +105,55 @@ def _check_images(
 ) -> Counter[str]:
     """Add width, height and sha256 to the images table, write fingerprints, and quarantine rows whose file fails.
 
+    The rows go to CHECKED if `_group_near_duplicates` follows.
+
     Returns:
         How many of the used images have an unusual name, by kind.
     """
-    source = params.data[key]
-    listed = tables["images"]
-    assert isinstance(listed, TableWriter) and tables.directory is not None
-    extracted = tables.directory / EXTRACTED  # of the output, which moves to its place when it is complete
-    folders = [Path(os.path.abspath(extracted))]  # noqa: PTH100
-    if not is_on_hub(source.root):
-        folders = [*_folders(workspace.root / source.root, source.images), *folders]
+    listed, directory = tables["images"], tables.directory
+    assert isinstance(listed, TableWriter) and directory is not None
     listed.close()
-    waiting = listed.path.rename(tables.directory / ".listed.parquet")
-    checked = tables.rows["images"] = TableWriter("images", tables.directory)
-    notes: Counter[str] = Counter()
-    names, renamed = FileNames(), set[str]()
-    gone: dict[str, str] = {}
+    listing = listed.path.rename(directory / ".listed.parquet")
+    divided = bool(tables.divided or tables.held_out)
+    checked = TableWriter(CHECKED if divided else "images", directory, SCHEMAS["images"])
+    tables.rows["images"] = checked
 
-    rows = _read_rows(waiting)
+    files = _ImageFiles(key, params.data[key], workspace.root, directory)
+    mapper = cluster_mapper(params, workspace, folders=[folder for folder in files.folders if folder.is_dir()])
     job = HashJob.in_place(params.validate)
-    mapper = cluster_mapper(params, workspace, folders=[folder for folder in folders[:-1] if folder.is_dir()])
-
-    def refuse(row: Row) -> ImageError | None:
-        try:
-            check_split(row["split"])  # the search for leaks, in `validate`, needs a known one
-        except ValueError as error:
-            return ImageError("split_known", str(error))
-        outside = None if source.allow_external_images else _outside(Path(row["path"]), folders, key)
-        return outside or locate(row)
-
-    def locate(row: Row) -> ImageError | None:
-        """Set the path to that of the file; an error unless exactly one file fits the name."""
-        path = Path(os.path.abspath(row["path"]))  # noqa: PTH100
-        folder = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
-        if os.path.lexists(path):
-            return None
-        relative = str(path.relative_to(folder))
-        found = names.find(folder, relative)
-        if len(found) != 1:
-            return ImageError("image_present", f"no such file{names.explain(folder, relative, found)}")
-        row["path"] = str(found[0])
-        renamed.add(row["image_id"])
-        return None
-
+    notes: Counter[str] = Counter()
+    gone: dict[str, str] = {}  # id of a withdrawn image -> how it was recognized
     with progress_bar(f"checking images of {key}", len(listed), "images") as bar:
-        for row, result in _hash_rows(rows, job, refuse, mapper, held_out=bool(tables.divided or tables.held_out)):
+        for row, result in _hash_rows(_read_rows(listing), job, files.locate, mapper, held_out=divided):
             bar.advance()
             file = Path(row["path"])
-            own = file.is_relative_to(extracted)
-            path = workspace.relative(workspace.interim(key) / file.relative_to(tables.directory) if own else file)
-            if not isinstance(result, ImageError):
-                how = withdrawn.match(result)
-            else:  # an unreadable file is recognized by its id only
+            is_extracted = file.is_relative_to(directory / EXTRACTED)
+            # what was extracted is in a temporary directory, which is renamed to data/interim/KEY at the end
+            path = workspace.relative(workspace.interim(key) / file.relative_to(directory) if is_extracted else file)
+            if isinstance(result, ImageError):  # an unreadable file is recognized by its id only
                 how = "by its id" if withdrawn.has_id(row["image_id"]) else ""
+            else:
+                how = withdrawn.match(result)
             if how:
                 gone[row["image_id"]] = how
-                if own:
+                if is_extracted:
                     file.unlink(missing_ok=True)
                 continue
-            if isinstance(result, ImageError):
-                rule, reason = result.rule, f"{path}: {result.reason}"
-            elif row["width"] is None or (row["width"], row["height"]) == (result.width, result.height):
-                size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
-                fingerprints.add(row["image_id"], result)
-                notes[RENAMED] += row["image_id"] in renamed
-                notes[MISNAMED] += is_misnamed(Path(row["path"]), result.format)
-                checked.append({**row, **size, "path": path})
+            error = result if isinstance(result, ImageError) else _check_size(row, result)
+            if error:
+                reason = f"{path}: {error.reason}"
+                tables.quarantine("images", row["image_id"], error.rule, reason, row["provenance"])
                 continue
-            else:
-                rule = "image_size"
-                reason = f"{path}: {result.width}x{result.height}, listed as {row['width']}x{row['height']}"
-            tables.quarantine("images", row["image_id"], rule, reason, row["provenance"])
-    waiting.unlink()
+            assert isinstance(result, ImageHashes)
+            fingerprints.add(row["image_id"], result)
+            notes[RENAMED] += row["image_id"] in files.renamed
+            notes[MISNAMED] += is_misnamed(file, result.format)
+            size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
+            checked.append({**row, **size, "path": path})
+    listing.unlink()
     if gone:
-        tables.skipped.update(
-            {"withdrawn images": len(gone), "rows of withdrawn images": remove_images(tables, gone.keys())}
-        )
+        tables.skipped["withdrawn images"] += len(gone)
+        tables.skipped["rows of withdrawn images"] += remove_images(tables, gone.keys())
         for name, how in gone.items():
             logger.info("prepare %s: %s is left out with its rows: it was withdrawn (%s)", key, name, how)
     notes = +notes  # without zeros
@@ -187,40 +162,88 @@ def _check_images(
     return notes
 
 
+class _ImageFiles:
+    """Finds the files of listed images.
+
+    folders: of the dataset, whose files it may name besides those that were inside other files and are extracted.
+    renamed: ids of images whose file has another name than the listing (data/names.py).
+    """
+
+    def __init__(self, key: str, source: DatasetParams, root: Path, directory: Path) -> None:
+        self.folders = [] if is_on_hub(source.root) else _folders(root / source.root, source.images)
+        self._extracted = Path(os.path.abspath(directory / EXTRACTED))  # noqa: PTH100
+        self.renamed: set[str] = set()
+        self._key, self._allow_external = key, source.allow_external_images
+        self._names = FileNames()
+
+    def locate(self, row: Row) -> ImageError | None:
+        """Set the row's path to that of its file; return why it cannot be used, if it has no known split or no file."""
+        folders = [*self.folders, self._extracted]
+        try:
+            check_split(row["split"])  # the search for leaks, in `validate`, needs it
+        except ValueError as error:
+            return ImageError("split_known", str(error))
+        if not self._allow_external and (outside := _outside(Path(row["path"]), folders, self._key)):
+            return outside
+        path = Path(os.path.abspath(row["path"]))  # noqa: PTH100
+        if os.path.lexists(path):
+            return None
+        # exactly one file must have a name that differs in letter case, Unicode form or slashes only
+        folder = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
+        name = str(path.relative_to(folder))
+        matches = self._names.find(folder, name)
+        if len(matches) != 1:
+            return ImageError("image_present", f"no such file{self._names.explain(folder, name, matches)}")
+        row["path"] = str(matches[0])
+        self.renamed.add(row["image_id"])
+        return None
+
+
+def _check_size(row: Row, hashes: ImageHashes) -> ImageError | None:
+    """Return an error if the listing has another size than the file."""
+    if row["width"] is None or (row["width"], row["height"]) == (hashes.width, hashes.height):
+        return None
+    sizes = f"{hashes.width}x{hashes.height}, listed as {row['width']}x{row['height']}"
+    return ImageError("image_size", sizes)
+
+
 def _group_near_duplicates(
     tables: Tables, directory: Path, rules: NearRules, val_fraction: float, mapper: Mapper | None
 ) -> int:
     """Divide the images again, so that near-duplicates of each other, and their groups, are in one split.
 
-    Images whose split the dataset names stay in it. `val_fraction` applies to `tables.held_out`.
+    Reads CHECKED and writes the images table. Images whose split the dataset names stay in it. `val_fraction` applies
+    to `tables.held_out`.
 
     Returns:
         How many images changed their split.
     """
-    divided = tables.divided or tables.held_out
-    listed = tables["images"]
-    assert isinstance(listed, TableWriter)
-    listed.close()
-    waiting = listed.path.rename(directory / ".divided.parquet")
-    clusters = Clusters()
-    fixed = {row["image_id"] for row in _read_rows(waiting) if row["image_id"] not in divided}
+    checked = tables["images"]
+    assert isinstance(checked, TableWriter)
+    checked.close()
+    unit_of = tables.divided or tables.held_out  # image id -> what decides its split
+    # Join the units of near-duplicates.
+    fixed = {row["image_id"] for row in _read_rows(checked.path) if row["image_id"] not in unit_of}
     fingerprints = directory / FINGERPRINTS
     pairs = find_near_duplicates(fingerprints, rules, fixed=fixed, workers=cpu_count(MAX_PROCESSES), mapper=mapper)
-    for one, other in pairs:
-        if one in divided and other in divided:
-            clusters.join(divided[one], divided[other])
-    units = {image_id: clusters.first(unit) for image_id, unit in divided.items()}
+    clusters = Clusters()
+    for image_id, copy_id in pairs:
+        if image_id in unit_of and copy_id in unit_of:
+            clusters.join(unit_of[image_id], unit_of[copy_id])
+    units = {image_id: clusters.first(unit) for image_id, unit in unit_of.items()}
+    # Divide the joined units as the reader divided the single ones.
     if tables.divided:
-        split_of = Division(units[row["image_id"]] for row in _read_rows(waiting)).split_of
+        split_of = Division(units[row["image_id"]] for row in _read_rows(checked.path)).split_of
     else:
         split_of = partial(split_held_out, share=val_fraction)
     moved = 0
-    tables.rows["images"] = again = TableWriter("images", directory)
-    for row in _read_rows(waiting):
+    images = TableWriter("images", directory)
+    for row in _read_rows(checked.path):
         split = split_of(units[row["image_id"]]) if row["image_id"] in units else row["split"]
         moved += split != row["split"]
-        again.append({**row, "split": split})
-    waiting.unlink()
+        images.append({**row, "split": split})
+    checked.path.unlink()
+    tables.rows["images"] = images
     logger.info("prepare: %d %s", moved, TOGETHER)
     return moved
 
@@ -233,28 +256,25 @@ def _read_rows(path: Path) -> Iterator[Row]:
 def _hash_rows(
     rows: Iterable[Row],
     job: HashJob,
-    refuse: Callable[[Row], ImageError | None],
+    locate: Callable[[Row], ImageError | None],
     mapper: Mapper | None,
     *,
     held_out: bool,
 ) -> Iterator[tuple[Row, ImageHashes | ImageError]]:
     """Yield each row, in order, with the hashes of its image or the reason why it is unusable.
 
-    Images that `refuse` returns an error for are not opened.
+    Images that `locate` returns an error for are not opened.
 
     Args:
         mapper: executes the hashing; default: processes of this machine.
         held_out: fingerprint training images as well so that their mirrored copies are found.
-
-    Raises:
-        DataError: a node of a cluster cannot read an image that this machine can.
     """
     # Refused rows skip the hashing processes; the queue merges both back in order.
     pending: deque[tuple[Row, ImageError | None]] = deque()
 
     def items() -> Iterator[Item]:
         for number, row in enumerate(rows):
-            error = refuse(row)
+            error = locate(row)
             pending.append((row, error))
             if error is None:
                 yield number, row["path"], held_out or row["split"] != SPLITS[0]
@@ -300,26 +320,29 @@ def _outside(path: Path, folders: list[Path], key: str) -> ImageError | None:
     return ImageError("image_inside", reason)
 
 
-def _no_image(key: str, source: DatasetParams, found: int, tables: Tables) -> str:
+def _no_image(key: str, source: DatasetParams, listed: int, tables: Tables) -> str:
     """Return why the dataset has no image and no text: the first reasons in quarantine, or the skipped records.
 
     Args:
-        found: number of images that it lists.
+        listed: number of images that it lists.
     """
-    bad = list(tables["quarantine"])
-    shown = [row for row in bad if row["table"] == "images"] if found else bad
-    if shown:
-        what = f"none of {found:,} images is readable" if found else f"none of {len(bad):,} records can be read"
-        examples = [
-            f"  {row['row_id']} ({row['provenance']})" if row["row_id"] else f"  {row['provenance']}" for row in shown
-        ]
-        lines = [f"{where}: {row['reason']}" for where, row in zip(examples[:EXAMPLES], shown, strict=False)]
-        lines += [f"  and {len(shown) - EXAMPLES:,} more"] if len(shown) > EXAMPLES else []
-        if all(row["rule"] == "image_present" for row in shown):
+    rows = list(tables["quarantine"])
+    fault = f"none of {len(rows):,} records can be read"
+    if listed:
+        rows = [row for row in rows if row["table"] == "images"]
+        fault = f"none of {listed:,} images is readable"
+    if rows:
+        lines = []
+        for row in rows[:EXAMPLES]:
+            where = f"{row['row_id']} ({row['provenance']})" if row["row_id"] else row["provenance"]
+            lines.append(f"  {where}: {row['reason']}")
+        if len(rows) > EXAMPLES:
+            lines.append(f"  and {len(rows) - EXAMPLES:,} more")
+        if all(row["rule"] == "image_present" for row in rows):
             listing = f"  paths of images are relative to the file that data.{key}.pairs names"
             folder = f"  check data.{key}.images in params.yaml, the folder of the images"
             lines.append(listing if source.format == "pairs" else folder)
-        return f"data.{key}: {what}:\n" + "\n".join(lines)
+        return f"data.{key}: {fault}:\n" + "\n".join(lines)
     if tables.skipped:
         skipped = ", ".join(f"{count:,} {kind}" for kind, count in tables.skipped.items())
         return f"data.{key}: no image of the dataset under {source.root} is left; skipped: {skipped}"

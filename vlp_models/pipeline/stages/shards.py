@@ -10,10 +10,8 @@ import dataclasses
 import functools
 import hashlib
 import io
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -39,15 +37,14 @@ from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.engines import cluster_mapper
-from vlp_models.pipeline.unrecorded import (
-    FINISHED,
-    RECORD,
-    remove_outdated_work,
-    restore_unrecorded_result,
-    save_unrecorded_result,
-)
+from vlp_models.pipeline.unrecorded_results import remove_chunks, restore_unrecorded_result, save_unrecorded_result
 
 logger = get_logger(__name__)
+
+Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, rows of images with their texts
+COUNTS = "counts.json"
+HASHES = "contents.parquet"
+PART_FORMAT = 3  # version of the format of a part
 
 
 def run(
@@ -76,9 +73,9 @@ def run(
     mapper = mapper or cluster_mapper(params, workspace) or LocalMapper(params.cluster.workers or 1)
     with record_timing(workspace, "shards"):
         validated = require_output(workspace.validated, "validate")
-        read = model_inputs(params.models) if inputs is None else inputs
         v = params.validate
-        required = required_content(read, p.pixels, v.min_image_side, v.max_image_pixels)
+        inputs = model_inputs(params.models) if inputs is None else inputs
+        required = required_content(inputs, p.pixels, v.min_image_side, v.max_image_pixels)
         store = FeatureStore(require_output(workspace.features, "features")) if required.regions else None
         if store is not None:
             _check_features(validated, store, workspace)
@@ -86,8 +83,6 @@ def run(
         work = _work(workspace, to_plain(p), required)
         if restore_unrecorded_result(workspace, work, "shards"):
             return
-        features = workspace.features if required.regions else None
-        make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, required=required)
         facts = {
             "feature_dim": store.feature_dim if store else 0,
             "classes": store.classes if store else [],
@@ -95,15 +90,21 @@ def run(
         }
         sources = _sources(validated, texts)
         counts: dict[str, dict[str, int]] = {}
-        hashes: dict[str, Iterable[Path]] = {}
+        hashes: dict[str, Iterable[Path]] = {}  # split -> the files with the hashes of its images
         with output_directory(workspace.shards) as directory, output_directory(workspace.contents) as contents:
+            # Processes make the parts, one shard each, in `work`.
             with Database.within(directory) as database:
                 joined = _ImageRows(database, validated)
-                numbers = {split: -(-joined.count(split) // p.images_per_shard) for split in SPLITS}
-                for _ in mapper.map(make, _missing_shards(joined, numbers, p.images_per_shard, work)):
+                shard_counts = {split: -(-joined.count(split) // p.images_per_shard) for split in SPLITS}
+                features = workspace.features if required.regions else None
+                make = functools.partial(
+                    _make_shard, root=workspace.root, features=features, work=work, required=required
+                )
+                for _ in mapper.map(make, _missing_shards(joined, shard_counts, p.images_per_shard, work)):
                     pass
+            # The parts of a split, in order, become its shards, and their indexes one index.
             for split in SPLITS:
-                parts = _Parts(work, split, numbers[split], _without_images(texts, split, work, required))
+                parts = _Parts(work, split, shard_counts[split], _without_images(texts, split, work, required))
                 counts[split], hashes[split] = _sum_counts(parts), (part / HASHES for part in parts)
                 join_parts(directory, split, parts)
             write_manifest(
@@ -116,26 +117,15 @@ def run(
                 num_classes=len(store.classes) if store else 0,
                 pixels=required.pixels,
             )
-            known = {kind: facts if kind == "regions" else {} for kind in required.kinds}
-            write_contents(contents, hashes, sources, known)
+            write_contents(
+                contents, hashes, sources, {kind: facts if kind == "regions" else {} for kind in required.kinds}
+            )
         save_unrecorded_result(workspace, work, "shards", [workspace.shards, workspace.contents])
-        for path in work.iterdir():
-            if path.name not in (FINISHED, RECORD):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        remove_outdated_work(work)
-        with suppress(OSError):  # not empty while it keeps the result for DVC
-            work.rmdir()
-    described = (
-        f"{split} {', '.join(f'{count:,} {name}' for name, count in numbers.items() if count)}"
-        for split, numbers in counts.items()
-    )
+        remove_chunks(work)
+    described = []
+    for split, numbers in counts.items():
+        described.append(f"{split} " + ", ".join(f"{count:,} {name}" for name, count in numbers.items() if count))
     logger.info("shards: %s", "; ".join(described))
-
-
-Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, rows of images with their texts
-COUNTS = "counts.json"
-HASHES = "contents.parquet"
-PART_FORMAT = 3  # version of the format of a part
 
 
 def part_name(split: str, number: int) -> str:
@@ -167,33 +157,35 @@ def _work(workspace: Workspace, settings: dict[str, Any], required: RequiredCont
     for number in count() if required.regions else ():
         try:
             chunks.update(repr(stat_file((features / chunk_name(number)).stat())).encode())
-        except FileNotFoundError:
+        except FileNotFoundError:  # after the last chunk
             break
-    inputs = {
-        "validated": workspace.validated,
-        **({"features": features / "manifest.json"} if required.regions else {}),
-    }
-    what = {
+    inputs = {"validated": workspace.validated}
+    if required.regions:
+        inputs["features"] = features / "manifest.json"
+    identity = {
         "shards": settings,
         "held": dataclasses.asdict(required),
         "chunks": chunks.hexdigest(),
         "parts": PART_FORMAT,
+        "views": code_hash(VIEW_MODULES.values()),
     }
-    what["views"] = code_hash(VIEW_MODULES.values())
-    return workspace.work("shards", fingerprint(what, inputs))
+    return workspace.work("shards", fingerprint(identity, inputs))
 
 
-def _missing_shards(joined: _ImageRows, numbers: Mapping[str, int], size: int, work: Path) -> Iterator[Shard]:
-    """Yield the shards that `work` lacks. numbers: split -> its shards."""
-    for split, total in numbers.items():
-        finished = ChunkNumbers.listed(work, total, f"{split}-")
+def _missing_shards(joined: _ImageRows, shard_counts: Mapping[str, int], size: int, work: Path) -> Iterator[Shard]:
+    """Yield the shards that `work` lacks. shard_counts: by split."""
+    for split, total in shard_counts.items():
+        finished = ChunkNumbers.listed(work, total, functools.partial(part_name, split))
         if len(finished) == total:
             continue
-        records = _progress(joined.records(size), joined.choose(split), split)
-        for number in range(total):
-            rows = list(islice(records, size))
-            if number not in finished:
-                yield split, number, rows
+        images = joined.choose(split)
+        records = joined.records(size)
+        with progress_bar(f"packing {split}", images, "images") as bar:
+            for number in range(total):
+                rows = list(islice(records, size))
+                if number not in finished:
+                    yield split, number, rows
+                bar.advance(by=len(rows))
 
 
 def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, required: RequiredContent) -> str:
@@ -202,7 +194,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
     part = work / part_name(split, number)
     if part.exists():  # a lost worker had finished it
         return part.name
-    store = _store(features, stat_file((features / "manifest.json").stat())) if features else None
+    store = _open_store(features, stat_file((features / "manifest.json").stat())) if features else None
     with output_directory(part, keep=True) as directory:
         writer = ShardWriter(directory, split, len(records), first=number)
         for record in records:
@@ -228,13 +220,13 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
 
 def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, required: RequiredContent) -> list[Path]:
     """Make a part with an index only, for rows without an image, if there are any."""
-    chosen = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
-    if not any(len(table) for table in chosen.values()):
+    of_split = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
+    if not any(len(table) for table in of_split.values()):
         return []
     part = work / f"{split}-texts"
     with output_directory(part) as directory:
         writer = ShardWriter(directory, split, 1)
-        for name, table in chosen.items():
+        for name, table in of_split.items():
             writer.add_without_image(name, table.sort_by(TABLES[name].id_column).to_pylist())
         write_json(directory / COUNTS, writer.close())
         write_hashes(directory / HASHES, directory, split, required.kinds)
@@ -242,8 +234,8 @@ def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, requ
 
 
 @functools.lru_cache(maxsize=1)
-def _store(features: Path, changed: tuple[int, ...]) -> FeatureStore:
-    """Open the features once per process, not once per shard."""
+def _open_store(features: Path, changed: tuple[int, ...]) -> FeatureStore:
+    """Open the features once per process, not once per shard. changed: differs after they were written again."""
     return FeatureStore(features)
 
 
@@ -256,22 +248,24 @@ def _sum_counts(parts: Iterable[Path]) -> dict[str, int]:
 
 def _check_features(validated: Path, store: FeatureStore, workspace: Workspace) -> None:
     total, missing = 0, 0
-    some: list[str] = []
+    examples: list[str] = []
     for table in read_batches([validated / "images.parquet"], BATCH_ROWS, ["image_id"]):
         lost = [image_id for image_id in table["image_id"].to_pylist() if image_id not in store]
-        total, missing, some = total + len(table), missing + len(lost), sorted([*some, *lost])[:3]
+        total += len(table)
+        missing += len(lost)
+        examples = sorted([*examples, *lost])[:3]
     if missing:
         raise DataError(
             f"{workspace.features}: no features for {missing:,} of {total:,} images, such as "
-            f"{', '.join(some)}; run `dvc repro features`, or import the missing ones"
+            f"{', '.join(examples)}; run `dvc repro features`, or import the missing ones"
         )
 
 
 def _sources(validated: Path, texts: Mapping[str, pa.Table]) -> list[str]:
-    found = {name for table in texts.values() for name in table["source"].unique().to_pylist()}
+    names = {name for table in texts.values() for name in table["source"].unique().to_pylist()}
     for table in read_batches([validated / "images.parquet"], BATCH_ROWS, ["source"]):
-        found.update(table["source"].unique().to_pylist())
-    return sorted(found)
+        names.update(table["source"].unique().to_pylist())
+    return sorted(names)
 
 
 class _ImageRows:
@@ -286,9 +280,9 @@ class _ImageRows:
 
     def count(self, split: str) -> int:
         """Return the number of a split's images."""
-        found = self._database.value(f"SELECT count(*) FROM images WHERE split = '{split}'")
-        assert isinstance(found, int)
-        return found
+        images = self._database.value(f"SELECT count(*) FROM images WHERE split = '{split}'")
+        assert isinstance(images, int)
+        return images
 
     def choose(self, split: str) -> int:
         """Select a split; return the number of its images."""
@@ -300,6 +294,7 @@ class _ImageRows:
 
     def records(self, block: int) -> Iterator[dict[str, Any]]:
         """Yield each image with its rows of every table in `rows`, reading `block` images at a time."""
+        # `row` is the image's number in the split, which `places` has (`choose`): all tables are read in its order.
         joined = "p.row, t.* FROM {} t JOIN places p ON t.image_id = p.image_id ORDER BY p.row"
         images = RowCursor(self._database.stream(f"SELECT {joined.format('images')}"))
         texts = {
@@ -311,12 +306,11 @@ class _ImageRows:
             if not rows:
                 return
             for row in rows:
-                row["rows"] = {name: [] for name in self._tables}
-            for name, of_table in texts.items():
-                for text in of_table.before(start + block):
-                    rows[text.pop("row") - start]["rows"][name].append(text)
-            for row in rows:
                 del row["row"]
+                row["rows"] = {name: [] for name in self._tables}
+            for name, cursor in texts.items():
+                for text in cursor.before(start + block):
+                    rows[text.pop("row") - start]["rows"][name].append(text)
             yield from rows
 
 
@@ -342,10 +336,3 @@ def _read_pixels(path: Path, sha256: str) -> tuple[bytes, str]:
             return buffer.getvalue(), "png"
     except OSError as error:
         raise DataError(f"{path}: {error}; it was readable in `validate`, run `dvc repro validate`") from None
-
-
-def _progress(records: Iterator[dict[str, Any]], total: int, split: str) -> Iterator[dict[str, Any]]:
-    with progress_bar(f"packing {split}", total, "images") as bar:
-        for record in records:
-            yield record
-            bar.advance()

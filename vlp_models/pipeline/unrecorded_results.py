@@ -14,6 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from vlp_models.common.device import is_main_process
@@ -67,8 +68,8 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
         files, code = dict(record["files"]), record["code"]
     except (DataError, KeyError, TypeError, ValueError):  # after a power cut
         files, code = {}, ""
-    kept = {name: work / FINISHED / name for name in files}
-    intact = all(path.exists() and hash_path(path) == files[name] for name, path in kept.items())
+    saved = {name: work / FINISHED / name for name in files}
+    intact = all(path.exists() and hash_path(path) == files[name] for name, path in saved.items())
     if not intact or code != _hash_code(stage):
         if is_main_process():
             reason = "made by other code" if intact and code else "damaged"
@@ -76,7 +77,7 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
         return False
     if not is_main_process():
         return True
-    for name, path in kept.items():
+    for name, path in saved.items():
         if path.is_dir():
             with output_directory(workspace.root / name) as directory:
                 shutil.copytree(path, directory, copy_function=link_or_copy, dirs_exist_ok=True)
@@ -84,6 +85,20 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
             write_text(workspace.root / name, path.read_text(encoding="utf-8"))
     logger.info("%s: restored the result of a finished run with the same params, inputs and code", stage)
     return True
+
+
+def remove_chunks(work: Path) -> None:
+    """Delete the finished chunks of a published result, parts of chunks that lost workers left, and outdated work."""
+    for path in work.iterdir():
+        if path.name in (FINISHED, RECORD):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    remove_outdated_work(work)
+    with suppress(OSError):  # not empty while it keeps the result for DVC
+        work.rmdir()
 
 
 def remove_outdated_work(work: Path) -> None:

@@ -28,7 +28,7 @@ from vlp_models.common.log import configure_logging
 from vlp_models.common.workspace import Workspace, fingerprint
 from vlp_models.pipeline.dvc.consistency import unchanged_inputs
 from vlp_models.pipeline.guard import guarded
-from vlp_models.pipeline.unrecorded import restore_unrecorded_result, save_unrecorded_result
+from vlp_models.pipeline.unrecorded_results import restore_unrecorded_result, save_unrecorded_result
 
 def edit(epochs):
     params = Path("params.yaml")
