@@ -204,7 +204,6 @@ def pretraining(model: Any, case: str, dtype: torch.dtype = torch.float32) -> di
     names = (
         "extract_features",
         "map_to_codes",
-        "visual_features",
         "encode_pairs",
         "predict_words",
         "predict_codes",
@@ -215,6 +214,7 @@ def pretraining(model: Any, case: str, dtype: torch.dtype = torch.float32) -> di
     handles = [
         model.backbone.register_forward_hook(lambda _, given, found: seen.update(map=found)),
         model.match_head.register_forward_hook(lambda _, given, found: seen.update(match=found)),
+        model.gate.register_forward_hook(lambda _, given, found: seen.update(vectors=given[1])),
     ]
     model.draw_pairs = lambda *_: pairs()
     rows, columns = (side // 64 for side in canvas(case))
@@ -230,15 +230,15 @@ def pretraining(model: Any, case: str, dtype: torch.dtype = torch.float32) -> di
     for handle in handles:
         handle.remove()
     grid = seen["extract_features"][1]
-    vectors, codes, _ = seen["map_to_codes"][1]
+    mixed, codes, _ = seen["map_to_codes"][1]
     visual = seen["encode_pairs"][0][2]
     return {
         "map": seen["map"],
         "features": grid.features_BRD,
         "mask": grid.mask_BR,
         "codes": codes,
-        "vectors": vectors,
-        "mixed": seen["visual_features"][1],
+        "vectors": seen["vectors"],
+        "mixed": mixed,
         "hidden": seen["select_hidden_cells"][1],
         "tokens": visual.tokens_BRD,
         "words": seen["predict_words"][1],

@@ -29,7 +29,7 @@ FAMILIES = Table(
         "unified_vlp": "vlp_models.models.unified_vlp.model:UnifiedVLP",
         "xgpt": "vlp_models.models.xgpt.model:XGPT",
         "vlmo": "vlp_models.models.vlmo.model:VLMo",
-        "soho": "vlp_models.models.soho.variants:SOHOFamily",
+        "soho": "vlp_models.models.soho.model:SOHO",
     },
 )
 

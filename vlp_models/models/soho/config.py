@@ -16,7 +16,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # torc
 
 @dataclass(frozen=True, kw_only=True)
 class PublicSwitches:
-    """What the authors' public code (researchmm/soho) does differently, implemented in variants.py.
+    """What the authors' public code (researchmm/soho) does differently (variants.py).
 
     Defaults are the paper's choices, or this model's where the paper is silent; comments give the public code's.
     """

@@ -29,8 +29,8 @@ Where the paper is silent, this model does the following:
 - [CLS] is the last layer's output. Sizes are BERT's: post-LN, GELU, N(0, 0.02).
 - Retrieval scores a pair by ITM's head: the log odds of a match. Tasks do not update the dictionary.
 
-Where the public code differs from the paper, variants.py implements it as options. One difference is not implemented:
-the code draws for each of four texts whether to replace it; here, as in the paper, two are replaced.
+Where the public code differs from the paper, config.py has a switch (`PublicSwitches`; variants.py). One difference is
+not implemented: the code draws for each of four texts whether to replace it; here, as in the paper, two are replaced.
 
 Shape suffixes: B images, R cells of an image (RR: rows, columns), N texts, P pairs, T text tokens, D hidden, M packed
 words, K packed cells or codes; C channels, H/W pixels, h/w cells of the CNN's map.
@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Pixels, PixelSets, Text
@@ -63,7 +64,8 @@ from vlp_models.models.protocols import Figure, Fused, Located
 from vlp_models.models.soho.config import SOHOConfig
 from vlp_models.models.soho.dictionary import CodedImages, Dictionary, Quantized, dictionary_figures
 from vlp_models.models.soho.pairs import Pairs, hide_codes, make_pairs
-from vlp_models.objectives.loss import Learners, Loss, Part, cross_entropy
+from vlp_models.models.soho.variants import Gate, crop_padding, hide_code_of_one_place, square_padding
+from vlp_models.objectives.loss import Learners, Loss, Part, cross_entropy, learners_by_text
 from vlp_models.objectives.masked_modeling import mask_tokens, masked_language_modeling, select_tokens
 
 WORD_EPS, CELL_EPS = 1e-12, 1e-5  # of LayerNorm: BERT's for words, the public code's for visual tokens
@@ -110,19 +112,23 @@ class VisualTokens:
 class Neck(nn.Module):
     """1x1 convolution, batch normalization, max pooling that keeps an odd last row or column.
 
-    So 600 by 1000 pixels at 64 pixels a cell are the 160 tokens that section 4.5 counts.
+    So 600 by 1000 pixels at 64 pixels a cell are the 160 tokens that section 4.5 counts. pool_first: the pooling comes
+    first, and drops an odd last row or column.
     """
 
-    def __init__(self, channels: int, hidden: int, *, pool: int, norm: str) -> None:
+    def __init__(self, channels: int, hidden: int, *, pool: int, norm: str, pool_first: bool = False) -> None:
         super().__init__()
+        self.pool_first = pool_first
         self.conv = nn.Conv2d(channels, hidden, 1, bias=norm == "none")
         self.norm = nn.BatchNorm2d(hidden) if norm == "batch" else nn.Identity()
-        self.pool = nn.MaxPool2d(pool, ceil_mode=True)
+        self.pool = nn.MaxPool2d(pool, ceil_mode=not pool_first)
 
     def forward(self, map_BChw: Tensor) -> Tensor:
         """[B, C, h, w] -> [B, D, rows, columns]"""
-        pooled: Tensor = self.pool(self.norm(self.conv(map_BChw)))
-        return pooled
+        x: Tensor = map_BChw
+        for layer in (self.pool, self.conv, self.norm) if self.pool_first else (self.conv, self.norm, self.pool):
+            x = layer(x)
+        return x
 
 
 class SOHO(nn.Module):
@@ -169,7 +175,7 @@ class SOHO(nn.Module):
         sizes = (hidden, config.heads, config.intermediate)
         drop: dict[str, Any] = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
         self.transformer = nn.ModuleList(TransformerBlock(*sizes, **drop, eps=WORD_EPS) for _ in range(config.layers))
-        self.word_head = TokenHead(hidden, config.vocab_size, eps=WORD_EPS, tied=True)
+        self.word_head: TokenHead | None = TokenHead(hidden, config.vocab_size, eps=WORD_EPS, tied=True)
         self.code_head = TokenHead(hidden, config.dictionary_size, eps=WORD_EPS) if config.dictionary_size else None
         self.match_head = nn.Linear(hidden, 2)
         self.fusion = (
@@ -196,6 +202,21 @@ class SOHO(nn.Module):
 
         self.images_per_text = config.images_per_text
         self.place_embedding = place_embedding(config.images_per_text, hidden)
+
+        # What the authors' code has in place of these. Drawn last, so the other parts start alike with every switch.
+        self.gate: Gate | None = None
+        if config.pool_first:
+            self.neck = Neck(self.backbone.channels, hidden, pool=config.pool, norm=config.neck_norm, pool_first=True)
+            nn.init.kaiming_normal_(self.neck.conv.weight, mode="fan_out", nonlinearity="relu")
+        if config.gate:
+            self.gate = Gate(hidden)
+            init_weights(self.gate, config.init_std)
+        if config.plain_heads:
+            self.word_head = None
+            self.match_head = nn.Linear(hidden, 2, bias=False)
+            init_weights(self.match_head, config.init_std)
+        if config.code_scores == "cosine":
+            self.code_head = None
 
     @property
     def inputs(self) -> ModelInputs:
@@ -224,6 +245,8 @@ class SOHO(nn.Module):
         """Run the CNN and the neck: pixels [B, 3, H, W] -> features [B, R, D], the dictionary's input."""
         if not isinstance(image, Pixels):
             raise DataError("SOHO reads pixels: set `shards.pixels: true`, or choose a model that reads regions")
+        if self.config.tight_canvas:
+            image = crop_padding(image, least=self.stride)
         # Batch normalization fails on empty batches. Synchronized, it accepts them, and has to run on them: other
         # processes wait for this one's share of the statistics.
         norms = (module for module in self.modules() if isinstance(module, nn.SyncBatchNorm))
@@ -258,6 +281,9 @@ class SOHO(nn.Module):
         rows, columns = features_BDRR.shape[2:]
         if mask_BHW is None:
             return torch.ones(len(features_BDRR), rows, columns, dtype=torch.bool, device=features_BDRR.device)
+        if self.config.square_mask or self.config.pool_first:  # the authors' code resizes the mask to the grid
+            mask_BHW = square_padding(mask_BHW) if self.config.square_mask else mask_BHW
+            return F.interpolate(mask_BHW[:, None].float(), size=(rows, columns))[:, 0] > 0.5
         return mask_BHW[:, :: self.stride, :: self.stride][:, :rows, :columns]
 
     def map_to_codes(
@@ -265,25 +291,21 @@ class SOHO(nn.Module):
     ) -> tuple[Tensor, Tensor, Quantized]:
         """Look the cells up in the dictionary.
 
-        Returns their codes' vectors [B, R, D], code numbers int64 [B, R] (-1 in padding), and the dictionary's output.
+        Returns the transformer's input [B, R, D], code numbers int64 [B, R] (-1 in padding), and the dictionary's
+        output. The input is the codes' vectors; with a gate, these are mixed with the features.
 
         weights_B: how many times each image counts in the update; learn: whether the codes follow the features.
         """
         assert self.dictionary is not None
-        cells = Packing.of(self.dictionary_mask(grid))
+        cells = Packing.of(torch.ones_like(grid.mask_BR) if self.config.padding_in_dictionary else grid.mask_BR)
         weights_K = None if weights_B is None else weights_B.index_select(0, cells.sequences_M)
         quantized = self.dictionary(cells.pack(grid.features_BRD), weights_K, learn=learn)
         # `pad` fills with zeros, which is a code's number: count from 1 meanwhile, so that padding becomes -1.
         codes_BR = (cells.pad(quantized.codes_M + 1) - 1).masked_fill(~grid.mask_BR, -1)
-        return cells.pad(quantized.vectors_MD), codes_BR, quantized
-
-    def dictionary_mask(self, grid: FeatureGrid) -> Tensor:
-        """Return bool [B, R]: the cells that the dictionary reads."""
-        return grid.mask_BR
-
-    def visual_features(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
-        """Return the transformer's input in pretraining, given the dictionary's input and output: the output."""
-        return vectors_BRD
+        vectors_BRD = cells.pad(quantized.vectors_MD)
+        if self.gate is not None:
+            vectors_BRD = self.gate(grid.features_BRD, vectors_BRD)
+        return vectors_BRD, codes_BR, quantized
 
     def add_positions(self, features_BRD: Tensor, mask_BRR: Tensor) -> Tensor:
         """Return visual tokens [B, R, D]: LayerNorm(features + sine positions)."""
@@ -294,24 +316,20 @@ class SOHO(nn.Module):
         """Return the visual tokens that tasks read; they do not depend on the text. Several images of a text are one
         sequence."""
         if isinstance(image, PixelSets):
-            return self._encode_images(image)
+            images = image.flat()
+            visual = self.encode_image(images)
+            place_MR = images.place_B[:, None].expand_as(visual.mask_BR)  # type: ignore[index]
+            tokens_MRD = add_places(visual.tokens_BRD, place_MR, self.place_embedding)
+            # The images of all texts, [M, R, ...] -> one sequence per text, [B, K * R, ...]
+            tokens_BRD = image.spread(tokens_MRD).flatten(1, 2)
+            mask_BR = image.spread(visual.mask_BR).flatten(1, 2)
+            return VisualTokens(tokens_BRD=tokens_BRD, mask_BR=mask_BR, grid=visual.grid)
         grid = self.extract_features(image)
         features = grid.features_BRD
         if self.config.task_features == "dictionary":
-            vectors_BRD, _, _ = self.map_to_codes(grid, learn=False)
-            features = self.visual_features(features, vectors_BRD)
+            features, _, _ = self.map_to_codes(grid, learn=False)
         tokens_BRD = self.add_positions(features, grid.mask_BRR)
         return VisualTokens(tokens_BRD=tokens_BRD, mask_BR=grid.mask_BR, grid=grid.shape)
-
-    def _encode_images(self, sets: PixelSets) -> VisualTokens:
-        images = sets.flat()
-        visual = self.encode_image(images)
-        place_MR = images.place_B[:, None].expand_as(visual.mask_BR)  # type: ignore[index]
-        tokens_MRD = add_places(visual.tokens_BRD, place_MR, self.place_embedding)
-        # The images of all texts, [M, R, ...] -> one sequence per text, [B, K * R, ...]
-        tokens_BRD = sets.spread(tokens_MRD).flatten(1, 2)
-        mask_BR = sets.spread(visual.mask_BR).flatten(1, 2)
-        return VisualTokens(tokens_BRD=tokens_BRD, mask_BR=mask_BR, grid=visual.grid)
 
     # ---- Pairs -------------------------------------------------------------------------------------------------
 
@@ -356,6 +374,7 @@ class SOHO(nn.Module):
         if unknown:
             hint = "; `mvm` needs a dictionary_size" if "mvm" in unknown else ""
             raise ParamsError(f"SOHO can't learn {sorted(unknown)}, only {list(self.objectives)}{hint}")
+        objectives = learners_by_text(objectives, batch.text.owner_N)
         pairs = self.draw_pairs(batch, objectives, generator, mask_probability)
         grid = self.extract_features(batch.image)
         features = grid.features_BRD
@@ -365,8 +384,7 @@ class SOHO(nn.Module):
             # the public code.
             from_paper = self.config.dictionary_update == "paper"
             weights_B = None if from_paper else torch.bincount(pairs.owner_P, minlength=len(batch.image))
-            vectors_BRD, codes_BR, quantized = self.map_to_codes(grid, weights_B, learn=True)
-            features = self.visual_features(features, vectors_BRD)
+            features, codes_BR, quantized = self.map_to_codes(grid, weights_B, learn=True)
         if "mvm" in objectives and codes_BR is not None:
             hidden_PR = self.select_hidden_cells(pairs, codes_BR, grid.mask_BR, generator, len(batch.text))
             hidden_PR = hidden_PR & pairs.learners(objectives["mvm"])[:, None]
@@ -381,7 +399,10 @@ class SOHO(nn.Module):
         text_MD, cells_KD, cells = self.encode_pairs(pairs.ids_PT, words, visual)
 
         losses: dict[str, Loss] = {}
-        predicted_P = self.predicted_pairs(pairs.matched_P)
+        # In the paper, words and cells are predicted in matched pairs only.
+        predicted_P = pairs.matched_P
+        if self.config.masked_pairs == "all":
+            predicted_P = torch.ones_like(predicted_P)
         if "mlm" in objectives:
             masked_PT = pairs.words_PT & (predicted_P & pairs.learners(objectives["mlm"]))[:, None]
             logits = self.predict_words(take(text_MD, words.rows_at(masked_PT)))
@@ -421,20 +442,20 @@ class SOHO(nn.Module):
         self, pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, generator: torch.Generator, texts: int
     ) -> Tensor:
         """Return bool [P, R]: the cells that MVM hides."""
-        return hide_codes(pairs, codes_BR, mask_BR, self.config.mvm_probability, generator, texts)
-
-    def predicted_pairs(self, matched_P: Tensor) -> Tensor:
-        """Return bool [P]: the pairs whose words and cells are predicted, here the matched ones."""
-        return matched_P
+        hide = hide_codes if self.config.masked_code == "of_each_pair" else hide_code_of_one_place
+        return hide(pairs, codes_BR, mask_BR, self.config.mvm_probability, generator, texts)
 
     def predict_words(self, x_MD: Tensor) -> Tensor:
         """Return vocabulary logits. Gather the positions that need them first."""
-        return self.word_head(x_MD, embedding_table(self.text_embedding.words))
+        table_VD = embedding_table(self.text_embedding.words)
+        return F.linear(x_MD, table_VD) if self.word_head is None else self.word_head(x_MD, table_VD)
 
     def predict_codes(self, x_MD: Tensor, table_KD: Tensor) -> Tensor:
-        """Return logits over the dictionary's codes. table_KD: the codes themselves."""
-        assert self.code_head is not None
-        return self.code_head(x_MD)
+        """Return logits over the dictionary's codes, or their cosines. table_KD: the codes themselves."""
+        if self.code_head is not None:
+            return self.code_head(x_MD)
+        with torch.autocast(x_MD.device.type, enabled=False):
+            return F.normalize(x_MD.to(table_KD.dtype), dim=-1) @ F.normalize(table_KD, dim=-1).T
 
     # ---- Tasks -------------------------------------------------------------------------------------------------
 

@@ -37,11 +37,11 @@ class Pairs:
     matched_P: Tensor
     origin_P: Tensor
 
-    def learners(self, mask_B: Tensor | None) -> Tensor:
-        """Return bool [P]: the pairs of the samples in mask_B, bool [B]; None: all pairs."""
-        if mask_B is None:
+    def learners(self, mask_N: Tensor | None) -> Tensor:
+        """Return bool [P]: the pairs that have, or have replaced, a text in mask_N, bool [N]; None: all pairs."""
+        if mask_N is None:
             return torch.ones_like(self.matched_P)
-        return mask_B.index_select(0, self.owner_P)
+        return mask_N.index_select(0, self.origin_P)
 
 
 def make_pairs(

@@ -1,6 +1,6 @@
-"""SOHO's variant: the model of the authors' code (researchmm/soho), switch by switch.
+"""The parts of SOHO that only the authors' code (researchmm/soho) has; model.py uses them switch by switch.
 
-It has what only the authors' checkpoints need: pooling before the convolution, the gate that mixes dictionary vectors
+The authors' checkpoints need all of them: pooling before the convolution, the gate that mixes dictionary vectors
 with the features they replace, heads without biases, and that code's way to hide codes and to treat padding. Each
 switch can be set alone.
 
@@ -26,105 +26,15 @@ Shape suffixes as in model.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlp_models.data.batch import Image, Pixels
-from vlp_models.models.layers.blocks import init_weights
-from vlp_models.models.layers.embeddings import embedding_table
-from vlp_models.models.soho.config import SOHOConfig
-from vlp_models.models.soho.model import SOHO, FeatureGrid, Neck
-from vlp_models.models.soho.pairs import Pairs, hide_codes
+from vlp_models.data.batch import Pixels
+from vlp_models.models.soho.pairs import Pairs
 from vlp_models.objectives.distributed import draw_uniform
 
 CANVAS_STEP = 32  # pixels: the authors' code pads to multiples of it
-
-
-class PublicSOHO(SOHO):
-    """SOHO with `PublicSwitches`."""
-
-    def __init__(self, config: SOHOConfig) -> None:
-        super().__init__(config)
-        hidden = config.hidden
-        if config.pool_first:
-            self.neck = PoolingFirst(self.backbone.channels, hidden, pool=config.pool, norm=config.neck_norm)
-            nn.init.kaiming_normal_(self.neck.conv.weight, mode="fan_out", nonlinearity="relu")
-        if config.gate:
-            self.gate = Gate(hidden)
-            init_weights(self.gate, config.init_std)
-        if config.plain_heads:
-            self.word_head = None  # type: ignore[assignment]
-            self.match_head = nn.Linear(hidden, 2, bias=False)
-            init_weights(self.match_head, config.init_std)
-        if config.code_scores == "cosine":
-            self.code_head = None
-
-    def extract_features(self, image: Image) -> FeatureGrid:
-        if self.config.tight_canvas and isinstance(image, Pixels):
-            image = crop_padding(image, least=self.stride)
-        return super().extract_features(image)
-
-    def grid_mask(self, mask_BHW: Tensor | None, features_BDRR: Tensor) -> Tensor:
-        if mask_BHW is None:
-            return super().grid_mask(mask_BHW, features_BDRR)
-        if self.config.square_mask:
-            # Each image's valid height and width on a square as high as the batch: [B, H, W] -> [B, H, H]
-            rows_BH, columns_BW = mask_BHW.any(2), mask_BHW.any(1)
-            column_H = torch.arange(mask_BHW.shape[1], device=mask_BHW.device)
-            mask_BHW = rows_BH[:, :, None] & (column_H < columns_BW.sum(1, keepdim=True))[:, None, :]
-        elif not self.config.pool_first:
-            return super().grid_mask(mask_BHW, features_BDRR)
-        return F.interpolate(mask_BHW[:, None].float(), size=features_BDRR.shape[2:])[:, 0] > 0.5
-
-    def dictionary_mask(self, grid: FeatureGrid) -> Tensor:
-        return torch.ones_like(grid.mask_BR) if self.config.padding_in_dictionary else grid.mask_BR
-
-    def visual_features(self, features_BRD: Tensor, vectors_BRD: Tensor) -> Tensor:
-        if not self.config.gate:
-            return vectors_BRD
-        mixed: Tensor = self.gate(features_BRD, vectors_BRD)
-        return mixed
-
-    def select_hidden_cells(
-        self, pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, generator: torch.Generator, texts: int
-    ) -> Tensor:
-        if self.config.masked_code == "of_each_pair":
-            return hide_codes(pairs, codes_BR, mask_BR, self.config.mvm_probability, generator, texts)
-        # One random cell for the whole batch: in each image its code is hidden, from each of the masked pairs.
-        device, cells = codes_BR.device, codes_BR.shape[1]
-        cell = int(draw_uniform((), generator, device) * cells)
-        matched_N = draw_uniform((texts,), generator, device) < self.config.mvm_probability
-        mismatched_N = draw_uniform((texts,), generator, device) < self.config.mvm_probability
-        masked_P = torch.cat([matched_N, mismatched_N.index_select(0, pairs.origin_P[texts:])])
-        # Nothing is hidden in an image in which that cell is padding.
-        group_BR = (codes_BR == codes_BR[:, cell : cell + 1]) & mask_BR & mask_BR[:, cell : cell + 1]
-        return group_BR.index_select(0, pairs.owner_P) & masked_P[:, None]
-
-    def predicted_pairs(self, matched_P: Tensor) -> Tensor:
-        return torch.ones_like(matched_P) if self.config.masked_pairs == "all" else matched_P
-
-    def predict_words(self, x_MD: Tensor) -> Tensor:
-        if not self.config.plain_heads:
-            return super().predict_words(x_MD)
-        return F.linear(x_MD, embedding_table(self.text_embedding.words))
-
-    def predict_codes(self, x_MD: Tensor, table_KD: Tensor) -> Tensor:
-        if self.config.code_scores != "cosine":
-            return super().predict_codes(x_MD, table_KD)
-        with torch.autocast(x_MD.device.type, enabled=False):
-            return F.normalize(x_MD.to(table_KD.dtype), dim=-1) @ F.normalize(table_KD, dim=-1).T
-
-
-class PoolingFirst(Neck):
-    """Max pooling that drops an odd last row or column, then convolution and normalization."""
-
-    def forward(self, map_BChw: Tensor) -> Tensor:
-        pooled = F.max_pool2d(map_BChw, self.pool.kernel_size)
-        normed: Tensor = self.norm(self.conv(pooled))
-        return normed
 
 
 class Gate(nn.Module):
@@ -161,12 +71,24 @@ def crop_padding(image: Pixels, *, least: int) -> Pixels:
     return replace(image, pixels_B3HW=image.pixels_B3HW[:, :, :height, :width], mask_BHW=mask_BHW[:, :height, :width])
 
 
-class SOHOFamily:
-    """What `models.FAMILIES` names for `soho`: it chooses the class that a config describes."""
+def square_padding(mask_BHW: Tensor) -> Tensor:
+    """Return each image's valid height and width on a square as high as the batch: [B, H, W] -> [B, H, H]."""
+    rows_BH, columns_BW = mask_BHW.any(2), mask_BHW.any(1)
+    column_H = torch.arange(mask_BHW.shape[1], device=mask_BHW.device)
+    return rows_BH[:, :, None] & (column_H < columns_BW.sum(1, keepdim=True))[:, None, :]
 
-    config_class: ClassVar[type] = SOHOConfig
 
-    @staticmethod
-    def from_config(config: SOHOConfig) -> SOHO:
-        """Return the paper's model, or the authors' code's if one of its switches is set."""
-        return PublicSOHO(config) if config.set_switches() else SOHO(config)
+def hide_code_of_one_place(
+    pairs: Pairs, codes_BR: Tensor, mask_BR: Tensor, probability: float, generator: torch.Generator, texts: int
+) -> Tensor:
+    """Draw one cell for the whole batch, and hide its code in each image, with `probability` for each pair.
+
+    Nothing is hidden in an image in which that cell is padding. Arguments and result as in `pairs.hide_codes`.
+    """
+    device, cells = codes_BR.device, codes_BR.shape[1]
+    cell = int(draw_uniform((), generator, device) * cells)
+    matched_N = draw_uniform((texts,), generator, device) < probability
+    mismatched_N = draw_uniform((texts,), generator, device) < probability
+    masked_P = torch.cat([matched_N, mismatched_N.index_select(0, pairs.origin_P[texts:])])
+    group_BR = (codes_BR == codes_BR[:, cell : cell + 1]) & mask_BR & mask_BR[:, cell : cell + 1]
+    return group_BR.index_select(0, pairs.owner_P) & masked_P[:, None]
