@@ -211,7 +211,7 @@ def test_texts_that_share_an_image_equal_texts_with_copies(tiny, batch):
     """Two sentences of the last image and none of the first equal a batch with a copy for each sentence."""
     model, owner = tiny(ism_negatives="hardest"), torch.tensor([3, 1, 3, 2])
     ids = tuple(batch.image_ids[i] for i in owner)
-    shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owner), image_ids=ids)
+    shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owner))
     copied = dataclasses.replace(batch, image=batch.image.select(owner), image_ids=ids)
     words = batch.text.mask_BT & (torch.arange(9) % 3 == 1) & batch.text.has_next_BT
     regions = batch.image.mask_BR & (torch.arange(5) % 2 == 0)

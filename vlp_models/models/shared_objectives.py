@@ -45,7 +45,15 @@ from vlp_models.models.protocols import Contrasts, Embeds, Fuses, FusesWords, Ge
 from vlp_models.objectives.contrastive import image_text_contrast
 from vlp_models.objectives.distributed import number_over_ranks, take_rows
 from vlp_models.objectives.generation import sentence_generation
-from vlp_models.objectives.loss import Learners, Loss, cross_entropy, first_trainable, select_learners, zero_loss
+from vlp_models.objectives.loss import (
+    Learners,
+    Loss,
+    cross_entropy,
+    first_trainable,
+    learners_by_text,
+    select_learners,
+    zero_loss,
+)
 from vlp_models.objectives.masked_modeling import (
     mask_tokens,
     masked_language_modeling,
@@ -462,14 +470,12 @@ class PretrainingModel(nn.Module):
             losses |= self.model.pretraining_losses(  # type: ignore[operator]
                 batch, objectives=model_objectives, generator=generator, mask_probability=mask_probability
             )
-        for name, learners in objectives.items():
+        for name in objectives:
             if name in model_objectives:
                 continue
             if batch.image is None or batch.text is None:
                 raise ParamsError(f"the objective {name} needs images with texts: set `view: captions`")
-            # Learners are samples; one sample may be an image with several texts: [B] -> [N]
-            if learners is not None and batch.text.owner_N is not None and not batch.shares_images:
-                learners = learners[batch.text.owner_N]
+            learners = learners_by_text(objectives, batch.text.owner_N)[name]
             pairs = PairBatch(
                 image=batch.image,
                 text=batch.text,

@@ -137,6 +137,19 @@ def select_learners(places: Tensor, learners: Tensor | None) -> Tensor:
     return places if learners is None else places & learners[:, None]
 
 
+def learners_by_text(objectives: Learners, owner_N: Tensor | None) -> Learners:
+    """Return the learners as texts, bool [N], also where a sample is an image with several texts, bool [B].
+
+    owner_N: each text's image; None: each sample is one text.
+    """
+    if owner_N is None:
+        return objectives
+    by_text: dict[str, Tensor | None] = {}
+    for name, mask in objectives.items():
+        by_text[name] = mask if mask is None or len(mask) == len(owner_N) else mask[owner_N]
+    return by_text
+
+
 def any_learner(objectives: Learners, names: Sequence[str], like_NT: Tensor) -> Tensor:
     """Return which samples train one of these objectives: bool, broadcastable to [N, T]."""
     masks = [objectives[name] for name in names if name in objectives]

@@ -66,7 +66,15 @@ from vlp_models.models.tden.config import TDENConfig
 from vlp_models.models.tden.state import GenerationPass, Memory, VisualStates
 from vlp_models.objectives.distributed import number_over_ranks
 from vlp_models.objectives.generation import sentence_generation
-from vlp_models.objectives.loss import Learners, Loss, any_learner, first_trainable, select_learners, zero_loss
+from vlp_models.objectives.loss import (
+    Learners,
+    Loss,
+    any_learner,
+    first_trainable,
+    learners_by_text,
+    select_learners,
+    zero_loss,
+)
 from vlp_models.objectives.masked_modeling import (
     Corruption,
     mask_tokens,
@@ -224,6 +232,7 @@ class TDEN(nn.Module):
         Raises:
             ParamsError: an unknown objective, or MOC without class probabilities.
         """
+        objectives = learners_by_text(objectives, batch.text.owner_N)
         corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
         return self.masked_pass(batch, corruption, self.encode_corrupted(batch, corruption), objectives).losses
 
@@ -388,7 +397,9 @@ class TDEN(nn.Module):
 
         It is zero for a batch of a single image, which has no negatives.
         """
-        image_ids, rows_N = batch.image_ids, None
+        image_ids, owner_N, rows_N = batch.image_ids, batch.text.owner_N, None
+        if owner_N is not None:  # the image of each text
+            image_ids = tuple(image_ids[i] for i in owner_N.tolist())
         if learners is not None:
             rows_N = learners.nonzero().squeeze(1)
             image_ids = tuple(image_ids[i] for i in rows_N.tolist())
@@ -396,8 +407,8 @@ class TDEN(nn.Module):
         if len(numbers_G.unique()) <= 1:  # batch normalization could not process a batch of one either
             return self.empty_matching_loss(understood_MD)
         texts_NP, images_NP = self.pool_text(understood_MD, words), self.pool_image(image)
-        if batch.text.owner_N is not None:
-            images_NP = images_NP.index_select(0, batch.text.owner_N)
+        if owner_N is not None:
+            images_NP = images_NP.index_select(0, owner_N)
         if rows_N is not None:
             texts_NP, images_NP = texts_NP.index_select(0, rows_N), images_NP.index_select(0, rows_N)
         return match_in_batch(

@@ -90,7 +90,10 @@ class AblatedTDEN(TDEN):
         """Return ISM's loss: each sentence is matched with its own image and that of the previous sample."""
         if self.config.ism_source == "unimodal":
             return super().matching_loss(understood_MD, words, batch, image, learners)
-        numbers_G, local_rows = number_over_ranks(batch.image_ids)
+        image_ids = batch.image_ids
+        if batch.text.owner_N is not None:  # the image of each text
+            image_ids = tuple(image_ids[i] for i in batch.text.owner_N.tolist())
+        numbers_G, local_rows = number_over_ranks(image_ids)
         if len(numbers_G.unique()) <= 1:  # no negatives
             return self.empty_matching_loss(understood_MD)
         visual = image.last().select(batch.text.owner_N)

@@ -75,7 +75,15 @@ from vlp_models.models.unified_vlp.masking import (
 )
 from vlp_models.models.unified_vlp.prefix import Prefix, PrefixBlock
 from vlp_models.models.unified_vlp.regions import RegionEmbedding
-from vlp_models.objectives.loss import Count, Learners, Loss, any_learner, cross_entropy, select_learners
+from vlp_models.objectives.loss import (
+    Count,
+    Learners,
+    Loss,
+    any_learner,
+    cross_entropy,
+    learners_by_text,
+    select_learners,
+)
 from vlp_models.objectives.masked_modeling import (
     Corruption,
     mask_tokens,
@@ -236,6 +244,7 @@ class UnifiedVLP(nn.Module):
         Raises:
             ParamsError: an unknown objective, or `moc` without `region_classes: pretext`.
         """
+        objectives = learners_by_text(objectives, batch.text.owner_N)
         corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
         return self.masked_pass(batch, corruption, self.encode_corrupted(batch, corruption), objectives).losses
 
@@ -243,6 +252,7 @@ class UnifiedVLP(nn.Module):
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Count]:
         """Return the number of items of each loss that the same arguments give."""
+        objectives = learners_by_text(objectives, batch.text.owner_N)
         corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
         counts: dict[str, Count] = {}
         for name, learners in objectives.items():

@@ -85,7 +85,7 @@ from vlp_models.models.vlmo.pretraining import (
 from vlp_models.models.vlmo.transformer import MoMEBlock, PositionBias, Route
 from vlp_models.objectives.contrastive import EmbeddedPairs, image_text_contrast
 from vlp_models.objectives.distributed import sizes_over_ranks
-from vlp_models.objectives.loss import Count, Learners, Loss, cross_entropy
+from vlp_models.objectives.loss import Count, Learners, Loss, cross_entropy, learners_by_text
 from vlp_models.objectives.masked_modeling import masked_language_modeling
 from vlp_models.objectives.matching import different_image_mask
 
@@ -371,6 +371,8 @@ class VLMo(nn.Module):
         """
         check_objectives(objectives, self.objectives, batch)
         losses: dict[str, Loss] = {}
+        mim_learners = objectives.get("mim")  # images
+        objectives = learners_by_text(objectives, None if batch.text is None else batch.text.owner_N)
         masked_NT, ids_NT = mask_words(batch.text, self.config, objectives, generator, mask_probability)
         if batch.image is None:
             words = Packing.of(batch.text.mask_BT)
@@ -379,7 +381,7 @@ class VLMo(nn.Module):
         elif {"itc", "itm", "mlm"} & set(objectives):
             losses = self.pair_losses(batch, masked_NT, ids_NT, objectives, generator, others)
         if "mim" in objectives:
-            losses["mim"] = self.image_loss(batch.image, objectives["mim"], generator)
+            losses["mim"] = self.image_loss(batch.image, mim_learners, generator)
         return losses
 
     def pair_losses(
@@ -434,10 +436,12 @@ class VLMo(nn.Module):
         self, batch: Batch, *, objectives: Learners, generator: torch.Generator, mask_probability: float
     ) -> dict[str, Count] | None:
         """Return the item counts of `pretraining_losses`, without computing it; None if they cannot be known before."""
+        mim_learners = objectives.get("mim")  # images
+        objectives = learners_by_text(objectives, None if batch.text is None else batch.text.owner_N)
         masked_NT, _ = mask_words(batch.text, self.config, objectives, generator, mask_probability)
         counts: dict[str, Count] = {"mlm": masked_NT.sum()} if "mlm" in objectives else {}
         if "mim" in objectives:
-            counts["mim"] = self.hidden_patches(batch.image, objectives["mim"], generator).sum()
+            counts["mim"] = self.hidden_patches(batch.image, mim_learners, generator).sum()
         if {"itc", "itm"} & set(objectives):
             names = self._negative_names(batch, batch.text.owners(len(batch.image)))
             has_negative_N = different_image_mask(names, self.norm.weight.device).any(1)

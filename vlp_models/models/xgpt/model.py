@@ -70,7 +70,7 @@ from vlp_models.models.xgpt.config import XGPTConfig
 from vlp_models.models.xgpt.layers import AttentionOnAttention, Block, Matching, RegionEmbedding, TextEmbedding
 from vlp_models.models.xgpt.state import ImageStates, Memory, SpanCorruption
 from vlp_models.objectives.generation import region_generation, sentence_generation
-from vlp_models.objectives.loss import Learners, Loss
+from vlp_models.objectives.loss import Learners, Loss, learners_by_text
 from vlp_models.objectives.masked_modeling import Corruption, mask_tokens
 from vlp_models.objectives.span_masking import draw_spans, replace_spans, select_fragment
 
@@ -226,6 +226,7 @@ class XGPT(nn.Module):
         Raises:
             ParamsError: an unknown objective. DataError: an objective needs images and the batch has none.
         """
+        objectives = learners_by_text(objectives, None if batch.text is None else batch.text.owner_N)
         corruption = self.corrupt(batch, objectives=objectives, generator=generator, mask_probability=mask_probability)
         return self.masked_pass(batch, corruption, self.encode_corrupted(batch, corruption), objectives).losses
 
