@@ -154,14 +154,14 @@ def is_accessible(path: Path, rights: int) -> bool:
 def plain_text(text: str) -> str:
     """Return a message with Python's own wording of system and encoding errors replaced by sentences."""
 
-    def explain(found: re.Match[str]) -> str:
-        code, path = int(found["code"]), found["path"] or ""
-        same = path and text[: found.start()].endswith(f"{path}: ")  # a message that starts with the path
-        sentence = explain_system_error(OSError(code, "", path or None))
-        return sentence.removeprefix(f"{path}: ") if same else sentence
+    def explain(error: re.Match[str]) -> str:
+        path = error["path"] or ""
+        sentence = explain_system_error(OSError(int(error["code"]), "", path or None))
+        is_named = path and text[: error.start()].endswith(f"{path}: ")  # a message that starts with the path
+        return sentence.removeprefix(f"{path}: ") if is_named else sentence
 
     text = _SYSTEM_ERROR.sub(explain, _ARROW_ERROR.sub(r"[Errno \1] : '\2'", text))
-    return _CODEC_ERROR.sub(lambda found: f"not valid {found[1].upper()} text (position {int(found[2]) + 1:,})", text)
+    return _CODEC_ERROR.sub(r"not valid \1 text (byte \2)", text)
 
 
 _SYSTEM_ERROR = re.compile(
@@ -172,7 +172,6 @@ _ARROW_ERROR = re.compile(r"\[Errno (\d+)\] Failed to open local file '([^'\n]*)
 _CODEC_ERROR = re.compile(r"'([\w-]+)' codec can't (?:de|en)code [^:\n]* in position (\d+)(?:-\d+)?: [^\n;)]*")
 _REASONS = {
     errno.EROFS: "the file system is read-only; work in a copy of the project on a writable one",
-    errno.ENOENT: "no such file or folder",
     errno.ENOTDIR: "a part of this path is a file, not a folder; rename or remove that file",
     errno.EISDIR: "a folder, where a file is needed; rename or remove it",
     errno.EEXIST: "a file of this name is in the way; rename or remove it",
@@ -181,7 +180,6 @@ _REASONS = {
     errno.ELOOP: "symbolic links lead in a circle; remove one of them",
     errno.EMFILE: "too many open files; raise the limit with `ulimit -n`",
     errno.EIO: "the disk reports an input/output error; check it, then restore the file",
-    errno.ENOMEM: "not enough memory",
 }
 
 
@@ -191,8 +189,8 @@ _PARTIAL = re.compile(r"(?<![^/])\.([^/]+)\.partial(/[^/]+)?(?![^/])")  # .NAME.
 def path_of(error: BaseException) -> str:
     """Return the path of an OSError; that of the output for a partial one (common/io.py)."""
     path = getattr(error, "filename", None)
-    if path is None and (found := _ARROW_ERROR.search(str(error))):
-        path = found[2]
+    if path is None and (match := _ARROW_ERROR.search(str(error))):
+        path = match[2]
     if not isinstance(path, (str, bytes)):
         return ""
     return _PARTIAL.sub(r"\1", os.fsdecode(path))
@@ -200,18 +198,18 @@ def path_of(error: BaseException) -> str:
 
 def _explain_denied(path: str) -> str:
     """Say whose the file is, or the folder that it would be created in."""
-    place = Path(path)
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
+    existing = Path(path)
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
     try:
-        owner = place.stat().st_uid
+        owner = existing.stat().st_uid
     except OSError:
         return "permission denied"
     if owner == os.geteuid():
-        return f"permission denied; `chmod u+rwX {place}` allows access"
-    whose = "it" if os.fspath(place) == path else place
+        return f"permission denied; `chmod u+rwX {existing}` allows access"
+    subject = "it" if os.fspath(existing) == path else existing
     return (
-        f"permission denied: {whose} belongs to {_describe_user(owner)}, and this process runs as "
+        f"permission denied: {subject} belongs to {_describe_user(owner)}, and this process runs as "
         f"{_describe_user(os.geteuid())}; run as its owner, or have its permissions changed"
     )
 

@@ -16,7 +16,6 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.data import features as storage
 from vlp_models.data.tables import write_table
-from vlp_models.errors import ParamsError
 from vlp_models.params import Params
 from vlp_models.pipeline.stages import detector, features, shards
 
@@ -35,16 +34,16 @@ def settings() -> Params:
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Prepare nine drawings with one caption each, up to `features`."""
     monkeypatch.setattr(storage, "CHUNK_IMAGES", 4)
-    made = make_workspace(tmp_path)
+    drawn = make_workspace(tmp_path)
     captions = [
         {"caption_id": f"drawn/{i}#0", "image_id": f"drawn/{i}", "text": f"drawing {i}", "provenance": ""}
         for i in range(9)
     ]
-    write_table(captions, "captions", made.validated)
+    write_table(captions, "captions", drawn.validated)
     for name in ("questions", "statements", "choices"):
-        write_table([], name, made.validated)
-    detector.run(settings(), made)
-    return made
+        write_table([], name, drawn.validated)
+    detector.run(settings(), drawn)
+    return drawn
 
 
 class Interrupted:
@@ -79,16 +78,16 @@ def test_interrupted_shards_are_resumed(workspace: Workspace, monkeypatch: pytes
     params = settings()
     features.run(params, workspace)
     shards.run(params, workspace)
-    whole = hash_path(workspace.shards)
+    complete = hash_path(workspace.shards)
     with pytest.raises(KeyboardInterrupt):
         shards.run(params, workspace, mapper=Interrupted(2))
-    assert hash_path(workspace.shards) == whole  # the old output stays
-    made: list[int] = []
+    assert hash_path(workspace.shards) == complete  # the old output stays
+    closed: list[int] = []
     close = shards.ShardWriter.close
-    monkeypatch.setattr(shards.ShardWriter, "close", lambda self: made.append(self._number) or close(self))
+    monkeypatch.setattr(shards.ShardWriter, "close", lambda self: closed.append(self._number) or close(self))
     shards.run(params, workspace)
-    assert made == [2, 0, 0]  # the third of train's shards, and the one of val and of test
-    assert hash_path(workspace.shards) == whole
+    assert closed == [2, 0, 0]  # the third of train's shards, and the one of val and of test
+    assert hash_path(workspace.shards) == complete
 
 
 def test_only_a_few_chunks_are_pending() -> None:
@@ -101,18 +100,13 @@ def test_only_a_few_chunks_are_pending() -> None:
             pending -= 1
             return self.item
 
-    pending = most = 0
+    pending = highest = 0
 
     def submit(item: int) -> Future:
-        nonlocal pending, most
+        nonlocal pending, highest
         pending += 1
-        most = max(most, pending)
+        highest = max(highest, pending)
         return Future(item)
 
     assert list(bounded_results(submit, range(10), 3)) == list(range(10))
-    assert most == 3
-
-
-def test_zero_workers_is_an_error() -> None:
-    with pytest.raises(ParamsError, match=r"cluster\.workers: 0"):
-        LocalMapper(0)
+    assert highest == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.common.words import split_words
+from vlp_models.common.unicode_words import split_words
 from vlp_models.curation.duplicates.leakage import compare_sentences
 from vlp_models.data.tokenizer import _join
 from vlp_models.metrics.caption import score_captions

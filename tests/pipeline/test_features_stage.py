@@ -69,7 +69,7 @@ def test_partial_chunks_of_lost_workers_are_removed(workspace: Workspace, monkey
     write_chunk = storage.write_chunk
 
     def leave_a_partial(directory: Path, number: int, images: Sequence[tuple[str, RegionArrays]]) -> Path:
-        entry = directory / f".{storage.chunk_name(number)}.partial" / f"{'0' * 8}-1-1-{'0' * 8}"  # of another machine
+        entry = directory / f".{storage.chunk_name(number)}.partial" / f"{'0' * 8}-1-{'0' * 8}"  # of another machine
         entry.parent.mkdir()
         entry.write_bytes(b"half")
         left.append(entry)

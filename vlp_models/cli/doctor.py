@@ -14,9 +14,9 @@ from typing import Literal
 
 import typer
 
-from vlp_models.common.account import explain_home, require_home
 from vlp_models.common.lock import check_locks
 from vlp_models.common.source_hash import ROOT, other_package
+from vlp_models.common.user import explain_home, require_home
 from vlp_models.errors import DataError, explain_access, explain_system_error, plain_text
 
 # Releases that must not run, and why.

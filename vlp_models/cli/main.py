@@ -27,13 +27,13 @@ from vlp_models.cli import (
     stack,
     status,
 )
-from vlp_models.common.account import set_user_name
 from vlp_models.common.device import container_cpus, cpu_count
 from vlp_models.common.log import configure_logging
 from vlp_models.common.packages import PIPELINE, explain_missing_module, own_version
 from vlp_models.common.plugins import contrib_folders
 from vlp_models.common.progress import announced
 from vlp_models.common.redaction import redact
+from vlp_models.common.user import set_user_name
 from vlp_models.errors import (
     MissingToolError,
     TrackingError,

@@ -49,15 +49,15 @@ def has_native_bfloat16(device: torch.device) -> bool:
     return bool(paying & cpu_flags())
 
 
-def cpu_count(most: int = 0) -> int:
+def cpu_count(limit: int = 0) -> int:
     """Return how many processors this process may use: by its affinity and its container's limit.
 
     Args:
-        most: return at most so many; 0: no limit.
+        limit: return at most so many; 0: no limit.
     """
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = math.ceil(max(1, min(found, container_cpus())))
-    return min(found, most) if most else found
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = math.ceil(max(1, min(count, container_cpus())))
+    return min(count, limit) if limit else count
 
 
 def container_cpus(root: Path = Path("/")) -> float:
@@ -70,19 +70,19 @@ def container_cpus(root: Path = Path("/")) -> float:
     limits = [math.inf]
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        place = root / "sys/fs/cgroup"
+        mount = root / "sys/fs/cgroup"
         if controllers == "":  # version 2; in a container without a cgroup namespace, the path is the host's
-            limits += [_quota(*_read(folder / "cpu.max").split()) for folder in _from_root(place, path)]
+            limits += [_quota(*_read(folder / "cpu.max").split()) for folder in _from_root(mount, path)]
         elif "cpu" in controllers.split(","):
-            for folder in _from_root(place / "cpu", path):
+            for folder in _from_root(mount / "cpu", path):
                 limits.append(_quota(*(_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))))
     return min(limits)
 
 
-def _from_root(place: Path, path: str) -> list[Path]:
+def _from_root(mount: Path, path: str) -> list[Path]:
     """Return the folders of a cgroup and of those above it."""
     parts = Path(path.lstrip("/")).parts
-    return [place.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
+    return [mount.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
 
 
 def _quota(*texts: str) -> float:

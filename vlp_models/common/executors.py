@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 
 from vlp_models.common.log import configure_logging
 from vlp_models.common.plugins import with_plugins
-from vlp_models.errors import ParamsError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,19 +33,13 @@ class LocalMapper:
     """Runs chunks in this process, or in a pool of spawned ones: torch's threads do not survive a fork."""
 
     def __init__(self, workers: int = 1) -> None:
-        """
-        Raises:
-            ParamsError: fewer than one worker.
-        """
-        if workers < 1:
-            raise ParamsError(f"params.yaml: `cluster.workers: {workers}` must be at least 1")
         self.workers = workers
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         if self.workers == 1:
             yield from map(function, items)
             return
-        function, others = with_plugins(function), set(multiprocessing.active_children())
+        function, earlier = with_plugins(function), set(multiprocessing.active_children())
         with ProcessPoolExecutor(
             self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker
         ) as pool:
@@ -56,7 +49,7 @@ class LocalMapper:
                 pool.shutdown(cancel_futures=True)
                 raise
             except BaseException:  # stopped: no one waits for chunks, which are complete or absent
-                for worker in set(multiprocessing.active_children()) - others:
+                for worker in set(multiprocessing.active_children()) - earlier:
                     worker.terminate()
                 pool.shutdown(cancel_futures=True)
                 raise

@@ -29,7 +29,7 @@ from typing import Any
 
 from vlp_models.errors import DataError, is_disk_full
 
-_WRITER = re.compile(r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}")
+_WRITER = re.compile(r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}")  # the name of a partial output
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories of characters that are not shown
 LOST_SECONDS = 24 * 3600.0  # a partial output of another machine, unchanged for so long, is left over
 
@@ -70,27 +70,29 @@ def output_directory(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """
     with _partial(path, Path.mkdir) as temporary:
         yield temporary
-        while not _rename_to_absent(temporary, path):
+        while True:
+            if not path.exists():
+                try:
+                    temporary.rename(path)
+                    return
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another writer was faster
+                        raise
             if keep:
                 return
+            # No system call replaces a folder that has content, so move the old one out of the way.
             with _partial(path, Path.mkdir) as aside, suppress(FileNotFoundError):  # another writer was faster
                 path.rename(aside / path.name)
 
 
-def _rename_to_absent(directory: Path, path: Path) -> bool:
-    """Rename a directory, if `path` does not exist; return whether it was renamed."""
-    if path.exists():
-        return False
-    try:
-        directory.rename(path)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another writer was faster
-            return False
-        raise
-    return True
+@contextmanager
+def scratch_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty folder for this process within `.NAME.partial`, which is removed in the end.
 
-
-# ---- Partial outputs ---------------------------------------------------------------------------------------------
+    Those of processes that were killed are removed as well.
+    """
+    with _partial(path, Path.mkdir) as temporary:
+        yield temporary
 
 
 @contextmanager
@@ -101,13 +103,11 @@ def _partial(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
         create: creates the entry, a file or a folder.
     """
     folder = path.with_name(f".{path.name}.partial")
+    entry = folder / f"{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     while True:
-        if folder.is_file():
-            folder.unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
-        own = folder / _new_name()
         try:
-            create(own)
+            create(entry)
             break
         except FileNotFoundError:  # another writer has removed the folder, which was empty
             continue
@@ -115,21 +115,11 @@ def _partial(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
         for other in folder.iterdir():
             if not _is_written(other):
                 _remove(other)
-        yield own
+        yield entry
     finally:
-        _remove(own)
+        _remove(entry)
         with suppress(OSError):  # another writer's entry is in it
             folder.rmdir()
-
-
-@contextmanager
-def scratch_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty folder for this process within `.NAME.partial`, which is removed in the end.
-
-    Those of processes that were killed are removed as well.
-    """
-    with _partial(path, Path.mkdir) as own:
-        yield own
 
 
 def _remove(path: Path) -> None:
@@ -139,20 +129,19 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _new_name() -> str:
-    """Return a name that no other writer has: machine, process, its start, and a random number."""
-    pid = os.getpid()
-    return f"{_machine()}-{pid}-{_start_of_own(pid)}-{uuid.uuid4().hex[:8]}"
-
-
 def _is_written(entry: Path) -> bool:
     """Return whether the writer of a partial output may still be running."""
+    import psutil
+
     writer = _WRITER.fullmatch(entry.name)
     if writer is None:
         return False
     if writer["machine"] == _machine():
-        start = _start_of(int(writer["pid"]))
-        return start is not None and abs(start - int(writer["start"])) <= 1
+        try:
+            return psutil.Process(int(writer["pid"])).status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+    # Whether a process of another machine runs cannot be determined, so its age decides.
     try:
         newest = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
     except OSError:  # it has just ended
@@ -169,22 +158,6 @@ def _machine() -> str:
     with suppress(OSError):
         parts.append(Path("/etc/machine-id").read_text(encoding="utf-8"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
-
-
-def _start_of(pid: int) -> int | None:
-    """Return when a process started, in seconds; None if it has ended."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time())
-    except psutil.Error:
-        return None
-
-
-@functools.cache
-def _start_of_own(pid: int) -> int:
-    return _start_of(pid) or 0
 
 
 def write_text(path: Path, text: str, *, sync: bool = False) -> None:

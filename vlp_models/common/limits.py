@@ -20,12 +20,12 @@ def check_numbers(value: Any, where: str = "") -> None:
         for key, item in value.items():
             check_numbers(item, f"{where}.{key}" if where else str(key))
     elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            check_numbers(item, f"{where}[{number}]")
+        for index, item in enumerate(value):
+            check_numbers(item, f"{where}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"`{where}` is {value}")
     elif isinstance(value, int) and not isinstance(value, bool):
-        most = MOST_LAYERS if "layers" in where or "blocks" in where or "depth" in where else LARGEST
-        if abs(value) > most:
-            shown = str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
-            raise ValueError(f"`{where}` is {shown}; at most {most:,}")
+        limit = MOST_LAYERS if any(word in where for word in ("layers", "blocks", "depth")) else LARGEST
+        if abs(value) > limit:
+            number = str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
+            raise ValueError(f"`{where}` is {number}; at most {limit:,}")

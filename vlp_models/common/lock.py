@@ -26,7 +26,7 @@ HELD_LOCK = "VLP_HELD_LOCK"  # environment variable of a command: the lock file 
 @contextmanager
 def file_lock(
     path: Path,
-    what: str,
+    holder: str,
     *,
     wait: float = 0.0,
     on_wait: Callable[[str], None] = logger.info,
@@ -40,7 +40,7 @@ def file_lock(
 
     Args:
         path: the lock file; it is created and stays, and names its holder, for messages.
-        what: the holder's name in messages, e.g. "`vlp run`".
+        holder: the name of this process in messages, e.g. "`vlp run`".
         wait: seconds to wait for another holder.
         on_wait: called once with a message if there is a wait of more than `announce_after` seconds.
         busy: the exception to raise.
@@ -56,17 +56,17 @@ def file_lock(
         while not _try_lock(descriptor, path):
             if time.monotonic() >= deadline:
                 raise busy(
-                    f"another {_holder(path, what)} is using this workspace; wait for it to finish or stop it "
+                    f"another {_read_holder(path, holder)} is using this workspace; wait for it to finish or stop it "
                     "(training saves its state first), then run again"
                 )
             if not announced and time.monotonic() >= deadline - wait + announce_after:
-                on_wait(f"waiting up to {wait:,.0f} s for another {_holder(path, what)}")
+                on_wait(f"waiting up to {wait:,.0f} s for another {_read_holder(path, holder)}")
                 announced = True
             time.sleep(min(0.2, max(0.01, deadline - time.monotonic())))
         with suppress(OSError):  # a full disk: the holder's name is only for messages
             os.ftruncate(descriptor, 0)
-            holder = {"pid": os.getpid(), "host": socket.gethostname(), "what": what}
-            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+            record = {"pid": os.getpid(), "host": socket.gethostname(), "what": holder}
+            os.pwrite(descriptor, json.dumps(record).encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)  # not LOCK_UN: a child that inherited the descriptor must keep the lock
@@ -81,7 +81,7 @@ def find_holder(path: Path) -> str:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _holder(path, "process")
+        return _read_holder(path, "process")
     except OSError:
         return ""
     finally:
@@ -115,7 +115,7 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _holder(path: Path, default: str) -> str:
+def _read_holder(path: Path, default: str) -> str:
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
         host = "" if holder["host"] == socket.gethostname() else f" on {holder['host']}"

@@ -88,9 +88,6 @@ def check_installed(sources: Iterable[tuple[str, str]]) -> None:
 
     Args:
         sources: (source, key in params.yaml) pairs; those that are not packages are skipped.
-
-    Raises:
-        ParamsError, MissingToolError: see `find_package`.
     """
     for source, key in sources:
         if source.startswith(PREFIX):
@@ -103,9 +100,6 @@ def package_files(source: str, key: str) -> dict[str, Path]:
     Args:
         source: `package:NAME`.
         key: the key in params.yaml, for messages.
-
-    Raises:
-        ParamsError, MissingToolError: see `find_package`.
     """
     return data_files(find_package(source, f"`{key}: {source}`"))
 
@@ -133,11 +127,7 @@ def data_files(package: metadata.Distribution) -> dict[str, Path]:
 
 
 def describe_package(source: str, key: str) -> dict[str, Any]:
-    """Return name, version and the sha256 of each file of a package.
-
-    Raises:
-        ParamsError, MissingToolError: see `find_package`.
-    """
+    """Return name, version and the sha256 of each file of a package."""
     files = package_files(source, key)
     name = source.removeprefix(PREFIX)
     return {
@@ -152,9 +142,6 @@ def outdated_records(sources: Iterable[tuple[str, str]], root: Path) -> dict[Pat
 
     Args:
         sources: as in `check_installed`.
-
-    Raises:
-        ParamsError, MissingToolError: see `find_package`.
     """
     texts = {}
     for source, key in dict(sources).items():
@@ -170,7 +157,6 @@ def check_recorded(source: str, root: Path, key: str) -> None:
 
     Raises:
         DataError: it is another version, or has other files.
-        ParamsError, MissingToolError: see `find_package`.
     """
     record = _read_record(root / dependency(source))
     if record is None or record == (installed := describe_package(source, key)):
@@ -190,7 +176,6 @@ def find_weights_file(weights: str, root: Path, key: str) -> Path:
         key: the key in params.yaml, for messages.
 
     Raises:
-        ParamsError, MissingToolError: see `find_package`.
         CheckpointError: the package does not hold exactly one weights file.
         DataError: the installed package is not the recorded one.
     """
@@ -219,13 +204,10 @@ def is_installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def require_module(module: str, what: str) -> None:
-    """
-    Raises:
-        MissingToolError: the module is not installed; names the extra that installs it.
-    """
+def require_module(module: str, user: str) -> None:
+    """Raise a MissingToolError that names the extra if a module is not installed."""
     if not is_installed(module):
-        raise MissingToolError(f"{what} needs {explain_missing_module(module)}")
+        raise MissingToolError(f"{user} needs {explain_missing_module(module)}")
 
 
 def explain_missing_module(module: str) -> str:
@@ -284,8 +266,8 @@ def describe_own() -> dict[str, str]:
 
 def describe_machine() -> dict[str, Any]:
     """Return what all machines of a run must have: this package, and the versions of others that change results."""
-    found = {name: _version(name) for name in SAME_VERSION}
-    return {"package": describe_own(), "versions": {name: version for name, version in found.items() if version}}
+    versions = {name: _version(name) for name in SAME_VERSION}
+    return {"package": describe_own(), "versions": {name: version for name, version in versions.items() if version}}
 
 
 def explain_difference(expected: Mapping[str, Any]) -> str:
@@ -293,17 +275,17 @@ def explain_difference(expected: Mapping[str, Any]) -> str:
 
     The text follows the machine's name.
     """
-    package, own = expected["package"], describe_own()
-    if own != package:
-        difference = f"version {own['version']}" if own["version"] != package["version"] else "other code"
+    package, running = expected["package"], describe_own()
+    if running != package:
+        difference = f"version {running['version']}" if running["version"] != package["version"] else "other code"
         return (
             f"has another vlp_models ({difference}, in {Path(__file__).parents[1]}) than the stage; install the same "
             f"one there: version {package['version']}, code {package['code'][:12]}"
         )
     for name, version in expected["versions"].items():
-        if _version(name) != version:
-            found = _version(name) or "no version"
-            return f"has {found} of {name}, the stage {version}; install requirements.lock there"
+        installed = _version(name)
+        if installed != version:
+            return f"has {installed or 'no version'} of {name}, the stage {version}; install requirements.lock there"
     return ""
 
 

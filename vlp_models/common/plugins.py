@@ -79,19 +79,19 @@ def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
     Raises:
         ParamsError: an unknown kind, a name or target that is malformed or taken, or a module that does not exist.
     """
-    found = {kind: dict(targets) for kind, targets in _entry_points().items()}
+    plugins = {kind: dict(targets) for kind, targets in _entry_points().items()}
     for kind, entries in declared.items():
         for name, target in entries.items():
             _check(kind, name, target, root)
-            found.setdefault(kind, {})[name] = target
+            plugins.setdefault(kind, {})[name] = target
     if has_own_plugins(declared):
         _import_from(root)
     for kind, table in _tables.items():
         for name in _active.get(kind, {}):
             table.pop(name, None)
-        table.update(found.get(kind, {}) | table.builtin)
+        table.update(plugins.get(kind, {}) | table.builtin)
     _active.clear()
-    _active.update(found)
+    _active.update(plugins)
 
 
 def add_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
@@ -142,9 +142,10 @@ def _call_with_plugins(
 
 def active_plugins(kind: str) -> dict[str, str]:
     """Return name -> target of the plugins of one kind."""
-    table = _tables.get(kind)
-    own = {} if table is None else {name: target for name, target in table.items() if name not in table.builtin}
-    return _active.get(kind, {}) | own
+    plugins = dict(_active.get(kind, {}))
+    if table := _tables.get(kind):
+        plugins |= {name: target for name, target in table.items() if name not in table.builtin}
+    return plugins
 
 
 def import_target(target: str) -> Any:
@@ -154,16 +155,17 @@ def import_target(target: str) -> Any:
         ParamsError: it is a plugin's, and its module cannot be imported or lacks the object.
     """
     module, _, name = target.partition(":")
-    if module.partition(".")[0] == PACKAGE:
-        return getattr(importlib.import_module(module), name)
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # a plugin's code may raise anything
-        place = next((f"{f.filename}:{f.lineno}: " for f in reversed(traceback.extract_tb(error.__traceback__))), "")
+        if module.partition(".")[0] == PACKAGE:
+            raise
+        innermost = traceback.extract_tb(error.__traceback__)[-1]
+        location = f"{innermost.filename}:{innermost.lineno}"
         if isinstance(error, AttributeError) and module in sys.modules:
-            place = f"{getattr(sys.modules[module], '__file__', module)}: "
+            location = str(getattr(sys.modules[module], "__file__", module))
         raise ParamsError(
-            f"plugin {target}: cannot be imported: {place}{type(error).__name__}: {first_line(error)}"
+            f"plugin {target}: cannot be imported: {location}: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -181,7 +183,7 @@ def package_folder(package: str) -> Path | None:
 
 
 def _import_from(root: Path) -> None:
-    """Make `plugins` of a project importable, and forget those of another project."""
+    """Make `plugins` of a project importable, and remove those of another project."""
     folder = str((root / FOLDER).resolve())
     if FOLDER in sys.modules and folder not in map(str, getattr(sys.modules[FOLDER], "__path__", [])):
         for name in [name for name in sys.modules if name == FOLDER or name.startswith(f"{FOLDER}.")]:
@@ -226,9 +228,9 @@ def _check(kind: str, name: str, target: str, root: Path) -> None:
 
 @functools.cache
 def _entry_points() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+    targets: dict[str, dict[str, str]] = {}
     installed = metadata.entry_points()  # once: this reads a file of every installed package
     for kind in KINDS:
         for point in installed.select(group=f"vlp_flows.{kind}"):
-            found.setdefault(kind, {})[point.name] = point.value
-    return found
+            targets.setdefault(kind, {})[point.name] = point.value
+    return targets

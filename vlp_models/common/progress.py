@@ -24,13 +24,13 @@ class ProgressBar:
         self._task = progress.add_task(description, total=total, completed=completed, unit=unit, note="")
         self._description, self._total, self._unit = description, total, unit
         self._first = self._completed = completed
-        self._started = self._shown = time.monotonic()
+        self._started = self._updated = time.monotonic()
         self._wait = FIRST_LINE
 
     def is_due(self, refresh: float) -> bool:
         """Return whether the display is due for an update; on a terminal it is every `refresh` seconds."""
         wait = self._wait if self._progress.disable else refresh
-        return time.monotonic() - self._shown >= wait
+        return time.monotonic() - self._updated >= wait
 
     def advance(self, note: str = "", by: int = 1) -> None:
         """Count `by` more units as completed; `note` is shown behind them."""
@@ -45,16 +45,17 @@ class ProgressBar:
         self._completed = completed
         self._progress.update(self._task, completed=completed, note=note)
         if not self._progress.disable:
-            self._shown = time.monotonic()
+            self._updated = time.monotonic()
         elif force or self.is_due(0.0):
             self.print_line(note)
 
     def print_line(self, note: str = "") -> None:
         """Print the state as one plain line."""
-        self._shown, self._wait = time.monotonic(), min(2 * self._wait, LONGEST_WAIT)
-        seconds = self._shown - self._started
-        left = (self._total - self._completed) * seconds / max(1, self._completed - self._first)
-        parts = [f"{self._description}  {self._completed:,}/{self._total:,} {self._unit}", note, f"{clock(left)} left"]
+        self._updated, self._wait = time.monotonic(), min(2 * self._wait, LONGEST_WAIT)
+        seconds = self._updated - self._started
+        remaining = (self._total - self._completed) * seconds / max(1, self._completed - self._first)
+        count = f"{self._description}  {self._completed:,}/{self._total:,} {self._unit}"
+        parts = [count, note, f"{clock(remaining)} left"]
         print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
 
@@ -113,6 +114,6 @@ def announced(text: str) -> Iterator[None]:
 
 def clock(seconds: float) -> str:
     """Format a duration as h:mm:ss or m:ss."""
-    minutes, left = divmod(round(seconds), 60)
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

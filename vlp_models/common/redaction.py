@@ -31,9 +31,9 @@ _BEARER = re.compile(r"(?P<name>\bbearer\s+)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECA
 
 def redact(text: str) -> str:
     """Return `text` with every secret replaced by `***`."""
-    found = {v for name, v in os.environ.items() if len(v) >= MIN_LENGTH and _SECRET_NAME.search(name)}
-    found -= {os.environ.get("HOME", ""), os.environ.get("PWD", "")}
-    for value in sorted(found, key=len, reverse=True):  # the longest first: it may contain another
+    secrets = {v for name, v in os.environ.items() if len(v) >= MIN_LENGTH and _SECRET_NAME.search(name)}
+    secrets -= {os.environ.get("HOME", ""), os.environ.get("PWD", "")}
+    for value in sorted(secrets, key=len, reverse=True):  # the longest first: it may contain another
         text = text.replace(value, HIDDEN)
     text = _USERINFO.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _PARAMETER.sub(rf"\g<name>{HIDDEN}", text)
@@ -95,19 +95,19 @@ def _is_secret(key: object, value: Any) -> bool:
     return isinstance(value, str) and bool(_SECRET_KEY.search(str(key))) and bool(value) and value[:4] != "env:"
 
 
-def _secret_nodes(node: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _secret_nodes(node: Any, visited: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield key and node of each scalar below a YAML node that is a secret by its key."""
     import yaml
 
-    if id(node) in seen:  # an alias
+    if id(node) in visited:  # an alias
         return
-    seen.add(id(node))
+    visited.add(id(node))
     if isinstance(node, yaml.MappingNode):
         for key, item in node.value:
             text = item.value if item.tag == "tag:yaml.org,2002:str" else None
             if _is_secret(key.value, text):
                 yield str(key.value), item
-            yield from _secret_nodes(item, seen)
+            yield from _secret_nodes(item, visited)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _secret_nodes(item, seen)
+            yield from _secret_nodes(item, visited)

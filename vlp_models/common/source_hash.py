@@ -43,13 +43,13 @@ def other_package(folder: Path) -> Path | None:
     In a temporary copy of the project by `dvc exp run --temp` or `--queue`, the code of the original runs: the same,
     unless it has been edited since.
     """
-    theirs = folder.absolute() / PACKAGE
-    if not (theirs / "cli").is_dir() or ROOT.samefile(theirs):
+    package = folder.absolute() / PACKAGE
+    if not (package / "cli").is_dir() or ROOT.samefile(package):
         return None
-    ours, copied = (
-        {path.relative_to(root): path.read_bytes() for path in root.rglob("*.py")} for root in (ROOT, theirs)
+    running, other = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*.py")} for root in (ROOT, package)
     )
-    return None if ours == copied else theirs
+    return None if running == other else package
 
 
 def refuse_other_package(folder: Path) -> None:
@@ -58,11 +58,11 @@ def refuse_other_package(folder: Path) -> None:
     Raises:
         ParamsError: `folder` holds another copy of this package.
     """
-    theirs = other_package(folder)
-    if theirs is not None:
+    package = other_package(folder)
+    if package is not None:
         raise ParamsError(
-            f"{folder / 'params.yaml'}: this folder has its own code ({theirs}), but {ROOT} is running; "
-            f"run `make install` there, or set PYTHONPATH={theirs.parent}"
+            f"{folder / 'params.yaml'}: this folder has its own code ({package}), but {ROOT} is running; "
+            f"run `make install` there, or set PYTHONPATH={package.parent}"
         )
 
 
@@ -78,24 +78,24 @@ def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
         ValueError: a module does not exist.
     """
     names = sorted(modules)
-    todo, found = [_find(name.partition(":")[0], root) for name in names], dict[Path, tuple[str, str]]()
-    while todo:
-        source = todo.pop()
-        if source.path in found:
-            continue
-        sha256, imports = _read(source, root, stat_file(source.path.stat()))
-        found[source.path] = (source.name, sha256)
-        todo += [*source.files_next_to_it(), *imports]
+    pending = [_find(name.partition(":")[0], root) for name in names]
+    hashes: dict[Path, tuple[str, str]] = {}  # file -> its name, sha256
+    while pending:
+        source = pending.pop()
+        if source.path not in hashes:
+            sha256, imports = _read(source, root, stat_file(source.path.stat()))
+            hashes[source.path] = (source.name, sha256)
+            pending += [*source.files_next_to_it(), *imports]
     targets = {name: "" for name in names if ":" in name}
-    return targets | dict(sorted(found.values()))
+    return targets | dict(sorted(hashes.values()))
 
 
 def plugin_packages() -> dict[str, Path]:
     """Return the top-level packages of the active plugins -> their folder, or the file of a module."""
     targets = [target for kind in KINDS for target in active_plugins(kind).values()]
     names = {target.partition(":")[0].partition(".")[0] for target in targets}
-    found = {name: package_folder(name) for name in sorted(names - {PACKAGE})}
-    return {name: folder for name, folder in found.items() if folder is not None}
+    folders = {name: package_folder(name) for name in sorted(names - {PACKAGE})}
+    return {name: folder for name, folder in folders.items() if folder is not None}
 
 
 def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
@@ -108,7 +108,7 @@ def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
 
 def hash_source(path: Path) -> str:
     """Return the sha256 of a source file's syntax tree without docstrings and tables."""
-    return _hash_source(path, stat_file(path.stat()))
+    return hash_source_text(path.read_bytes(), path.name)
 
 
 def hash_source_text(content: bytes, name: str) -> str:
@@ -126,23 +126,14 @@ def _hash_python(content: bytes, is_package: bool) -> str:
 
 
 def _hash_tree(tree: ast.Module, is_package: bool) -> str:
-    _drop_docstrings_and_tables(tree, is_package)
+    _drop_docstrings(tree)
+    if is_package:
+        tree.body = [node for node in tree.body if not _is_table(node)]
     return hashlib.sha256(_structure(tree).encode(errors="surrogatepass")).hexdigest()
-
-
-@functools.cache
-def _hash_source(path: Path, changed: tuple[int, ...]) -> str:
-    return hash_source_text(path.read_bytes(), path.name)
 
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")  # the fields of statements that hold statements
-
-
-def _drop_docstrings_and_tables(tree: ast.Module, is_package: bool) -> None:
-    _drop_docstrings(tree)
-    if is_package:
-        tree.body = [node for node in tree.body if not _is_table(node)]
 
 
 def _drop_docstrings(block: ast.AST) -> None:
@@ -192,8 +183,8 @@ class _Source:
 
     @property
     def name(self) -> str:
-        below = self.path.name if self.path == self.folder else self.path.relative_to(self.folder).as_posix()
-        return below if self.package == PACKAGE else f"{self.package}:{below}"
+        name = self.path.name if self.path == self.folder else self.path.relative_to(self.folder).as_posix()
+        return name if self.package == PACKAGE else f"{self.package}:{name}"
 
     def files_next_to_it(self) -> list[_Source]:
         """Return the `__init__.py` that an import runs before the file, and the data files in its folder."""
@@ -201,8 +192,9 @@ class _Source:
             return []
         inits = (self.folder.joinpath(*self.parts[:n], "__init__.py") for n in range(len(self.parts) + 1))
         # Hidden files are what an editor or a desktop leaves there.
-        files = (other for other in self.path.parent.iterdir() if other.is_file() and not other.name.startswith("."))
-        data = (other for other in files if other.suffix not in (".py", ".pyc"))
+        data = [
+            path for path in self.path.parent.iterdir() if path.suffix not in (".py", ".pyc") and path.name[0] != "."
+        ]
         return [_Source(self.package, self.folder, path) for path in (*inits, *data) if path.is_file()]
 
 
@@ -226,13 +218,13 @@ def _read(source: _Source, root: Path, changed: tuple[int, ...]) -> tuple[str, t
         return hash_source_text(content, source.path.name), ()
     tree = ast.parse(content, filename=str(source.path))
     names: set[str] = set()
-    inside = [] if source.path == source.folder else list(source.parts)
-    _collect_imports(tree, names, [source.package, *inside])
-    found = []
+    parts = [] if source.path == source.folder else list(source.parts)
+    _collect_imports(tree, names, [source.package, *parts])
+    imports = []
     for name in sorted(names):
         with contextlib.suppress(ValueError):  # an attribute of a module
-            found.append(_find(name, root))
-    return _hash_tree(tree, source.path.name == "__init__.py"), tuple(found)
+            imports.append(_find(name, root))
+    return _hash_tree(tree, source.path.name == "__init__.py"), tuple(imports)
 
 
 def _collect_imports(node: ast.AST, names: set[str], package: list[str]) -> None:

@@ -111,26 +111,28 @@ def load_external_state_dict(model: nn.Module, state: Mapping[str, Tensor], wher
     Raises:
         CheckpointError: lists missing and unexpected keys and wrong shapes.
     """
-    own = model.state_dict()
+    expected = model.state_dict()
     # Batch norm's counters have no effect in eval mode, and older published weights lack them.
-    counters = {name: tensor for name, tensor in own.items() if name.endswith(_COUNTER)}
-    state = counters | {name: tensor for name, tensor in state.items() if name in own or not name.endswith(_COUNTER)}
+    counters = {name: tensor for name, tensor in expected.items() if name.endswith(_COUNTER)}
+    state = counters | {
+        name: tensor for name, tensor in state.items() if name in expected or not name.endswith(_COUNTER)
+    }
     problems = {
-        "missing": sorted(own.keys() - state.keys()),
-        "unexpected": sorted(state.keys() - own.keys()),
+        "missing": sorted(expected.keys() - state.keys()),
+        "unexpected": sorted(state.keys() - expected.keys()),
         "of another shape": [
-            f"{name} {list(state[name].shape)} instead of {list(own[name].shape)}"
-            for name in sorted(own.keys() & state.keys())
-            if own[name].shape != state[name].shape
+            f"{name} {list(state[name].shape)} instead of {list(expected[name].shape)}"
+            for name in sorted(expected.keys() & state.keys())
+            if expected[name].shape != state[name].shape
         ],
     }
     if any(problems.values()):
-        lines = [f"  {len(keys)} {what}: {shorten_list(keys)}" for what, keys in problems.items() if keys]
+        lines = [f"  {len(keys)} {problem}: {shorten_list(keys)}" for problem, keys in problems.items() if keys]
         raise CheckpointError(f"{where}: the weights do not fit the architecture of {config}:\n" + "\n".join(lines))
     model.load_state_dict(state)
 
 
-def shorten_list(names: Sequence[str], shown: int = MAX_SHOWN) -> str:
-    """Return the first `shown` names, and the number of the others."""
-    rest = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
+def shorten_list(names: Sequence[str], count: int = MAX_SHOWN) -> str:
+    """Return the first `count` names, and the number of the others."""
+    rest = len(names) - count
+    return ", ".join(names[:count]) + (f" and {rest} more" if rest > 0 else "")

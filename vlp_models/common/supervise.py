@@ -21,8 +21,8 @@ import sys
 import time
 from pathlib import Path
 
-from vlp_models.common.account import set_user_name
 from vlp_models.common.log import announce_stop
+from vlp_models.common.user import set_user_name
 
 GRACE = 20.0  # seconds; less than the 30 a Prefect worker waits. The environment variable VLP_GRACE overrides it
 PR_SET_PDEATHSIG = 1
@@ -50,12 +50,12 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
     die_with_parent(os.getppid() if parent is None else parent)
     if stop:
         return 128 + stop[0]
-    own_pid = os.getpid()
+    supervisor = os.getpid()
     child = subprocess.Popen(
         command,
         start_new_session=True,
         stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: die_with_parent(own_pid),  # safe: this process has one thread
+        preexec_fn=lambda: die_with_parent(supervisor),  # safe: this process has one thread
     )
     deadline: float | None = None
     while True:
@@ -79,12 +79,13 @@ def command_environment(*, keep_order: bool = False) -> dict[str, str]:
         keep_order: leave the PATH as it is if it has the interpreter's folder: a deployment's own `vlp` wrapper may
             come before it.
     """
-    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    interpreter, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     folders = path.split(os.pathsep)
+    is_chosen = folders[0] == interpreter or (keep_order and interpreter in folders)
     set_user_name()
     return {
         **os.environ,
-        "PATH": path if folders[0] == own or (keep_order and own in folders) else f"{own}{os.pathsep}{path}",
+        "PATH": path if is_chosen else f"{interpreter}{os.pathsep}{path}",
         "DVC_NO_ANALYTICS": "1",
         "GX_ANALYTICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -25,56 +25,38 @@ WITHDRAWN = "data/withdrawn.jsonl"
 SEARCH = "search"  # folder of an evaluation and of a bundle: decoding settings and retrieval memory
 
 
+class _Path:
+    """A path that every workspace has, relative to its root."""
+
+    def __init__(self, relative: str) -> None:
+        self._relative = relative
+
+    def __get__(self, workspace: Workspace, _: type) -> Path:
+        return workspace.root / self._relative
+
+
 @dataclass(frozen=True)
 class Workspace:
-    """The project's root; every path a stage reads or writes is a property of it."""
+    """The project's root; every path a stage reads or writes is an attribute or method of it."""
 
     root: Path = field(default_factory=Path.cwd)
 
-    @property
-    def lock(self) -> Path:
-        """Lock file of `vlp run`, `vlp forget` and the flows: one of them at a time uses a workspace."""
-        return self.root / ".work" / "run.lock"
+    lock = _Path(".work/run.lock")  # of `vlp run`, `vlp forget` and the flows: one of them at a time uses a workspace
+    withdrawn = _Path(WITHDRAWN)  # images that must not be used (again), by `vlp forget`; in git, may not exist
+    validated = _Path("data/validated")
+    detector = _Path("data/detector")
+    features = _Path("data/features")
+    tokenizer = _Path("data/tokenizer")
+    shards = _Path("data/shards")
+    contents = _Path("data/contents")  # hashes of the shards' content (data/shards/contents.py)
+    plan = _Path("data/plan")
+    reports = _Path("reports")
 
     def raw(self, name: str) -> Path:
         return self.root / "data" / "raw" / name
 
     def interim(self, source: str) -> Path:
         return self.root / "data" / "interim" / source
-
-    @property
-    def withdrawn(self) -> Path:
-        """List of images that must not be used (again), written by `vlp forget` and kept in git; may not exist."""
-        return self.root / WITHDRAWN
-
-    @property
-    def validated(self) -> Path:
-        return self.root / "data" / "validated"
-
-    @property
-    def detector(self) -> Path:
-        return self.root / "data" / "detector"
-
-    @property
-    def features(self) -> Path:
-        return self.root / "data" / "features"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.root / "data" / "tokenizer"
-
-    @property
-    def shards(self) -> Path:
-        return self.root / "data" / "shards"
-
-    @property
-    def contents(self) -> Path:
-        """Hashes of the shards' content (data/shards/contents.py)."""
-        return self.root / "data" / "contents"
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "data" / "plan"
 
     def augmented(self, name: str) -> Path:
         """Captions that a model generated for training images."""
@@ -95,10 +77,6 @@ class Workspace:
     def figures(self, run: str) -> Path:
         """Figures that the model of `pretrain/RUN` draws of itself; an empty list for most models."""
         return self.reports / "figures" / f"{run}.json"
-
-    @property
-    def reports(self) -> Path:
-        return self.root / "reports"
 
     def evaluation(self, run: str) -> Path:
         return self.reports / "eval" / run
@@ -132,8 +110,8 @@ def dvc_files(root: Path) -> Path:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         done = None
-    lines = done.stdout.split("\n") if done is not None and done.returncode == 0 else []
-    return Path(next(iter(lines), "") or root.absolute() / ".dvc" / "cache") / "files" / "md5"
+    folder = done.stdout.partition("\n")[0] if done is not None and done.returncode == 0 else ""
+    return Path(folder or root.absolute() / ".dvc" / "cache") / "files" / "md5"
 
 
 def project_root(root: Path) -> Path:
@@ -142,18 +120,14 @@ def project_root(root: Path) -> Path:
     Copies share the original's registry and records.
     """
     parts = root.absolute().parts
-    for place in range(len(parts) - 2):
-        if parts[place : place + 3] == (".dvc", "tmp", "exps"):
-            return Path(*parts[:place])
+    for depth in range(len(parts) - 2):
+        if parts[depth : depth + 3] == (".dvc", "tmp", "exps"):
+            return Path(*parts[:depth])
     return root
 
 
 def require_output(path: Path, made_by: str) -> Path:
-    """Return `path`.
-
-    Raises:
-        DataError: it does not exist; names the stage that writes it.
-    """
+    """Return `path`, or raise a DataError that names the stage that writes it."""
     if not path.exists():
         raise DataError(f"{path}: not found; run `dvc repro {made_by}`")
     return path

@@ -39,7 +39,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from vlp_models.common.io import convert_command, write_json
 from vlp_models.common.log import get_logger
-from vlp_models.common.words import CHARACTERS
+from vlp_models.common.unicode_words import CHARACTERS
 from vlp_models.errors import DataError, ParamsError, first_line
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from vlp_models.common.words import split_words
+from vlp_models.common.unicode_words import split_words
 from vlp_models.metrics.score import Evidence, Score, macro_f1_percent, mean_score, not_computed
 
 

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-from vlp_models.common.words import (
+from vlp_models.common.unicode_words import (
     CHARACTERS,
     JOINERS,
     LETTER,

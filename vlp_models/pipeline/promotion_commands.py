@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.account import current_user
 from vlp_models.common.io import write_json
+from vlp_models.common.user import current_user
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError, VLPError
 from vlp_models.params import Params

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from vlp_models.common.account import require_home
 from vlp_models.common.lock import file_lock
 from vlp_models.common.packages import quick_imports
 from vlp_models.common.redaction import redact
+from vlp_models.common.user import require_home
 from vlp_models.common.workspace import project_root
 from vlp_models.errors import (
     BusyError,

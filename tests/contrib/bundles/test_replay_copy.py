@@ -129,7 +129,7 @@ def test_copies_are_in_the_workspace_and_those_of_killed_replays_are_removed(
     workspace: Workspace, commands: Started
 ) -> None:
     partial = workspace.root / ".work" / ".replay.partial"
-    killed = partial / f"{io._machine()}-1-1-00000000" / "project"  # of a process that is not running any more
+    killed = partial / f"{io._machine()}-99999999-00000000" / "project"  # of a process that is not running any more
     killed.mkdir(parents=True)
     with pytest.raises(Ended):
         replay.replay(make_bundle(), "train", workspace)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vlp_models.common.checks import Problem
 from vlp_models.common.plugins import use_plugins
 from vlp_models.contrib.plugin_kit.commands import SCAFFOLDS
+from vlp_models.contrib.plugin_kit.conformance.checks import Problem
 from vlp_models.contrib.plugin_kit.conformance.families import try_family
 from vlp_models.contrib.plugin_kit.conformance.ranks import check_ranks
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes, write_sample_scenes

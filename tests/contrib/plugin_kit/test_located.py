@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from vlp_models.common.checks import Problem
+from vlp_models.contrib.plugin_kit.conformance.checks import Problem
 from vlp_models.contrib.plugin_kit.conformance.families import check_located
 from vlp_models.contrib.plugin_kit.conformance.scenes import MAX_REGIONS, SampleScenes, write_sample_scenes
 from vlp_models.contrib.plugin_kit.conformance.trial import Trial, build_trial, small_config

@@ -35,7 +35,7 @@ def forget(
     Example: `vlp forget photo.jpg --dry-run`
     """
     from vlp_models.cli.pipeline import run_lock, run_pipeline, write_plan
-    from vlp_models.common.account import current_user
+    from vlp_models.common.user import current_user
     from vlp_models.common.workspace import WITHDRAWN, Workspace
     from vlp_models.contrib.forgetting.forget import find_exposure, remove_aliases, withdraw_images
     from vlp_models.contrib.forgetting.report import report_json, report_lines

@@ -14,7 +14,7 @@ import typer
 from vlp_models.errors import ParamsError
 
 if TYPE_CHECKING:
-    from vlp_models.common.checks import Result
+    from vlp_models.contrib.plugin_kit.conformance.checks import Result
 
 SCAFFOLDS = Path(__file__).parent / "scaffolds"
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import track
 
 from vlp_models.common.executors import LocalMapper, Mapper
-from vlp_models.common.words import split_words
+from vlp_models.common.unicode_words import split_words
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import ImageHashes
 from vlp_models.curation.duplicates.search import Match, NearDuplicateIndex, NearRules

@@ -2,7 +2,7 @@
 
 `vlp try NAME` prints their results, and tests/contrib/plugin_kit/test_conformance.py runs them on every family and
 task. A check is a function that returns nothing, or a detail to print, and raises a `Problem` with a sentence
-(common/checks.py).
+(checks.py).
 `families.try_family` and `tasks.try_task` run them in order.
 
     family  it builds, each objective trains, each task it supports trains, every weight is trained by one of them, a

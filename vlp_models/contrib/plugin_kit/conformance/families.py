@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from vlp_models.common.checks import Problem, Result, run_check, shorten_names
+from vlp_models.contrib.plugin_kit.conformance.checks import Problem, Result, run_check, shorten_names
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes
 from vlp_models.contrib.plugin_kit.conformance.trial import (
     MASK_PROBABILITY,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from vlp_models.common.checks import Problem, Result, run_check, shorten_names
+from vlp_models.contrib.plugin_kit.conformance.checks import Problem, Result, run_check, shorten_names
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Row, Tables, extracted_in
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, SPLITS

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vlp_models.common.checks import Problem
 from vlp_models.common.plugins import active_plugins, add_plugins
+from vlp_models.contrib.plugin_kit.conformance.checks import Problem
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes
 from vlp_models.contrib.plugin_kit.conformance.trial import Trial, build_trial, compare, rank_gradients
 from vlp_models.models.shared_objectives import known_objectives

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.checks import Problem, Result, run_check, shorten_names
+from vlp_models.contrib.plugin_kit.conformance.checks import Problem, Result, run_check, shorten_names
 from vlp_models.contrib.plugin_kit.conformance.scenes import SOURCE, SPLIT, SampleScenes
 from vlp_models.contrib.plugin_kit.conformance.trial import (
     Trial,

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vlp_models.common.checks import Problem, shorten_names
+from vlp_models.contrib.plugin_kit.conformance.checks import Problem, shorten_names
 from vlp_models.contrib.plugin_kit.conformance.scenes import MAX_REGIONS, MAX_TEXT_LEN, SampleScenes
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from vlp_models.common.state_dicts import shorten_list
 from vlp_models.errors import VLPError, first_line
 
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pyarrow")
@@ -35,19 +36,18 @@ def run_check(name: str, check: Callable[[], str | None]) -> Result:
     except VLPError as error:
         problem = str(error)
     except Exception as error:  # a plugin's code may raise anything
-        problem = f"{_place(error)}{type(error).__name__}: {first_line(error)}"
+        problem = f"{_location(error)}{type(error).__name__}: {first_line(error)}"
     return Result(check=name, detail=detail, problem=problem, seconds=time.perf_counter() - start)
 
 
-def _place(error: Exception) -> str:
+def _location(error: Exception) -> str:
     """Return `file:line: ` of the innermost frame that is not in a library of arrays."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [f for f in frames if not any(f"site-packages/{library}/" in f.filename for library in LIBRARIES)]
-    return f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)[1:]):
+        if not any(f"site-packages/{library}/" in frame.filename for library in LIBRARIES):
+            return f"{frame.filename}:{frame.lineno}: "
+    return ""
 
 
-def shorten_names(names: Iterable[object], most: int = 4) -> str:
+def shorten_names(names: Iterable[object]) -> str:
     """Return the first names, and how many more there are."""
-    listed = [str(name) for name in names]
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+    return shorten_list([str(name) for name in names], 4)
