@@ -88,7 +88,7 @@ test-all: install
 # Their packages are not in requirements.lock.
 test-sinks: install
 	@uv pip install --quiet --python $(BIN)/python "wandb>=0.31" "trackio>=0.43"
-	@python -m pytest tests/registry/test_sinks.py
+	@python -m pytest tests/contrib/sinks/test_sinks.py
 
 # lmms-eval and requirements.lock need different versions of protobuf, so it has an environment of its own.
 LMMS := .venv-lmms/bin/python

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from common import decode, random_regions, seconds, write_result
 
+from vlp_models.contrib.int8.layers import quantize_linears, use_int8_layers
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.layers.linear import quantize_linears, use_int8_layers
 from vlp_models.models.tden.model import TDEN
 
 SIZES: dict[str, tuple[dict[str, int], int]] = {  # config, words

@@ -15,15 +15,13 @@ from cloned_project import copy_project, run_in_process
 from hub_server import REPOSITORY, hub_server
 from PIL import Image
 from small_project import make_model
-from torch import Tensor
 
 from vlp_models import VLP
-from vlp_models.common.io import hash_file, hash_path
+from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.params import ModelParams, Params, to_plain
-from vlp_models.pipeline.equivalence import Equivalence, int8_bundle
 from vlp_models.registry import licenses
 from vlp_models.registry.card import make_hub_card
 from vlp_models.registry.licenses import BorrowedWeights, find_borrowed, hub_identifier
@@ -254,30 +252,6 @@ def test_export_is_complete_or_absent(
     assert json.loads(config)["provenance"] == {} and str(page_project.root) not in config
 
 
-def test_int8_export_is_smaller_and_almost_the_same(
-    page_project: Workspace, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vlp_models.models.layers.linear.SMALLEST", 1)
-    bundle = bundle_of(page_project, "vqa")
-    weights = bundle / "checkpoint" / "model.safetensors"
-    before, size = hash_path(bundle), weights.stat().st_size
-    with int8_bundle(bundle, tmp_path / "work") as smaller:
-        write_export(smaller, tmp_path / "export", "")
-    assert list((tmp_path / "work").iterdir()) == [] and hash_path(bundle) == before
-    assert (tmp_path / "export" / "model.safetensors").stat().st_size < size
-    wanted = dict(Predictor(bundle).predict([photo], ["what color is it?"])[0]["top"])
-    found = dict(VLP(tmp_path / "export").predict(photo, "what color is it?")["top"])
-    assert found != wanted and found == pytest.approx(wanted, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "shown"), [(-0.4, 0.9, True), (-1.1, 0.2, False), (0.2, 1.0, False), (-3.0, 3.0, False)]
-)
-def test_equivalence_takes_the_whole_interval_within_the_margin(low: float, high: float, shown: bool) -> None:
-    found = Equivalence(metric="CIDEr on test", before=50.0, after=50.1, low=low, high=high, margin=1.0)
-    assert found.shown == shown and (", within 1" in str(found)) == shown
-
-
 def test_export_brings_no_code(
     exports: dict[str, Path], page_project: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,10 +427,6 @@ def test_repository_round_trip_over_the_real_client(exports: dict[str, Path], ph
     assert "owner/other: not in the cache of this machine, and the Hugging Face Hub cannot be reached" in offline
 
 
-def shuffled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.flip(0) if "word" in name else tensor for name, tensor in weights.items()}
-
-
 @pytest.mark.pipeline
 @pytest.mark.slow
 def test_command_exports_what_is_registered(
@@ -492,20 +462,6 @@ def test_command_exports_what_is_registered(
     ):
         wrong = run_in_process(project, "vlp", "export", "vqa", str(tmp_path / "x"), *options, check=False)
         assert wrong.returncode == 2 and message in wrong.stderr
-    int8 = ["vlp", "export", "captioning", str(tmp_path / "int8"), "--weights", "int8"]
-    few = run_in_process(project, *int8, check=False)
-    assert few.returncode == 2 and "cannot be tested: CIDEr on test has no interval" in few.stderr
-    monkeypatch.setattr("vlp_models.metrics.bootstrap.MIN_GROUPS", 1)
-    done = run_in_process(project, *int8, "--margin", "1000")
-    assert "with weights of 8 bits" in done.stdout and ", within 1000" in done.stdout
-    assert "CIDEr on test: " in (tmp_path / "int8" / "README.md").read_text()
-    assert VLP(tmp_path / "int8").caption(photo)
-    monkeypatch.setattr("vlp_models.pipeline.equivalence.quantize_linears", lambda _, weights: shuffled(weights))
-    int8[3] = str(tmp_path / "bad")
-    refused = run_in_process(project, *int8, "--margin", "0.001", check=False)
-    assert refused.returncode == 2 and ", not within 0.001; export it with float32" in refused.stderr
-    assert not (tmp_path / "bad").exists()
-
     monkeypatch.setattr(
         "vlp_models.registry.evaluations.read_lineage", lambda *_: lineage_of({"init": "w.safetensors"})
     )

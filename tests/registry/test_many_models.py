@@ -18,7 +18,7 @@ from vlp_models.params import GateParams, GeneratorParams, Params, parse_params,
 from vlp_models.pipeline.promotion_commands import promote_task, rollback_task
 from vlp_models.pipeline.stages import evaluate, register
 from vlp_models.registry.client import connect
-from vlp_models.registry.logger import KEY_TAG
+from vlp_models.registry.mlflow_run import KEY_TAG
 from vlp_models.registry.receipts import find_lost_versions, read_registered
 from vlp_models.registry.versions import download_bundle, find_run_versions, load_predictor
 from vlp_models.serving.predictor import Predictor

@@ -18,7 +18,7 @@ from vlp_models.params import TrackingParams
 from vlp_models.registry import versions
 from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import read_latest_evaluation, read_lineage
-from vlp_models.registry.logger import DataInput
+from vlp_models.registry.mlflow_run import DataInput
 from vlp_models.registry.promotion.judge import check_readable
 from vlp_models.registry.versions import VersionRecord, download_bundle, register
 

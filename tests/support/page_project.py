@@ -1,6 +1,6 @@
 """A project with untrained models of grid cells in a real registry.
 
-tests/registry/conftest.py and tests/contrib/demo_page/conftest.py import its fixtures.
+tests/registry/conftest.py and those of some folders of tests/contrib import its fixtures.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, MissingToolError, ParamsError
 
 if TYPE_CHECKING:
     from vlp_models.registry.licenses import BorrowedWeights
@@ -59,18 +59,20 @@ def export(
     if margin is not None and weights != "int8":
         raise ParamsError("vlp export: --margin is for --weights int8")
 
+    from vlp_models.common.plugins import import_target
     from vlp_models.common.workspace import SEARCH, Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.equivalence import compare_bundles, int8_bundle
     from vlp_models.registry.card import make_hub_card
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.evaluations import read_lineage, read_scores
     from vlp_models.registry.licenses import find_borrowed, hub_identifier
     from vlp_models.registry.versions import download_verified_bundle, resolve_version
     from vlp_models.serving.bundle import read_bundle_info
-    from vlp_models.serving.export import check_target, write_export
+    from vlp_models.serving.export import EXPORT_WEIGHTS, check_target, write_export
     from vlp_models.tasks.caption_search import CAPTIONS
 
+    if weights != "float32" and weights not in EXPORT_WEIGHTS:
+        raise MissingToolError("vlp export: --weights int8 needs vlp_models/contrib/int8, which is not installed")
     target = Path(directory)
     check_target(target)
     params, workspace = load_params(), Workspace()
@@ -84,15 +86,11 @@ def export(
     borrowed = find_borrowed(lineage or {})
     if not accept_unknown_license:
         _check_licenses(name, borrowed, lineage)
-    is_quantized, equivalence = weights == "int8", ""
-    with int8_bundle(bundle, workspace.root / ".work") if is_quantized else nullcontext(bundle) as exported:
-        if is_quantized:
-            comparison = compare_bundles(params, workspace, bundle, exported, lineage or {}, margin)
-            equivalence = str(comparison)
-            if not comparison.shown:
-                raise DataError(
-                    f"{name}: not exported: {equivalence}; export it with float32, or pass a larger --margin"
-                )
+    exports: AbstractContextManager[tuple[Path, str]] = nullcontext((bundle, ""))
+    if weights != "float32":
+        make_bundle = import_target(EXPORT_WEIGHTS[weights])
+        exports = make_bundle(params, workspace, bundle, lineage or {}, margin, name)
+    with exports as (exported, equivalence):
         holds_captions = (exported / SEARCH / CAPTIONS).exists()
         card = make_hub_card(
             title=registered.name,

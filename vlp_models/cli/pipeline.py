@@ -302,7 +302,7 @@ def plan_files(
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
     from vlp_models.pipeline.dvc.external import named_sources
     from vlp_models.pipeline.stages.plan import planned
-    from vlp_models.registry.sinks import check_sinks
+    from vlp_models.registry.curve_loggers import check_sinks
 
     check_sinks(params.tracking)
     sources = named_sources(params, regions=facts.regions)
@@ -386,7 +386,7 @@ def run_pipeline(targets: list[str]) -> int:
         clear_records(workspace.root)
         code = _run_dvc(params, workspace, targets)
         if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):  # metrics of runs that ended while MLflow was down
-            from vlp_models.registry.logger import send_unsent
+            from vlp_models.registry.mlflow_run import send_unsent
 
             send_unsent(params.tracking, workspace.root)
         if not code and (not targets or "register" in targets) and not _has_registered(workspace, began):

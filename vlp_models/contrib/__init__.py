@@ -13,6 +13,10 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "croissant": {},
     "demo_page": {},
     "forgetting": {},
+    "int8": {
+        "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},
+        "quantized_layers": {"int8": "vlp_models.contrib.int8.layers:use_int8_layers"},
+    },
     "launchers": {
         "engines": {
             "chunks": "vlp_models.contrib.launchers.ray_chunks:make_mapper",
@@ -21,5 +25,11 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "lmms_eval": {},
     "plugin_kit": {},
+    "sinks": {
+        "sinks": {
+            "trackio": "vlp_models.contrib.sinks.package_runs:TrackioRun",
+            "wandb": "vlp_models.contrib.sinks.package_runs:WandbRun",
+        }
+    },
     "verify": {},
 }

@@ -26,7 +26,7 @@ from vlp_models.data.tables import count_values, open_parquet
 from vlp_models.models import FAMILIES
 from vlp_models.params import Params, StreamParams, split_start, to_plain
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, read_stages
-from vlp_models.registry.logger import DataInput
+from vlp_models.registry.mlflow_run import DataInput
 from vlp_models.tasks import TASKS
 
 PROVENANCE = "provenance.json"  # in the work directory: {"provenance": ..., "detector_id": ...}

@@ -9,8 +9,7 @@ returns (resuming after a kill), publishes checkpoint, curve and training report
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +37,8 @@ from vlp_models.pipeline.unrecorded_results import (
     restore_unrecorded_result,
     save_unrecorded_result,
 )
-from vlp_models.registry.logger import STATE, MLflowRun, track_training
-from vlp_models.registry.sinks import START, Trackers, open_sinks
+from vlp_models.registry.curve_loggers import CurveLogger, log_curves, open_sinks, sink_state_files
+from vlp_models.registry.mlflow_run import STATE, MLflowRun
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.log import as_csv, final_numbers
 from vlp_models.training.lora import remove_lora, save_adapter
@@ -159,7 +158,8 @@ class TrainingJob:
         self.data.check_compatible(self.start_info, self.start)
         torch.manual_seed(self.section.seed)
         training = build(self)
-        with self._tracker(training.tags) as tracker:
+        mlflow, sinks = self._open_curve_loggers(training.tags) if is_main_process() else (None, [])
+        with log_curves([*sinks, mlflow] if mlflow is not None else sinks, self.work) as tracker:
             result = fit(
                 training.model,
                 training.loss,
@@ -172,7 +172,7 @@ class TrainingJob:
             )
         if not result.is_main:
             return
-        outputs = self._publish(training, result, tracker)
+        outputs = self._publish(training, result, mlflow, sinks)
         if write_more is not None:
             outputs += write_more(self, training)
         save_unrecorded_result(self.workspace, self.work, self.stage, outputs)
@@ -185,47 +185,37 @@ class TrainingJob:
         common |= {"num_workers": trainer.num_workers, "stream": trainer.stream}
         return LoaderFactory(self.data.shards, self.view, **common, **more)
 
-    @contextmanager
-    def _tracker(self, tags: dict[str, str]) -> Iterator[Trackers | None]:
-        """Yield the trackers of the training; None on ranks above 0."""
-        if not is_main_process():
-            yield None
-            return
-        tracking, root = self.params.tracking, self.workspace.root
-        with (
-            open_sinks(tracking, root, self.work, name=self.stage, run_params=self.settings) as sinks,
-            track_training(self._mlflow_run(tags), self.work) as run,
-        ):
-            yield Trackers(run, sinks)
-
-    def _mlflow_run(self, tags: dict[str, str]) -> MLflowRun | None:
-        """Return the MLflow run of the training; None without MLflow or `tracking.uri`."""
+    def _open_curve_loggers(self, tags: dict[str, str]) -> tuple[MLflowRun | None, list[CurveLogger]]:
+        """Return the MLflow run of the training (None without MLflow or `tracking.uri`), and its sinks."""
         params, workspace = self.params, self.workspace
+        sinks = open_sinks(params.tracking, workspace.root, self.work, title=self.stage, run_params=self.settings)
         if not params.tracking.uri or not is_installed("mlflow"):
-            return None
+            return None, sinks
         facts = lineage_tags(
             workspace.root,
             params=to_plain(params),
             data=workspace.shards / "manifest.json",
             command=f"dvc repro {self.stage}",
         )
-        return MLflowRun(
+        mlflow = MLflowRun(
             params.tracking,
             workspace.root,
             self.work,
-            name=self.stage,
+            title=self.stage,
             run_params=self.settings,
             tags={**facts, **tags, "stage": self.stage},
             inputs=training_inputs(workspace, self.section.sources),
         )
+        return mlflow, sinks
 
-    def _publish(self, training: Training, result: FitResult, tracker: Trackers | None) -> list[Path]:
+    def _publish(
+        self, training: Training, result: FitResult, mlflow: MLflowRun | None, sinks: Sequence[CurveLogger]
+    ) -> list[Path]:
         """Write checkpoint, curve and training report; return their paths.
 
         Args:
-            tracker: its MLflow run has the curve, and `register` adds the scores there.
+            mlflow: the run that has the curve; `register` adds the scores there.
         """
-        mlflow_key = tracker.key if tracker is not None else ""
         loaders, info, workspace = training.loaders, training.info, self.workspace
         counts = {"train_samples": len(loaders.train), "val_samples": len(loaders.val)}
         lora = self.section.lora if isinstance(self.section, FinetuneParams) else LoraParams()
@@ -254,9 +244,11 @@ class TrainingJob:
             "samples_per_s": result.samples_per_second,
             "peak_memory_mb": result.peak_memory_mb,
             "precision": result.precision,
-            "mlflow_key": mlflow_key,
-            **({"sink_failures": tracker.failures} if tracker is not None and tracker.failures else {}),
+            "mlflow_key": mlflow.key if mlflow is not None else "",
         }
+        failures = {sink.name: sink.failures for sink in sinks if sink.failures}
+        if failures:
+            report["sink_failures"] = failures
         write_json(workspace.training(self.name), report)
         return [workspace.checkpoint(self.name), workspace.curve(self.name), workspace.training(self.name)]
 
@@ -266,6 +258,6 @@ class TrainingJob:
         Delete what trainings of the run with other params, code or inputs, interrupted weeks ago, have left as well.
         """
         clear_resume_points(self.work)
-        for state in (STATE, *(f"{kind}.json" for kind in START)):
-            (self.work / state).unlink(missing_ok=True)
+        for state in (self.work / STATE, *sink_state_files(self.work)):
+            state.unlink(missing_ok=True)
         remove_outdated_work(self.work)

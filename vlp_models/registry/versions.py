@@ -29,7 +29,7 @@ from vlp_models.registry.evaluations import (
     log_lineage,
     read_lineage,
 )
-from vlp_models.registry.logger import DataInput, log_inputs
+from vlp_models.registry.mlflow_run import DataInput, log_inputs
 from vlp_models.serving.bundle import BUNDLE
 from vlp_models.tasks import TASKS
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import output_directory, write_json
-from vlp_models.common.plugins import FOLDER, active_plugins
+from vlp_models.common.plugins import FOLDER, Table, active_plugins
 from vlp_models.common.workspace import SEARCH
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import CheckpointError, DataError, first_line
@@ -35,6 +35,7 @@ from vlp_models.serving.bundle import (
 )
 from vlp_models.serving.predictor import ImageModel
 
+EXPORT_WEIGHTS = Table("export_weights", {})  # type of weights besides float32 -> `module:function`
 LIBRARY = "vlp-flows"  # `library_name` and `model_type`
 CARD = "README.md"
 # What may be in an export; nothing else is uploaded or downloaded. No format here can run code.

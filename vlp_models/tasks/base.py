@@ -36,7 +36,7 @@ from vlp_models.models.checkpoint import (
     read_labels,
     read_weights,
 )
-from vlp_models.models.layers.linear import use_int8_layers
+from vlp_models.models.layers.linear import use_quantized_layers
 from vlp_models.models.protocols import Embeds, Fuses, Generates, LocatesStates, ScoresPairs
 from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.params import SEARCH_OPTIONS, EvaluateParams, build
@@ -296,7 +296,7 @@ def load_task_model(directory: Path, device: torch.device | str = "cpu") -> Task
     model = build_from_config(info, tokenizer, directory)
     task_model = task(model, tokenizer, info, labels=labels)
     weights = read_weights(directory)
-    use_int8_layers(task_model, weights)
+    use_quantized_layers(task_model, weights)
     load_checkpoint_weights(task_model, weights, directory)
     return task_model.to(device).eval()
 

@@ -10,7 +10,7 @@ It is written to `.work/STAGE-RUN/FINGERPRINT/` (`TrainingJob.work`, pipeline/tr
     snapshot-00000180.safetensors   weights after a good validation, with a hash of its own (training/averaging.py)
     log.jsonl                   the curve (training/log.py)
     provenance.json             data, code and parents of the run (pipeline/lineage.py)
-    mlflow.json                 id of the MLflow run (registry/logger.py)
+    mlflow.json                 id of the MLflow run (registry/mlflow_run.py)
     non-finite-step-N.json      samples of a step whose loss was not finite (module.py)
     finished/, finished.json    the result of a finished run that DVC may not record (pipeline/unrecorded_results.py)
 

@@ -48,7 +48,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: dvc.yaml does not match params.yaml, or a check of params.yaml fails.
         MissingToolError: a package that params.yaml names is not installed.
     """
-    from vlp_models.registry.sinks import check_sinks
+    from vlp_models.registry.curve_loggers import check_sinks
 
     facts = check_params(params)
     check_current(params, workspace, facts)

@@ -23,7 +23,7 @@ from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_files, lineage_record, lineage_tags, training_inputs, variant_hash
 from vlp_models.registry.evaluations import ITEMS
-from vlp_models.registry.logger import DataInput, find_training_run, send_unsent
+from vlp_models.registry.mlflow_run import DataInput, find_training_run, send_unsent
 from vlp_models.serving.bundle import (
     BUNDLE,
     hash_bundle,

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from vlp_models.contrib.sinks.package_runs import WandbRun
 from vlp_models.errors import MissingToolError
 from vlp_models.params import TrackingParams
-from vlp_models.registry import sinks
-from vlp_models.registry.sinks import Sink, Trackers, open_sinks
+from vlp_models.registry import curve_loggers
+from vlp_models.registry.curve_loggers import SINKS, check_sinks, log_curves, open_sinks
 from vlp_models.training.log import LOG
 
 ROWS = [
@@ -27,15 +28,17 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from vlp_models.params import TrackingParams
-from vlp_models.registry.sinks import Trackers, open_sinks
+from vlp_models.registry.curve_loggers import log_curves, open_sinks
 root, kind, rows = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 params = TrackingParams(uri="", artifacts="a", experiment="vlp", model_prefix="vlp", metric={}, sinks=[kind])
 log = root / "log.jsonl"
-with open_sinks(params, root, root, name="pretrain/tden", run_params={"seed": 1, "optimizer": {"lr": 0.001}}) as opened:
+run_params = {"seed": 1, "optimizer": {"lr": 0.001}}
+sinks = open_sinks(params, root, root, title="pretrain/tden", run_params=run_params)
+with log_curves(sinks, root) as tracker:
     for number in range(len(rows)):
         log.write_text("".join(json.dumps(row) + "\\n" for row in rows[: number + 1]))
-        Trackers(None, opened).sync(log)
-print(json.dumps({"failures": Trackers(None, opened).failures}), flush=True)
+        tracker.sync(log)
+print(json.dumps([sink.failures for sink in sinks]), flush=True)
 """
 
 
@@ -45,7 +48,7 @@ def track(root: Path, kind: str, rows: list[dict[str, Any]]) -> str:
     command = [sys.executable, "-c", SCRIPT, str(root), kind, json.dumps(rows)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == {"failures": {}}, done.stdout + done.stderr[-3000:]  # no greetings
+    assert json.loads(done.stdout) == [0], done.stdout + done.stderr[-3000:]  # no greetings
     return done.stderr
 
 
@@ -133,17 +136,17 @@ def tracking(*names: str) -> TrackingParams:
 def test_a_failing_sink_warns_once_is_counted_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sinks.START, "wandb", lambda *args: Broken())
-    monkeypatch.setattr(sinks, "is_installed", lambda name: True)
-    monkeypatch.setattr(sinks, "PAUSE", 0.0)
-    monkeypatch.setattr(sinks.logger, "propagate", True)
+    monkeypatch.setattr(WandbRun, "_start", lambda self: Broken())
+    monkeypatch.setattr(curve_loggers, "is_installed", lambda name: True)
+    monkeypatch.setattr(curve_loggers, "PAUSE", 0.0)
+    monkeypatch.setattr(curve_loggers.logger, "propagate", True)
     log = tmp_path / LOG
-    with open_sinks(tracking("wandb"), tmp_path, tmp_path, name="pretrain/tden", run_params={}) as opened:
-        trackers = Trackers(None, opened)
+    (sink,) = open_sinks(tracking("wandb"), tmp_path, tmp_path, title="pretrain/tden", run_params={})
+    with log_curves([sink], tmp_path) as tracker:
         for count in (1, 2, 2):
             log.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:count]))
-            trackers.sync(log)
-    assert trackers.failures == {"wandb": 3} and trackers.key == ""  # two attempts, and one at the end
+            tracker.sync(log)
+    assert sink.failures == 3  # two attempts, and one at the end
     warnings = [record.getMessage() for record in caplog.records]
     assert warnings == [
         "wandb: no route to wandb.example; training continues",
@@ -152,17 +155,19 @@ def test_a_failing_sink_warns_once_is_counted_and_stops_nothing(
     assert json.loads((tmp_path / "wandb.json").read_text())["step"] == 10
 
 
-def test_a_sink_without_its_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "is_installed", lambda name: False)
+def test_a_sink_without_its_package_or_folder_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve_loggers, "is_installed", lambda name: False)
     message = r"params.yaml: `tracking.sinks: trackio` needs the package trackio; run `uv pip install trackio`, or"
-    with (
-        pytest.raises(MissingToolError, match=message),
-        open_sinks(tracking("trackio"), tmp_path, tmp_path, name="a", run_params={}),
-    ):
-        raise AssertionError("the training must not start")
+    with pytest.raises(MissingToolError, match=message):
+        check_sinks(tracking("trackio"))
+    monkeypatch.delitem(SINKS, "trackio")
+    with pytest.raises(MissingToolError, match=r"`tracking\.sinks` needs vlp_models/contrib/sinks"):
+        check_sinks(tracking("trackio"))
 
 
-def test_without_sinks_nothing_is_imported_or_written(tmp_path: Path) -> None:
-    with open_sinks(tracking(), tmp_path, tmp_path, name="a", run_params={}) as opened:
-        assert opened == []
-    assert not list(tmp_path.iterdir()) and isinstance(opened, list) and not isinstance(opened, Sink)
+def test_a_training_that_logs_nothing_starts_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve_loggers, "is_installed", lambda name: True)
+    sinks = open_sinks(tracking("wandb", "trackio"), tmp_path, tmp_path, title="a", run_params={})
+    with log_curves(sinks, tmp_path):
+        pass
+    assert [sink.failures for sink in sinks] == [0, 0] and not list(tmp_path.iterdir())

@@ -10,24 +10,19 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from vlp_models.errors import Preempted
 from vlp_models.params import TrackingParams
-from vlp_models.registry import logger
+from vlp_models.registry import curve_loggers, mlflow_run
 from vlp_models.registry.client import connect
-from vlp_models.registry.logger import (
-    RECORD,
-    STATE,
-    MLflowRun,
-    send_unsent,
-    track_training,
-    unsent_directory,
-    unsent_runs,
-)
+from vlp_models.registry.curve_loggers import log_curves
+from vlp_models.registry.mlflow_run import RECORD, STATE, MLflowRun, send_unsent, unsent_directory, unsent_runs
 from vlp_models.training.log import LOG
 
 
@@ -42,10 +37,14 @@ def make_params(uri: str = "sqlite:///mlflow.db") -> TrackingParams:
     return TrackingParams(uri=uri, artifacts="artifacts", experiment="toy", model_prefix="toy", metric={})
 
 
-def make_run(root: Path, uri: str = "sqlite:///mlflow.db", work: Path | None = None) -> MLflowRun:
-    return MLflowRun(
-        make_params(uri), root, work or root, name="pretrain", run_params={"a": {"b": 1}}, tags={"stage": "pretrain"}
-    )
+def make_run(
+    root: Path,
+    uri: str = "sqlite:///mlflow.db",
+    work: Path | None = None,
+    run_params: Mapping[str, Any] = MappingProxyType({"a": {"b": 1}}),
+) -> MLflowRun:
+    settings: dict[str, Any] = {"run_params": dict(run_params), "tags": {"stage": "pretrain"}}
+    return MLflowRun(make_params(uri), root, work or root, title="pretrain", **settings)
 
 
 def append(log: Path, *steps: int) -> None:
@@ -57,8 +56,7 @@ def append(log: Path, *steps: int) -> None:
 
 def test_preempted_training_is_one_run_with_every_step_once(tmp_path: Path) -> None:
     log = tmp_path / LOG
-    with pytest.raises(Preempted), track_training(make_run(tmp_path), tmp_path) as first:
-        assert first is not None
+    with pytest.raises(Preempted), log_curves([make_run(tmp_path)], tmp_path) as first:
         append(log, 1, 2)
         first.sync(log)
         append(log, 3)
@@ -69,8 +67,7 @@ def test_preempted_training_is_one_run_with_every_step_once(tmp_path: Path) -> N
     assert run.info.status == "KILLED"
     assert run.data.params == {"a.b": "1"}
 
-    with track_training(make_run(tmp_path), tmp_path) as second:
-        assert second is not None
+    with log_curves([make_run(tmp_path)], tmp_path) as second:
         second.sync(log)
         assert client.get_run(run.info.run_id).info.status == "RUNNING"
         append(log, 4)
@@ -85,7 +82,7 @@ def test_run_that_logged_nothing_leaves_unsent_runs_in_place(tmp_path: Path) -> 
     record = unsent_directory(tmp_path) / "0123" / RECORD
     record.parent.mkdir(parents=True)
     record.write_text("{}")
-    with track_training(make_run(tmp_path), tmp_path):
+    with log_curves([make_run(tmp_path)], tmp_path):
         pass
     assert record.read_text() == "{}"
 
@@ -109,14 +106,13 @@ def test_a_run_deleted_in_mlflow_is_sent_again_and_blocks_no_other(
     assert [m.step for m in client.get_metric_history(again.info.run_id, "loss")] == [1, 2, 3]
 
     with monkeypatch.context() as patch:
-        patch.setattr(logger, "connect", away)
+        patch.setattr(mlflow_run, "connect", away)
         for name in ("a", "b"):  # MLflow is away when both end, and then refuses the first one's params
             work = tmp_path / name
             work.mkdir()
             append(work / LOG, 1)
-            with track_training(make_run(tmp_path, work=work), work) as ending:
-                assert ending is not None
-                ending._run_params = {"k" * 300: 1} if name == "a" else {"a": 1}
+            run = make_run(tmp_path, work=work, run_params={"k" * 300: 1} if name == "a" else {"a": 1})
+            with log_curves([run], work) as ending:
                 ending.sync(work / LOG)
     assert send_unsent(make_params(), tmp_path) == 1, "the refused one is kept"
     found = client.search_runs([experiment])
@@ -152,8 +148,7 @@ def test_server_that_does_not_answer_costs_one_warning(tmp_path: Path, capsys: p
     log = tmp_path / LOG
     append(log, 1)
     start = time.monotonic()
-    with track_training(make_run(tmp_path, f"http://127.0.0.1:{port}"), tmp_path) as run:
-        assert run is not None
+    with log_curves([make_run(tmp_path, f"http://127.0.0.1:{port}")], tmp_path) as run:
         run.sync(log)
         run.sync(log)  # within the pause: not tried again
     assert time.monotonic() - start < 30
@@ -228,7 +223,7 @@ def test_end_of_a_run_does_not_print_the_servers_password(
     server.start()
     uri = server.uri.replace("//", "//ann:hunter2-s3cr3t@")
     params = TrackingParams(uri=uri, artifacts="mlflow-artifacts:/", experiment="toy", model_prefix="toy", metric={})
-    run = MLflowRun(params, tmp_path, tmp_path, name="x", run_params={}, tags={})
+    run = MLflowRun(params, tmp_path, tmp_path, title="x", run_params={}, tags={})
     append(tmp_path / LOG, 1)
     run.sync(tmp_path / LOG)
     assert run.close(tmp_path / LOG, "FINISHED")
@@ -246,12 +241,12 @@ def test_every_step_once_over_a_server_that_is_killed(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(logger, "PAUSE", 0.0)
+    monkeypatch.setattr(curve_loggers, "PAUSE", 0.0)
     params, work = make_params(server.uri), tmp_path / "work"
     work.mkdir()
     log, state = work / LOG, work / STATE
-    with track_training(make_run(tmp_path, server.uri, work), work) as tracker:
-        assert tracker is not None
+    run = make_run(tmp_path, server.uri, work)
+    with log_curves([run], work) as tracker:
         append(log, 1)
         tracker.sync(log)  # the server is not running yet
         server.start()
@@ -264,10 +259,10 @@ def test_every_step_once_over_a_server_that_is_killed(
         append(log, 5)
         tracker.sync(log)
         state.write_text(json.dumps({**json.loads(state.read_text()), "step": 3}))  # sent, but not recorded
-        tracker.close(log, "KILLED")
+        run.close(log, "KILLED")
     # Killed and resumed; the server is away when it ends.
-    with track_training(make_run(tmp_path, server.uri, work), work) as tracker:
-        assert tracker is not None
+    run = make_run(tmp_path, server.uri, work)
+    with log_curves([run], work) as tracker:
         tracker.sync(log)
         server.kill()
         append(log, 6)

@@ -6,19 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vlp_models.contrib.int8.layers import FEW_ROWS, Int8Linear, quantize, quantize_linears
 from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import load_checkpoint_weights
 from vlp_models.models.layers.attention import MultiHeadAttention
-from vlp_models.models.layers.linear import (
-    FEW_ROWS,
-    SCALE,
-    Int8Linear,
-    PackedLinear,
-    project_part,
-    quantize,
-    quantize_linears,
-    use_int8_layers,
-)
+from vlp_models.models.layers.linear import QUANTIZED_LAYERS, SCALE, PackedLinear, project_part, use_quantized_layers
 
 
 class Small(nn.Module):
@@ -37,7 +29,7 @@ class Small(nn.Module):
 def int8_of(module: Small) -> Small:
     weights = quantize_linears(module, module.state_dict())
     other = Small()
-    use_int8_layers(other, weights)
+    use_quantized_layers(other, weights)
     load_checkpoint_weights(other, weights, where=None)  # type: ignore[arg-type]
     return other.eval()
 
@@ -102,4 +94,11 @@ def test_scale_without_a_layer_is_refused(damage: str) -> None:
     else:
         del weights["out.weight"]
     with pytest.raises(CheckpointError, match=r"weight_scale: a scale without a linear layer's int8 weights"):
-        use_int8_layers(Small(), weights)
+        use_quantized_layers(Small(), weights)
+
+
+def test_without_the_folder_the_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = quantize_linears(Small(), Small().state_dict())
+    monkeypatch.delitem(QUANTIZED_LAYERS, "int8")
+    with pytest.raises(CheckpointError, match="weights of 8 bits need vlp_models/contrib/int8"):
+        use_quantized_layers(Small(), weights)

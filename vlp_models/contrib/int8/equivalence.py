@@ -20,14 +20,14 @@ from safetensors.torch import save_file
 from vlp_models.common.io import link_or_copy, scratch_directory
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.int8.layers import quantize_linears
 from vlp_models.errors import DataError
 from vlp_models.evaluation.ranking import gate_rule
 from vlp_models.metrics.bootstrap import MIN_GROUPS, interval, paired
 from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_sums
-from vlp_models.models.layers.linear import quantize_linears
 from vlp_models.params import Params
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
-from vlp_models.registry.promotion.gate import Measurement, MetricSpec, measure
+from vlp_models.registry.promotion.gate import MetricSpec, measure
 from vlp_models.serving.bundle import CHECKPOINT, CODE, read_bundle_info, update_content
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import read_item_scores
@@ -51,9 +51,29 @@ class Equivalence:
         return -self.margin < self.low and self.high < self.margin
 
     def __str__(self) -> str:
-        found = f"{self.metric}: {self.after:.2f} with weights of 8 bits, {self.before:.2f} with float32"
-        place = "within" if self.shown else "not within"
-        return f"{found}; 95% interval of the difference {self.low:.2f} to {self.high:.2f}, {place} {self.margin:g}"
+        values = f"{self.metric}: {self.after:.2f} with weights of 8 bits, {self.before:.2f} with float32"
+        relation = "within" if self.shown else "not within"
+        return f"{values}; 95% interval of the difference {self.low:.2f} to {self.high:.2f}, {relation} {self.margin:g}"
+
+
+@contextmanager
+def make_equivalent_bundle(
+    params: Params, workspace: Workspace, bundle: Path, lineage: Mapping[str, Any], margin: float | None, name: str
+) -> Iterator[tuple[Path, str]]:
+    """Yield a bundle with weights of 8 bits that is as good, and a sentence with what the test found.
+
+    Args:
+        lineage: of the version. margin: None: the standard deviation over seeds, `promotion.tasks.TASK.seed_std`.
+        name: of the version, for messages.
+
+    Raises:
+        DataError: the test did not show that it is as good, or cannot be made here.
+    """
+    with int8_bundle(bundle, workspace.root / ".work") as int8:
+        compared = compare_bundles(params, workspace, bundle, int8, lineage, margin)
+        if not compared.shown:
+            raise DataError(f"{name}: not exported: {compared}; export it with float32, or pass a larger --margin")
+        yield int8, str(compared)
 
 
 @contextmanager
@@ -78,14 +98,11 @@ def compare_bundles(
     params: Params,
     workspace: Workspace,
     bundle: Path,
-    other: Path,
+    int8: Path,
     lineage: Mapping[str, Any],
     margin: float | None = None,
 ) -> Equivalence:
-    """Evaluate a bundle and its copy with other weights on the test data.
-
-    Args:
-        lineage: of the version. margin: None: the standard deviation over seeds, `promotion.tasks.TASK.seed_std`.
+    """Evaluate a bundle and its copy with weights of 8 bits on the test data; arguments as `make_equivalent_bundle`.
 
     Raises:
         DataError: the test cannot be made here: no test data, no interval, no margin.
@@ -93,24 +110,24 @@ def compare_bundles(
     rule = gate_rule(params, read_bundle_info(bundle).task or "")
     spec = MetricSpec(metric=rule.metric, split=params.promotion.split)
     params = replace(params, evaluate=replace(params.evaluate, splits=[params.promotion.split]))
-    found: list[Measurement] = []
-    for one, weights in ((bundle, "float32"), (other, "8 bits")):
+    measured = []
+    for folder, weights in ((bundle, "float32"), (int8, "8 bits")):
         logger.info("evaluating with weights of %s", weights)
-        with reevaluate_bundle(params, workspace, one, lineage, as_served=True) as folder:
-            measured = measure(read_item_scores(folder / "items.parquet"), spec)
-        if isinstance(measured, str):
-            raise DataError(f"weights of 8 bits cannot be tested: {measured}")
-        found.append(measured)
-    before, after = found
+        with reevaluate_bundle(params, workspace, folder, lineage, as_served=True) as scores:
+            measurement = measure(read_item_scores(scores / "items.parquet"), spec)
+        if isinstance(measurement, str):
+            raise DataError(f"weights of 8 bits cannot be tested: {measurement}")
+        measured.append(measurement)
+    before, after = measured
     ends = interval(paired(after.evidence, before.evidence), resamples=params.evaluate.bootstrap, seed=0)
     if ends is None:
         raise DataError(
             f"weights of 8 bits cannot be tested: {spec} has no interval, which takes {MIN_GROUPS} images and "
             "`evaluate.bootstrap` above 0"
         )
-    chosen = rule.seed_std_of(rule.metric) if margin is None else margin
-    if chosen <= 0:
+    if margin is None:
+        margin = rule.seed_std_of(rule.metric)
+    if margin <= 0:
         raise DataError("weights of 8 bits cannot be tested with a margin of 0; pass --margin")
-    return Equivalence(
-        metric=str(spec), before=before.value(), after=after.value(), low=ends[0], high=ends[1], margin=chosen
-    )
+    low, high = ends
+    return Equivalence(metric=str(spec), before=before.value(), after=after.value(), low=low, high=high, margin=margin)
