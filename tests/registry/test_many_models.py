@@ -20,7 +20,7 @@ from vlp_models.pipeline.stages import evaluate, register
 from vlp_models.registry.client import connect
 from vlp_models.registry.mlflow_run import KEY_TAG
 from vlp_models.registry.receipts import find_lost_versions, read_registered
-from vlp_models.registry.versions import download_bundle, find_run_versions, load_predictor
+from vlp_models.registry.versions import download_bundle, find_run_versions, resolve_version
 from vlp_models.serving.predictor import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -136,7 +136,7 @@ def test_every_run_but_the_control_is_registered_and_one_becomes_champion(params
     assert promote_task(params, workspace, "vqa", version=other, by="test").action == "unchanged"
     back = rollback_task(params, workspace, "vqa", by="test")
     assert (back.action, back.version, back.champion) == ("rolled back", best["version"], other)
-    predictor = load_predictor(client, "vlp-vqa")
+    predictor = Predictor(download_bundle(resolve_version(client, params.tracking, "vlp-vqa")))
     assert predictor.predict([picture(workspace)], ["how many circles?"])[0]["answer"] in ANSWERS
 
 

@@ -49,7 +49,7 @@ def caption(
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.registry.served import find_better_neighbors
+    from vlp_models.registry.serving_cache import choose_neighbors
 
     if nearest_neighbor and model:
         raise ParamsError("vlp caption: give --model or --nearest-neighbor, not both")
@@ -59,7 +59,7 @@ def caption(
         from vlp_models.serving.neighbors import METHOD
 
         note = f"Nearest-neighbor caption: {METHOD}; no model wrote it."
-    elif not model and (baseline := find_better_neighbors(params, Path.cwd())) is not None:
+    elif not model and (baseline := choose_neighbors(params, Path.cwd())) is not None:
         note = describe_neighbors(baseline, params)
     if note:
         neighbors = open_neighbors(params, Workspace())
@@ -224,7 +224,7 @@ def _open_predictor(task: str, model: str) -> Predictor:
     """Open the champion of `task`, or `model`; see `predictions`."""
     from vlp_models.params import load_params
     from vlp_models.registry.client import mlflow_errors, model_name
-    from vlp_models.registry.served import open_served_bundle
+    from vlp_models.registry.serving_cache import open_served_bundle
 
     params = load_params()
     with mlflow_errors(params):

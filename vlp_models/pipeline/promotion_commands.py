@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import write_json
 from vlp_models.common.user import current_user
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import ParamsError, VLPError
+from vlp_models.errors import ParamsError
 from vlp_models.params import Params
 from vlp_models.registry.client import resolve_task
 
@@ -46,6 +46,7 @@ def promote_task(
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
+    from vlp_models.registry.serving_cache import refresh_serving_cache
     from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
@@ -71,7 +72,7 @@ def promote_task(
         decision = promote(context, request)
         write_json(report_path(workspace, task), decision.to_plain())
         if decision.action == "promoted":
-            _remember(context, params, workspace)
+            refresh_serving_cache(params, workspace.root, [task])
     return decision
 
 
@@ -96,6 +97,7 @@ def rollback_task(
     """
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.promote import rollback
+    from vlp_models.registry.serving_cache import refresh_serving_cache
     from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
@@ -103,18 +105,8 @@ def rollback_task(
         context = _make_context(params, workspace, task, by)
         decision = rollback(context, hash_bundle, champion_now=champion_now)
         write_json(report_path(workspace, task), decision.to_plain())
-        _remember(context, params, workspace)
+        refresh_serving_cache(params, workspace.root, [task])
     return decision
-
-
-def _remember(ctx: PromotionContext, params: Params, workspace: Workspace) -> None:
-    """Remember for `vlp caption` and its companions what they apply from now on."""
-    from vlp_models.registry.served import find_better_neighbors, remember_served_version
-
-    remember_served_version(ctx.client, params, workspace.root, ctx.task)
-    if ctx.task == "captioning":
-        with suppress(VLPError):
-            find_better_neighbors(params, workspace.root)
 
 
 def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[str, Any]]:

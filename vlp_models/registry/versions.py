@@ -254,32 +254,11 @@ def resolve_version(client: MlflowClient, params: TrackingParams, model: str) ->
         version = find_version_by_alias(client, name, alias)
     else:
         version = find_version_by_alias(client, name, CHAMPION) or find_version_by_alias(client, name, CHALLENGER)
+        if version is None:
+            raise DataError(f"{name}: nothing registered; run `dvc repro`, then `vlp promote`")
     if version is None:
         raise DataError(f"{model}: no such version; `vlp status --mlflow` lists what is registered")
     return version
-
-
-def find_served_version(client: MlflowClient, name: str) -> ModelVersion:
-    """Return the champion; before the first promotion, the challenger.
-
-    Raises:
-        DataError: nothing is registered.
-    """
-    version = find_version_by_alias(client, name, CHAMPION) or find_version_by_alias(client, name, CHALLENGER)
-    if version is None:
-        raise DataError(f"{name}: nothing registered; run `dvc repro`, then `vlp promote`")
-    return version
-
-
-def load_predictor(client: MlflowClient, name: str) -> Any:
-    """Return the champion (before the first promotion: the challenger) as a `Predictor`.
-
-    Raises:
-        DataError: nothing is registered, or its files are damaged.
-    """
-    from vlp_models.serving.predictor import Predictor
-
-    return Predictor(download_verified_bundle(find_served_version(client, name)))
 
 
 def is_on_this_machine(version: ModelVersion) -> bool:

@@ -23,6 +23,7 @@ from vlp_models.evaluation.predict import nearest_train_images
 from vlp_models.params import Params
 from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT_EVALUATION, get_run_id, log_evaluation
+from vlp_models.registry.serving_cache import refresh_serving_cache
 from vlp_models.registry.versions import CHALLENGER, CHAMPION
 from vlp_models.tasks.captioning import NEAREST, _nearest_neighbor_captions
 from vlp_models.tasks.scoring import EvalContext
@@ -52,6 +53,7 @@ def challenge(here: Workspace, params: Params, tmp_path: Path) -> Iterator[Calla
         client.set_model_version_tag(NAME, "1", CURRENT_EVALUATION, folder)
         client.set_registered_model_alias(NAME, CHALLENGER, "1")
         client.delete_registered_model_alias(NAME, CHAMPION)
+        refresh_serving_cache(params, here.root, [])  # as registration does
 
     yield score
     client.set_registered_model_alias(NAME, CHAMPION, "1")

@@ -76,7 +76,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     from vlp_models.contrib.demo_page.handlers import Page, PhotoModel
     from vlp_models.contrib.demo_page.photos import PhotoSearch, find_examples
     from vlp_models.registry.client import connect, mlflow_errors
-    from vlp_models.registry.served import find_better_neighbors
+    from vlp_models.registry.serving_cache import choose_neighbors
     from vlp_models.registry.versions import download_verified_bundle
     from vlp_models.serving.predictor import Predictor
 
@@ -88,7 +88,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
         for task in TASKS:
             if task not in versions:
                 missing[task] = _explain_missing(params, task)
-                if task == "captioning" and (baseline := find_better_neighbors(params, workspace.root)):
+                if task == "captioning" and (baseline := choose_neighbors(params, workspace.root)):
                     try:
                         made["neighbors"] = open_neighbors(params, workspace)
                         missing[task] = describe_neighbors(baseline, params)

@@ -132,7 +132,7 @@ def _find_bundle(args: ModelArgs) -> tuple[Path, str]:
         return find_export(args.pretrained), args.pretrained
     from vlp_models.params import TrackingParams, load_params
     from vlp_models.registry.client import model_name
-    from vlp_models.registry.served import open_served_bundle
+    from vlp_models.registry.serving_cache import open_served_bundle
     from vlp_models.tasks import TASKS
 
     root = Path(args.project).expanduser()

@@ -72,7 +72,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         TrackingError: MLflow does not answer.
     """
     from vlp_models.registry.client import connect, tracking_errors, tracking_uri
-    from vlp_models.registry.served import remember_served_version
+    from vlp_models.registry.serving_cache import refresh_serving_cache
     from vlp_models.registry.versions import CHAMPION, find_version_by_alias, register, set_challenger
 
     with record_timing(workspace, "register"), _make_bundles(params, workspace) as bundles:
@@ -95,8 +95,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             for receipt in (receipt for several in receipts.values() for receipt in several):
                 if receipt["challenger"]:
                     set_challenger(client, receipt["name"], receipt["version"])
-            for task in receipts:
-                remember_served_version(client, params, workspace.root, task)
+            refresh_serving_cache(params, workspace.root, receipts)
         write_json(workspace.reports / "registered.json", receipts)
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.log import get_logger
 from vlp_models.errors import DataError, VLPError, first_line
 from vlp_models.metrics.score import ItemScores
+from vlp_models.params import Params
 from vlp_models.params.operations import PromotionParams
-from vlp_models.registry.client import raise_if_away, store_errors
+from vlp_models.registry.client import mlflow_errors, model_name, raise_if_away, store_errors
 from vlp_models.registry.evaluations import (
     ITEMS,
     get_run_id,
@@ -28,6 +29,7 @@ from vlp_models.registry.evaluations import (
     read_scores,
 )
 from vlp_models.registry.promotion.gate import (
+    Baseline,
     Measurement,
     MetricSpec,
     NotComparableError,
@@ -41,9 +43,16 @@ from vlp_models.registry.promotion.gate import (
     find_baselines,
     measure,
 )
-from vlp_models.registry.versions import VARIANT_HASH, download_bundle, find_version_by_number
+from vlp_models.registry.versions import (
+    CHALLENGER,
+    CHAMPION,
+    VARIANT_HASH,
+    download_bundle,
+    find_version_by_alias,
+    find_version_by_number,
+)
 from vlp_models.tasks.judging import judging_of
-from vlp_models.tasks.scoring import read_item_scores
+from vlp_models.tasks.scoring import NEAREST, read_item_scores
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -242,3 +251,26 @@ def check_readable(version: ModelVersion, hash_bundle: Callable[[Path], str]) ->
         raise DataError(f"version {version.version}: cannot read its files ({first_line(error)})") from None
     if content != version.tags.get("content"):
         raise DataError(f"version {version.version}: its files are not those that were registered")
+
+
+def find_better_neighbors(params: Params, client: MlflowClient) -> Baseline | None:
+    """Return the nearest-neighbor baseline of captioning if there is no champion because the challenger loses to it.
+
+    None if there is a champion, nothing is registered, or the gate does not compare with baselines.
+
+    Raises:
+        TrackingError: MLflow or a store does not answer.
+    """
+    rule, name = params.promotion.gate("captioning"), model_name(params.tracking, "captioning")
+    if not rule.beat_baselines:
+        return None
+    with mlflow_errors(params):
+        challenger = find_version_by_alias(client, name, CHALLENGER)
+        if challenger is None or find_version_by_alias(client, name, CHAMPION) is not None:
+            return None
+        records = read_scores(client, challenger)
+    spec = MetricSpec(metric=rule.metric or judging_of("captioning").metric, split=params.promotion.split)
+    for baseline in find_baselines(records, spec, [NEAREST]):
+        if check_baselines([baseline], rule, spec).reasons:
+            return baseline
+    return None

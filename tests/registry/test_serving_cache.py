@@ -13,9 +13,9 @@ from vlp_models.cli import predict
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, VLPError
 from vlp_models.params import Params
-from vlp_models.registry import served
+from vlp_models.registry import serving_cache
 from vlp_models.registry.client import connect
-from vlp_models.registry.served import ServedVersions
+from vlp_models.registry.serving_cache import ServingCache
 from vlp_models.registry.versions import CHALLENGER, CHAMPION
 
 NAME = "vlp-captioning"
@@ -35,7 +35,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(arguments)
         return connect(*arguments)
 
-    monkeypatch.setattr(served, "connect", counted)
+    monkeypatch.setattr(serving_cache, "connect", counted)
     return calls
 
 
@@ -68,13 +68,12 @@ def test_mlflow_is_read_again_only_after_a_change(
 @pytest.mark.slow
 def test_damaged_files_are_refused_also_when_remembered(here: Workspace, params: Params, photo: Path) -> None:
     caption(photo)
-    known = ServedVersions(params.tracking, here.root).find_bundle(NAME)
-    assert known is not None and known[1] == f"{NAME} version 1"
-    file = known[0] / "checkpoint" / "config.json"
+    answer = ServingCache(params.tracking, here.root).answers()[NAME]
+    assert answer["version"] == f"{NAME} version 1"
+    file = Path(answer["bundle"]) / "checkpoint" / "config.json"
     text = file.read_text()
     try:
         file.write_text(text + " ")
-        assert ServedVersions(params.tracking, here.root).find_bundle(NAME) is None
         with pytest.raises(VLPError, match=r"config\.json has changed"):
             caption(photo)
     finally:
@@ -86,14 +85,14 @@ def test_a_promotion_while_the_bundle_is_checked_leaves_an_answer(
     here: Workspace, params: Params, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caption(photo)
-    remembered, check = here.root / ".work" / "registry" / "served.json", served.check_bundle
+    remembered, check = here.root / ".work" / "registry" / "served.json", serving_cache.check_bundle
 
     def promoted_meanwhile(*given: Any) -> None:
         check(*given)
         remembered.write_text('{"database": ["another state"], "answers": {}}')
 
-    monkeypatch.setattr(served, "check_bundle", promoted_meanwhile)
-    bundle, version = served.open_served_bundle(params.tracking, here.root, NAME)
+    monkeypatch.setattr(serving_cache, "check_bundle", promoted_meanwhile)
+    bundle, version = serving_cache.open_served_bundle(params.tracking, here.root, NAME)
     assert bundle.is_dir() and version == f"{NAME} version 1"
 
 
@@ -121,6 +120,6 @@ def test_a_damaged_photo_leaves_the_others_their_captions(
 
 def test_a_server_is_asked_every_time(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    served = ServedVersions(params.tracking, tmp_path)
-    served.keep(NAME, {"bundle": "x"})
-    assert served.find(NAME) is None and not (tmp_path / ".work").exists()
+    cache = ServingCache(params.tracking, tmp_path)
+    cache.add(NAME, {"bundle": "x"})
+    assert cache.answers() == {} and not (tmp_path / ".work").exists()

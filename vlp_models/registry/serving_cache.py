@@ -1,0 +1,116 @@
+"""The version that `vlp caption` and its companions apply, cached while the registry does not change.
+
+MLflow's import takes longer than a prediction. A registry in a SQLite file changes only with that file, so an answer is
+valid until the file changes: .work/registry/served.json holds the answers, with the state of the file before they were
+read. A version's files may change alone, so a bundle is compared with its hash each time. A server, or files that are
+not on this machine, are read every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vlp_models.common.io import stat_file, write_json
+from vlp_models.common.workspace import project_root
+from vlp_models.errors import VLPError
+from vlp_models.params import Params, TrackingParams, to_plain
+from vlp_models.registry.client import SQLITE, connect, model_name, store_errors, tracking_uri
+from vlp_models.registry.promotion.gate import Baseline
+from vlp_models.registry.promotion.judge import find_better_neighbors
+from vlp_models.registry.versions import check_bundle, download_verified_bundle, is_on_this_machine, resolve_version
+
+
+class ServingCache:
+    """Answers of a project's registry, by request.
+
+    The state of the database is read first: what changes during a lookup makes its answer an outdated one.
+    """
+
+    def __init__(self, params: TrackingParams, root: Path) -> None:
+        self.file = project_root(root) / ".work" / "registry" / "served.json"
+        # The database's address and numbers that change with it; empty if it is not a file.
+        self._state: list[Any] = []
+        uri = tracking_uri(params, root)
+        if uri.startswith(SQLITE):
+            database = uri.removeprefix(SQLITE).partition("?")[0]
+            self._state = [uri]
+            for suffix in ("", "-wal", "-journal"):  # SQLite keeps new changes next to the database
+                try:
+                    self._state.append(list(stat_file(Path(database + suffix).stat())))
+                except OSError:
+                    self._state.append([])
+
+    def answers(self) -> dict[str, Any]:
+        """Return request -> answer; empty after a change of the registry."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            cached = json.loads(self.file.read_text(encoding="utf-8"))
+            if self._state and cached["database"] == self._state:
+                return dict(cached["answers"])
+        return {}
+
+    def add(self, request: str, answer: Any) -> None:
+        """Store an answer (plain data), unless the registry is not a file, or the project cannot be written."""
+        if self._state:
+            with suppress(OSError):
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self.file, {"database": self._state, "answers": self.answers() | {request: answer}})
+
+
+def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tuple[Path, str]:
+    """Return the verified bundle of a version and the version's name, such as `vlp-vqa version 3`.
+
+    Needs no MLflow if the registry has not changed since the last time.
+
+    Args:
+        request: a registered model, whose champion is used (before the first promotion: its challenger), or a version
+            such as `vlp-vqa/3` or `vlp-vqa@challenger`.
+
+    Raises:
+        DataError: there is no such version, or its files are missing, damaged or not those that were registered.
+        TrackingError: MLflow does not answer.
+    """
+    cache = ServingCache(params, root)
+    answer = cache.answers().get(request, {})
+    with suppress(VLPError, KeyError, TypeError):  # files that changed: MLflow's answer below names the reason
+        bundle, name = Path(answer["bundle"]), str(answer["version"])
+        check_bundle(bundle, name, answer["content"])
+        return bundle, name
+    version = resolve_version(connect(params, root), params, request)
+    bundle, name = download_verified_bundle(version), f"{version.name} version {version.version}"
+    if is_on_this_machine(version):
+        cache.add(request, {"version": name, "bundle": str(bundle), "content": version.tags.get("content")})
+    return bundle, name
+
+
+def choose_neighbors(params: Params, root: Path) -> Baseline | None:
+    """Return the nearest-neighbor baseline if captioning has no champion because its challenger is not better."""
+    cache = ServingCache(params.tracking, root)
+    settings = json.dumps([params.tracking.model_prefix, to_plain(params.promotion)], sort_keys=True)
+    request = f"neighbors {hashlib.sha256(settings.encode()).hexdigest()[:16]}"
+    with suppress(KeyError, TypeError):
+        answer = cache.answers()[request]
+        return Baseline(**answer) if answer else None
+    baseline = find_better_neighbors(params, connect(params.tracking, root))
+    cache.add(request, None if baseline is None else vars(baseline))
+    return baseline
+
+
+def refresh_serving_cache(params: Params, root: Path, tasks: Iterable[str]) -> None:
+    """Look up what the commands apply for these tasks, right after it changed, while MLflow is imported anyway.
+
+    What cannot be read is left out: the commands will name the reason. All other answers are dropped, since
+    registering again may replace scores without a change of the database.
+    """
+    ServingCache(params.tracking, root).file.unlink(missing_ok=True)
+    for task in tasks:
+        with suppress(*store_errors(VLPError)):
+            client, name = connect(params.tracking, root), model_name(params.tracking, task)
+            if is_on_this_machine(resolve_version(client, params.tracking, name)):
+                open_served_bundle(params.tracking, root, name)
+            if task == "captioning":
+                choose_neighbors(params, root)
