@@ -34,6 +34,7 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
     Rejected images are deleted. `about` goes into the manifest.
     """
     run = staging.connection.execute
+    # files of rejected images that no accepted image shares
     for (stored,) in run(
         "SELECT DISTINCT stored FROM images WHERE verdict IS NOT NULL AND stored IS NOT NULL AND stored NOT IN "
         "(SELECT stored FROM images WHERE verdict IS NULL AND stored IS NOT NULL)"
@@ -64,7 +65,15 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
             }
 
     digest = _write_lines(folder / PAIRS, rows())
-    _write_fingerprints(folder / FINGERPRINTS, staging)
+    cursor = run(
+        "SELECT stored, fingerprint FROM images WHERE verdict IS NULL AND id IN "
+        "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
+    )
+    schema = pa.schema([("image", pa.string()), ("fingerprint", pa.binary())])
+    with pq.ParquetWriter(folder / FINGERPRINTS, schema, compression="zstd") as writer:
+        while block := cursor.fetchmany(BLOCK // 8):
+            images, fingerprints = zip(*block, strict=True)
+            writer.write_table(pa.table({"image": images, "fingerprint": fingerprints}, schema=schema))
     write_quarantine(folder / QUARANTINE, staging)
     manifest = {
         "format": FORMAT,
@@ -74,34 +83,18 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
         "rules": count_by_rule(staging),
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    # the name of the batch
     return digest[:16]
-
-
-def _write_fingerprints(path: Path, staging: Staging) -> None:
-    cursor = staging.connection.execute(
-        "SELECT stored, fingerprint FROM images WHERE verdict IS NULL AND id IN "
-        "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
-    )
-    schema = pa.schema([("image", pa.string()), ("fingerprint", pa.binary())])
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while rows := cursor.fetchmany(BLOCK // 8):
-            images, fingerprints = zip(*rows, strict=True)
-            writer.write_table(pa.table({"image": images, "fingerprint": fingerprints}, schema=schema))
 
 
 def write_quarantine(path: Path, staging: Staging) -> None:
     """Write every rejected pair as a JSON line with verdict, rule and reason."""
-    _write_lines(
-        path,
-        (
-            dict(zip(("from", "image", "verdict", "rule", "reason"), row, strict=True))
-            for row in staging.connection.execute(
-                "SELECT p.provenance, i.path, coalesce(p.verdict, i.verdict), coalesce(p.rule, i.rule), "
-                "coalesce(p.reason, i.reason) FROM pairs p LEFT JOIN images i ON i.id = p.image "
-                "WHERE p.verdict IS NOT NULL OR i.verdict IS NOT NULL ORDER BY p.id"
-            )
-        ),
+    rows = staging.connection.execute(
+        "SELECT p.provenance, i.path, coalesce(p.verdict, i.verdict), coalesce(p.rule, i.rule), "
+        "coalesce(p.reason, i.reason) FROM pairs p LEFT JOIN images i ON i.id = p.image "
+        "WHERE p.verdict IS NOT NULL OR i.verdict IS NOT NULL ORDER BY p.id"
     )
+    _write_lines(path, (dict(zip(("from", "image", "verdict", "rule", "reason"), row, strict=True)) for row in rows))
 
 
 def count_by_rule(staging: Staging) -> dict[str, int]:

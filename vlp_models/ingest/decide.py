@@ -16,13 +16,12 @@ import numpy as np
 from vlp_models.curation.duplicates.alignment import align_by_orientation
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.leakage import batches, describe_match, index_in_blocks
-from vlp_models.curation.duplicates.search import HammingIndex, Match, NearRules
+from vlp_models.curation.duplicates.search import HammingIndex, NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnList
 from vlp_models.data.tables import SPLITS
 from vlp_models.ingest.index import BATCH_ORIGIN, HashIndex, IndexedImage, unsigned
 from vlp_models.ingest.reading import Staging
 
-_RANK = {split: -rank for rank, split in enumerate(SPLITS)}  # test before val before train
 Verdict = tuple[str, str, str]  # verdict, rule, reason
 
 
@@ -34,125 +33,122 @@ def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules, wit
         near: rules for changed copies of evaluation images.
     """
     if withdrawn:
-        _reject_withdrawn(staging, withdrawn)
+        verdicts: dict[int, Verdict] = {}
+        for image, _, sha256, pixels, _ in _undecided(staging):
+            if how := withdrawn.match_hashes(sha256.hex(), pixels.hex(), staging.fingerprint_of(image)):
+                verdicts[image] = ("withdrawn", "image_withdrawn", f"the image ({how}) was withdrawn (`vlp forget`)")
+        _write(staging, verdicts)
     _compare_to_index(staging, index, radius)
     _find_changed_copies(staging, index, near)
     _compare_within_submission(staging, radius, near)
 
 
-def _reject_withdrawn(staging: Staging, withdrawn: WithdrawnList) -> None:
-    verdicts: dict[int, Verdict] = {}
-    for image, _, sha256, pixels, _ in _undecided(staging):
-        if how := withdrawn.match_hashes(sha256.hex(), pixels.hex(), staging.fingerprint_of(image)):
-            verdicts[image] = ("withdrawn", "image_withdrawn", f"the image ({how}) was withdrawn (`vlp forget`)")
-    _write(staging, verdicts)
-
-
 def _compare_to_index(staging: Staging, index: HashIndex, radius: int) -> None:
     verdicts: dict[int, Verdict] = {}
     splits: dict[int, str] = {}
-
-    def add(image: int, number: int, how: str) -> None:
-        found = _verdict(splits[image], index.image(number), how)
-        if found and (image not in verdicts or verdicts[image][0] == "duplicate"):  # a leak overrides a duplicate
-            verdicts[image] = found
-
-    numbers, hashes = [], []
+    numbers, hashes = [], []  # of images with a perceptual hash
     for image, split, sha256, pixels, perceptual in _undecided(staging):
         splits[image] = split
-        same = index.connection.execute(
+        matches = index.connection.execute(
             "SELECT id, sha256 = ?1 FROM images WHERE sha256 = ?1 OR pixels = ?2", (sha256, pixels)
         )
-        for number, bytes_too in same.fetchall():
-            add(image, number, "byte for byte" if bytes_too else "pixel for pixel")
+        for number, bytes_too in matches.fetchall():
+            how = "byte for byte" if bytes_too else "pixel for pixel"
+            _add_verdict(verdicts, image, split, index.image(number), how)
         if perceptual is not None:
             numbers.append(image)
             hashes.append(unsigned(perceptual))
     if radius >= 0 and hashes:
-        images, held = np.array(numbers), np.array(hashes, np.uint64)
-        near = HammingIndex(held, radius)
-        for ids, block in index.perceptual_blocks():
-            for theirs, ours in near.pairs(block):
-                distance = np.bitwise_count(block[theirs] ^ held[ours])
-                for number, image, bits in zip(ids[theirs], images[ours], distance, strict=True):
-                    if _thumbnails_agree(index.fingerprint_of(int(number)), staging.fingerprint_of(int(image))):
-                        add(int(image), int(number), f"{bits} of 64 perceptual bits apart")
+        images, image_hashes = np.array(numbers), np.array(hashes, np.uint64)
+        near = HammingIndex(image_hashes, radius)
+        for ids, indexed_hashes in index.perceptual_blocks():
+            # positions in the block, and in `images`
+            for indexed_rows, rows in near.pairs(indexed_hashes):
+                distance = np.bitwise_count(indexed_hashes[indexed_rows] ^ image_hashes[rows])
+                for number, image, bits in zip(ids[indexed_rows], images[rows], distance, strict=True):
+                    number, image = int(number), int(image)
+                    if _thumbnails_agree(index.fingerprint_of(number), staging.fingerprint_of(image)):
+                        how = f"{bits} of 64 perceptual bits apart"
+                        _add_verdict(verdicts, image, splits[image], index.image(number), how)
     _write(staging, verdicts)
 
 
-def _thumbnails_agree(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+def _thumbnails_agree(first: Fingerprint | None, second: Fingerprint | None) -> bool:
     """Verify a pair that a hash proposed; without a fingerprint the hash decides."""
-    return one is None or other is None or align_by_orientation(one, 0, other) is not None
+    return first is None or second is None or align_by_orientation(first, 0, second) is not None
 
 
 def _find_changed_copies(staging: Staging, index: HashIndex, rules: NearRules) -> None:
     """Find changed copies of evaluation images, those of the index in the submission and the other way round."""
     verdicts: dict[int, Verdict] = {}
     splits = {image: split for image, split, *_ in _undecided(staging)}
-
-    def add(image: int, number: int, match: Match) -> None:
-        found = _verdict(splits[image], index.image(number), describe_match(match))
-        if found and (image not in verdicts or verdicts[image][0] == "duplicate"):
-            verdicts[image] = found
-
     for ids, near in index_in_blocks(index.fingerprints(held_out=True), rules):
-        for numbers, fingerprints in batches(staging.fingerprints()):
+        for images, fingerprints in batches(staging.fingerprints()):
             for match in near.search(fingerprints):
-                add(numbers[match.query], ids[match.indexed], match)
-    for ids, near in index_in_blocks(staging.fingerprints(held_out=True), rules):
-        for numbers, fingerprints in batches(index.fingerprints(held_out=False)):
+                image, number = images[match.query], ids[match.indexed]
+                _add_verdict(verdicts, image, splits[image], index.image(number), describe_match(match))
+    for images, near in index_in_blocks(staging.fingerprints(held_out=True), rules):
+        for ids, fingerprints in batches(index.fingerprints(held_out=False)):
             for match in near.search(fingerprints):
-                add(ids[match.indexed], numbers[match.query], match)
+                image, number = images[match.indexed], ids[match.query]
+                _add_verdict(verdicts, image, splits[image], index.image(number), describe_match(match))
     _write(staging, verdicts)
 
 
-def _verdict(split: str, known: IndexedImage, how: str) -> Verdict | None:
-    if known.split != split:
-        rule = "leak_into_evaluation" if known.split == "train" else "leak_from_evaluation"
-        return "leak", rule, f"the same image ({how}) is in {known.split} as {known.image_id}"
-    if split != "train" or known.origin.startswith(BATCH_ORIGIN):
-        return "duplicate", "image_known", f"the same image ({how}) is already there as {known.image_id}"
-    return None  # two training sets may share an image
+def _add_verdict(verdicts: dict[int, Verdict], image: int, split: str, indexed: IndexedImage, how: str) -> None:
+    """Set the verdict on an image that equals an indexed one; a leak overrides a duplicate."""
+    if indexed.split != split:
+        rule = "leak_into_evaluation" if indexed.split == "train" else "leak_from_evaluation"
+        verdict = "leak", rule, f"the same image ({how}) is in {indexed.split} as {indexed.image_id}"
+    elif split != "train" or indexed.origin.startswith(BATCH_ORIGIN):
+        verdict = "duplicate", "image_known", f"the same image ({how}) is already there as {indexed.image_id}"
+    else:
+        return  # two training sets may share an image
+    if image not in verdicts or verdicts[image][0] == "duplicate":
+        verdicts[image] = verdict
 
 
 def _compare_within_submission(staging: Staging, radius: int, rules: NearRules) -> None:
-    rows = sorted(_undecided(staging), key=lambda row: (_RANK[row[1]], row[0]))
-    values = np.unique(np.array([unsigned(row[4]) for row in rows if row[4] is not None], np.uint64))
-    near = _near_values(values, radius)
+    # images of test before those of val before those of train: the copy in the lower split is rejected
+    rows = sorted(_undecided(staging), key=lambda row: (-SPLITS.index(row[1]), row[0]))
+    hashes = np.unique(np.array([unsigned(row[4]) for row in rows if row[4] is not None], np.uint64))
+    near = _near_values(hashes, radius)
     copies: dict[int, dict[int, str]] = defaultdict(dict)  # image -> evaluation images it is a copy of -> how
-    for ids, held in index_in_blocks(staging.fingerprints(held_out=True), rules):
+    for ids, held_out in index_in_blocks(staging.fingerprints(held_out=True), rules):
         for numbers, fingerprints in batches(staging.fingerprints()):
-            for match in held.search(fingerprints):
+            for match in held_out.search(fingerprints):
                 copies[numbers[match.query]][ids[match.indexed]] = describe_match(match)
-    kept: dict[bytes | int, tuple[int, str]] = {}  # by both exact hashes, and by the position of the perceptual one
+    # (image, split) that came first, by both exact hashes and by the position of the perceptual one in `hashes`
+    first: dict[bytes | int, tuple[int, str]] = {}
     new: dict[int, str] = {}  # image -> split
     verdicts: dict[int, Verdict] = {}
     for image, split, sha256, pixels, perceptual in rows:
-        position = None
-        owner, how = kept.get(sha256), "byte for byte"
-        if owner is None:
-            owner, how = kept.get(pixels), "pixel for pixel"
+        keys: list[bytes | int] = [sha256, pixels]
+        original, how = first.get(sha256), "byte for byte"
+        if original is None:
+            original, how = first.get(pixels), "pixel for pixel"
         if perceptual is not None and radius >= 0:
-            position = int(np.searchsorted(values, np.uint64(unsigned(perceptual))))
-            if owner is None:
+            position = int(np.searchsorted(hashes, np.uint64(unsigned(perceptual))))
+            keys.append(position)
+            if original is None:
                 how = f"at most {radius} of 64 perceptual bits apart"
-                owners = (kept[p] for p in (position, *near.get(position, ())) if p in kept)
-                alike = (
-                    o for o in owners if _thumbnails_agree(staging.fingerprint_of(o[0]), staging.fingerprint_of(image))
-                )
-                owner = next(alike, None)
-        if owner is None and (held_copies := [o for o in copies.get(image, ()) if o in new]):
-            owner, how = (held_copies[0], new[held_copies[0]]), copies[image][held_copies[0]]
-        if owner is None:
+                for candidate in (first[p] for p in (position, *near.get(position, ())) if p in first):
+                    if _thumbnails_agree(staging.fingerprint_of(candidate[0]), staging.fingerprint_of(image)):
+                        original = candidate
+                        break
+        # a changed copy of an evaluation image that is new itself
+        if original is None and (held_out_copies := [copy for copy in copies.get(image, ()) if copy in new]):
+            original, how = (held_out_copies[0], new[held_out_copies[0]]), copies[image][held_out_copies[0]]
+        if original is None:
             new[image] = split
-            for key in (sha256, pixels) if position is None else (sha256, pixels, position):
-                kept.setdefault(key, (image, split))
+            for key in keys:
+                first.setdefault(key, (image, split))
             continue
-        path = staging.connection.execute("SELECT path FROM images WHERE id = ?", (owner[0],)).fetchone()[0]
-        if owner[1] == split:
+        path = staging.connection.execute("SELECT path FROM images WHERE id = ?", (original[0],)).fetchone()[0]
+        if original[1] == split:
             verdicts[image] = ("duplicate", "image_repeated", f"the same image ({how}) is in this submission as {path}")
         else:
-            reason = f"the same image ({how}) is in {owner[1]} as {path} of this submission"
+            reason = f"the same image ({how}) is in {original[1]} as {path} of this submission"
             verdicts[image] = ("leak", "leak_from_evaluation", reason)
     _write(staging, verdicts)
 

@@ -43,9 +43,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
     with record_timing(workspace, "drift"):
         tokenizer = Tokenizer.load(require_output(workspace.tokenizer, "tokenizer"))
         sizes = ((row["width"], row["height"]) for row in rows.images())
-        found = describe((row["caption"] for row in rows), sizes, tokenizer, most_words=None)
-        report |= {"batches": new, "captions": found["captions"], "images": found["images"]}
-        report["measures"] = compare(reference, found, p)
+        statistics = describe((row["caption"] for row in rows), sizes, tokenizer, most_words=None)
+        report |= {"batches": new, "captions": statistics["captions"], "images": statistics["images"]}
+        report["measures"] = compare(reference, statistics, p)
         _add_embeddings(report, reference["embedding"], rows, params, workspace)
     report["drifted"] = any(measure["drifted"] for measure in report["measures"])
     return _finish(report, workspace)
@@ -79,43 +79,35 @@ def _add_embeddings(
     report: dict[str, Any], reference: dict[str, Any], rows: Rows, params: Params, workspace: Workspace
 ) -> None:
     """Add the two-sample test on region features (mean over regions), if the same features can be extracted here."""
+    from vlp_models.vision.extractors import FROM_IMAGES, open_source
+
     p = params.drift
     if not reference["points"]:
         report["notes"].append("embeddings not compared: the training statistics have none (no image has regions)")
         return
-    chosen = heapq.nsmallest(p.images, rows.images(), key=lambda row: row["sha256"]) if p.images else []
-    if min(len(chosen), len(reference["points"])) < MIN_IMAGES:
+    # a sample that does not depend on the order of batches
+    sample = heapq.nsmallest(p.images, rows.images(), key=lambda row: row["sha256"]) if p.images else []
+    if min(len(sample), len(reference["points"])) < MIN_IMAGES:
         report["notes"].append(f"embeddings not compared: fewer than {MIN_IMAGES} images")
         return
-    source = _region_source(params, workspace)
+    kind, source = params.features.source, None
+    if kind == "grid" or (kind in FROM_IMAGES and workspace.detector.exists()):
+        source = open_source(to_plain(params.features), workspace.detector, workspace.root)
     if source is None or source.detector_id != reference["detector_id"]:
         report["notes"].append("embeddings not compared: the training data's regions cannot be extracted here")
         return
-    images = [
-        {
-            "image_id": row["sha256"],
-            "path": workspace.relative(row["path"]),
-            "width": row["width"],
-            "height": row["height"],
-        }
-        for row in chosen
-    ]
+    images = []
+    for row in sample:
+        size = {"width": row["width"], "height": row["height"]}
+        images.append({"image_id": row["sha256"], "path": workspace.relative(row["path"]), **size})
     regions, _ = source.regions(images, lambda count: None)
+    # per image the mean feature of its regions, [D]
     means = [region.features.astype(np.float32).mean(axis=0) for region in regions if len(region.features)]
     if len(means) < MIN_IMAGES:
         report["notes"].append("embeddings not compared: too few images have regions")
         return
     points = np.array(embed(np.stack(means), reference["seed"]))
     report["measures"].append(compare_embeddings(np.array(reference["points"]), points, p))
-
-
-def _region_source(params: Params, workspace: Workspace) -> Any:
-    from vlp_models.vision.extractors import FROM_IMAGES, open_source
-
-    source = params.features.source
-    if source not in FROM_IMAGES or (source != "grid" and not workspace.detector.exists()):
-        return None
-    return open_source(to_plain(params.features), workspace.detector, workspace.root)
 
 
 def _finish(report: dict[str, Any], workspace: Workspace) -> dict[str, Any]:

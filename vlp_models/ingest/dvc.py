@@ -48,13 +48,8 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
 
 def track(root: Path, dataset: Path) -> None:
     """Run `dvc add` for every batch without a .dvc file; one file a batch, so only new batches cost time."""
-    if not dataset.is_dir():
-        return
-    new = [
-        str(path.relative_to(root))
-        for path in batch_folders(dataset)
-        if not path.with_name(f"{path.name}.dvc").exists()
-    ]
+    batches = batch_folders(dataset)
+    new = [str(batch.relative_to(root)) for batch in batches if not batch.with_name(f"{batch.name}.dvc").exists()]
     for start in range(0, len(new), BATCHES_PER_COMMAND):
         _dvc(root, "add", "--quiet", *new[start : start + BATCHES_PER_COMMAND])
 
@@ -81,8 +76,9 @@ def _dvc(root: Path, *arguments: str) -> None:
         if done.returncode == 0:
             return
         output = (done.stderr or done.stdout).strip()
-        busy = "is busy" in output or "Unable to acquire lock" in output
-        if not busy or time.monotonic() > deadline:
-            shown = "\n".join(map(printable, output[-2000:].splitlines()))
-            raise DataError(f"dvc {arguments[0]} failed; run `vlp ingest` again once it works:\n{shown}")
+        # another DVC process in the project: wait for it
+        is_busy = "is busy" in output or "Unable to acquire lock" in output
+        if not is_busy or time.monotonic() > deadline:
+            message = "\n".join(map(printable, output[-2000:].splitlines()))
+            raise DataError(f"dvc {arguments[0]} failed; run `vlp ingest` again once it works:\n{message}")
         time.sleep(1.0)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +88,6 @@ class HashIndex:
     def close(self) -> None:
         self.connection.close()
 
-    def __len__(self) -> int:
-        return int(self.connection.execute("SELECT count(*) FROM images").fetchone()[0])
-
     # --- The dataset's own batches
 
     def sync_batches(self, dataset: Path) -> None:
@@ -97,61 +96,29 @@ class HashIndex:
         Raises:
             DataError: a batch is tracked but missing, or damaged.
         """
-        here = {batch.name for batch in batch_folders(dataset)}
-        absent = sorted(path.stem for path in dataset.glob("*.dvc") if path.stem not in here)
+        on_disk = {batch.name for batch in batch_folders(dataset)}
+        absent = sorted(path.stem for path in dataset.glob("*.dvc") if path.stem not in on_disk)
         if absent:
             raise DataError(
                 f"{dataset}: {len(absent)} tracked batches are missing, such as {absent[0]}; their images would be "
                 f"ingested again. Run `dvc pull {dataset / absent[0]}.dvc` (or `dvc checkout`)"
             )
-        known = {name for (name,) in self.connection.execute("SELECT name FROM batches")}
-        for name in sorted(known - here):
-            self._remove_batch(name)
-        for name in sorted(here - known):
-            self._add_batch(dataset / name)
-
-    def _remove_batch(self, name: str) -> None:
-        with self._transaction():
-            self.connection.execute("DELETE FROM images WHERE origin = ?", (BATCH_ORIGIN + name,))
-            self.connection.execute("DELETE FROM batches WHERE name = ?", (name,))
-
-    def _add_batch(self, batch: Path) -> None:
-        def rows() -> Iterator[tuple[Any, ...]]:
-            last, fingerprints = "", read_fingerprints(batch / FINGERPRINTS)
-            with (batch / PAIRS).open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    try:
-                        row = json.loads(line)
-                        if row["image"] == last:  # captions of one image are adjacent
-                            continue
-                        last = row["image"]
-                        perceptual = None if row["perceptual"] is None else int(row["perceptual"], 16)
-                        hashes = (bytes.fromhex(row["sha256"]), bytes.fromhex(row["pixels"]), signed(perceptual))
-                        image, fingerprint = next(fingerprints)
-                        if image != last:
-                            raise ValueError(f"{FINGERPRINTS} has {image} where {last} is expected")
-                        yield (BATCH_ORIGIN + batch.name, f"{batch.name}/{last}", row["split"], *hashes, fingerprint)
-                    except (ValueError, KeyError, TypeError, StopIteration) as error:
-                        raise DataError(
-                            f"{batch / PAIRS}:{number}: damaged ({first_line(error)}); run `dvc checkout {batch}.dvc`"
-                        ) from None
-
-        manifest = read_batch_manifest(batch)
-        with self._transaction():
-            self.connection.executemany(
-                "INSERT INTO images (origin, image_id, split, sha256, pixels, perceptual, fingerprint) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                rows(),
-            )
-            self.connection.execute(
-                "INSERT INTO batches VALUES (?, ?, ?)", (batch.name, manifest["snapshot"], manifest["counts"]["new"])
-            )
-
-    def batches(self) -> list[str]:
-        return [name for (name,) in self.connection.execute("SELECT name FROM batches ORDER BY name")]
-
-    def pairs(self) -> int:
-        return int(self.connection.execute("SELECT coalesce(sum(pairs), 0) FROM batches").fetchone()[0])
+        indexed = {name for (name,) in self.connection.execute("SELECT name FROM batches")}
+        # batches that were removed, then new ones
+        for name in sorted(indexed - on_disk):
+            with self._transaction():
+                self.connection.execute("DELETE FROM images WHERE origin = ?", (BATCH_ORIGIN + name,))
+                self.connection.execute("DELETE FROM batches WHERE name = ?", (name,))
+        for name in sorted(on_disk - indexed):
+            manifest = read_batch_manifest(dataset / name)
+            with self._transaction():
+                self.connection.executemany(
+                    "INSERT INTO images (origin, image_id, split, sha256, pixels, perceptual, fingerprint) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    _image_rows(dataset / name),
+                )
+                counts = (manifest["snapshot"], manifest["counts"]["new"])
+                self.connection.execute("INSERT INTO batches VALUES (?, ?, ?)", (name, *counts))
 
     # --- Submissions
 
@@ -183,8 +150,8 @@ class HashIndex:
         """
         origin = f"data/{source}"
         run = self.connection.execute
-        run("CREATE TEMP TABLE IF NOT EXISTS wanted (image_id TEXT, split TEXT, path TEXT, state TEXT)")
-        run("DELETE FROM wanted")
+        run("CREATE TEMP TABLE IF NOT EXISTS listed (image_id TEXT, split TEXT, path TEXT, state TEXT)")
+        run("DELETE FROM listed")
         unreadable = 0
         with self._transaction():
             for image_id, split, path in listed:
@@ -193,42 +160,34 @@ class HashIndex:
                 except OSError:
                     unreadable += 1
                     continue
-                run(
-                    "INSERT INTO wanted VALUES (?, ?, ?, ?)",
-                    (image_id, split, path, state),
-                )
-        same = "(image_id, split, path, state)"
+                run("INSERT INTO listed VALUES (?, ?, ?, ?)", (image_id, split, path, state))
+        # images that are no longer listed leave the index; those that it has already need no hashing
+        columns = "image_id, split, path, state"
         with self._transaction():
-            run(f"DELETE FROM images WHERE origin = ? AND {same} NOT IN (SELECT * FROM wanted)", (origin,))
+            run(f"DELETE FROM images WHERE origin = ? AND ({columns}) NOT IN (SELECT * FROM listed)", (origin,))
             run(
-                f"DELETE FROM wanted WHERE {same} IN "
-                "(SELECT image_id, split, path, state FROM images WHERE origin = ?)",
+                f"DELETE FROM listed WHERE ({columns}) IN (SELECT {columns} FROM images WHERE origin = ?)",
                 (origin,),
             )
-        query = "SELECT rowid, path, split FROM wanted ORDER BY rowid"
+        query = "SELECT rowid, path, split FROM listed ORDER BY rowid"
         paths = ((number, path, split != "train") for number, path, split in self._stream(query))
-        block: list[tuple[Any, ...]] = []
-        for number, found in hash_files(paths):
-            if isinstance(found, Exception):
-                unreadable += 1
-                continue
-            block.append(
-                (origin, found.sha256, found.pixels, signed(found.perceptual), found.fingerprint.to_bytes(), number)
-            )
-            if len(block) == BLOCK:
-                self._add_wanted(block)
-                block = []
-        self._add_wanted(block)
+        results = iter(hash_files(paths))
+        # a block of hashed images per transaction
+        while block := list(islice(results, BLOCK)):
+            rows = []
+            for number, hashes in block:
+                if isinstance(hashes, Exception):
+                    unreadable += 1
+                    continue
+                perceptual = signed(hashes.perceptual)
+                rows.append((origin, hashes.sha256, hashes.pixels, perceptual, hashes.fingerprint.to_bytes(), number))
+            with self._transaction():
+                self.connection.executemany(
+                    f"INSERT INTO images (origin, {columns}, sha256, pixels, perceptual, fingerprint) "
+                    f"SELECT ?1, {columns}, ?2, ?3, ?4, ?5 FROM listed WHERE rowid = ?6",
+                    rows,
+                )
         return unreadable
-
-    def _add_wanted(self, block: list[tuple[Any, ...]]) -> None:
-        with self._transaction():
-            self.connection.executemany(
-                "INSERT INTO images "
-                "(origin, image_id, split, path, state, sha256, pixels, perceptual, fingerprint) "
-                "SELECT ?1, image_id, split, path, state, ?2, ?3, ?4, ?5 FROM wanted WHERE rowid = ?6",
-                block,
-            )
 
     def has_train(self, source: str) -> bool:
         """Return whether images of its training split are indexed; once indexed they stay."""
@@ -237,19 +196,18 @@ class HashIndex:
 
     def remove_other_sources(self, keep: Iterable[str]) -> None:
         """Remove the images of datasets that params.yaml no longer names."""
-        kept = {f"data/{name}" for name in keep}
-        origins = [row[0] for row in self.connection.execute("SELECT DISTINCT origin FROM images")]
-        for origin in origins:
-            if not origin.startswith(BATCH_ORIGIN) and origin not in kept:
+        origins = {row[0] for row in self.connection.execute("SELECT DISTINCT origin FROM images")}
+        for origin in origins - {f"data/{name}" for name in keep}:
+            if not origin.startswith(BATCH_ORIGIN):
                 self.connection.execute("DELETE FROM images WHERE origin = ?", (origin,))
 
     # --- Look-ups
 
     def image(self, number: int) -> IndexedImage:
         query = "SELECT origin, image_id, split FROM images WHERE id = ?"
-        found = IndexedImage(*self.connection.execute(query, (number,)).fetchone())
-        own = found.origin.startswith(BATCH_ORIGIN)
-        return IndexedImage(found.origin, f"{self._name}/{found.image_id}", found.split) if own else found
+        origin, image_id, split = self.connection.execute(query, (number,)).fetchone()
+        # ids of batches lack the dataset's name
+        return IndexedImage(origin, f"{self._name}/{image_id}" if origin.startswith(BATCH_ORIGIN) else image_id, split)
 
     def perceptual_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield ids (int64) and perceptual hashes (uint64) of all images that have one, a block at a time."""
@@ -275,21 +233,38 @@ class HashIndex:
         while rows := cursor.fetchmany(BLOCK):
             yield from rows
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self.connection)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commit, or roll back on an error. Python's own transactions start too late for several statements."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
 
 
-class _Transaction:
-    """BEGIN ... COMMIT, or ROLLBACK on an error. Python's own transactions start too late for several statements."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._connection.execute("ROLLBACK" if kind else "COMMIT")
+def _image_rows(batch: Path) -> Iterator[tuple[Any, ...]]:
+    """Yield origin, id, split, hashes and fingerprint of each image of a batch."""
+    last, fingerprints = "", read_fingerprints(batch / FINGERPRINTS)
+    with (batch / PAIRS).open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                if row["image"] == last:  # captions of one image are adjacent
+                    continue
+                last = row["image"]
+                perceptual = None if row["perceptual"] is None else int(row["perceptual"], 16)
+                hashes = (bytes.fromhex(row["sha256"]), bytes.fromhex(row["pixels"]), signed(perceptual))
+                image, fingerprint = next(fingerprints)
+                if image != last:
+                    raise ValueError(f"{FINGERPRINTS} has {image} where {last} is expected")
+                yield (BATCH_ORIGIN + batch.name, f"{batch.name}/{last}", row["split"], *hashes, fingerprint)
+            except (ValueError, KeyError, TypeError, StopIteration) as error:
+                raise DataError(
+                    f"{batch / PAIRS}:{number}: damaged ({first_line(error)}); run `dvc checkout {batch}.dvc`"
+                ) from None
 
 
 def read_batch_manifest(batch: Path) -> dict[str, Any]:

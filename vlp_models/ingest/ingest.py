@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.io import write_json
@@ -26,12 +26,10 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.data.formats.base import printable
 from vlp_models.errors import DataError, explain_system_error
-from vlp_models.ingest.index import MANIFEST, batch_folders
+from vlp_models.ingest.dvc import fetch, require_project, track
+from vlp_models.ingest.index import MANIFEST, HashIndex, batch_folders
+from vlp_models.ingest.submissions import DONE, Submission, find_submissions
 from vlp_models.params import IngestParams, Params
-
-if TYPE_CHECKING:
-    from vlp_models.ingest.index import HashIndex
-    from vlp_models.ingest.submissions import Submission
 
 logger = get_logger(__name__)
 
@@ -49,9 +47,6 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
         DataError: a submission has more bad pairs than `ingest.max_bad_fraction` or no readable listing (the others are
             ingested all the same); another ingest is running; DVC failed; a dataset of params.yaml is missing.
     """
-    from vlp_models.ingest.dvc import fetch, track
-    from vlp_models.ingest.submissions import find_submissions
-
     p = params.ingest
     report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "submissions": [], "notes": []}
     if not p.inbox and not p.fetch:
@@ -105,9 +100,6 @@ def _ingest_all(
     Raises:
         sqlite3.DatabaseError: the new index is damaged as well.
     """
-    from vlp_models.ingest.dvc import require_project
-    from vlp_models.ingest.index import HashIndex
-
     if params.ingest.track:
         require_project(workspace.root)
     path, keypoints = workspace.root / ".work" / "ingest" / "index.sqlite", params.validate.near_duplicates.keypoints
@@ -120,7 +112,7 @@ def _ingest_all(
                 index.sync_batches(run.dataset)
                 while pending:
                     submission, entry = pending[0]
-                    if problem := _process(submission, entry, run, check):
+                    if problem := _ingest_one(submission, entry, run, check):
                         problems.append(printable(problem))
                     if entry["state"] != "known" or not submission.dvc_tracked:
                         report["submissions"].append(entry)  # otherwise it stays in place for good: nothing to report
@@ -136,11 +128,12 @@ def _ingest_all(
     return problems
 
 
-def _process(submission: Submission, entry: dict[str, Any], run: _Run, check: bool) -> str:
-    """Ingest a submission if it is complete and new; set the entry's state, and return why it was rejected, if it was.
+def _ingest_one(submission: Submission, entry: dict[str, Any], run: _Run, check: bool) -> str:
+    """Turn a submission into a batch if it is complete and new; return why it was rejected, if it was.
 
     Args:
-        entry: of the report; it has a batch already if the index was found damaged after that was written.
+        entry: of the report, in which the state and the counts are set; it has a batch already if the index was found
+            damaged after that was written.
     """
     try:
         snapshot = submission.snapshot()
@@ -149,57 +142,45 @@ def _process(submission: Submission, entry: dict[str, Any], run: _Run, check: bo
         return f"{submission.folder}: unreadable: {explain_system_error(error)}"
     if run.index.is_ingested(snapshot.id):
         entry["state"] = "ingested" if entry["batch"] else "known"
-        if not check:
-            _archive(submission, snapshot.id, run)
     elif not submission.dvc_tracked and snapshot.age < run.params.ingest.settle_seconds:
         entry["state"] = "unfinished"
     elif check:
         entry |= {"state": "ready", "files": snapshot.files}
     else:
-        with record_timing(run.workspace, "ingest"):
-            return _ingest_one(submission, snapshot.id, entry, run)
-    return ""
-
-
-def _ingest_one(submission: Submission, snapshot: str, entry: dict[str, Any], run: _Run) -> str:
-    """Turn one submission into one batch; return why it was rejected, if it was."""
-    from vlp_models.ingest.dvc import track
-
-    with _partial_batch(run.dataset) as partial:
-        try:
-            name, problem = _make_batch(submission, snapshot, entry, partial, run)
-        except (OSError, sqlite3.OperationalError) as error:  # a full disk
-            reason = printable(explain_system_error(error))
-            raise DataError(f"ingest: {reason}; nothing of {submission.name} was ingested") from error
-        if problem:
-            entry["state"] = "rejected"
-            return problem
-        if submission.snapshot().id != snapshot:
-            entry["state"] = "unfinished"  # it changed while it was read
-            return ""
-        if entry["new"]:
+        with record_timing(run.workspace, "ingest"), _partial_batch(run.dataset) as partial:
             try:
-                publish(partial, run.dataset / name)
-            except DataError as error:
+                name, counts, problem = _make_batch(submission, snapshot.id, partial, run)
+            except (OSError, sqlite3.OperationalError) as error:  # a full disk
+                reason = printable(explain_system_error(error))
+                raise DataError(f"ingest: {reason}; nothing of {submission.name} was ingested") from error
+            entry |= counts
+            # it changed while it was read
+            if not problem and submission.snapshot().id != snapshot.id:
+                entry["state"] = "unfinished"
+                return ""
+            if not problem and entry["new"]:
+                problem = publish(partial, run.dataset / name)
+            if problem:
                 entry["state"] = "rejected"
-                return str(error)
-            entry["batch"] = name
-            if run.params.ingest.track:
-                track(run.workspace.root, run.dataset)
-            run.index.sync_batches(run.dataset)
-    entry["state"] = "ingested"
-    _archive(submission, snapshot, run)
+                return problem
+            if entry["new"]:
+                entry["batch"] = name
+                if run.params.ingest.track:
+                    track(run.workspace.root, run.dataset)
+                run.index.sync_batches(run.dataset)
+        entry["state"] = "ingested"
+    if not check and entry["state"] in ("ingested", "known"):
+        _archive(submission, snapshot.id, run)
     return ""
 
 
-def _make_batch(
-    submission: Submission, snapshot: str, entry: dict[str, Any], partial: Path, run: _Run
-) -> tuple[str, str]:
-    """Write the submission's batch into `partial` and its counts into `entry`.
+def _make_batch(submission: Submission, snapshot: str, partial: Path, run: _Run) -> tuple[str, dict[str, Any], str]:
+    """Write the submission's batch into `partial`.
 
     Returns:
-        The batch's name and "", or "" and why the submission is rejected.
+        The batch's name, its counts, and why the submission is rejected, if it is.
     """
+    # here: a run without a new submission needs none of them
     from vlp_models.curation.duplicates.hashes import HashJob
     from vlp_models.curation.duplicates.search import NearRules
     from vlp_models.curation.duplicates.withdrawn import read_withdrawn
@@ -208,12 +189,11 @@ def _make_batch(
     from vlp_models.ingest.reading import Staging
 
     p, limits, workspace = run.params.ingest, run.params.validate, run.workspace
-    staging = Staging(workspace.root / ".work" / "ingest" / "submission.sqlite")
-    try:
+    with closing(Staging(workspace.root / ".work" / "ingest" / "submission.sqlite")) as staging:
         try:
             staging.read(submission, limits)
         except DataError as error:
-            return "", str(error)
+            return "", {}, str(error)
         index_datasets(run.index, run.params, workspace, has_held_out=staging.has_held_out())
         near = NearRules.of(limits.near_duplicates)
         job = HashJob(
@@ -223,29 +203,28 @@ def _make_batch(
             min_side=limits.min_image_side,
             keypoints=near.keypoints,
         )
-        staging.hash_images(job, _processes(p))
+        staging.hash_images(job, p.processes or cpu_count())
         decide(staging, run.index, p.max_hash_distance, near, read_withdrawn(workspace.withdrawn, near))
-        entry |= staging.counts()
-        rejected = workspace.reports / "ingest" / f"{_shorten(submission.name)}.jsonl"
-        rejected.parent.mkdir(parents=True, exist_ok=True)
-        batches.write_quarantine(rejected, staging)
-        if entry["bad"] > p.max_bad_fraction * entry["rows"] or not entry["rows"]:
-            entry["rules"] = batches.count_by_rule(staging)
-            worst = ", ".join(f"{rule}: {count:,}" for rule, count in list(entry["rules"].items())[:5])
-            return "", (
-                f"{submission.listing}: {entry['bad']:,} of {entry['rows']:,} pairs are bad, more than "
+        counts: dict[str, Any] = staging.counts()
+        quarantine = workspace.reports / "ingest" / f"{_shorten(submission.name)}.jsonl"
+        quarantine.parent.mkdir(parents=True, exist_ok=True)
+        batches.write_quarantine(quarantine, staging)
+        if counts["bad"] > p.max_bad_fraction * counts["rows"] or not counts["rows"]:
+            rules = batches.count_by_rule(staging)
+            worst = ", ".join(f"{rule}: {count:,}" for rule, count in list(rules.items())[:5])
+            problem = (
+                f"{submission.listing}: {counts['bad']:,} of {counts['rows']:,} pairs are bad, more than "
                 f"ingest.max_bad_fraction ({p.max_bad_fraction:.1%}); nothing was ingested. {worst}. Reasons pair by "
-                f"pair: {rejected}. Correct the submission, or raise the limit"
+                f"pair: {quarantine}. Correct the submission, or raise the limit"
             )
+            return "", {**counts, "rules": rules}, problem
         about = {
             "submission": submission.name,
             "listing": submission.listing.name,
             "snapshot": snapshot,
             "max_hash_distance": p.max_hash_distance,
         }
-        return batches.write_batch(partial, staging, about), ""
-    finally:
-        staging.close()
+        return batches.write_batch(partial, staging, about), counts, ""
 
 
 def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, has_held_out: bool) -> None:
@@ -263,10 +242,10 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
     from vlp_models.data.formats.base import extracted_in
     from vlp_models.data.tables import SPLITS
 
-    own = Path(params.ingest.dataset)
-    others = {name: source for name, source in params.data.items() if Path(source.root) != own}
+    dataset = Path(params.ingest.dataset)
+    others = {name: source for name, source in params.data.items() if Path(source.root) != dataset}
     index.remove_other_sources(others)
-    job = HashJob.in_place(params.validate)
+    job, processes = HashJob.in_place(params.validate), params.ingest.processes or cpu_count()
     for name, source in others.items():
         with_train = has_held_out or index.has_train(name)
         with extracted_in(workspace.interim(name)):
@@ -276,40 +255,33 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
             for row in rows
             if row["split"] in SPLITS and (with_train or row["split"] != "train")
         ]
-        unreadable = index.sync_source(name, listed, lambda paths: hash_all(paths, job, _processes(params.ingest)))
+        unreadable = index.sync_source(name, listed, lambda paths: hash_all(paths, job, processes))
         if unreadable:
             logger.warning(
                 "data.%s: %s of %s images are unreadable and were not compared", name, unreadable, len(listed)
             )
 
 
-def _processes(p: IngestParams) -> int:
-    return p.processes or cpu_count()
-
-
-def publish(partial: Path, batch: Path) -> None:
-    """Commit a batch: flush its content to disk, then rename it into the dataset.
-
-    Raises:
-        DataError: a folder of its name exists that is not a batch.
-    """
+def publish(partial: Path, batch: Path) -> str:
+    """Commit a batch: flush its content to disk, then rename it into the dataset. Return why it cannot be, if so."""
     os.sync()
     batch.parent.mkdir(parents=True, exist_ok=True)
     if not batch.exists():
         partial.rename(batch)
     elif not (batch / MANIFEST).exists():  # otherwise it holds the same pairs, by its name
-        raise DataError(
+        return (
             f"{batch}: a folder without {MANIFEST}, left by an interrupted removal; delete it and run `vlp ingest` "
             "again. The submission is still in place"
         )
+    return ""
 
 
 def _shorten(name: str) -> str:
     """Shorten a name to at most `MAX_NAME` bytes, a hash included."""
-    whole = os.fsencode(name)
-    if len(whole) <= MAX_NAME:
+    encoded = os.fsencode(name)
+    if len(encoded) <= MAX_NAME:
         return name
-    return f"{whole[:MAX_NAME].decode(errors='ignore')}-{hashlib.sha256(whole).hexdigest()[:12]}"
+    return f"{encoded[:MAX_NAME].decode(errors='ignore')}-{hashlib.sha256(encoded).hexdigest()[:12]}"
 
 
 def dataset_name(params: Params) -> str:
@@ -336,12 +308,11 @@ def _archive(submission: Submission, snapshot: str, run: _Run) -> None:
     A submission that stays in place is recorded in the index, so that it is not ingested again after its batch was
     removed. One that was moved can be moved back to ingest it again.
     """
-    from vlp_models.ingest.submissions import DONE
-
     if submission.dvc_tracked:
         run.index.record_submission(snapshot)
         return
     source = submission.listing if submission.loose else submission.folder
+    # submissions of one name get numbers from 2
     target, number = run.inbox / DONE / source.name, 1
     try:
         target.parent.mkdir(exist_ok=True)
@@ -387,17 +358,13 @@ def _finish(report: dict[str, Any], workspace: Workspace, params: Params, check:
 def _next_step(params: Params) -> str:
     """Return what to do with new batches: who trains on them, and how to commit them."""
     p, name = params.ingest, dataset_name(params)
-    readers = [
-        f"{section}.{run}"
-        for section, runs in (("pretrain", params.pretrain), ("finetune", params.finetune))
-        for run, entry in runs.items()
-        if not entry.sources or name in entry.sources
-    ]
+    runs = [*params.pretrain.values(), *params.finetune.values()]
+    is_read = any(not run.sources or name in run.sources for run in runs)
     commit = f"commit them with `git add {p.dataset}`; " if p.track else ""
-    if name not in params.data and Path(p.dataset) == Path(IngestParams().dataset):
-        return f"{commit}params.yaml does not read {p.dataset} yet: `vlp use ingest` adds it"
     if name not in params.data:
-        return f"{commit}params.yaml does not read {p.dataset} yet: add it to `data` (docs/guides/new-data.md)"
-    if not readers:
+        is_default = Path(p.dataset) == Path(IngestParams().dataset)
+        way_out = "`vlp use ingest` adds it" if is_default else "add it to `data` (docs/guides/new-data.md)"
+        return f"{commit}params.yaml does not read {p.dataset} yet: {way_out}"
+    if not is_read:
         return f"{commit}no run trains on them yet: add `{name}` to the `sources` of one (docs/guides/new-data.md)"
     return f"{commit}`vlp run` trains on them"

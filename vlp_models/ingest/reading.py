@@ -10,13 +10,14 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import HashJob, hash_all, stored_name
 from vlp_models.curation.validation.columns import text_columns
-from vlp_models.curation.validation.rules import Rule, passes, rules_for
+from vlp_models.curation.validation.rules import passes, rules_for
 from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_text, printable
 from vlp_models.data.formats.pairs import read_group, read_language, read_pairs
@@ -30,7 +31,7 @@ from vlp_models.params import ValidateParams
 MAX_LISTING = 1 << 30  # bytes
 _SCHEMA = """
 CREATE TABLE images (
-    id INTEGER PRIMARY KEY, path TEXT, place TEXT UNIQUE, split TEXT, together TEXT, provenance TEXT, sha256 BLOB,
+    id INTEGER PRIMARY KEY, path TEXT, path_key TEXT UNIQUE, split TEXT, together TEXT, provenance TEXT, sha256 BLOB,
     pixels BLOB, perceptual INTEGER, fingerprint BLOB, width INTEGER, height INTEGER, stored TEXT,
     verdict TEXT, rule TEXT, reason TEXT);
 CREATE TABLE pairs (
@@ -70,28 +71,33 @@ class Staging:
         tables = Tables()
         run = self.connection.execute
         run("BEGIN")
-        for place, record in read_pairs(submission.listing, tables):
-            provenance = printable(place)
+        for line, record in read_pairs(submission.listing, tables):
+            provenance = printable(line)
             self._add_unreadable(tables)
             try:
                 row = _fields(record)
+                path_key = _normalize(row.path)
+                # the first row of an image decides its split, and the first with a group its group
                 run(
-                    "INSERT OR IGNORE INTO images (path, place, split, together, provenance) VALUES (?, ?, ?, '', ?)",
-                    (row.path, _place(row.path), row.split, provenance),
+                    "INSERT OR IGNORE INTO images (path, path_key, split, together, provenance) "
+                    "VALUES (?, ?, ?, '', ?)",
+                    (row.path, path_key, row.split, provenance),
                 )
-                image, split, together, where = run(
-                    "SELECT id, split, together, provenance FROM images WHERE place = ?", (_place(row.path),)
+                image, split, together, first_provenance = run(
+                    "SELECT id, split, together, provenance FROM images WHERE path_key = ?", (path_key,)
                 ).fetchone()
                 if split != row.split:
-                    raise RecordError(f"the image is {row.split} here and {split} in {where}", rule="split_disjoint")
+                    reason = f"the image is {row.split} here and {split} in {first_provenance}"
+                    raise RecordError(reason, rule="split_disjoint")
                 if row.together and not together:
                     run("UPDATE images SET together = ? WHERE id = ?", (row.together, image))
                 elif row.together not in ("", together):
-                    raise RecordError(
-                        f"the image is of group {row.together!r} here and of {together!r} elsewhere",
-                        rule="group_unique",
-                    )
-                _check_caption(row.caption, rules)
+                    reason = f"the image is of group {row.together!r} here and of {together!r} elsewhere"
+                    raise RecordError(reason, rule="group_unique")
+                columns = {"text": row.caption, **text_columns(row.caption)}
+                for rule in rules:
+                    if not passes(rule.check, columns[rule.column]):
+                        raise RecordError(rule.reason.format_map(columns), rule=rule.name)
             except RecordError as error:
                 self._add_bad(provenance, error.rule, str(error))
                 continue
@@ -113,39 +119,25 @@ class Staging:
 
     def hash_images(self, job: HashJob, processes: int) -> None:
         """Check, hash and store every image that a valid row names."""
-        cursor = self.connection.cursor().execute(
+        # all paths first: a table must not change while it is read
+        items = self.connection.execute(
             "SELECT id, path, split != 'train' FROM images WHERE id IN "
             "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
-        )
-        good: list[tuple[Any, ...]] = []
-        bad: list[tuple[Any, ...]] = []
-
-        def write() -> None:
+        ).fetchall()
+        results = hash_all(items, job, processes)
+        # a block of images per transaction
+        while block := list(islice(results, BLOCK)):
             self.connection.execute("BEGIN")
-            self.connection.executemany(
-                "UPDATE images SET sha256 = ?, pixels = ?, perceptual = ?, fingerprint = ?, width = ?, height = ?, "
-                "stored = ? WHERE id = ?",
-                good,
-            )
-            self.connection.executemany(
-                "UPDATE images SET verdict = 'bad', rule = ?, reason = ? WHERE id = ?",
-                bad,
-            )
+            for number, hashes in block:
+                if isinstance(hashes, ImageError):
+                    values: dict[str, Any] = {"verdict": "bad", "rule": hashes.rule, "reason": printable(hashes.reason)}
+                else:
+                    values = {name: getattr(hashes, name) for name in ("sha256", "pixels", "width", "height")}
+                    values["perceptual"] = signed(hashes.perceptual)
+                    values |= {"fingerprint": hashes.fingerprint.to_bytes(), "stored": stored_name(hashes)}
+                columns = ", ".join(f"{name} = ?" for name in values)
+                self.connection.execute(f"UPDATE images SET {columns} WHERE id = ?", (*values.values(), number))
             self.connection.execute("COMMIT")
-            good.clear()
-            bad.clear()
-
-        # Read numbers and paths first: a table must not change while it is read.
-        items = cursor.fetchall()
-        for number, found in hash_all(items, job, processes):
-            if isinstance(found, ImageError):
-                bad.append((found.rule, printable(found.reason), number))
-            else:
-                hashes = (found.sha256, found.pixels, signed(found.perceptual), found.fingerprint.to_bytes())
-                good.append((*hashes, found.width, found.height, stored_name(found), number))
-            if len(good) + len(bad) >= BLOCK:
-                write()
-        write()
 
     def fingerprints(self, *, held_out: bool = False) -> Iterator[tuple[int, Fingerprint]]:
         """Yield (id, fingerprint) of every image without a verdict, or only of those in evaluation splits."""
@@ -166,9 +158,9 @@ class Staging:
             "SELECT coalesce(p.verdict, i.verdict, 'new'), count(*) FROM pairs p LEFT JOIN images i ON i.id = p.image "
             "GROUP BY 1"
         )
-        found = Counter(dict(self.connection.execute(query).fetchall()))
+        pairs = Counter(dict(self.connection.execute(query).fetchall()))
         names = {"new": "new", "duplicates": "duplicate", "leaks": "leak", "withdrawn": "withdrawn", "bad": "bad"}
-        return {"rows": found.total(), **{name: found[verdict] for name, verdict in names.items()}}
+        return {"rows": pairs.total(), **{name: pairs[verdict] for name, verdict in names.items()}}
 
     def _add_unreadable(self, tables: Tables) -> None:
         for row in tables["quarantine"]:
@@ -209,14 +201,7 @@ def _fields(record: dict[str, Any]) -> _Fields:
     )
 
 
-def _place(path: str) -> str:
+def _normalize(path: str) -> str:
     """Return what the spellings of a path have in common: a.jpg, ./a.jpg; x/a.jpg, x\\a.jpg. Bad paths stay apart."""
     parts = path.replace("\\", "/").split("/")
     return path if ".." in parts or path.startswith("/") else "/".join(part for part in parts if part not in ("", "."))
-
-
-def _check_caption(caption: str, rules: list[Rule]) -> None:
-    columns = {"text": caption, **text_columns(caption)}
-    for rule in rules:
-        if not passes(rule.check, columns[rule.column]):
-            raise RecordError(rule.reason.format_map(columns), rule=rule.name)

@@ -70,6 +70,7 @@ class Submission:
             yield str(self.folder), self.folder.lstat()
             yield from _walk(str(self.folder))
             return
+        # a listing in the inbox: its images and their folders, but no other submission
         yield str(self.listing), self.listing.lstat()
         for entry in sorted(self.folder.iterdir()):
             status = entry.lstat()
@@ -96,9 +97,9 @@ def find_submissions(inbox: Path | None, tracked: list[Path]) -> tuple[list[Subm
     if inbox is not None and inbox.is_file():
         raise DataError(f"{inbox}: a file, not a folder; `ingest.inbox` is the folder where submissions arrive")
     submissions, notes = [], []
-    entries = (
-        [path for path in sorted(inbox.iterdir()) if not _ignored(path)] if inbox is not None and inbox.is_dir() else []
-    )
+    entries: list[Path] = []
+    if inbox is not None and inbox.is_dir():
+        entries = [path for path in sorted(inbox.iterdir()) if not _ignored(path)]
     loose = [path for path in entries if path.suffix.lower() in LISTINGS and path.is_file() and not path.is_symlink()]
     submissions += [Submission(printable(path.name), path.parent, path, loose=True) for path in loose]
     folders = [path for path in entries if path.is_dir() or path.is_symlink()]
@@ -107,17 +108,16 @@ def find_submissions(inbox: Path | None, tracked: list[Path]) -> tuple[list[Subm
             notes.append(f"{path}: a symbolic link; links are not followed")
             continue
         try:
-            found = _listings(path)
+            listings = _listings(path)
         except OSError as error:
             notes.append(f"{path}: unreadable: {explain_system_error(error)}")
             continue
-        if len(found) == 1:
+        if len(listings) == 1:
             by_dvc = path in tracked or os.path.exists(f"{path}.dvc")  # noqa: PTH110 - Path raises for a name too long
-            submissions.append(Submission(printable(path.name), path, found[0], dvc_tracked=by_dvc))
-        elif found:
-            notes.append(
-                f"{path}: {len(found)} listings ({', '.join(p.name for p in found[:3])}); a submission has one"
-            )
+            submissions.append(Submission(printable(path.name), path, listings[0], dvc_tracked=by_dvc))
+        elif listings:
+            names = ", ".join(listing.name for listing in listings[:3])
+            notes.append(f"{path}: {len(listings)} listings ({names}); a submission has one")
         elif not loose:
             notes.append(f"{path}: no {', '.join(LISTINGS)} at its top")
     return submissions, [printable(note) for note in notes]
