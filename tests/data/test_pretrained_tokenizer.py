@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.bert_folder import read_tokenizer
 from vlp_models.data.tables import SCHEMAS, write_table
-from vlp_models.data.tokenizer import CLS, SEP, PretrainedTokenizer, Tokenizer
+from vlp_models.data.tokenizer import CLS, SEP, Tokenizer, read_pretrained
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.objectives.masked_modeling import mask_tokens, word_range
@@ -50,7 +50,7 @@ def test_ids_are_those_of_transformers(folder: Path, tokenizer: Tokenizer, tmp_p
         assert ids == ours.encode_batch([text], 200).ids_BT[0].tolist() == saved(text)["input_ids"]
         assert ids[1:-1] == pretrained(text, add_special_tokens=False)["input_ids"]
     assert ours.matches(tokenizer) and tokenizer.matches(ours)
-    assert not ours.matches(PretrainedTokenizer.from_folder(folder, {"sep": "a"}))
+    assert not ours.matches(read_pretrained(folder, {"sep": "a"}))
     ours.save(tmp_path / "again")
     assert all((tmp_path / "again" / f.name).read_bytes() == f.read_bytes() for f in tmp_path.glob("*.json"))
 
@@ -96,13 +96,13 @@ def test_a_text_is_truncated_and_keeps_its_end(tokenizer: Tokenizer) -> None:
 
 def test_a_missing_mask_token_is_named_and_can_be_appended(tmp_path: Path) -> None:
     folder = write_bpe(tmp_path)
-    plain = PretrainedTokenizer.from_folder(folder)
+    plain = read_pretrained(folder)
     assert plain.mask_id is None and plain.cls_id == plain.sep_id == plain.pad_id
     sizes = {"hidden": 16, "heads": 2, "intermediate": 16, "layers": 1}
     facts = DataFacts(vocab_size=plain.vocab_size, mask_id=None, feature_dim=4, num_classes=4)
     with pytest.raises(ParamsError, match=r"xgpt is trained on masked words.*special_tokens: \{mask: <mask>\}"):
         build_model("xgpt", sizes, facts)
-    more = PretrainedTokenizer.from_folder(folder, {"mask": "<mask>", "pad": "<pad>"})
+    more = read_pretrained(folder, {"mask": "<mask>", "pad": "<pad>"})
     assert more.vocab_size == plain.vocab_size + 2 and {more.mask_id, more.pad_id} == {400, 401}
     more.save(tmp_path / "saved")
     assert Tokenizer.load(tmp_path / "saved").mask_id == more.mask_id
@@ -116,15 +116,15 @@ def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"`tokenizer\.special_tokens\.bos`: unknown; known: pad, unk"):
         read_tokenizer(folder, lowercase=False, special_tokens={"bos": "<s>"})
     with pytest.raises(ParamsError, match=r"`tokenizer\.trim`"):
-        PretrainedTokenizer.from_folder(folder).trimmed(TEXTS)
+        read_pretrained(folder).trimmed(TEXTS)
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(
         DataError, match=r"names no cls and no sep and no pad token.*\{cls: <cls>, sep: <sep>, pad: <pad>"
     ):
-        PretrainedTokenizer.from_folder(folder)
+        read_pretrained(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"tokenizer\.json: no such file; .*save_pretrained"):
-        PretrainedTokenizer.from_folder(folder)
+        read_pretrained(folder)
 
 
 def test_random_words_come_before_a_mask_token_at_the_end() -> None:
@@ -173,7 +173,6 @@ def test_the_stage_saves_it_for_the_others(tmp_path: Path) -> None:
     chosen = dataclasses.replace(params.tokenizer, source="vocab", vocab="xlm", lowercase=False)
     run(dataclasses.replace(params, tokenizer=chosen), workspace)
     saved = Tokenizer.load(workspace.tokenizer)
-    assert isinstance(saved, PretrainedTokenizer)
-    assert saved.vocabulary == PretrainedTokenizer.from_folder(tmp_path / "xlm").vocabulary
+    assert saved.matches(read_pretrained(tmp_path / "xlm"))
     with pytest.raises(ParamsError, match=r"`source: train` they are fixed"):
         dataclasses.replace(params.tokenizer, special_tokens={"mask": "<mask>"})

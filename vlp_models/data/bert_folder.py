@@ -1,17 +1,16 @@
 """A BERT in Hugging Face's layout (config.json, vocab.txt or tokenizer.json, weights), in a folder or a package.
 
-The folder of another model serves as a tokenizer, too (`PretrainedTokenizer`).
+The folder of another model serves as a tokenizer, too (`read_pretrained`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vlp_models.common.packages import PREFIX, check_recorded, package_files
-from vlp_models.data.tokenizer import CONTINUATION, UNK, PretrainedTokenizer, Tokenizer, read_vocabulary
+from vlp_models.data.tokenizer import CONTINUATION, UNK, Tokenizer, read_pretrained, read_settings, read_vocabulary
 from vlp_models.errors import CheckpointError, DataError
 
 CONFIG, VOCABULARY, TOKENIZER, SETTINGS = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
@@ -83,19 +82,18 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
     Raises:
         DataError: both files are missing, they disagree, or the tokenizer has unsupported settings.
     """
-    tokenizer_json = _read(folder / TOKENIZER)
-    settings = _read(folder / SETTINGS) or {}
+    tokenizer_json, settings = read_settings(folder / TOKENIZER), read_settings(folder / SETTINGS)
     tokens = read_vocabulary(folder / VOCABULARY) if (folder / VOCABULARY).exists() else None
-    if tokenizer_json is not None and "model" in tokenizer_json:
+    if "model" in tokenizer_json:
         # settings that split texts in another way than `Tokenizer`
-        differences = [
-            f"{part}.{key} is {_part(tokenizer_json, part).get(key)!r}, not {value!r}"
-            for (part, key), value in _AS_BERT.items()
-            if _part(tokenizer_json, part).get(key) != value
-        ]
+        differences = []
+        for (part, key), value in _AS_BERT.items():
+            actual = _part(tokenizer_json, part).get(key)
+            if actual != value:
+                differences.append(f"{part}.{key} is {actual!r}, not {value!r}")
         # another kind of tokenizer, read as it is
         if differences and _part(tokenizer_json, "model").get("type") != "WordPiece":
-            pretrained = PretrainedTokenizer.from_folder(folder, special_tokens)
+            pretrained = read_pretrained(folder, special_tokens)
             _check_lowercase(folder, pretrained.lowercase, lowercase)
             return pretrained
         if differences:
@@ -109,8 +107,10 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
     if settings.get("tokenize_chinese_chars", True) is False:
         raise DataError(f"{folder / SETTINGS}: tokenize_chinese_chars: false is not supported")
     # tokenizer_config.json overrides the normalizer's settings
-    declared = dict(_part(tokenizer_json or {}, "normalizer"))
-    declared |= _named(settings, do_lower_case="lowercase", strip_accents=None)
+    declared = dict(_part(tokenizer_json, "normalizer"))
+    for key, name in (("do_lower_case", "lowercase"), ("strip_accents", "strip_accents")):
+        if settings.get(key) is not None:
+            declared[name] = settings[key]
     _check_lowercase(folder, declared.get("lowercase", lowercase), lowercase)
     if special_tokens:
         raise DataError(
@@ -145,24 +145,6 @@ def _tokens(tokenizer_json: Mapping[str, Any], file: Path) -> list[str]:
     return tokens
 
 
-def _named(settings: Mapping[str, Any], **names: str | None) -> dict[str, Any]:
-    """Return the settings with these names, under the new names."""
-    return {new or name: settings[name] for name, new in names.items() if settings.get(name) is not None}
-
-
 def _part(tokenizer_json: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = tokenizer_json.get(name)
     return part if isinstance(part, Mapping) else {}
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    """Return a JSON object, or None if the file is missing."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{file}: not a JSON object")
-    return value

@@ -4,7 +4,7 @@ Text is split as by BERT (Devlin et al., 2019): cleaned, optionally lower-cased 
 space and punctuation, then each word into the longest pieces of the vocabulary. Special tokens never come from text:
 "[SEP]" in a caption is a bracket, a word and a bracket.
 
-`PretrainedTokenizer` reads Hugging Face's tokenizer.json (BPE, SentencePiece's Unigram, or any other). It serves every
+`read_pretrained` reads Hugging Face's tokenizer.json (BPE, SentencePiece's Unigram, or any other). It serves every
 stage in the same way, with the same special tokens around a text, under the names that the pretrained model gave them:
 
     [CLS]   cls_token, else bos_token, else eos_token (GPT-2 has one token for both)
@@ -25,11 +25,12 @@ import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Encoding, Regex, normalizers
+from tokenizers import Regex, normalizers
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer, Normalizer
@@ -64,32 +65,55 @@ _CANDIDATES = {
 
 
 class Tokenizer:
-    """Text to ids and back. Make one with `train`, `from_vocab` or `load`."""
+    """Text to ids and back. Make one with `train`, `from_vocab`, `load` or `read_pretrained`."""
 
-    def __init__(self, vocabulary: Sequence[str], *, lowercase: bool, strip_accents: bool | None = None) -> None:
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        *,
+        lowercase: bool,
+        strip_accents: bool | None = None,
+        engine: Engine | None = None,
+        special: Mapping[str, str] = NAMES,
+    ) -> None:
         """Make a tokenizer.
 
         Args:
-            vocabulary: tokens in the order of their ids, including the five special tokens.
+            vocabulary: tokens in the order of their ids, including the special tokens.
             strip_accents: None: same as `lowercase`, as in BERT.
+            engine: splits and encodes texts (`read_pretrained`); None: BERT's word pieces.
+            special: the special tokens; keys of `NAMES`.
 
         Raises:
             DataError: a token occurs twice, or a special token is missing.
         """
-        self._tokens = tuple(vocabulary)
-        self._ids = {token: i for i, token in enumerate(self._tokens)}
-        if len(self._ids) != len(self._tokens):
-            repeated = [token for token, n in Counter(self._tokens).items() if n > 1]
+        self.vocabulary = tuple(vocabulary)
+        self.vocab_size = len(self.vocabulary)
+        self._ids = {token: i for i, token in enumerate(self.vocabulary)}
+        if len(self._ids) != self.vocab_size:
+            repeated = [token for token, n in Counter(self.vocabulary).items() if n > 1]
             raise DataError(f"vocabulary: {len(repeated)} duplicate tokens, such as {repeated[:3]}")
-        missing = [token for token in SPECIAL_TOKENS if token not in self._ids]
+        missing = [token for token in special.values() if token not in self._ids]
         if missing:
             raise DataError(f"vocabulary: special tokens {', '.join(missing)} are missing; use a BERT's vocab.txt")
-        self._special = {token: self._ids[token] for token in SPECIAL_TOKENS}
+        self._names = special
+        ids = {name: self._ids[token] for name, token in special.items()}
+        self.cls_id, self.sep_id, self.pad_id = ids["cls"], ids["sep"], ids["pad"]
+        self.unk_id = ids.get("unk")
+        # None: the tokenizer has no [MASK], so no model can be trained on masked words
+        self.mask_id = ids.get("mask")
+        # ids that masking leaves unchanged and decoding leaves out
+        self.special_ids = tuple(ids.values())
+        self._id_names = {i: NAMES[name] for name, i in ids.items()} | {self.sep_id: SEP}
         self.lowercase = lowercase
         # one form per setting, so that equal tokenizers have equal files
-        self.strip_accents = None if strip_accents is lowercase else strip_accents
-        model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100)
-        self._engine = _engine(model, _normalizer(lowercase, self.strip_accents, self._tokens))
+        self._strip_accents = None if strip_accents is lowercase else strip_accents
+        self.strips_accents = lowercase if strip_accents is None else strip_accents
+        self._is_bert = engine is None
+        if engine is None:
+            model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100)
+            engine = _engine(model, _normalizer(lowercase, self._strip_accents, self.vocabulary))
+        self._engine = engine
 
     @classmethod
     def train(
@@ -106,7 +130,12 @@ class Tokenizer:
         is iterated twice.
         """
         normalizer = _normalizer(lowercase, strip_accents)
-        characters = _frequent_characters(texts, normalizer, min_frequency)
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(normalizer.normalize_str(text))
+        # most frequent first, ties by code point
+        frequent = [c for c, n in counts.items() if n >= min_frequency and not c.isspace()]
+        characters = sorted(frequent, key=lambda c: (-counts[c], c))
         # A word's first letter and its other letters ("##a") are different pieces: at most two per character.
         characters = characters[: max(0, (size - len(SPECIAL_TOKENS)) // 2)]
         # The trainer numbers "##a" pieces in the order of a randomly seeded hash map and breaks ties by number.
@@ -133,14 +162,15 @@ class Tokenizer:
         Raises:
             DataError: the file is missing, not UTF-8, or lacks a special token.
         """
+        vocabulary = read_vocabulary(Path(path))
         try:
-            return cls(read_vocabulary(Path(path)), lowercase=lowercase, strip_accents=strip_accents)
+            return cls(vocabulary, lowercase=lowercase, strip_accents=strip_accents)
         except DataError as error:
-            raise error if str(error).startswith(str(path)) else DataError(f"{path}: {error}") from None
+            raise DataError(f"{path}: {error}") from None
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
-        """Read what `save` or `save_pretrained` wrote, of this class or of `PretrainedTokenizer`.
+        """Read what `save` or `save_pretrained` wrote.
 
         Raises:
             DataError: the files are missing or damaged.
@@ -154,67 +184,79 @@ class Tokenizer:
             raise DataError(f"{file}: not valid JSON: {error}") from None
         # three kinds of file: of another pretrained model, `save_pretrained`'s, and `save`'s
         if isinstance(settings, dict) and "model" in settings and not (Path(directory) / "vocab.txt").exists():
-            return PretrainedTokenizer.load(directory)
+            return read_pretrained(Path(directory))
         if isinstance(settings, dict) and isinstance(settings.get("normalizer"), dict):  # Hugging Face's format
             steps = settings["normalizer"].get("normalizers", [settings["normalizer"]])
             settings = {**steps[-1], "format": FORMAT}  # `_normalizer` has BERT's last
         if not isinstance(settings, dict) or settings.get("format") != FORMAT:
             raise DataError(f"{file}: not tokenizer settings of format {FORMAT}")
-        if not isinstance(settings.get("lowercase"), bool):
-            raise DataError(f"{file}: `lowercase` must be true or false, found {settings.get('lowercase')!r}")
-        accents = settings.get("strip_accents")
-        if accents is not None and not isinstance(accents, bool):
-            raise DataError(f"{file}: `strip_accents` must be true or false, found {accents!r:.60}")
-        return cls.from_vocab(Path(directory) / "vocab.txt", settings["lowercase"], accents)
+        lowercase, accents = settings.get("lowercase"), settings.get("strip_accents")
+        if not isinstance(lowercase, bool) or not isinstance(accents, bool | None):
+            raise DataError(f"{file}: `lowercase` and `strip_accents` must be true or false")
+        return cls.from_vocab(Path(directory) / "vocab.txt", lowercase, accents)
 
     def save(self, directory: Path | str) -> None:
-        """Write vocab.txt and tokenizer.json (the settings); equal tokenizers give equal bytes."""
+        """Write the files that `load` reads; equal tokenizers give equal bytes.
+
+        BERT's are vocab.txt and tokenizer.json with our settings; another model's, those of `save_pretrained`.
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in self._tokens), encoding="utf-8")
+        if not self._is_bert:
+            self.save_pretrained(directory, None)
+            return
+        self._write_vocabulary(directory)
         settings = {"format": FORMAT, "lowercase": self.lowercase, "vocab_size": self.vocab_size}
-        if self.strip_accents is not None:
-            settings["strip_accents"] = self.strip_accents
-        (directory / "tokenizer.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        if self._strip_accents is not None:
+            settings["strip_accents"] = self._strip_accents
+        (directory / FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
-    def save_pretrained(self, directory: Path, max_len: int) -> None:
-        """Write vocab.txt, tokenizer.json and tokenizer_config.json as `transformers.AutoTokenizer` reads them.
+    def save_pretrained(self, directory: Path, max_len: int | None) -> None:
+        """Write tokenizer.json and tokenizer_config.json as `transformers.AutoTokenizer` reads them.
 
         It gives the ids of `encode_batch`: special tokens are added around a text and never found in one.
         """
-        # a copy: this tokenizer must not find special tokens in texts
-        engine = Engine.from_str(self._engine.to_str())
-        engine.add_special_tokens(list(SPECIAL_TOKENS))
-        engine.post_processor = TemplateProcessing(
-            single=f"{CLS} $A {SEP}",
-            pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
-            special_tokens=[(CLS, self.cls_id), (SEP, self.sep_id)],
-        )
-        engine.save(str(directory / "tokenizer.json"))
-        (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in self._tokens), encoding="utf-8")
-        names = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}
+        engine = self._engine
+        if self._is_bert:
+            # a copy: this tokenizer must not find special tokens in texts
+            engine = Engine.from_str(engine.to_str())
+            engine.add_special_tokens(list(SPECIAL_TOKENS))
+            _add_template(engine, CLS, SEP)
+            self._write_vocabulary(directory)
+        engine.save(str(directory / FILE))
         write_json(
-            directory / "tokenizer_config.json",
+            directory / SETTINGS,
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                **{f"{name}_token": token for name, token in names.items()},
-                "model_max_length": max_len,
+                **{f"{name}_token": token for name, token in self._names.items()},
+                **({} if max_len is None else {"model_max_length": max_len}),
                 "split_special_tokens": True,
                 "clean_up_tokenization_spaces": False,
             },
         )
+
+    def _write_vocabulary(self, directory: Path) -> None:
+        (directory / "vocab.txt").write_text("".join(f"{token}\n" for token in self.vocabulary), encoding="utf-8")
 
     def trimmed(self, texts: Iterable[str]) -> Tokenizer:
         """Return the tokenizer without the pieces that no text has.
 
         Special tokens and single characters are kept: `texts` are split as before, other texts at most into smaller
         pieces.
+
+        Raises:
+            ParamsError: it is not a BERT's.
         """
+        if not self._is_bert:
+            raise ParamsError(
+                "params.yaml: `tokenizer.trim` removes a BERT's word pieces; this tokenizer has pieces that depend on "
+                "each other: set it to false"
+            )
         used: set[str] = set(SPECIAL_TOKENS)
         for text in texts:
             used.update(self._engine.encode(text, add_special_tokens=False).tokens)
-        tokens = [token for token in self._tokens if token in used or len(token.removeprefix(CONTINUATION)) == 1]
-        return Tokenizer(tokens, lowercase=self.lowercase, strip_accents=self.strip_accents)
+        tokens = [token for token in self.vocabulary if token in used or len(token.removeprefix(CONTINUATION)) == 1]
+        return Tokenizer(tokens, lowercase=self.lowercase, strip_accents=self._strip_accents)
 
     def reproduce(self, text: str) -> str:
         """Return a text encoded and decoded: as a captioner trained on it can write it at best."""
@@ -239,13 +281,13 @@ class Tokenizer:
         word_BT = torch.full_like(text.ids_BT, -1)  # special tokens and padding belong to no word
         # pieces start behind [CLS]
         for row_T, e, written in zip(word_BT, encoded, texts, strict=True):
-            words = self._word_ids(e, written)[:room]
-            row_T[1 : 1 + len(words)] = torch.tensor(words, dtype=torch.int64)
+            words = e.word_ids
+            if not self._is_bert:
+                # by the last character: a piece may contain the space before a word
+                starts = [start for start, _ in word_spans(written)]
+                words = [max(0, bisect_right(starts, end - 1) - 1) for _, end in e.offsets]
+            row_T[1 : 1 + len(words[:room])] = torch.tensor(words[:room], dtype=torch.int64)
         return dataclasses.replace(text, word_BT=word_BT)
-
-    def _word_ids(self, encoding: Encoding, text: str) -> list[int]:
-        """Return the word of each piece."""
-        return cast(list[int], encoding.word_ids)  # no piece of a text is without a word
 
     def _pad(self, rows: Sequence[Sequence[int]]) -> Text:
         import torch
@@ -294,21 +336,28 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Return readable text up to the first [SEP]; special tokens, including [UNK], are left out.
 
-        The text is composed (NFC): if accents are stripped, Hangul is split into single letters.
+        The text is composed (NFC): if accents are stripped, Hangul is split into single letters. A character that was
+        cut off in the middle of its bytes is left out.
         """
-        words: list[str] = []
-        special = set(self.special_ids)
-        for i in map(int, ids):
-            if i == self.sep_id:
+        text_ids: list[int] = []
+        for position, i in enumerate(map(int, ids)):
+            # where one token is [CLS] and [SEP], the first is [CLS]
+            if i == self.sep_id and (position or self.sep_id != self.cls_id):
                 break
-            if i in special:
-                continue
-            _append(words, self._tokens[i])
-        return unicodedata.normalize("NFC", _join(words))
+            if i not in self._id_names:
+                text_ids.append(i)
+        if self._is_bert:
+            return unicodedata.normalize("NFC", _join(self.merge(text_ids)))
+        return unicodedata.normalize("NFC", self._engine.decode(text_ids, skip_special_tokens=True)).strip(" \ufffd")
 
     def split(self, text: str) -> list[str]:
-        """Return the words of a text before they are split into pieces, including punctuation marks."""
+        """Return the words of a text before they are split into pieces, including punctuation marks.
+
+        A tokenizer without words returns those of the text as it writes it back.
+        """
         engine = self._engine
+        if not self._is_bert:
+            return self.merge(engine.encode(text, add_special_tokens=False).ids)
         assert engine.normalizer is not None
         assert engine.pre_tokenizer is not None
         return [word for word, _ in engine.pre_tokenizer.pre_tokenize_str(engine.normalizer.normalize_str(text))]
@@ -319,55 +368,34 @@ class Tokenizer:
         The result of `split`, if the vocabulary has them. Special tokens are kept.
         """
         words: list[str] = []
-        for i in map(int, ids):
-            _append(words, self._tokens[i])
+        if self._is_bert:
+            for i in map(int, ids):
+                _append(words, self.vocabulary[i])
+            return words
+        # runs of text between special tokens
+        for is_special, run in groupby(map(int, ids), key=self._id_names.__contains__):
+            if is_special:
+                words += [self._id_names[i] for i in run]
+                continue
+            text = self._engine.decode(list(run), skip_special_tokens=True)
+            words += [text[start:end] for start, end in word_spans(text)]
         return words
 
     def matches(self, other: Tokenizer) -> bool:
         """Return whether models of this tokenizer can read the ids of another one."""
-        return self.vocabulary == other.vocabulary
+        if self._is_bert:
+            return self.vocabulary == other.vocabulary
+        # the rules that split a text, too: two BPEs may have the same pieces, but merge others first
+        return self._names == other._names and self._engine.to_str() == other._engine.to_str()
 
     def has_whole(self, word: str) -> bool:
         """Return whether a word of `split` is one piece."""
-        return word in self._ids
-
-    @property
-    def strips_accents(self) -> bool:
-        return self.lowercase if self.strip_accents is None else self.strip_accents
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        return self._tokens
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._tokens)
-
-    @property
-    def pad_id(self) -> int:
-        return self._special[PAD]
-
-    @property
-    def unk_id(self) -> int:
-        return self._special[UNK]
-
-    @property
-    def cls_id(self) -> int:
-        return self._special[CLS]
-
-    @property
-    def sep_id(self) -> int:
-        return self._special[SEP]
-
-    @property
-    def mask_id(self) -> int | None:
-        """The id of [MASK]; None: the tokenizer has none, so no model can be trained on masked words."""
-        return self._special.get(MASK)
-
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        """Return the ids that masking leaves unchanged and decoding leaves out."""
-        return tuple(self._special.values())
+        if self._is_bert:
+            return word in self._ids
+        # the piece of a word behind a space, which some tokenizers make a piece of its own
+        pieces = self._engine.encode(f" {word}", add_special_tokens=False).tokens
+        written = [piece for piece in pieces if piece not in ("▁", "Ġ")]
+        return len(written) == 1 and self._ids.get(written[0], self.unk_id) != self.unk_id
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -419,15 +447,6 @@ def _engine(model: WordPiece, normalizer: Normalizer) -> Engine:
     return engine
 
 
-def _frequent_characters(texts: Iterable[str], normalizer: Normalizer, min_frequency: int) -> list[str]:
-    """Return the characters of the normalized texts, most frequent first, ties by code point."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(normalizer.normalize_str(text))
-    frequent = [c for c, n in counts.items() if n >= min_frequency and not c.isspace()]
-    return sorted(frequent, key=lambda c: (-counts[c], c))
-
-
 def _append(words: list[str], token: str) -> None:
     """Add a new word, or the next piece of the last one."""
     # "##" alone is a word of two signs
@@ -454,172 +473,82 @@ def _join(words: list[str]) -> str:
     return re.sub(rf"(?<={CHARACTERS}) ([-/]) (?=\w)", r"\1", text)
 
 
-class PretrainedTokenizer(Tokenizer):
-    """Text to ids and back. Make one with `from_folder`."""
+def read_pretrained(folder: Path, special_tokens: Mapping[str, str] | None = None) -> Tokenizer:
+    """Read tokenizer.json and tokenizer_config.json, as transformers' or our `save_pretrained` wrote them.
 
-    def __init__(self, engine: Engine, special: Mapping[str, str], where: str) -> None:
-        """
-        Args:
-            special: the token of each of `NAMES`; pad, cls and sep are needed. Unknown tokens are appended.
-            where: the tokenizer's place, for messages.
+    Args:
+        special_tokens: of `NAMES`; the others are those of the folder. Tokens that the vocabulary lacks are appended.
 
-        Raises:
-            DataError: a needed special token is missing.
-        """
-        if missing := [name for name in ("cls", "sep", "pad") if not special.get(name)]:
-            settings = ", ".join(f"{name}: <{name}>" for name in missing)
-            raise DataError(
-                f"{where}: names no {' and no '.join(missing)} token in {SETTINGS}; name them in params.yaml, such as "
-                f"`tokenizer.special_tokens: {{{settings}}}`; a token that the vocabulary lacks is appended to it"
-            )
-        # padding, truncation and dropout are settings of the training of the other model
-        engine.no_padding()
-        engine.no_truncation()
-        if isinstance(engine.model, BPE) and engine.model.dropout:
-            logger.info(
-                "%s: its BPE dropout (%.2g) is off, so that equal texts have equal ids", where, engine.model.dropout
-            )
-            engine.model.dropout = None
-        engine.add_special_tokens([token for token in special.values() if token])
-        engine.encode_special_tokens = True  # "</s>" in a caption is text
-        # a normalizer that puts a space into a text's "</s>" where the model has it as a piece, as Unigrams do
-        for name, token in special.items():
-            if not token or name == "unk":
-                continue
-            if engine.token_to_id(token) in engine.encode(token, add_special_tokens=False).ids:
-                steps = [engine.normalizer] if engine.normalizer else []
-                steps.append(normalizers.Replace(token, f"{token[0]} {token[1:]}"))
-                engine.normalizer = normalizers.Sequence(steps)
-        self._engine = engine
-        self._names = {name: token for name, token in special.items() if token}
-        self._special = {NAMES[name]: cast(int, engine.token_to_id(token)) for name, token in self._names.items()}
-        # ids may have gaps; the vocabulary has a token for each
-        tokens = {i: token for token, i in engine.get_vocab(with_added_tokens=True).items()}
-        self._tokens = tuple(tokens.get(i, f"<no token {i}>") for i in range(max(tokens) + 1))
-        self._ids = {token: i for i, token in tokens.items()}
-        normalizer = engine.normalizer
-        self.lowercase = normalizer is not None and normalizer.normalize_str("A").endswith("a")
-        self.strip_accents = normalizer is not None and normalizer.normalize_str("é").endswith("e")
-        # so that transformers' AutoTokenizer adds the special tokens of `encode_batch`
-        template_ids = {special["cls"]: self.cls_id, special["sep"]: self.sep_id}
-        engine.post_processor = TemplateProcessing(
-            single=[special["cls"], "$A", special["sep"]],
-            pair=[special["cls"], "$A", special["sep"], "$B:1", f"{special['sep']}:1"],
-            special_tokens=list(template_ids.items()),
+    Raises:
+        DataError: a file is missing or damaged, or a needed special token is missing.
+        ParamsError: `special_tokens` has an unknown key.
+    """
+    special_tokens = special_tokens or {}
+    if unknown := sorted(set(special_tokens) - set(NAMES)):
+        raise ParamsError(f"params.yaml: `tokenizer.special_tokens.{unknown[0]}`: unknown; known: {', '.join(NAMES)}")
+    file = folder / FILE
+    if not file.is_file():
+        raise DataError(
+            f"{file}: no such file; `transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` "
+            "writes it from a SentencePiece model or from BPE's vocabulary and merges"
         )
-
-    @classmethod
-    def from_folder(cls, folder: Path, special_tokens: Mapping[str, str] | None = None) -> PretrainedTokenizer:
-        """Read tokenizer.json and tokenizer_config.json, as transformers' `save_pretrained` or `save` below wrote them.
-
-        Args:
-            special_tokens: of `NAMES`; the others are those of the folder.
-
-        Raises:
-            DataError: a file is missing or damaged, or a needed special token is missing.
-            ParamsError: `special_tokens` has an unknown key.
-        """
-        from_params = dict(special_tokens or {})
-        if unknown := sorted(set(from_params) - set(NAMES)):
-            raise ParamsError(
-                f"params.yaml: `tokenizer.special_tokens.{unknown[0]}`: unknown; known: {', '.join(NAMES)}"
-            )
-        file = folder / FILE
-        if not file.is_file():
-            raise DataError(
-                f"{file}: no such file; `transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` "
-                "writes it from a SentencePiece model or from BPE's vocabulary and merges"
-            )
-        try:
-            engine = Engine.from_str(file.read_text(encoding="utf-8"))
-        except Exception as error:  # the library raises plain exceptions
-            raise DataError(f"{file}: not a tokenizer that the library tokenizers reads: {first_line(error)}") from None
-        # the newer file wins
-        settings = {**_read_settings(folder / OLD_SETTINGS), **_read_settings(folder / SETTINGS)}
-        from_settings = {}
-        for name, keys in _CANDIDATES.items():
-            candidates = [_content(settings.get(key)) for key in keys]
-            from_settings[name] = next(filter(None, candidates), "")
-        return cls(engine, {**from_settings, **from_params}, str(folder))
-
-    @classmethod
-    def load(cls, directory: Path | str) -> PretrainedTokenizer:
-        return cls.from_folder(Path(directory))
-
-    def save(self, directory: Path | str) -> None:
-        """Write tokenizer.json and tokenizer_config.json, which AutoTokenizer reads, too."""
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        self.save_pretrained(Path(directory), None)
-
-    def save_pretrained(self, directory: Path, max_len: int | None) -> None:
-        self._engine.save(str(directory / FILE))
-        limit = {} if max_len is None else {"model_max_length": max_len}
-        write_json(
-            directory / SETTINGS,
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                **{f"{name}_token": token for name, token in self._names.items()},
-                **limit,
-                "split_special_tokens": True,
-                "clean_up_tokenization_spaces": False,
-            },
+    try:
+        engine = Engine.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain exceptions
+        raise DataError(f"{file}: not a tokenizer that the library tokenizers reads: {first_line(error)}") from None
+    # the newer file wins
+    settings = {**read_settings(folder / OLD_SETTINGS), **read_settings(folder / SETTINGS)}
+    special = {}
+    for name, keys in _CANDIDATES.items():
+        token = special_tokens.get(name, next(filter(None, (_content(settings.get(key)) for key in keys)), ""))
+        if token:
+            special[name] = token
+    if missing := [name for name in ("cls", "sep", "pad") if name not in special]:
+        needed = ", ".join(f"{name}: <{name}>" for name in missing)
+        raise DataError(
+            f"{folder}: names no {' and no '.join(missing)} token in {SETTINGS}; name them in params.yaml, such as "
+            f"`tokenizer.special_tokens: {{{needed}}}`; a token that the vocabulary lacks is appended to it"
         )
+    _adapt(engine, special, str(folder))
+    # ids may have gaps; the vocabulary has a token for each
+    tokens = {i: token for token, i in engine.get_vocab(with_added_tokens=True).items()}
+    normalizer = engine.normalizer
+    return Tokenizer(
+        [tokens.get(i, f"<no token {i}>") for i in range(max(tokens) + 1)],
+        lowercase=normalizer is not None and normalizer.normalize_str("A").endswith("a"),
+        strip_accents=normalizer is not None and normalizer.normalize_str("é").endswith("e"),
+        engine=engine,
+        special=special,
+    )
 
-    def trimmed(self, texts: Iterable[str]) -> Tokenizer:
-        raise ParamsError(
-            "params.yaml: `tokenizer.trim` removes a BERT's word pieces; this tokenizer has pieces that depend on each "
-            "other: set it to false"
+
+def _adapt(engine: Engine, special: Mapping[str, str], where: str) -> None:
+    """Make an engine encode each text alone, always with the same ids, and find no special token in it."""
+    # padding, truncation and dropout are settings of the training of the other model
+    engine.no_padding()
+    engine.no_truncation()
+    if isinstance(engine.model, BPE) and engine.model.dropout:
+        logger.info(
+            "%s: its BPE dropout (%.2g) is off, so that equal texts have equal ids", where, engine.model.dropout
         )
+        engine.model.dropout = None
+    engine.add_special_tokens(list(special.values()))
+    engine.encode_special_tokens = True  # "</s>" in a caption is text
+    # a normalizer that puts a space into a text's "</s>" where the model has it as a piece, as Unigrams do
+    for name, token in special.items():
+        if name != "unk" and engine.token_to_id(token) in engine.encode(token, add_special_tokens=False).ids:
+            steps = [engine.normalizer] if engine.normalizer else []
+            steps.append(normalizers.Replace(token, f"{token[0]} {token[1:]}"))
+            engine.normalizer = normalizers.Sequence(steps)
+    _add_template(engine, special["cls"], special["sep"])
 
-    def _word_ids(self, encoding: Encoding, text: str) -> list[int]:
-        """Return the word of each piece by its last character: a piece may contain the space before a word."""
-        starts = [start for start, _ in word_spans(text)]
-        return [max(0, bisect_right(starts, end - 1) - 1) for _, end in encoding.offsets]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text up to the first [SEP], or the one after the first token; without special tokens.
-
-        A character that was cut off in the middle of its bytes is left out.
-        """
-        text_ids: list[int] = []
-        special = set(self._special.values())
-        for position, i in enumerate(map(int, ids)):
-            if i == self.sep_id and (position or self.sep_id != self.cls_id):
-                break
-            if i not in special:
-                text_ids.append(i)
-        return unicodedata.normalize("NFC", self._engine.decode(text_ids, skip_special_tokens=True)).strip(" \ufffd")
-
-    def split(self, text: str) -> list[str]:
-        """Return the words of a text as the tokenizer writes it back, including punctuation marks."""
-        return self.merge(self._engine.encode(text, add_special_tokens=False).ids)
-
-    def merge(self, ids: Iterable[int]) -> list[str]:
-        names = {i: name for name, i in self._special.items()} | {self.sep_id: SEP}
-        words: list[str] = []
-        text_ids: list[int] = []  # since the last special token
-        for i in [*map(int, ids), None]:  # None: the end
-            if i is not None and i not in names:
-                text_ids.append(i)
-                continue
-            text = self._engine.decode(text_ids, skip_special_tokens=True) if text_ids else ""
-            words += [text[start:end] for start, end in word_spans(text)]
-            text_ids = []
-            if i is not None:
-                words.append(names[i])
-        return words
-
-    def matches(self, other: Tokenizer) -> bool:
-        """Also the rules that split a text must be equal: two BPEs may have the same pieces, but merge others first."""
-        if not isinstance(other, PretrainedTokenizer):
-            return False
-        return self._special == other._special and self._engine.to_str() == other._engine.to_str()
-
-    def has_whole(self, word: str) -> bool:
-        # the piece of a word behind a space, which some tokenizers make a piece of its own
-        pieces = self._engine.encode(f" {word}", add_special_tokens=False).tokens
-        written = [piece for piece in pieces if piece not in ("▁", "Ġ")]
-        return len(written) == 1 and self._ids[written[0]] != self._special.get(UNK)
+def _add_template(engine: Engine, cls: str, sep: str) -> None:
+    """Let transformers' AutoTokenizer add the special tokens of `encode_batch`."""
+    ids = {token: engine.token_to_id(token) for token in (cls, sep)}
+    engine.post_processor = TemplateProcessing(
+        single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B:1", f"{sep}:1"], special_tokens=list(ids.items())
+    )
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
@@ -638,7 +567,7 @@ def _is_chinese(character: str) -> bool:
     return unicodedata.name(character, "").startswith("CJK ")
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
+def read_settings(file: Path) -> dict[str, Any]:
     """Return a JSON object; empty if the file does not exist."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
