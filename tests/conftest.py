@@ -28,7 +28,6 @@ CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
 BORROWERS = {
     "fuzz/test_fuzz.py": "plugin_kit",
     "models/test_images_per_text.py": "plugin_kit",
-    "models/test_lora.py": "plugin_kit",
     "objectives/test_across_models.py": "plugin_kit",
     "serving/test_pixel_models.py": "plugin_kit",
 }

@@ -313,6 +313,7 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
     for section, values in changes.items():
         raw[section] = merged(raw.get(section, {}), values)
+    raw = json.loads(json.dumps(raw))  # no part twice: it would be dumped as an alias
     (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     params = load_params(root / "params.yaml")
     for model in params.models:

@@ -25,6 +25,7 @@ from vlp_models.errors import ParamsError
 ROOT = Path(__file__).parents[1]  # of the package that is running
 # name -> `module:object`
 TABLES = (
+    "ADAPTERS",
     "CONTRIB",
     "FAMILIES",
     "TASKS",

@@ -24,6 +24,12 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "lmms_eval": {},
+    "lora": {
+        "adapters": {
+            "add": "vlp_models.contrib.lora.adapters:add_lora",
+            "publish": "vlp_models.contrib.lora.adapters:publish_adapters",
+        }
+    },
     "plugin_kit": {},
     "sinks": {
         "sinks": {

@@ -29,7 +29,7 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint_info import CheckpointInfo
 
 WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
-ADAPTER_FOLDER = "adapter"  # of a run that trained adapters (training/lora.py): only those, next to the merged weights
+ADAPTER_FOLDER = "adapter"  # of a run that trained adapters (contrib/lora): only those, next to the merged weights
 SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, in the format of `sha256sum --check`
 UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # for a checkpoint that no data limited
 SMALL = 1024  # a width up to this one is no danger to memory

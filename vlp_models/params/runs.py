@@ -396,7 +396,7 @@ class ExtraCaptionsParams:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraParams:
-    """Adapters that are trained instead of the model's weights (training/lora.py). The task's head is trained, too.
+    """Adapters that are trained instead of the model's weights (contrib/lora). The task's head is trained, too.
 
     rank     of the product that is added to a layer's weights; 0: no adapters, all weights are trained
     alpha    the product is multiplied by alpha / rank

@@ -24,6 +24,7 @@ from vlp_models.params.schema import check_known, suggestion
 from vlp_models.pipeline.dvc.graph import InUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel
+from vlp_models.training import ADAPTERS
 from vlp_models.vision import pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
 
@@ -182,6 +183,8 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
         raise ParamsError(
             f"{where}.options.self_critical` does not work with `trainer.strategy: fsdp`; set the strategy to auto"
         )
+    if run.lora.rank and not ADAPTERS:
+        raise MissingToolError(f"{where}.lora` needs vlp_models/contrib/lora, which is not installed")
     if run.lora.rank and not is_installed("peft"):
         raise MissingToolError(f"{where}.lora` needs peft, which is not installed: the extra `lora`")
     # the model, as its section of params.yaml describes it, and with the configs of the runs that lead to this one

@@ -28,6 +28,7 @@ from vlp_models.params import Params, StreamParams, split_start, to_plain
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, read_stages
 from vlp_models.registry.mlflow_run import DataInput
 from vlp_models.tasks import TASKS
+from vlp_models.training import ADAPTERS
 
 PROVENANCE = "provenance.json"  # in the work directory: {"provenance": ..., "detector_id": ...}
 LOCKS = ("params.yaml", "dvc.lock", "requirements.lock")
@@ -146,6 +147,8 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
             start_weights |= {"vision_warmup": warmup["boxes"]} if warmup else {}
         if kind != "initial":
             code |= {f"{PACKAGE}.pipeline.stages.{kind}", FAMILIES[family]}
+        if kind == "finetune" and params.finetune[name.partition("/")[2]].lora.rank:
+            code |= set(ADAPTERS.values())
     modules = [TASKS[params.finetune[run].task], *code]
     identity = {
         "variant": params.variant_of(run),

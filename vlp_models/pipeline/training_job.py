@@ -20,6 +20,7 @@ from torch import nn
 from vlp_models.common.device import is_main_process
 from vlp_models.common.io import output_directory, write_json, write_text
 from vlp_models.common.packages import is_installed
+from vlp_models.common.plugins import import_target
 from vlp_models.common.portable import is_portable
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, require_output, write_manifest
@@ -39,9 +40,9 @@ from vlp_models.pipeline.unrecorded_results import (
 )
 from vlp_models.registry.curve_loggers import CurveLogger, log_curves, open_sinks, sink_state_files
 from vlp_models.registry.mlflow_run import STATE, MLflowRun
+from vlp_models.training import ADAPTERS
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.log import as_csv, final_numbers
-from vlp_models.training.lora import remove_lora, save_adapter
 from vlp_models.training.resume import clear_resume_points
 from vlp_models.training.run import Plan, fit
 
@@ -223,11 +224,16 @@ class TrainingJob:
         with output_directory(final) as directory:
             info = dataclasses.replace(info, provenance=self._provenance())
             if lora.rank:
-                adapter = directory / ADAPTER_FOLDER
-                adapter.mkdir()
-                own = (info, self.data.tokenizer, training.labels)
-                save_adapter(adapter, training.checkpoint, lora, self.start, *own, location=final / ADAPTER_FOLDER)
-                remove_lora(training.checkpoint)
+                import_target(ADAPTERS["publish"])(
+                    directory / ADAPTER_FOLDER,
+                    training.checkpoint,
+                    lora,
+                    self.start,
+                    info,
+                    self.data.tokenizer,
+                    training.labels,
+                    location=final / ADAPTER_FOLDER,
+                )
             counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
             write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)
             write_manifest(directory, stage=self.stage, params=self.settings, counts=counts)

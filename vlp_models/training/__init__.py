@@ -1,0 +1,5 @@
+"""The training loop. ADAPTERS: how a run with `lora` adds adapters to its model and publishes them."""
+
+from vlp_models.common.plugins import Table
+
+ADAPTERS = Table("adapters", {})  # add, publish -> `module:function`, of contrib/lora

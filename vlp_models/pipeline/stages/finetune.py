@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
@@ -30,6 +31,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.pipeline.training_job import TrainingJob
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import read_options
+    from vlp_models.training import ADAPTERS
 
     if key not in params.finetune:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{suggestion(key, params.finetune)}")
@@ -46,7 +48,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             view=task_class(p.task).training_view(options),
             settings={"finetune": {key: to_plain(p)}},
             files={"augment": augmented} if augmented else {},
-            modules=[TASKS[p.task]],
+            modules=[TASKS[p.task], *(ADAPTERS.values() if p.lora.rank else ())],
         )
         job.run(partial(_build, augmented=augmented))
 
@@ -60,7 +62,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     from vlp_models.pipeline.training_job import Training
     from vlp_models.tasks import task_class
     from vlp_models.tasks.base import check_texts_per_image, read_options
-    from vlp_models.training.lora import add_lora
+    from vlp_models.training import ADAPTERS
 
     p, start, where = cast(FinetuneParams, job.section), job.start_info, job.name.replace("/", ".")
     task = task_class(p.task)
@@ -81,10 +83,8 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     load_start(model, start, part_of(weights, "model"), job.start)
     if start.task == p.task and (not task.has_labels or read_labels(job.start) == labels):
         load_checkpoint_weights(task_model.head, part_of(weights, "head"), job.start)
-    if p.lora.rank and job.params.trainer.strategy == "fsdp":
-        raise ParamsError(f"params.yaml: `{where}.lora`: not with `trainer.strategy: fsdp`; set the strategy to auto")
     if p.lora.rank:
-        add_lora(task_model, p.lora, f"{where}.lora")
+        import_target(ADAPTERS["add"])(task_model, p.lora, f"{where}.lora")
     check_texts_per_image(where, task, task_model.model, task_model.options, p.texts_per_image)
     return Training(
         model=task_model,

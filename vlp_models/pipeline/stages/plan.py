@@ -20,6 +20,7 @@ from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, InUse, build_pipeline
 from vlp_models.serving.bundle import SERVING_MODULES
+from vlp_models.training import ADAPTERS
 
 if TYPE_CHECKING:
     from vlp_models.data.shards.contents import Kind
@@ -132,9 +133,9 @@ def changed_code(workspace: Workspace) -> list[str]:
 
 
 def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
-    # A registered version includes the code that serves it.
-    served = SERVING_MODULES if (kind, name) == ("stages", "register") else ()
-    return hash_sources([module, *served])
+    # A registered version includes the code that serves it, and a fine-tuning may train adapters.
+    more = {"register": SERVING_MODULES, "finetune": ADAPTERS.values()}.get(name, ()) if kind == "stages" else ()
+    return hash_sources([module, *more])
 
 
 def code_modules() -> dict[str, dict[str, str]]:

@@ -1,8 +1,8 @@
 """LoRA: train small matrices that are added to a model's weights, instead of the weights (Hu et al. 2021).
 
 `add_lora` puts peft's adapters on a model and freezes everything else but the task's head. After training,
-`save_adapter` writes a small folder that refers to the checkpoint it starts from, and `remove_lora` adds the adapters
-to the weights: an ordinary model is left. `merge_adapter` makes an ordinary checkpoint of such a folder, without peft.
+`publish_adapters` writes a small folder that refers to the checkpoint it starts from, and adds the adapters to the
+weights: an ordinary model is left. `merge_adapter` makes an ordinary checkpoint of such a folder, without peft.
 
 An adapter folder:
 
@@ -106,21 +106,10 @@ def _is_adapter(name: str) -> bool:
     return any(f".{part}" in f".{name}" for part in _PARTS)
 
 
-def remove_lora(module: nn.Module) -> None:
-    """Add the adapters to the weights, in place, and put the plain layers back. Without adapters, nothing changes."""
-    wrapped = [(name, layer) for name, layer in module.named_modules() if hasattr(layer, "get_delta_weight")]
-    for name, layer in wrapped:
-        merged: Any = layer
-        merged.merge()
-        parent, _, last = name.rpartition(".")
-        plain: nn.Module = merged.get_base_layer()
-        module.get_submodule(parent)._modules[last] = plain
-
-
 # ---- On disk --------------------------------------------------------------------------------------------------------
 
 
-def save_adapter(
+def publish_adapters(
     directory: Path,
     module: nn.Module,
     params: LoraParams,
@@ -131,14 +120,15 @@ def save_adapter(
     *,
     location: Path | None = None,
 ) -> None:
-    """Write an adapter folder into an existing directory.
+    """Write an adapter folder, and add the adapters to the weights of `module`, in place of its adapted layers.
 
     Args:
         module: with adapters, by `add_lora`.
         location: where the folder will be, from which it names its base; None: where it is written.
         base: the checkpoint whose weights `module` had before.
     """
-    weights, base_weights = plain_names(module.state_dict()), read_weights(base)
+    directory.mkdir(exist_ok=True)
+    weights, base_weights = _plain_names(module.state_dict()), read_weights(base)
     # The head, the adapters, and the model's weights that differ from the base.
     changed = {}
     for name, weight in weights.items():
@@ -161,9 +151,16 @@ def save_adapter(
     )
     write_config(directory, info, tokenizer, labels)
     write_sums(directory)
+    for name, layer in list(module.named_modules()):
+        if hasattr(layer, "get_delta_weight"):  # a layer of peft
+            adapted: Any = layer
+            adapted.merge()
+            parent, _, last = name.rpartition(".")
+            plain: nn.Module = adapted.get_base_layer()
+            module.get_submodule(parent)._modules[last] = plain
 
 
-def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a model with adapters under the names of a checkpoint, each tensor once."""
     tied = tied_names(state)
     weights = {}

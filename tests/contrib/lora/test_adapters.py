@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vlp_models.contrib.lora.adapters import ADAPTER, add_lora, merge_adapter, publish_adapters, read_adapter
 from vlp_models.contrib.plugin_kit.conformance.families import outputs
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes, write_sample_scenes
 from vlp_models.contrib.plugin_kit.conformance.trial import (
@@ -30,7 +31,6 @@ from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.protocols import Generates
 from vlp_models.params import LoraParams
 from vlp_models.tasks.base import TaskModel, load_task_model
-from vlp_models.training.lora import ADAPTER, add_lora, merge_adapter, read_adapter, remove_lora, save_adapter
 
 peft = pytest.importorskip("peft", reason="an extra: requirements-lora.lock")
 from peft.tuners.lora import LoraLayer  # noqa: E402
@@ -163,9 +163,8 @@ def test_an_adapter_folder_refers_to_its_base_and_merges(family: str, scenes: Sa
     with torch.no_grad():
         adapted = task.model.fuse(batch.image, batch.text).pooled_BP
     folder, merged = tmp_path / "adapter", tmp_path / "merged"
-    folder.mkdir()
     merged.mkdir()
-    save_adapter(folder, task, lora, base, task.info, scenes.tokenizer, task.labels)
+    publish_adapters(folder, task, lora, base, task.info, scenes.tokenizer, task.labels)
     assert (folder / ADAPTER).stat().st_size < (base / WEIGHTS).stat().st_size
     merge_adapter(folder, merged)
     loaded = load_task_model(merged)
@@ -173,8 +172,7 @@ def test_an_adapter_folder_refers_to_its_base_and_merges(family: str, scenes: Sa
         found = loaded.model.fuse(batch.image, batch.text).pooled_BP
     torch.testing.assert_close(found, adapted, atol=1e-5, rtol=1e-5)
 
-    # what `remove_lora` leaves is the same ordinary model
-    remove_lora(task)
+    # the published task is the same ordinary model
     assert set(task.state_dict()) == set(loaded.state_dict())
     for name, weight in task.state_dict().items():
         torch.testing.assert_close(weight, loaded.state_dict()[name], atol=1e-6, rtol=1e-5)
@@ -197,9 +195,8 @@ def test_weights_that_the_run_left_out_do_not_return(scenes: SampleScenes, tmp_p
     save_file({**read_weights(base), "model.more.weight": torch.ones(2)}, base / WEIGHTS)
     (base / SUMS).unlink()
     folder, merged = tmp_path / "adapter", tmp_path / "merged"
-    folder.mkdir()
     merged.mkdir()
-    save_adapter(folder, task, lora, base, task.info, scenes.tokenizer, task.labels)
+    publish_adapters(folder, task, lora, base, task.info, scenes.tokenizer, task.labels)
     merge_adapter(folder, merged)
     assert "more.weight" not in load_task_model(merged).model.state_dict()
 

@@ -1,0 +1,1 @@
+"""LoRA: `finetune.RUN.lora` trains adapters instead of the weights."""
