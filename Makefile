@@ -14,8 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-all test-sinks test-lmms test-long test-cluster faults fuzz audit image lint docs wheel bench ablations-tden ablations-unified-vlp \
-	ablations-xgpt ablations-vlmo ablations-soho leaderboard pictures clean
+.PHONY: help install demo nlvr flickr8k check test test-all test-sinks test-lmms test-long test-cluster faults fuzz audit image lint docs wheel bench leaderboard \
+	pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,9 +36,8 @@ help:
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"
 	@echo "make image      build a Docker image with the locked packages, for a cluster"
-	@echo "make ablations-tden  test the claims of the TDEN paper at small scale (about two hours)"
-	@echo "make ablations-unified-vlp, -xgpt, -vlmo, -soho  likewise for the other models (one to three hours each)"
-	@echo "make leaderboard  compare the five models at equal budgets and equal search (about an hour)"
+	@echo "make leaderboard  compare the five models at equal budgets, on three seeds (about an hour per seed)"
+	@echo "     ... SEEDS=\"1 2 3 4 5\" CLAIMS=\"tden xgpt\"   other seeds; also the papers' claims about these models"
 	@echo "make pictures   take the screenshots of README, after make demo (needs Chromium)"
 	@echo "make wheel      write the package to dist/; equal sources give equal bytes"
 	@echo "make bench      run the speed benchmarks, write benchmarks/results/"
@@ -124,7 +123,6 @@ lint: install
 	@ruff check .
 	@ruff format --check .
 	@mypy
-	@MYPYPATH=studies mypy studies
 	@MYPYPATH=benchmarks mypy benchmarks
 	@MYPYPATH=docs/_ext mypy docs/_ext docs/conf.py
 	@lint-imports
@@ -141,33 +139,29 @@ docs: install
 	@python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --builder html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-ablations-tden: install
-	@python studies/tden.py
-
-ablations-unified-vlp: install
-	@python studies/unified_vlp.py
-
-ablations-xgpt: install
-	@python studies/xgpt.py
-
-ablations-vlmo: install
-	@python studies/vlmo.py
-
-ablations-soho: install
-	@python studies/soho.py
-
+# A project per seed; `vlp compare` then reads the results of all of them. What is finished is not run again.
+LEADERBOARD := .work/leaderboard
+SEEDS := 1 2 3
 leaderboard: install
-	@python studies/leaderboard.py
+	@for seed in $(SEEDS); do \
+		folder=$(LEADERBOARD)/seed-$$seed; \
+		test -d $$folder || vlp init $$folder || exit 1; \
+		(cd $$folder && vlp use leaderboard --set defaults.pretrain.seed=$$seed --set defaults.finetune.seed=$$seed && \
+			for name in $(CLAIMS); do vlp use claims-$$name || exit 1; done && vlp run) || exit 1; \
+	done
+	@cd $(LEADERBOARD) && for test in captioning/CIDEr vqa/accuracy retrieval/R@1; do \
+		task=$${test%/*}; echo "== $$task, against TDEN"; \
+		vlp compare $$(ls -d seed-*/reports/eval/tden-$$task) $$(ls -d seed-*/reports/eval/*-$$task | grep -v "/tden-$$task\$$") \
+			--metric "target test $${test#*/}" || exit 1; \
+	done
 
 # Playwright drives the machine's Chromium; nothing else needs it.
 pictures: install
 	@uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-pictures.lock
 	@python docs/pictures/take.py
 
-# Others need photographs (duplicates.py) or hours (scale.py), measure no speed (gate.py), or have their commands in
-# docs/results/speed.md (roofline.py, serving.py, int8.py).
-SPEED := decoding decoding_xgpt ingest loader orchestration retrieval soho_inference soho_step training_loop training_step \
-	two_pass_step unified_vlp vlmo_inference
+# benchmarks/README.md lists the others: they need photographs, a GPU, a trained project or hours.
+SPEED := decoding ingest loader orchestration training_loop training_step
 bench: install
 	@for name in $(SPEED); do echo "== $$name"; python benchmarks/$$name.py || exit 1; done
 

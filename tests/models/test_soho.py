@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from model_checks import protocols_of
+from soho_expanded import expanded_losses
 from soho_toys import ALL, CODES, PUBLIC, batch_of, build, losses
 
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.soho.pairs import first_with_code, hide_codes, make_pairs
 from vlp_models.models.soho.variants import Gate
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from soho_expanded import expanded_losses
 
 SUMMED = ("mlm", "mvm", "itm")
 

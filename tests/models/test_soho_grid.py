@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +10,6 @@ from soho_toys import build
 
 from vlp_models.data.batch import Pixels
 from vlp_models.models.layers.embeddings import sine_positions
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 SUMMED = ("mlm", "mvm", "itm")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from plain_vlmo import random_state
 from torch import Tensor
 
 from vlp_models.contrib.authors_checkpoints.vlmo import read_vlmo
@@ -31,9 +31,6 @@ from vlp_models.params import GroupParams, to_plain
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
 from vlp_models.training.optim import Freezing
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from plain_vlmo import random_state
 
 HEADS, SIDE, WIDER, TEXT, TEXTS = 3, 64, 96, 12, 20  # TEXT tokens of a pair's text, TEXTS of a text alone
 SIZES: dict[str, Any] = {"hidden": 24, "heads": HEADS, "layers": 4, "start": 2, "patch": 16, "vocab": 40}

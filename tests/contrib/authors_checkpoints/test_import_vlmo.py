@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from pixel_toys import write_workspace
+from plain_vlmo import random_state
 from safetensors.torch import load_file
 
 from vlp_models.cli.presets import apply_overlay
@@ -17,9 +17,6 @@ from vlp_models.errors import CheckpointError
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages import initial
 from vlp_models.tasks.base import load_task_model
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-from plain_vlmo import random_state
 
 SIZES = {"hidden": 16, "heads": 2, "layers": 2, "start": 1, "side": 16, "patch": 8}
 

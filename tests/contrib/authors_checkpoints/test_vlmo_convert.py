@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from plain_vlmo import PlainVLMo, random_state
 from torch import Tensor
 
 from vlp_models.contrib.authors_checkpoints.vlmo import convert_vlmo
@@ -19,9 +19,6 @@ from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
 from vlp_models.models.convert.vlmo_images import convert_beit
 from vlp_models.models.vlmo.image_tokens import DVAE
 from vlp_models.models.vlmo.model import VLMo
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-from plain_vlmo import PlainVLMo, random_state
 
 SIZES: dict[str, Any] = {"hidden": 64, "heads": 4, "layers": 3, "start": 2, "side": 32, "patch": 8, "vocab": 30}
 FACTS = DataFacts(vocab_size=30, mask_id=4)

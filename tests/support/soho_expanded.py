@@ -1,4 +1,4 @@
-"""SOHO's pretraining losses without its optimizations: the baseline of soho_step.py and a reference for tests.
+"""SOHO's pretraining losses without its optimizations: a reference for tests.
 
 The CNN runs once per image. Its maps are then copied for every text, and the neck, the dictionary and the positions run
 on the copies; sequences are padded; vocabulary logits are computed at every position, code logits at every cell.

@@ -1,4 +1,4 @@
-"""A plain VLMo on weights in the public layout: the baseline of vlmo_inference.py, and the reference of
+"""A plain VLMo on weights in the public layout: the reference of
 tests/contrib/authors_checkpoints/test_vlmo_convert.py.
 
 Softmax is explicit, each pass gathers all layers' biases from a single table, and texts stay padded to their full
