@@ -32,6 +32,8 @@ VLMO_BASE = 201_242_781
 XGPT_PAPER = 114_897_978  # one stack of twelve layers, one embedding matrix
 XGPT_DEMO = 5_135_674
 
+LEADERBOARD = {2_520_256, 6_668_538, 2_253_498, 4_345_493, 2_210_668}  # 64 wide, one to four layers
+
 # preset -> the presets below it, and the parameters of its models with this vocabulary, features and classes
 PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "tiny": ([], 600_784),
@@ -84,6 +86,13 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "vlmo-nlvr2": (["vlmo-base"], VLMO_BASE),
     "vlmo-flickr30k": (["vlmo-base"], VLMO_BASE),
     "vlmo-snli-ve": (["vlmo-base"], VLMO_BASE),
+    "leaderboard": ([], LEADERBOARD),
+    "claims-tden": (["leaderboard"], {*LEADERBOARD, 2_520_321}),
+    "claims-unified-vlp": (["leaderboard"], {*LEADERBOARD, 6_670_139}),
+    "claims-xgpt": (["leaderboard"], {*LEADERBOARD, 2_253_242, 2_386_746}),
+    "claims-vlmo": (["leaderboard"], {*LEADERBOARD, 4_212_629, 4_312_277}),
+    "claims-soho": (["leaderboard"], {*LEADERBOARD, 2_198_060, 2_204_428, 2_235_628}),
+    "claims-objectives": (["leaderboard"], LEADERBOARD),
 }
 
 
