@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -39,3 +40,34 @@ def test_flickr8k_preset_comes_first_then_each_model_in_order_then_run() -> None
 
 def test_nothing_runs_if_a_preset_does_not_exist() -> None:
     assert calls("MODELS=xgtp soho") == ["use flickr8k", "use flickr8k-xgtp"]
+
+
+def test_leaderboard_makes_a_project_per_seed_and_compares_every_run_with_tden(tmp_path: Path) -> None:
+    stub = """vlp() {
+        echo "$*"
+        test "$1" = init || return 0
+        for run in tden tden-encoder xgpt; do
+            for task in captioning vqa retrieval; do mkdir -p "$2/reports/eval/$run-$task"; done
+        done
+    }\n"""
+    settings = [f"LEADERBOARD={tmp_path}", "SEEDS=1 2", "CLAIMS=tden xgpt"]
+    plain = {"PATH": os.environ["PATH"]}
+    made = subprocess.run(["make", "-n", "leaderboard", *settings], cwd=ROOT, env=plain, capture_output=True, text=True)
+    recipe = "for seed in" + made.stdout.partition("for seed in")[2]
+    done = subprocess.run(["sh", "-ec", stub + recipe], cwd=ROOT, env=plain, capture_output=True, text=True, timeout=60)
+    *projects, _, captions, _, _, _, _ = done.stdout.splitlines()
+    assert projects == [
+        command
+        for seed in "12"
+        for command in (
+            f"init {tmp_path}/seed-{seed}",
+            f"use leaderboard --set defaults.pretrain.seed={seed} --set defaults.finetune.seed={seed}",
+            "use claims-tden",
+            "use claims-xgpt",
+            "run",
+        )
+    ]
+    first, *others = re.findall(r"seed-(\d)/reports/eval/(\S+)", captions)
+    assert [first, others[0]] == [("1", "tden-captioning"), ("2", "tden-captioning")]
+    assert sorted(others[1:]) == [(s, f"{run}-captioning") for s in "12" for run in ("tden-encoder", "xgpt")]
+    assert captions.startswith("compare ") and captions.endswith("--metric target test CIDEr")
