@@ -45,44 +45,57 @@ def changed_bundle(path: Path, folder: Path, name: str, change: Callable[[bytes]
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
-        path = tmp_path / "page.md"
+def page(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Return a function that writes docs/page.md and its bindings to a folder of their own."""
+
+    def write(text: str, bindings: str) -> Path:
+        path = tmp_path / "docs" / "page.md"
+        (tmp_path / figures.BINDINGS).mkdir(parents=True)
         path.write_text(text, encoding="utf-8")
+        (tmp_path / figures.BINDINGS / "page.toml").write_text(bindings, encoding="utf-8")
         return path
 
     return write
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Callable[[Any], str]:
-    """Return a function that writes one.json and returns the option that names its folder."""
+def fill(tmp_path: Path) -> Callable[..., int]:
+    """Return a function that fills in docs/page.md from the content of one.json."""
 
-    def write(content: Any) -> str:
+    def run(content: Any, *options: str) -> int:
         (tmp_path / "one.json").write_text(json.dumps(content), encoding="utf-8")
-        return f"--sources={tmp_path}"
+        return figures.main([f"--root={tmp_path}", f"--sources={tmp_path}", *options])
 
-    return write
+    return run
+
+
+def copy_pages(root: Path, *names: str) -> list[Path]:
+    """Copy pages and their bindings to another root."""
+    for name in names:
+        for source in (name, figures.BINDINGS / Path(name.removeprefix("docs/")).with_suffix(".toml")):
+            (root / source).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / source, root / source)
+    return [root / name for name in names]
 
 
 def test_figures_are_those_of_their_sources() -> None:
     sources = figures.Sources()
-    filled = [figures.fill(path, sources) for path in figures.pages()]
-    assert not [error for one in filled for error in one.errors]
-    assert not [str(figure) for one in filled for figure in one.figures if figure.old != figure.new]
-    counts = {one.name: len(one.figures) for one in filled}
+    pages = [figures.fill(path, ROOT, sources)[1] for path in (ROOT / figures.BINDINGS).rglob("*.toml")]
+    assert not [error for page in pages for error in page.errors]
+    assert not [str(figure) for page in pages for figure in page.figures if figure.old != figure.new]
+    counts = {page.name: len(page.figures) for page in pages}
     assert {name: count for name, count in FILLED.items() if counts[name] < count} == {}
 
 
 def test_changed_number_is_named_and_not_written_by_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = tmp_path / "speed.md"
-    text = (ROOT / "docs" / "results" / "speed.md").read_text(encoding="utf-8")
+    (copy,) = copy_pages(tmp_path, "docs/results/speed.md")
+    text = copy.read_text(encoding="utf-8")
     copy.write_text(text.replace("| 52% |", "| 53% |", 1), encoding="utf-8")
     line = text[: text.index("| 52% |")].count("\n") + 1
-    assert figures.main(["--check", str(copy)]) == 1
+    assert figures.main(["--check", f"--root={tmp_path}"]) == 1
     assert f"speed.md:{line}: 53 is 52 in roofline-demo-cpu.json models.tden.share" in capsys.readouterr().out
     assert "| 53% |" in copy.read_text(encoding="utf-8")
-    assert figures.main([str(copy)]) == 0
+    assert figures.main([f"--root={tmp_path}"]) == 0
     assert copy.read_text(encoding="utf-8") == text
 
 
@@ -102,54 +115,72 @@ def test_new_bundle_rewrites_scores_captions_and_hashes(tmp_path: Path) -> None:
         "predictions-test.jsonl",
         lambda content: content.replace(b'"caption": "a purple circle', b'"caption": "two gold circles'),
     )
-    pages = [tmp_path / "README.md", tmp_path / "demo.md"]
-    for copy, original in zip(pages, (ROOT / "README.md", ROOT / "docs" / "get-started" / "demo.md"), strict=True):
-        shutil.copy(original, copy)
-    assert figures.main([f"--sources={tmp_path}", *map(str, pages)]) == 0
-    assert "| CIDEr | 1151.1 (-2.0 to 4.0)<!--" in pages[0].read_text(encoding="utf-8")
+    pages = copy_pages(tmp_path, "README.md", "docs/get-started/demo.md")
+    assert figures.main([f"--sources={tmp_path}", f"--root={tmp_path}"]) == 0
+    assert "| CIDEr | 1151.1 (-2.0 to 4.0) |" in pages[0].read_text(encoding="utf-8")
     for copy in pages:
         assert "two gold circles and a purple star." in copy.read_text(encoding="utf-8")
-    assert figures.main([f"--sources={tmp_path}", "--check", *map(str, pages)]) == 0
-    assert figures.main(["--check", *map(str, pages)]) == 1
+    assert figures.main([f"--sources={tmp_path}", "--check", f"--root={tmp_path}"]) == 0
+    assert figures.main(["--check", f"--root={tmp_path}"]) == 1
 
 
 def test_changed_bundle_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], page: Callable[[str], Path]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], page: Callable[[str, str], Path]
 ) -> None:
     content = bytearray((RUNS / "tden-vqa.run.zip").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "tden-vqa.run.zip").write_bytes(content)
-    path = page("seed 1<!-- figures: tden-vqa.run.zip seed -->\n")
-    assert figures.main([f"--sources={tmp_path}", str(path)]) == 1
-    assert "page.md:1: " in capsys.readouterr().out
+    page("seed 1\n", '[[text]]\ntext = "seed #"\nfigures = "tden-vqa.run.zip seed"\n')
+    assert figures.main([f"--sources={tmp_path}", f"--root={tmp_path}"]) == 1
+    assert "docs/page.md: tden-vqa.run.zip seed" in capsys.readouterr().out
 
 
-TABLE = """<!-- figures: one.json runs[name=$row]
-rows: a; -; b
-| | times.mean .1f; times.max | share .0% | $row.note |
--->
+TABLE = """# Runs
+
+```
+# not a heading
+```
+
 | | mean, max | share | note |
 |---|---|---|---|
 | A | **0.0** s of 9 | 1% | `x` |
 | by hand | 5.5 of 6 | 7% | `hand` |
 | B | 0.0 s of 9 | | `y` |
 """
+BINDING = """[[table]]
+below = "Runs"
+number = 2
+source = "one.json runs[name=$row]"
+rows = ["a", "-", "b"]
+columns = ["", "times.mean .1f; times.max", "share .0%", "$row.note"]
+"""
 
 
 def test_table_keeps_its_words_rows_by_hand_and_empty_cells(
-    page: Callable[[str], Path], source: Callable[[Any], str]
+    page: Callable[[str, str], Path], fill: Callable[..., int]
 ) -> None:
     runs = [
         {"name": "a", "times": [1, 2], "share": 0.25, "a": {"note": "slow"}},
         {"name": "b", "times": [1234, 1235], "share": None, "b": {"note": "fast"}},
     ]
-    path = page(TABLE)
-    assert figures.main([source({"runs": runs}), str(path)]) == 0
-    assert path.read_text(encoding="utf-8").splitlines()[6:] == [
+    path = page(TABLE, BINDING)
+    assert fill({"runs": runs}) == 0
+    assert path.read_text(encoding="utf-8").splitlines()[8:] == [
         "| A | **1.5** s of 2.0 | 25% | `slow` |",
         "| by hand | 5.5 of 6 | 7% | `hand` |",
         "| B | 1234.5 s of 1235.0 | | `fast` |",
     ]
+
+
+def test_text_may_be_wrapped_and_keeps_its_other_numbers(
+    page: Callable[[str, str], Path], fill: Callable[..., int]
+) -> None:
+    path = page(
+        "On 3 photos, CIDEr is\n1,200.5 (-1 to 2), hash `ab`.\n",
+        '[[text]]\ntext = "CIDEr is # (-1 to #), hash `#`"\nfigures = "one.json a .1f; b .0f; c .2s"\n',
+    )
+    assert fill({"a": 7, "b": 8, "c": "cd"}) == 0
+    assert path.read_text(encoding="utf-8") == "On 3 photos, CIDEr is\n7.0 (-1 to 8), hash `cd`.\n"
 
 
 @pytest.mark.parametrize(
@@ -170,62 +201,59 @@ def test_table_keeps_its_words_rows_by_hand_and_empty_cells(
         ("__class__", {"a": 1}, "no key '__class__'"),
     ],
 )
-def test_error_names_file_line_and_what_there_is(
+def test_error_names_the_page_and_what_there_is(
     key: str,
     content: Any,
     message: str,
     capsys: pytest.CaptureFixture[str],
-    page: Callable[[str], Path],
-    source: Callable[[Any], str],
+    page: Callable[[str, str], Path],
+    fill: Callable[..., int],
 ) -> None:
-    text = f"words\n\n1<!-- figures: one.json {key} -->\n"
-    path = page(text)
-    assert figures.main([source(content), str(path)]) == 1
+    path = page("words 1\n", f'[[text]]\ntext = "words #"\nfigures = "one.json {key}"\n')
+    assert fill(content) == 1
     out = capsys.readouterr().out
-    assert "page.md:3: one.json " in out or "page.md:3: 2 keys" in out
-    assert message in out
-    assert path.read_text(encoding="utf-8") == text
+    assert out.startswith("docs/page.md: ") and message in out
+    assert path.read_text(encoding="utf-8") == "words 1\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("bindings", "message"),
     [
-        ("1<!-- figures: ../one.json a -->", "names no source"),
-        ("1<!-- figures: none.json a -->", "no source none.json"),
-        ("<!-- figures: one.json\n| a |\n-->\nwords", "not above a table or code block"),
-        ("<!-- figures: one.json\n-->\n| |\n|---|\n| 1 |", "names no columns"),
-        ("<!-- figures: one.json\nrows: a; b\n| a |\n-->\n| |\n|---|\n| 1 |", "names 2 rows; there are 1"),
-        ("<!-- figures: one.json\n| a |\n", "a comment without"),
-        ("it is 1<!-- figures: one.json\na -->", "page.md:1: a comment is read as"),
+        ('[[text]]\ntext = "one #"\nfigures = "../one.json a"', "names no source"),
+        ('[[text]]\ntext = "one #"\nfigures = "none.json a"', "no source none.json"),
+        ('[[text]]\ntext = "two #"\nfigures = "one.json a"', "'two #' occurs 0 times, not once"),
+        ('[[text]]\ntext = "#"\nfigures = "one.json a"', "'#' occurs 5 times, not once"),
+        ('[[text]]\ntext = "one #"', "missing 1 required positional argument: 'figures'"),
+        ('[[text]]\ntext = "one #"\nfigure = "one.json a"', "other keys than"),
+        ('[[cell]]\ntext = "one #"', "other keys than"),
+        ("[[text]\n", "page.toml: "),
+        ('[[table]]\nbelow = "Title"\nsource = "one.json"', "missing 1 required positional argument: 'columns'"),
+        ('[[table]]\nbelow = "Title"\ncolumns = ["", "a"]\nnumber = 3', "2 tables and code blocks below the heading"),
+        ('[[table]]\nbelow = "Other"\ncolumns = ["", "a"]', "0 tables and code blocks below the heading 'Other'"),
+        ('[[table]]\nbelow = "Title"\ncolumns = ["a"]', "a row has 2 cells, not 1"),
+        ('[[table]]\nbelow = "Title"\nrows = ["a", "b"]\ncolumns = ["", "a"]', "has 1 rows, not 2"),
+        ('[[table]]\nbelow = "Title"\nnumber = 2\ncolumns = ["a"]', "a row has 2 cells, not 1"),
         (
-            "- list\n\n  <!-- figures: one.json\n  | a |\n  -->\n  | |\n  |---|\n  | 1 |",
-            "page.md:3: a comment is read as",
+            '[[text]]\ntext = "one #"\nfigures = "one.json a"\n[[text]]\ntext = "one #"\nfigures = "one.json b"',
+            "'1' is bound to one.json b and to another key",
         ),
-        ("1<!--figures: one.json a -->", "a comment is read as"),
-        ("1<!--\nfigures: one.json a -->", "page.md:1: a comment is read as"),
-        ("<!--figures: one.json\n| a |\n-->\n| |\n|---|\n| 1 |", "a comment is read as"),
-        ("<!-- figures: one.json\n| a |\n--> 1<!-- figures: one.json a -->\n| |\n|---|\n| 3 |", "page.md:3: "),
-        ("```x``` is code\n1<!-- figures: one.json nothing -->", "page.md:2: one.json nothing"),
-        ("```\n```text\n```\n1<!-- figures: one.json nothing -->", "page.md:4: one.json nothing"),
-        ("```\n1<!-- figures: one.json a -->", "a code block without its end"),
-        ("<!-- figures: one.json\n| a |\n-->\n```\n1  2\n```", "page.md:5: the row has 2 cells, the comment 1 columns"),
     ],
 )
-def test_comment_that_cannot_be_read_is_an_error(
-    text: str,
+def test_binding_that_does_not_fit_its_page_is_an_error(
+    bindings: str,
     message: str,
     capsys: pytest.CaptureFixture[str],
-    page: Callable[[str], Path],
-    source: Callable[[Any], str],
+    page: Callable[[str, str], Path],
+    fill: Callable[..., int],
 ) -> None:
-    assert figures.main([source({"a": 1}), "--check", str(page(text))]) == 1
+    page("# Title\none 1\n\n| | |\n|---|---|\n| 2 | 3 |\n\n```\n4  5\n```\n", bindings)
+    assert fill({"a": 1, "b": 2}, "--check") == 1
     assert message in capsys.readouterr().out
 
 
-def test_comment_in_a_code_block_is_an_example(page: Callable[[str], Path], source: Callable[[Any], str]) -> None:
-    path = page("```\n1<!-- figures: one.json nothing -->\n```\n2<!-- figures: one.json a -->\n")
-    assert figures.main([source({"a": 3}), str(path)]) == 0
-    assert path.read_text(encoding="utf-8").splitlines()[1::2] == [
-        "1<!-- figures: one.json nothing -->",
-        "3<!-- figures: one.json a -->",
-    ]
+def test_bindings_without_their_page_are_an_error(
+    page: Callable[[str, str], Path], fill: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page("", "").unlink()
+    assert fill({}) == 1
+    assert "page.toml: no page " in capsys.readouterr().out

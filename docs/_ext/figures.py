@@ -4,31 +4,29 @@
     python docs/_ext/figures.py --check         # name those that differ; `make docs` does this
     python docs/_ext/figures.py --sources DIR   # look for sources in DIR first
 
-A source is a run bundle of docs/results/runs or a JSON file of benchmarks/results. A page names it in an HTML comment,
-which is not visible. On a line, the comment follows its figures, one key for each:
+A source is a run bundle of docs/results/runs or a JSON file of benchmarks/results. docs/_figures has a TOML file for
+each page with such figures: docs/_figures/results/scenes.toml for docs/results/scenes.md. For a part of a sentence:
 
-    CIDEr is 151.2 (141.5 to 162.3)<!-- figures: a.run.zip scores[split=test][metric=CIDEr].value .1f; .low; .high -->
+    [[text]]
+    text = "CIDEr is # (# to #)"        # each # is a number of the page, or a text in backquotes; once on the page
+    figures = "a.run.zip scores[split=test][metric=CIDEr].value .1f; .low; .high"
 
-Above a table, it has one cell for each column:
+For the first table or code block below a heading (`number = 2`: the second), with a string for each column. In a code
+block a row is a line, and cells are separated by tabs or two spaces:
 
-    <!-- figures: study.json results[arm=$row].test
-    rows: tden; xgpt
-    | | nll.mean .3f | cider.mean .1f |
-    -->
-    | | NLL | CIDEr |
-    |---|---|---|
-    | TDEN | 1.648 | 64.7 |
-    | XGPT | 1.293 | 47.8 |
+    [[table]]
+    below = "Scores"
+    source = "study.json results[arm=$row].test"
+    rows = ["tden", "xgpt"]
+    columns = ["", "nll.mean .3f", "cider.mean .1f"]
 
-Above a code block, a row is a line and cells are separated by tabs or two spaces.
-
-    $row, $2          what `rows:` lists, without it the row's first cell; the row's second cell. `-` skips a row
+    $row, $2          what `rows` lists, without it the row's first cell; the row's second cell. `-` skips a row
     a.b c.0           a key or an index; keys may contain dots and spaces. `.low` replaces the end of the one before
     [key=value]       the entries of a list with this value; a further key is then that of each of them
     .mean             of a list: mean, median, min, max or sd (standard deviation)
     .1f +.3f ,.0f     format of a number; .0% of a share; .12s the first 12 characters; the next keys have it, too
     .1f/1e6 .2f*1000  divided or multiplied before
-    _                 a number that the source does not have
+    _                 a number of a cell that the source does not have
 
 Only numbers change, and texts (a caption; a hash in backquotes). All other words, units and bold type remain.
 """
@@ -36,14 +34,15 @@ Only numbers change, and texts (a caption; a hash in backquotes). All other word
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import re
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +51,15 @@ from vlp_models.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "docs" / "results" / "runs", ROOT / "benchmarks" / "results")
-OPEN, CLOSE = "<!-- figures:", "-->"
-INLINE = re.compile(rf"{OPEN}(.*?){CLOSE}")
-COMMENT = re.compile(r"<!--\s*figures:")  # as somebody may write it
+BINDINGS = Path("docs/_figures")
+ENTRIES = {"text": {"text", "figures"}, "table": {"below", "number", "source", "rows", "columns"}}
 FENCE = re.compile(r"^\s*(```+)[^`]*$")
+HEADING = re.compile(r"^#+ +(.*?) *$")
 SOURCE = re.compile(r"^[\w.$-]+(?:\.json|\.run\.zip)(?= |$)")
 FORMAT = re.compile(r"^(?=[+,./*])(\+?,?(?:\.\d\d?)?[fs%]?)(?:([*/])(\d+(?:e\d)?))?$")
 FILTER = re.compile(r"^\[([^=\]]+)=([^\]]*)\]")
-NUMBER = re.compile(r"(?<![\w.,/-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w])")
+DIGITS = r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
+NUMBER = re.compile(rf"(?<![\w.,/-]){DIGITS}(?![\w])")
 SPAN = re.compile(r"`([^`]+)`")
 LEAD = re.compile(r"^\s*(?:# )?(?:\.\.\. )?")  # of a comment in a console block
 UNSAFE = re.compile(r"[`|<>\[\]\\\x00-\x1f\x7f]")  # in a text: would be read as Markdown
@@ -74,20 +74,20 @@ SHOWN = 20
 
 
 class FigureError(Exception):
-    """A comment cannot be read, or its key is not in the source."""
+    """A file of bindings cannot be read or does not fit its page, or a key is not in its source."""
 
 
 @dataclass(frozen=True)
 class Figure:
     """A figure of a page: its key, as it stands there (`old`) and as its source has it (`new`)."""
 
-    place: str  # file and line
+    location: str  # file and line
     key: str
     old: str
     new: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.old} is {self.new} in {self.key}"
+        return f"{self.location}: {self.old} is {self.new} in {self.key}"
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,13 @@ def step(value: Any, path: str) -> tuple[Any, str]:
     if not isinstance(value, list):
         raise FigureError(f"no key {path!r} in the value {json.dumps(value)[:60]}")
     if match := FILTER.match(path):
-        found = [entry for entry in value if isinstance(entry, Mapping) and str(entry.get(match[1])) == match[2]]
-        if not found:
-            there = {str(entry.get(match[1])): None for entry in value if isinstance(entry, Mapping)}
-            raise FigureError(f"no entry with {match[1]}={match[2]!r}; there are {listed(there)}")
-        return found, path[match.end() :]
+        entries = [entry for entry in value if isinstance(entry, Mapping) and str(entry.get(match[1])) == match[2]]
+        if not entries:
+            names = {str(entry.get(match[1])): None for entry in value if isinstance(entry, Mapping)}
+            raise FigureError(f"no entry with {match[1]}={match[2]!r}; there are {listed(names)}")
+        return entries, path[match.end() :]
     part, _, rest = path.partition(".")
-    if part in AGGREGATES and value and all(isinstance(one, int | float) for one in value):
+    if part in AGGREGATES and value and all(isinstance(entry, int | float) for entry in value):
         return AGGREGATES[part](value), rest
     if re.fullmatch(r"-?\d{1,6}", part):
         if not -len(value) <= int(part) < len(value):
@@ -179,8 +179,8 @@ def step(value: Any, path: str) -> tuple[Any, str]:
         return value[int(part)], rest
     if not value:
         raise FigureError(f"no key {path!r} in an empty list")
-    each = [step(entry, path) for entry in value]
-    return [found for found, _ in each], each[0][1]
+    steps = [step(entry, path) for entry in value]
+    return [selected for selected, _ in steps], steps[0][1]
 
 
 def listed(keys: Iterable[str]) -> str:
@@ -212,7 +212,7 @@ def show(value: Any, form: str) -> str:
 
 @dataclass(frozen=True)
 class Keys:
-    """Reads the keys of a comment: `SOURCE PATH FORMAT; ...`, where all but the path may be absent."""
+    """Reads keys: `SOURCE PATH FORMAT; ...`, where all but the path may be absent."""
 
     sources: Sources
     source: str = ""
@@ -220,21 +220,21 @@ class Keys:
 
     def values(self, keys: str, replacements: Mapping[str, str] | None = None) -> list[Value | None]:
         """Return what the keys select; None for `_`. replacements: of $row and the like."""
-        found: list[Value | None] = []
+        values: list[Value | None] = []
         source, prefix, path, form = self.source, self.prefix, "", ""
         for key in keys.split(";"):
             words = key.strip()
             if words == "_":
-                found.append(None)
+                values.append(None)
                 continue
-            if own := SOURCE.match(words):
-                source, prefix, words = own[0], "", words[own.end() :].strip()
+            if match := SOURCE.match(words):
+                source, prefix, words = match[0], "", words[match.end() :].strip()
             name, _, last = words.rpartition(" ")
             if name and FORMAT.match(last):
                 words, form = name, last
             path = path.rpartition(".")[0] + words if words.startswith(".") else joined(prefix, words)
-            found.append(self._value(substituted(source, replacements), substituted(path, replacements), form))
-        return found
+            values.append(self._value(substituted(source, replacements), substituted(path, replacements), form))
+        return values
 
     def _value(self, source: str, path: str, form: str) -> Value:
         if not source:
@@ -257,165 +257,165 @@ def substituted(text: str, replacements: Mapping[str, str] | None) -> str:
 # ---- Pages -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Block:
+    """A table or code block: its rows as offsets in the page and lines."""
+
+    heading: str
+    separator: re.Pattern[str]  # of the cells of a row
+    rows: list[tuple[int, str]]
+
+
+def find_blocks(text: str) -> list[Block]:
+    """Return the tables and code blocks of a page, in order."""
+    blocks: list[Block] = []
+    heading, fence, in_table, offset = "", "", False, 0
+    for line in text.split("\n"):
+        match = FENCE.match(line)
+        if fence:
+            if match and match[1].startswith(fence) and line.strip() == match[1]:
+                fence = ""
+            else:
+                blocks[-1].rows.append((offset, line))
+        elif match:
+            fence = match[1]
+            blocks.append(Block(heading, re.compile(r"\t| {2,}"), []))
+        elif line.startswith("|"):
+            if not in_table:
+                blocks.append(Block(heading, re.compile(r"\|"), []))
+            blocks[-1].rows.append((offset, line))
+        elif title := HEADING.match(line):
+            heading = title[1]
+        in_table = not fence and line.startswith("|")
+        offset += len(line) + 1
+    return blocks
+
+
 @dataclass
 class Page:
-    """A page while its figures are filled in. figures: those found so far; errors: of its comments."""
+    """A page while its figures are filled in. edits: start and end in the text, and the new figure."""
 
     name: str
-    lines: list[str]
+    text: str
     sources: Sources
     figures: list[Figure] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    edits: list[tuple[int, int, str]] = field(default_factory=list)
 
-    def fill(self) -> None:
-        """Fill in the figures of all comments outside of code blocks."""
-        number, fence = 0, ""
-        while number < len(self.lines):
-            line = self.lines[number]
-            match = FENCE.match(line)
-            if fence:
-                fence = "" if match and match[1].startswith(fence) and line.strip() == match[1] else fence
-            elif match:
-                fence = match[1]
-            elif line.startswith(OPEN):
-                number = self._fill_block(number)
-            else:
-                self._guard(number, functools.partial(self._fill_line, number))
-            number += 1
-        if fence:
-            self.errors.append(f"{self.name}: a code block without its end {fence}")
+    def fill(self, bindings: Mapping[str, Any]) -> None:
+        """Fill in the figures of a file of bindings; note an error for each binding that does not fit."""
+        for kind, entries in bindings.items():
+            for entry in entries if isinstance(entries, list) else [entries]:
+                try:
+                    if kind not in ENTRIES or not isinstance(entry, dict) or not entry.keys() <= ENTRIES[kind]:
+                        raise FigureError(f"[[{kind}]] with other keys than [[text]] and [[table]] have")
+                    self._fill_text(**entry) if kind == "text" else self._fill_table(**entry)
+                except (FigureError, TypeError) as error:
+                    self.errors.append(f"{self.name}: {error}")
+        for start, end, new in sorted(self.edits, reverse=True):
+            self.text = self.text[:start] + new + self.text[end:]
 
-    def _guard(self, number: int, action: Callable[[], None]) -> None:
-        """Do something for a line; note an error with the line's number."""
-        try:
-            action()
-        except FigureError as error:
-            self.errors.append(f"{self.name}:{number + 1}: {error}")
+    def _fill_text(self, text: str, figures: str) -> None:
+        # any white space of the page matches a space, so that a paragraph may be wrapped again
+        parts = [re.escape(re.sub(r"\s+", " ", part)).replace("\\ ", r"\s+") for part in text.split("#")]
+        pattern = parts[0]
+        for before, after in pairwise(parts):
+            quoted = before.endswith("`") and after.startswith("`")
+            pattern += (r"([^`\n]+)" if quoted else rf"(?<![\w.])({DIGITS})(?!\d)") + after
+        matches = list(re.finditer(pattern, self.text))
+        if len(matches) != 1:
+            raise FigureError(f"{text!r} occurs {len(matches)} times, not once")
+        values = Keys(self.sources).values(figures)
+        if len(values) != len(parts) - 1:
+            raise FigureError(f"{len(values)} keys for {len(parts) - 1} figures in {text!r}")
+        for index, value in enumerate(values, 1):
+            self._replace(*matches[0].span(index), value)
 
-    def _fill_line(self, number: int) -> None:
-        """Fill in the figures before each comment of a line."""
-        line = self.lines[number]
-        with_next = "\n".join(self.lines[number : number + 2])
-        comments = [match for match in COMMENT.finditer(with_next) if match.start() < len(line)]
-        if len(comments) != len(INLINE.findall(line)):
-            raise FigureError(f"a comment is read as `{OPEN} ... {CLOSE}` on one line, or from the start of a line")
-        done, rest = "", self.lines[number]
-        while match := INLINE.search(rest):
-            before, cell = rest[: match.start()], 0
-            if self.lines[number].startswith("|"):
-                cell = before.rfind("|") + 1
-            values = Keys(self.sources).values(match[1])
-            done += before[:cell] + self._replace(number, before[cell:], values, last=True) + match[0]
-            rest = rest[match.end() :]
-        self.lines[number] = done + rest
+    def _fill_table(
+        self, below: str, columns: Sequence[str], source: str = "", rows: Sequence[str] = (), number: int = 1
+    ) -> None:
+        blocks = [block for block in find_blocks(self.text) if block.heading == below]
+        if len(blocks) < number:
+            raise FigureError(f"{len(blocks)} tables and code blocks below the heading {below!r}, not {number}")
+        block = blocks[number - 1]
+        table = block.separator.pattern == r"\|"
+        lines = block.rows[2:] if table else block.rows
+        if rows and len(rows) != len(lines):
+            raise FigureError(f"{below!r} has {len(lines)} rows, not {len(rows)}")
+        match = SOURCE.match(source)
+        keys = Keys(self.sources, match[0] if match else "", source[match.end() :].strip() if match else source)
+        for index, (offset, line) in enumerate(lines):
+            name = rows[index] if rows else ""
+            if name == "-":
+                continue
+            edges = [0, *(edge for match in block.separator.finditer(line) for edge in match.span()), len(line)]
+            spans = list(zip(edges[::2], edges[1::2], strict=True))
+            cells = [(offset + start, line[start:end]) for start, end in (spans[1:-1] if table else spans)]
+            if len(cells) > len(columns) or (table and len(cells) < len(columns)):
+                raise FigureError(f"{below!r}: a row has {len(cells)} cells, not {len(columns)}: {line}")
+            words = [cell.strip(" *`") for _, cell in cells]
+            replacements = {"row": name or words[0], **{str(n): word for n, word in enumerate(words, 1)}}
+            for (start, cell), word, column in zip(cells, words, columns, strict=False):
+                if column and word:
+                    self._fill_cell(start, cell, keys.values(column, replacements))
 
-    def _fill_block(self, start: int) -> int:
-        """Fill in the table or code block below a comment; return the comment's last line."""
-        end = next((n for n in range(start, len(self.lines)) if CLOSE in self.lines[n]), None)
-        if end is None:
-            self.errors.append(f"{self.name}:{start + 1}: a comment without {CLOSE}")
-            return len(self.lines)
-        text, _, after = "\n".join(self.lines[start : end + 1]).removeprefix(OPEN).partition(CLOSE)
-        if after.strip():
-            self.errors.append(f"{self.name}:{end + 1}: {after.strip()!r} after a comment for the block below")
-        self._guard(start, functools.partial(self._fill_rows, text, end + 1))
-        return end
-
-    def _fill_rows(self, comment: str, first: int) -> None:
-        head, *others = [line.strip() for line in comment.strip().splitlines()]
-        source = SOURCE.match(head)
-        keys = Keys(self.sources, source[0] if source else "", head[source.end() :].strip() if source else head)
-        columns = [cell.strip() for line in others if line.startswith("|") for cell in line.strip("|").split("|")]
-        names = [name.strip() for line in others if line.startswith("rows:") for name in line[5:].split(";")]
-        if not columns:
-            raise FigureError("names no columns (a line | ... | ... |) for the table or code block below")
-        rows, separator = self._rows(first)
-        if names and len(names) != len(rows):
-            raise FigureError(f"names {len(names)} rows; there are {len(rows)}")
-        for at, number in enumerate(rows):
-            name = names[at] if names else ""
-            if name != "-":
-                self._guard(number, functools.partial(self._fill_row, number, separator, name, keys, columns))
-
-    def _rows(self, first: int) -> tuple[list[int], re.Pattern[str]]:
-        """Return the numbers of the lines of the table or code block at a line, and what separates their cells."""
-        while first < len(self.lines) and self.lines[first].startswith(OPEN):  # a further comment for the same block
-            first = next((n for n in range(first, len(self.lines)) if CLOSE in self.lines[n]), first) + 1
-        opening = self.lines[first] if first < len(self.lines) else ""
-        if opening.startswith("|"):
-            end = next((n for n in range(first, len(self.lines)) if not self.lines[n].startswith("|")), len(self.lines))
-            return list(range(first + 2, end)), re.compile(r"(\|)")
-        if opening.startswith("```"):
-            end = next((n for n in range(first + 1, len(self.lines)) if self.lines[n].startswith("```")), first)
-            return list(range(first + 1, end)), re.compile(r"(\t| {2,})")
-        raise FigureError("is not above a table or code block")
-
-    def _fill_row(self, number: int, separator: re.Pattern[str], name: str, keys: Keys, columns: list[str]) -> None:
-        """Fill in the cells of a row that are not empty."""
-        parts = separator.split(self.lines[number])  # cells at even places
-        table = separator.pattern == r"(\|)"
-        cells = list(range(2, len(parts) - 1, 2)) if table else list(range(0, len(parts), 2))
-        if len(cells) > len(columns) or (table and len(cells) < len(columns)):
-            raise FigureError(f"the row has {len(cells)} cells, the comment {len(columns)} columns")
-        texts = [parts[at].strip(" *`") for at in cells]
-        replacements = {"row": name or texts[0], **{str(n): text for n, text in enumerate(texts, 1)}}
-        for at, text, column in zip(cells, texts, columns, strict=False):
-            if column and text:
-                parts[at] = self._replace(number, parts[at], keys.values(column, replacements), last=False)
-        self.lines[number] = "".join(parts)
-
-    def _replace(self, number: int, text: str, values: list[Value | None], *, last: bool) -> str:
-        """Replace the figures of a text. last: its last ones; otherwise it has no others."""
+    def _fill_cell(self, offset: int, cell: str, values: Sequence[Value | None]) -> None:
         if any(value and value.text for value in values):
-            spans = [match.span(1) for match in SPAN.finditer(text)]
-            if not spans and not last and (lead := LEAD.match(text)):
-                spans = [(lead.end(), len(text.rstrip()))]  # the whole cell
+            spans = [match.span(1) for match in SPAN.finditer(cell)]
+            if not spans and (lead := LEAD.match(cell)):
+                spans = [(lead.end(), len(cell.rstrip()))]  # the whole cell
         else:
-            spans = [match.span() for match in NUMBER.finditer(text)]
-        if len(spans) < len(values) or (len(spans) > len(values) and not last):
-            raise FigureError(f"{len(values)} keys for {len(spans)} figures in {text.strip()!r}")
-        done = text
-        for (start, end), value in reversed(list(zip(spans[-len(values) :], values, strict=True))):
-            if value is not None:
-                done = done[:start] + value.shown + done[end:]
-                place = f"{self.name}:{number + 1}"
-                self.figures.append(Figure(place, value.key, text[start:end], value.shown))
-        return done
+            spans = [match.span() for match in NUMBER.finditer(cell)]
+        if len(spans) != len(values):
+            raise FigureError(f"{len(values)} keys for {len(spans)} figures in {cell.strip()!r}")
+        for (start, end), value in zip(spans, values, strict=True):
+            self._replace(offset + start, offset + end, value)
+
+    def _replace(self, start: int, end: int, value: Value | None) -> None:
+        if value is None:
+            return
+        edit = (start, end, value.shown)
+        if any(start < other[1] and other[0] < end and other != edit for other in self.edits):
+            raise FigureError(f"{self.text[start:end]!r} is bound to {value.key} and to another key")
+        if edit not in self.edits:
+            self.edits.append(edit)
+        location = f"{self.name}:{self.text.count(chr(10), 0, start) + 1}"
+        self.figures.append(Figure(location, value.key, self.text[start:end], value.shown))
 
 
-def pages() -> list[Path]:
-    """Return README and all pages of the docs."""
-    docs = [path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts]
-    return sorted([*ROOT.glob("*.md"), *docs])
-
-
-def fill(path: Path, sources: Sources) -> Page:
-    """Return a page with its figures filled in. The file is not written."""
-    name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
-    page = Page(name, path.read_text(encoding="utf-8").split("\n"), sources)
-    page.fill()
-    return page
+def fill(bindings: Path, root: Path, sources: Sources) -> tuple[Path, Page]:
+    """Return the page of a file of bindings with its figures filled in. The page is not written."""
+    relative = bindings.relative_to(root / BINDINGS).with_suffix(".md")
+    path = root / relative if str(relative) == "README.md" else root / "docs" / relative
+    page = Page(str(path.relative_to(root)), path.read_text(encoding="utf-8") if path.exists() else "", sources)
+    if not path.exists():
+        page.errors.append(f"{bindings}: no page {path}")
+        return path, page
+    try:
+        page.fill(tomllib.loads(bindings.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        page.errors.append(f"{bindings}: {error}")
+    return path, page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fill in the figures of README and docs from their sources.")
-    parser.add_argument("pages", nargs="*", type=Path, help="default: README and all pages of the docs")
     parser.add_argument("--check", action="store_true", help="change no page; fail if a figure differs")
     parser.add_argument("--sources", type=Path, action="append", default=[], help="a folder to look for sources first")
+    parser.add_argument("--root", type=Path, default=ROOT, help="of README.md and docs; default: this repository")
     options = parser.parse_args(arguments)
     sources = Sources([*options.sources, *FOLDERS])
-    found = {path: fill(path.resolve(), sources) for path in options.pages or pages()}
-    figures = [figure for page in found.values() for figure in page.figures]
+    pages = [fill(path, options.root, sources) for path in sorted((options.root / BINDINGS).rglob("*.toml"))]
+    figures = [figure for _, page in pages for figure in page.figures]
     different = [figure for figure in figures if figure.old != figure.new]
-    errors = [error for page in found.values() for error in page.errors]
+    errors = [error for _, page in pages for error in page.errors]
     if not options.check and not errors:
-        for path, page in found.items():
+        for path, page in pages:
             if any(figure.old != figure.new for figure in page.figures):
-                path.write_text("\n".join(page.lines), encoding="utf-8")
+                path.write_text(page.text, encoding="utf-8")
     for line in [*errors, *map(str, different)]:
         print(line)
-    filled = sum(bool(page.figures) for page in found.values())
-    print(f"{len(figures)} figures on {filled} pages, {len(different)} differ from their sources")
+    print(f"{len(figures)} figures on {len(pages)} pages, {len(different)} differ from their sources")
     if errors:
         print(f"{len(errors)} errors; no page was written")
     elif different:

@@ -4,7 +4,6 @@
 ```{drawing} pipeline```                 a diagram of drawings.py, inline, in the colors of the theme
 $...$ and $$...$$                        MathML, which browsers draw without a script
 reference/params.md, cli.md, objectives.md  written from the schema of params.yaml, the commands and the models
-<!-- figures: ... -->                    left out: where a figure comes from (figures.py)
 """
 
 from __future__ import annotations
@@ -101,14 +100,6 @@ def tidy_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, li
     lines[:] = found
 
 
-def leave_out_comments(app: Sphinx, doctree: nodes.document) -> None:
-    """Remove the HTML comments of the sources, such as those of figures.py, from the built pages."""
-    for node in list(doctree.findall(nodes.raw)):
-        text = node.astext().strip()
-        if text.startswith("<!--") and text.endswith("-->"):
-            node.parent.remove(node)
-
-
 def check_sizes(app: Sphinx, env: Any) -> None:
     """Warn of a page over 12 kB, which should be split. Generated references are exempt."""
     for name in env.found_docs:
@@ -122,7 +113,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("drawing", DrawingDirective)
     app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", tidy_docstring)
-    app.connect("doctree-read", leave_out_comments)
     app.connect("env-updated", check_sizes)
     try:
         app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
