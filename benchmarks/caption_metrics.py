@@ -104,15 +104,17 @@ def score_each(
     results: dict[str, ItemScores] = {}
     notes: list[str] = []
     for name, scores in score_caption_sets(sets, lambda text: print(text, file=sys.stderr)).items():
-        own = results.setdefault(name, {})
+        set_scores = results.setdefault(name, {})
         for score in scores:
             if score.note and f"{score.metric}: {score.note}" not in notes:
                 notes.append(f"{score.metric}: {score.note}")
             if score.evidence is not None:  # the statistic of one item's parts is the item's own score
-                own[score.metric] = score.evidence.statistic(score.evidence.parts_NK)
+                set_scores[score.metric] = score.evidence.statistic(score.evidence.parts_NK)
     texts = {text for s in sets.values() for text in s.candidates.values()}
-    tokens, _ = tokenize([*texts, *(text for own_captions in captions.values() for text in own_captions.values())])
-    corpus = DocumentFrequencies.count([tokens[t].split() for t in own.values()] for own in captions.values())
+    tokens, _ = tokenize([*texts, *(text for image_captions in captions.values() for text in image_captions.values())])
+    corpus = DocumentFrequencies.count(
+        [tokens[t].split() for t in image_captions.values()] for image_captions in captions.values()
+    )
     reward = CiderD(corpus, lambda key: [tokens[text].split() for text in key.split("\n")])  # key: all references
     for name, s in sets.items():
         results[name][FIXED_CORPUS] = np.array(
@@ -184,13 +186,15 @@ class PairCounts:
 
     def _distinct_scores(self, counts_SG: FloatArray) -> FloatArray:
         levels = self.level_N.max() + 1
-        found = [np.count_nonzero(np.bincount(self.level_N, counts_G[self.image_N], levels)) for counts_G in counts_SG]
-        return np.array(found, np.float64)
+        distinct = [
+            np.count_nonzero(np.bincount(self.level_N, counts_G[self.image_N], levels)) for counts_G in counts_SG
+        ]
+        return np.array(distinct, np.float64)
 
 
-def _signs(own: NDArray[np.int32], others: NDArray[np.int32]) -> NDArray[np.int8]:
+def _signs(values: NDArray[np.int32], others: NDArray[np.int32]) -> NDArray[np.int8]:
     """Return the sign of each difference [own, others]."""
-    return (own[:, None] > others).view(np.int8) - (own[:, None] < others).view(np.int8)
+    return (values[:, None] > others).view(np.int8) - (values[:, None] < others).view(np.int8)
 
 
 def _quadratic(counts_SG: FloatArray, matrix_GG: FloatArray) -> FloatArray:
@@ -258,7 +262,7 @@ def choose_metric(contrasts: Sequence[Mapping[str, Any]], expert: Mapping[str, E
     verdicts: dict[str, set[str]] = {}
     for row in contrasts:
         verdicts.setdefault(row["metric"], set()).add(row["verdict"])
-    better = [name for name, found in verdicts.items() if "higher" in found and "lower" not in found]
+    better = [name for name, directions in verdicts.items() if "higher" in directions and "lower" not in directions]
     return max(better, key=lambda name: expert[name].value, default=BASELINE)
 
 
@@ -269,11 +273,11 @@ def correlate(judgments: Judgments, scores: Mapping[str, FloatArray], resamples:
     for name, own_N in scores.items():
         print(f"pairs: {name}", file=sys.stderr)
         pairs[name] = PairCounts.count(own_N, judgments.ratings_N, image_N)
-    found: dict[str, dict[str, Estimate]] = {}
+    estimates: dict[str, dict[str, Estimate]] = {}
     for variant in ("b", "c"):
-        statistics = {name: partial(own.tau, variant=variant) for name, own in pairs.items()}
-        found[variant] = bootstrap(statistics, len(names), resamples)
-    return found
+        statistics = {name: partial(counted.tau, variant=variant) for name, counted in pairs.items()}
+        estimates[variant] = bootstrap(statistics, len(names), resamples)
+    return estimates
 
 
 def judge_metrics(
@@ -281,32 +285,32 @@ def judge_metrics(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the correlations of each file, the contrasts and the metric that the rule chooses; and notes."""
     sets = {}
-    for name, own in judgments.items():
-        ids = [str(n) for n in range(len(own.images))]
-        candidates = dict(zip(ids, own.candidates, strict=True))
-        references = {i: own.references[image] for i, image in zip(ids, own.images, strict=True)}
+    for name, file_judgments in judgments.items():
+        ids = [str(n) for n in range(len(file_judgments.images))]
+        candidates = dict(zip(ids, file_judgments.candidates, strict=True))
+        references = {i: file_judgments.references[image] for i, image in zip(ids, file_judgments.images, strict=True)}
         sets[name] = CaptionSet(candidates=candidates, references=references)
     scores, notes = score_each(sets, captions)
     record: dict[str, Any] = {}
     families = {}
-    for name, own in judgments.items():
-        if own.other_experts_N is not None:
-            scores[name][CONTROLS[1]] = own.other_experts_N
-        found = correlate(own, scores[name], resamples)
-        families[name] = found[VARIANTS[name]]
+    for name, file_judgments in judgments.items():
+        if file_judgments.other_experts_N is not None:
+            scores[name][CONTROLS[1]] = file_judgments.other_experts_N
+        estimates = correlate(file_judgments, scores[name], resamples)
+        families[name] = estimates[VARIANTS[name]]
         rows = {
-            metric: {f"tau_{variant}": _rounded(found[variant][metric]) for variant in found}
+            metric: {f"tau_{variant}": _rounded(estimates[variant][metric]) for variant in estimates}
             | {"published": PUBLISHED[name].get(metric)}
             for metric in scores[name]
         }
         record[name] = {
-            "observations": len(own.images),
-            "images": len(own.references),
-            "pairs_left_out": own.left_out,
+            "observations": len(file_judgments.images),
+            "images": len(file_judgments.references),
+            "pairs_left_out": file_judgments.left_out,
             "reported": f"tau_{VARIANTS[name]}",
             "metrics": rows,
         }
-    contrasts = contrast_all(families, min(len(own.references) for own in judgments.values()))
+    contrasts = contrast_all(families, min(len(file_judgments.references) for file_judgments in judgments.values()))
     record["contrasts"] = [_rounded_row(row) for row in contrasts]
     if len(judgments) == 2:
         record["chosen_by_the_rule"] = choose_metric(contrasts, families["expert"])
@@ -320,7 +324,7 @@ def judge_metrics(
 class KnownPair:
     """A caption of an image and two that do not describe it; `replaced` is None without a word to replace."""
 
-    own: str
+    described: str
     other: str
     replaced: str | None
     references: Sequence[str]
@@ -329,19 +333,19 @@ class KnownPair:
 def draw_pairs(captions: Captions, seed: int = 0) -> dict[str, KnownPair]:
     """Draw a caption of each image that has at least two, and a caption of another image."""
     rng = random.Random(seed)
-    images = [image for image, own in captions.items() if len(own) > 1]
+    images = [image for image, described in captions.items() if len(described) > 1]
     if len(images) < 2:
         raise DataError(f"{len(images)} images have two captions; the comparison needs at least two")
     pairs = {}
     for image in images:
         texts = list(captions[image].values())
-        own = texts.pop(rng.randrange(len(texts)))
+        described = texts.pop(rng.randrange(len(texts)))
         other = image
         while other == image:
             other = rng.choice(images)
-        replaced = replace_word(own, texts, rng)
+        replaced = replace_word(described, texts, rng)
         text = rng.choice(list(captions[other].values()))
-        pairs[image] = KnownPair(own=own, other=text, replaced=replaced, references=texts)
+        pairs[image] = KnownPair(described=described, other=text, replaced=replaced, references=texts)
     return pairs
 
 
@@ -367,12 +371,12 @@ def compare_known_pairs(captions: Captions, resamples: int) -> tuple[dict[str, A
     pairs = draw_pairs(captions)
     references = {image: pair.references for image, pair in pairs.items()}
     texts = {
-        "own": {image: pair.own for image, pair in pairs.items()},
+        "own": {image: pair.described for image, pair in pairs.items()},
         "another image": {image: pair.other for image, pair in pairs.items()},
-        "one word replaced": {image: pair.replaced or pair.own for image, pair in pairs.items()},
+        "one word replaced": {image: pair.replaced or pair.described for image, pair in pairs.items()},
     }
     scores, notes = score_each(
-        {name: CaptionSet(candidates=own, references=references) for name, own in texts.items()}, captions
+        {name: CaptionSet(candidates=described, references=references) for name, described in texts.items()}, captions
     )
     chosen = {
         "another image": np.ones(len(pairs), dtype=bool),
@@ -380,15 +384,17 @@ def compare_known_pairs(captions: Captions, resamples: int) -> tuple[dict[str, A
     }
     record: dict[str, Any] = {}
     families = {}
-    for name, kept_N in chosen.items():
+    for name, counted_N in chosen.items():
         statistics = {
-            metric: _accuracy_of(((own_N > scores[name][metric]) + 0.5 * (own_N == scores[name][metric]))[kept_N])
-            for metric, own_N in scores["own"].items()
+            metric: _accuracy_of(
+                ((described_N > scores[name][metric]) + 0.5 * (described_N == scores[name][metric]))[counted_N]
+            )
+            for metric, described_N in scores["own"].items()
         }
-        families[name] = bootstrap(statistics, int(kept_N.sum()), resamples)
+        families[name] = bootstrap(statistics, int(counted_N.sum()), resamples)
         rows = {metric: _rounded(estimate) for metric, estimate in families[name].items()}
-        record[name] = {"images": int(kept_N.sum()), "accuracy": rows}
-    smallest = min(int(kept_N.sum()) for kept_N in chosen.values())
+        record[name] = {"images": int(counted_N.sum()), "accuracy": rows}
+    smallest = min(int(counted_N.sum()) for counted_N in chosen.values())
     record["contrasts"] = [_rounded_row(row) for row in contrast_all(families, smallest)]
     return record, notes
 

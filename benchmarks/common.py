@@ -69,9 +69,9 @@ def decode(model: DecodingModel, image: Image, beam: int) -> list[Hypothesis]:
     """Decode by beam search, and check that no sentence ended early."""
     from vlp_models.models.decoding.search import beam_search
 
-    found = beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=SEP_ID, beam_size=beam)
-    assert all(len(hypothesis.ids) == LENGTH for hypothesis in found)
-    return found
+    hypotheses = beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=SEP_ID, beam_size=beam)
+    assert all(len(hypothesis.ids) == LENGTH for hypothesis in hypotheses)
+    return hypotheses
 
 
 def seconds(work: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -107,18 +107,18 @@ def batches(fingerprints: Iterable[Fingerprint]) -> Iterable[list[Fingerprint]]:
         yield batch
 
 
-def measure(held: NearDuplicateIndex, fingerprints: Iterable[Fingerprint], own: bool) -> dict[str, Any]:
+def measure(held: NearDuplicateIndex, fingerprints: Iterable[Fingerprint], numbered: bool) -> dict[str, Any]:
     """Search fingerprints. own: copy number n is of indexed image n; else none has a copy."""
-    queries = found = 0
+    queries = matched = 0
     false: list[tuple[int, int]] = []
     for batch in batches(fingerprints):
         for match in held.search(batch):
-            if own and match.indexed == queries + match.query:
-                found += 1
+            if numbered and match.indexed == queries + match.query:
+                matched += 1
             else:
                 false.append((queries + match.query, match.indexed))
         queries += len(batch)
-    return {"asked": queries, "found": found, "false": false}
+    return {"asked": queries, "found": matched, "false": false}
 
 
 def main() -> None:
@@ -149,14 +149,14 @@ def main() -> None:
         rows: dict[str, Any] = {}
         for change in CHANGES:
             tasks = [(path, change, False) for path in changed]
-            rows[change] = measure(held, pool.map(fingerprint_file, tasks, chunksize=16), own=True)
+            rows[change] = measure(held, pool.map(fingerprint_file, tasks, chunksize=16), numbered=True)
             print_row(change, rows[change])
         tasks = [(path, "", False) for path in others]
         start = time.perf_counter()
         strangers = list(pool.map(fingerprint_file, tasks, chunksize=16))
         made = time.perf_counter() - start
         start = time.perf_counter()
-        rows[OTHERS] = measure(held, strangers, own=False)
+        rows[OTHERS] = measure(held, strangers, numbered=False)
         rows[OTHERS] |= {"print_seconds": round(made, 1), "search_seconds": round(time.perf_counter() - start, 1)}
         print_row(OTHERS, rows[OTHERS])
     for change, row in rows.items():

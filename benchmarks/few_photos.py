@@ -99,11 +99,11 @@ def read_cider(workspace: Workspace) -> dict[str, Any]:
     """Return each CIDEr of scores.json with its interval, and the baselines of the plain one."""
     records = {record["metric"]: record for record in read_json(workspace.evaluation(RUN) / "scores.json")}
     chosen = {name: record for name, record in records.items() if name.startswith("CIDEr")}
-    found: dict[str, Any] = {
+    scores: dict[str, Any] = {
         name: {key: record[key] for key in ("value", "low", "high", "n")} for name, record in chosen.items()
     }
     baselines = records["CIDEr"]["baselines"]
-    return found | {"nearest_neighbor": baselines.get(NEAREST), "baselines": baselines}
+    return scores | {"nearest_neighbor": baselines.get(NEAREST), "baselines": baselines}
 
 
 def read_samples(workspace: Workspace) -> list[dict[str, Any]]:

@@ -46,24 +46,24 @@ def read_captions(file: Path) -> Captions:
     Raises:
         DataError: a line is not of this layout; the message names it.
     """
-    found: dict[str, dict[str, str]] = {}
+    captions: dict[str, dict[str, str]] = {}
     if _lines(file)[:1] == ["image,caption"]:
         for line, row in enumerate(csv.reader(_lines(file)), 1):
             if len(row) != 2 or not all(row):
                 raise DataError(f"{file}:{line}: expected an image and a caption")
             if line > 1:
-                own = found.setdefault(_stem(row[0]), {})
-                own[str(len(own))] = " ".join(row[1].split())
-        return found
+                image_captions = captions.setdefault(_stem(row[0]), {})
+                image_captions[str(len(image_captions))] = " ".join(row[1].split())
+        return captions
     for where, fields in _rows(file, 2):
         image, number = _caption_id(fields[0], where)
-        own, text = found.setdefault(image, {}), " ".join(fields[1].split())
-        if number in own:
+        image_captions, text = captions.setdefault(image, {}), " ".join(fields[1].split())
+        if number in image_captions:
             raise DataError(f"{where}: caption {fields[0]} is listed twice")
         if not text:
             raise DataError(f"{where}: caption {fields[0]} is empty")
-        own[number] = text
-    return found
+        image_captions[number] = text
+    return captions
 
 
 def read_expert(file: Path, captions: Captions) -> Judgments:
@@ -80,12 +80,12 @@ def read_expert(file: Path, captions: Captions) -> Judgments:
         if candidate in captions[stem].values():
             left_out += 1
             continue
-        own = [int(text) for text in texts]
-        for rating in own:
+        expert_ratings = [int(text) for text in texts]
+        for rating in expert_ratings:
             images.append(stem)
             candidates.append(candidate)
             ratings.append(rating)
-            others.append((sum(own) - rating) / (len(own) - 1))
+            others.append((sum(expert_ratings) - rating) / (len(expert_ratings) - 1))
     references = {stem: list(captions[stem].values()) for stem in images}
     return _checked(
         file,
@@ -122,7 +122,7 @@ def read_crowd(file: Path, captions: Captions) -> Judgments:
     for stem, candidate in zip(images, candidates, strict=True):
         judged.setdefault(stem, set()).add(candidate)
     references = {stem: [text for text in captions[stem].values() if text not in judged[stem]] for stem in judged}
-    if empty := [stem for stem, own in references.items() if not own]:
+    if empty := [stem for stem, texts in references.items() if not texts]:
         raise DataError(f"{file}: all captions of {empty[0]} are judged for it, so it has no reference left")
     judgments = Judgments(
         images=images, candidates=candidates, references=references, ratings_N=np.array(ratings, np.float64)
@@ -168,10 +168,10 @@ def _stem(image: str) -> str:
 def _rows(file: Path, fields: int) -> Iterator[tuple[str, list[str]]]:
     """Yield the place and the fields of each line."""
     for number, line in enumerate(_lines(file), 1):
-        found = line.split("\t")
-        if len(found) != fields:
-            raise DataError(f"{file}:{number}: {len(found)} tab-separated fields instead of {fields}: {line[:80]!r}")
-        yield f"{file}:{number}", [field.strip() for field in found]
+        parts = line.split("\t")
+        if len(parts) != fields:
+            raise DataError(f"{file}:{number}: {len(parts)} tab-separated fields instead of {fields}: {line[:80]!r}")
+        yield f"{file}:{number}", [field.strip() for field in parts]
 
 
 def _lines(file: Path) -> list[str]:

@@ -198,18 +198,18 @@ def draw_gains(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> t
 class Draws:
     """Scores of a batch of comparisons.
 
-    ours, theirs  [B, R, N] between 0 and 1 (skewed: above 0)
-    cluster_N     number of each item's cluster
-    size_BN       number of items behind each score; None: one
+    challenger, champion  [B, R, N] between 0 and 1 (skewed: above 0)
+    cluster_N  number of each item's cluster
+    size_BN    number of items behind each score; None: one
     """
 
-    ours: FloatArray
-    theirs: FloatArray
+    challenger: FloatArray
+    champion: FloatArray
     cluster_N: NDArray[np.int64]
     size_BN: FloatArray | None = None
 
     def gains(self) -> FloatArray:
-        difference_BN = self.ours.mean(axis=1) - self.theirs.mean(axis=1)
+        difference_BN = self.challenger.mean(axis=1) - self.champion.mean(axis=1)
         gain_B: FloatArray = 100 * np.average(difference_BN, axis=1, weights=self.size_BN)
         return gain_B
 
@@ -219,8 +219,8 @@ def draw(scenario: Scenario, rng: np.random.Generator, better: float, size: int,
     if scenario.gains:
         gain_BN, size_BN = draw_gains(scenario.gains, rng, (size, scenario.items))
         return Draws(
-            ours=(scenario.sign * gain_BN + better)[:, None],
-            theirs=np.zeros((size, 1, scenario.items)),
+            challenger=(scenario.sign * gain_BN + better)[:, None],
+            champion=np.zeros((size, 1, scenario.items)),
             cluster_N=np.arange(scenario.items),
             size_BN=size_BN,
         )
@@ -243,12 +243,12 @@ def draw(scenario: Scenario, rng: np.random.Generator, better: float, size: int,
             return 0.5 + 0.1 * sums
         return np.exp(0.6 * sums)  # a skewness of about 4
 
-    ours = side(better, scenario.seeds * scenario.candidates, scenario.noise * scenario.wilder)
-    theirs = side(0.0, scenario.champions or scenario.seeds, scenario.noise)
+    challenger = side(better, scenario.seeds * scenario.candidates, scenario.noise * scenario.wilder)
+    champion = side(0.0, scenario.champions or scenario.seeds, scenario.noise)
     if scenario.candidates > 1:
-        best_B = ours.mean(axis=2).argmax(axis=1)
-        ours = ours[np.arange(size), best_B][:, None]
-    return Draws(ours=ours, theirs=theirs, cluster_N=cluster_N)
+        best_B = challenger.mean(axis=2).argmax(axis=1)
+        challenger = challenger[np.arange(size), best_B][:, None]
+    return Draws(challenger=challenger, champion=champion, cluster_N=cluster_N)
 
 
 def _clusters(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -264,15 +264,15 @@ def oracle(scenario: Scenario, rng: np.random.Generator, comparisons: int) -> tu
     single = dataclasses.replace(scenario, looks=1)
 
     def sample(better: float, seed: int, size: int) -> FloatArray:
-        own = np.random.default_rng(seed)
-        return np.concatenate([draw(single, own, better, BATCH).gains() for _ in range(size // BATCH)])
+        generator = np.random.default_rng(seed)
+        return np.concatenate([draw(single, generator, better, BATCH).gains() for _ in range(size // BATCH)])
 
     critical = float(np.quantile(sample(0.0, int(rng.integers(2**31)), comparisons), 1 - ALPHA))
     seed, low, high = int(rng.integers(2**31)), 0.0, 3.0
     for _ in range(14):
         middle = (low + high) / 2
-        found = float((sample(middle, seed, min(comparisons, 4000)) > critical).mean())
-        low, high = (middle, high) if found < POWER else (low, middle)
+        power = float((sample(middle, seed, min(comparisons, 4000)) > critical).mean())
+        low, high = (middle, high) if power < POWER else (low, middle)
     return critical, (low + high) / 2
 
 
@@ -290,20 +290,20 @@ class Judge:
 
     def others(self, drawn: Draws) -> dict[str, NDArray[np.bool_]]:
         """Return what the other methods promote [B]."""
-        difference_BN = drawn.ours.mean(axis=1) - drawn.theirs.mean(axis=1)
+        difference_BN = drawn.challenger.mean(axis=1) - drawn.champion.mean(axis=1)
         if drawn.size_BN is not None:
             difference_BN = difference_BN * drawn.size_BN
         with np.errstate(divide="ignore", invalid="ignore"):
             t_B = difference_BN.mean(axis=1) / (difference_BN.std(axis=1, ddof=1) / math.sqrt(difference_BN.shape[1]))
-        found = {
+        decisions = {
             "t-test": stats.t.sf(np.nan_to_num(t_B), difference_BN.shape[1] - 1) <= ALPHA,
             "bootstrap": (self.counts_SN @ difference_BN.T <= 0).mean(axis=0) <= ALPHA,
         }
         if self.scenario.kind == "binary" and not self.scenario.gains:
-            first_BN = drawn.ours[:, 0] - drawn.theirs[:, 0]
+            first_BN = drawn.challenger[:, 0] - drawn.champion[:, 0]
             wins_B, losses_B = (first_BN > 0).sum(axis=1), (first_BN < 0).sum(axis=1)
-            found["McNemar"] = stats.binom.sf(wins_B - 1, wins_B + losses_B, 0.5) <= ALPHA
-        return found
+            decisions["McNemar"] = stats.binom.sf(wins_B - 1, wins_B + losses_B, 0.5) <= ALPHA
+        return decisions
 
     def gate(self, drawn: Draws, alphas_B: list[float]) -> dict[str, NDArray[np.bool_]]:
         """Return what the gate promotes, and what its test alone shows [B]."""
@@ -317,9 +317,11 @@ class Judge:
             return Measurement(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * count)
 
         promote, shown = [], []
-        size_BN = np.ones_like(drawn.ours[:, 0]) if drawn.size_BN is None else drawn.size_BN
-        for ours, theirs, size_N, alpha in zip(drawn.ours, drawn.theirs, size_BN, alphas_B, strict=True):
-            sides = [measured(run, size_N) for run in ours], [measured(run, size_N) for run in theirs]
+        size_BN = np.ones_like(drawn.challenger[:, 0]) if drawn.size_BN is None else drawn.size_BN
+        for challenger, champion, size_N, alpha in zip(
+            drawn.challenger, drawn.champion, size_BN, alphas_B, strict=True
+        ):
+            sides = [measured(run, size_N) for run in challenger], [measured(run, size_N) for run in champion]
             verdict = compare_to_champion(
                 sides[0][0],
                 sides[1][0],
@@ -364,15 +366,15 @@ def simulate(name: str, comparisons: int, better_ones: int) -> dict[str, Any]:
     counts: dict[str, dict[str, float]] = {}
     repeated = scenario.looks > 1
     for by, kind, number in ((0.0, "false", comparisons), (better, "power", better_ones)):
-        found: dict[str, list[NDArray[np.bool_]]] = {}
+        decisions: dict[str, list[NDArray[np.bool_]]] = {}
         for _ in range(number // batch):
             drawn = draw(scenario, rng, by, batch, one_test=repeated)
             decided = judge.others(drawn) | judge.gate(drawn, alphas if kind == "false" else [alphas[0]] * batch)
             decided["oracle"] = drawn.gains() > critical
             for method, promoted_B in decided.items():
                 any_of_them = repeated and kind == "false"
-                found.setdefault(method, []).append(np.array([promoted_B.any()]) if any_of_them else promoted_B)
-        for method, parts in found.items():
+                decisions.setdefault(method, []).append(np.array([promoted_B.any()]) if any_of_them else promoted_B)
+        for method, parts in decisions.items():
             counts.setdefault(method, {})[kind] = round(100 * float(np.concatenate(parts).mean()), 2)
     return {
         "scenario": name,

@@ -51,11 +51,11 @@ def encode(image: Image.Image, form: str, **options: int) -> bytes:
 
 def kind(number: int, pairs: int) -> str:
     """Return the kind of pair `number`: the first of each hundred are bad, by SHARES."""
-    place = (number % 100) / 100
+    position = (number % 100) / 100
     for name, share in SHARES.items():
-        if place < share - 1e-9:
+        if position < share - 1e-9:
             return name
-        place -= share
+        position -= share
     return "new"
 
 
@@ -64,25 +64,25 @@ def write_some(task: tuple[str, int, int, int]) -> list[str]:
     folder, first, last, pairs = task
     lines = []
     for number in range(first, last):
-        what = kind(number, pairs)
-        caption = f"picture number {number} of a drop" if what != "no_text" else "1 + 1"
+        pair_kind = kind(number, pairs)
+        caption = f"picture number {number} of a drop" if pair_kind != "no_text" else "1 + 1"
         form, suffix, options = (
             ("PNG", "png", {"compress_level": 1}) if number % 4 == 0 else ("JPEG", "jpg", {"quality": 85})
         )
         original = number + 50 if number % 100 < 50 and number + 50 < pairs else number - 50  # number of a new pair
-        if what == "same_bytes":
+        if pair_kind == "same_bytes":
             data, suffix = source(original)
-        elif what == "same_pixels":
+        elif pair_kind == "same_pixels":
             data, suffix = source(original)
             data, suffix = encode(Image.open(io.BytesIO(data)).convert("RGB"), "BMP"), "bmp"
-        elif what == "scaled":
+        elif pair_kind == "scaled":
             data = encode(picture(original).resize((160, 120), Image.Resampling.BICUBIC), "JPEG", quality=60)
             suffix = "jpg"
-        elif what == "leaked":
+        elif pair_kind == "leaked":
             data, suffix = encode(picture(-1 - number % EVALUATION + 10**9), "JPEG", quality=70), "jpg"
         else:
             data = encode(picture(number), form, **options)
-        if what == "truncated":
+        if pair_kind == "truncated":
             data = data[: len(data) // 2]
         name = f"images/{number // 1000:03d}/{number}.{suffix}"
         path = Path(folder) / name

@@ -171,9 +171,9 @@ ENGINES: dict[str, tuple[str, Callable[[Project], None]]] = {
 
 def compare(project: Project, expected: dict[str, torch.Tensor]) -> float:
     """Return the greatest difference of a weight."""
-    found = load_file(project.weights)
-    assert found.keys() == expected.keys()
-    return max(float((found[name].double() - expected[name].double()).abs().max()) for name in found)
+    weights = load_file(project.weights)
+    assert weights.keys() == expected.keys()
+    return max(float((weights[name].double() - expected[name].double()).abs().max()) for name in weights)
 
 
 def main() -> None:

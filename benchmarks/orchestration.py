@@ -121,11 +121,11 @@ class Site:
         began = time.perf_counter()
         run = self._call(f"/deployments/{deployment}/create_flow_run", {})["id"]
         while True:
-            found = self._call(f"/flow_runs/{run}")
-            if found["state"]["type"] == "COMPLETED":
-                return time.perf_counter() - began, float(found["total_run_time"])
-            if found["state"]["type"] in ("FAILED", "CRASHED", "CANCELLED"):  # plain-ok
-                raise SystemExit(f"retrain ended {found['state']}")
+            flow_run = self._call(f"/flow_runs/{run}")
+            if flow_run["state"]["type"] == "COMPLETED":
+                return time.perf_counter() - began, float(flow_run["total_run_time"])
+            if flow_run["state"]["type"] in ("FAILED", "CRASHED", "CANCELLED"):  # plain-ok
+                raise SystemExit(f"retrain ended {flow_run['state']}")
             time.sleep(0.1)
 
     def stop(self) -> None:

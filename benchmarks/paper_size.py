@@ -136,9 +136,9 @@ def train(run: Run, images: int, batches: int, trainer: TrainerParams) -> dict[s
     """Train on `images` random images `WARMUP + batches` times, and return what was measured."""
     params = load_run(run)
     section = params.pretrain[run.name]
-    own = params.models[section.model]
+    architecture = params.models[section.model]
     torch.manual_seed(0)
-    model: Any = build_model(own.family, own.config, FACTS)
+    model: Any = build_model(architecture.family, architecture.config, FACTS)
     batch = random_batch(model, section, images, run)
     sampling = ScheduledSamplingParams(scheme=run.scheme)
     loss = make_loss(model, section.recipe, sampling, name=section.model)

@@ -40,11 +40,11 @@ def main() -> None:
     arguments = parser.parse_args()
     mode = "machine" if arguments.machine else "portable"
     record = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    own = processor_name()
+    this_processor = processor_name()
     with tempfile.TemporaryDirectory() as name:
         project = Path(name) / "project"
         prepare(project, mode)
-        runs: dict[str, dict[str, str]] = {own: {}, f"{own}, other settings": OTHER}
+        runs: dict[str, dict[str, str]] = {this_processor: {}, f"{this_processor}, other settings": OTHER}
         runs |= {processor: {} for processor in arguments.processors}
         for processor, environment in runs.items():
             emulator = [find_emulator(), "-cpu", processor] if processor in arguments.processors else []
@@ -65,10 +65,10 @@ def processor_name() -> str:
 
 
 def find_emulator() -> str:
-    found = shutil.which("qemu-x86_64")
-    if found is None:
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None:
         sys.exit("qemu-x86_64 not found; install it (`apt install qemu-user`), or pass `--processors` without a name")
-    return found
+    return emulator
 
 
 def prepare(project: Path, mode: str) -> None:

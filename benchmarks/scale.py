@@ -166,19 +166,19 @@ def write_some(task: tuple[str, int, int, int]) -> list[str]:
         split = split_of(number, every)
         path = Path(folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        what = number % 1000
-        if what == 7:
+        fault = number % 1000
+        if fault == 7:
             data = data[: len(data) // 2]
-        elif what == 207:
+        elif fault == 207:
             text = "1 + 1"
-        elif what == 407:
+        elif fault == 407:
             name, text = f"images/{(number - 1) // 1000:05d}/{number - 1}.png", caption(number - 1).upper()  # repeated
             split = split_of(number - 1, every)
-        elif what == 607:
+        elif fault == 607:
             name = f"images/lost/{number}.png"
-        elif what == 807:
+        elif fault == 807:
             text = "word"
-        if what not in (407, 607):
+        if fault not in (407, 607):
             path.write_bytes(data)
         lines.append(json.dumps({"image": name, "caption": text, "split": split}) + "\n")
     return lines

@@ -65,8 +65,13 @@ def make_features(folder: Path, rows: int) -> None:
     (features / "manifest.json").write_text(json.dumps(manifest))
     with RowGroups(features / "index.parquet", INDEX_SCHEMA, -(-rows // CHUNK_IMAGES)) as writer:
         for first, count in starts(rows, CHUNK_IMAGES):
-            place = np.arange(count, dtype=np.int32)
-            columns = [ids(first, count), np.full(count, first // CHUNK_IMAGES, np.int32), place * 36, place * 0 + 36]
+            positions = np.arange(count, dtype=np.int32)
+            columns = [
+                ids(first, count),
+                np.full(count, first // CHUNK_IMAGES, np.int32),
+                positions * 36,
+                positions * 0 + 36,
+            ]
             writer.write(pa.table(dict(zip(INDEX_SCHEMA.names, columns, strict=True)), schema=INDEX_SCHEMA))
 
 
@@ -97,24 +102,24 @@ def make_shards(folder: Path, rows: int, per_shard: int) -> None:
 
 
 def shard_rows(schema: pa.Schema, first: int, count: int, shard: int) -> pa.Table:
-    place = np.arange(count, dtype=np.int64)
-    digits = pa.array(place + first).cast(pa.string())
+    positions = np.arange(count, dtype=np.int64)
+    digits = pa.array(positions + first).cast(pa.string())
     names = pc.binary_join_element_wise("many/", pc.utf8_lpad(digits, 9, "0"), "")
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "view": pa.repeat("captions", count),
         "sample_id": names,
         "image_id": names,
         "source": pa.repeat("many", count),
         "shard": np.full(count, shard, np.int32),
         "key": pc.replace_substring(names, "/", "%2F"),
-        "regions_offset": place * 0,
-        "regions_size": place * 0,
-        "pixels_offset": place * 25_600 + 1024,
-        "pixels_size": place * 0 + 24_000,
+        "regions_offset": positions * 0,
+        "regions_size": positions * 0,
+        "pixels_offset": positions * 25_600 + 1024,
+        "pixels_size": positions * 0 + 24_000,
         "pixels_extension": pa.repeat("jpg", count),
         "text": pc.binary_join_element_wise("a cat in front of a house at place ", digits, ""),
     }
-    columns = [known.get(column.name, pa.nulls(count, column.type)) for column in schema]
+    columns = [values.get(column.name, pa.nulls(count, column.type)) for column in schema]
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema)
 
 
@@ -141,9 +146,9 @@ def open_hashes(folder: Path, rows: int) -> None:
     from vlp_models.data.features import _HASHES_SCHEMA, _check_hashes
     from vlp_models.data.mapped import SortedRows
 
-    found = SortedRows.open(folder / "hashes" / "hashes.parquet", "sha256", _HASHES_SCHEMA, _check_hashes)
+    stored = SortedRows.open(folder / "hashes" / "hashes.parquet", "sha256", _HASHES_SCHEMA, _check_hashes)
     for number in np.random.default_rng(SEED).integers(rows, size=LOOKUPS).tolist():
-        row = found.find(hashlib.sha256(b"%d" % number).hexdigest())
+        row = stored.find(hashlib.sha256(b"%d" % number).hexdigest())
         assert row is not None and row["image_id"] == ids(number, 1)[0]
 
 
@@ -228,8 +233,8 @@ def run_measured(name: str, folder: Path, rows: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
     start = time.perf_counter()
     MEASURED[name][1](folder, rows)
-    found = {"seconds": round(time.perf_counter() - start, 1), "before_mb": round(before)}
-    print("RESULT", json.dumps(found | {"own_mb": round(most["own"]), "peak_mb": round(status("VmHWM"))}))
+    measured = {"seconds": round(time.perf_counter() - start, 1), "before_mb": round(before)}
+    print("RESULT", json.dumps(measured | {"own_mb": round(most["own"]), "peak_mb": round(status("VmHWM"))}))
 
 
 def measure(name: str, folder: Path, rows: int) -> dict[str, Any]:
@@ -239,8 +244,8 @@ def measure(name: str, folder: Path, rows: int) -> dict[str, Any]:
     if done.returncode:
         return {"failed": done.stderr[-300:]}
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    return found
+    measured: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    return measured
 
 
 def main() -> None:
@@ -271,10 +276,10 @@ def main() -> None:
                 seconds = round(time.perf_counter() - start)
                 print(f"{rows:,} rows of {needed or 'nothing'}, made in {seconds} s", flush=True)
                 for what in (what for what, (file, _) in MEASURED.items() if file == needed):
-                    found = {"rows": rows, "what": what, **measure(what, folder, rows)}
-                    found["load_average"] = round(os.getloadavg()[0], 2)
-                    result["runs"].append(found)
-                    print(json.dumps(found), flush=True)
+                    measured = {"rows": rows, "what": what, **measure(what, folder, rows)}
+                    measured["load_average"] = round(os.getloadavg()[0], 2)
+                    result["runs"].append(measured)
+                    print(json.dumps(measured), flush=True)
                     options.out.parent.mkdir(parents=True, exist_ok=True)
                     options.out.write_text(json.dumps(result, indent=2) + "\n")
 

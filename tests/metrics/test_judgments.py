@@ -252,12 +252,12 @@ def test_known_pairs_differ_as_stated() -> None:
     texts = ["A dog runs in snow .", "A cat sits", "Two girls jump", "nothing to replace", "a man in a red hat"]
     captions = {f"{i}": {"0": text, "1": f"{text} today"} for i, text in enumerate(texts)}
     for image, pair in draw_pairs(captions).items():
-        assert pair.own in captions[image].values() and pair.own not in pair.references
+        assert pair.described in captions[image].values() and pair.described not in pair.references
         assert pair.other not in captions[image].values()
         if pair.replaced is None:
             assert image == "3"
             continue
-        changed = [(a, b) for a, b in zip(pair.own.split(), pair.replaced.split(), strict=True) if a != b]
+        changed = [(a, b) for a, b in zip(pair.described.split(), pair.replaced.split(), strict=True) if a != b]
         assert len(changed) == 1 and changed[0][1] in GROUP_OF[changed[0][0].lower()]
         assert all(changed[0][1] not in text.split() for text in captions[image].values())
     with pytest.raises(DataError, match="1 images have two captions"):
