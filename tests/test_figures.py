@@ -87,6 +87,11 @@ def test_figures_are_those_of_their_sources() -> None:
     assert {name: count for name, count in FILLED.items() if counts[name] < count} == {}
 
 
+def test_pages_have_no_comments() -> None:
+    pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+    assert [str(page) for page in pages if "<!--" in page.read_text(encoding="utf-8")] == []
+
+
 def test_changed_number_is_named_and_not_written_by_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy,) = copy_pages(tmp_path, "docs/results/speed.md")
     text = copy.read_text(encoding="utf-8")
