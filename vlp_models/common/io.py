@@ -228,6 +228,14 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: not valid JSON: {error}") from None
 
 
+def read_json_or_none(path: Path) -> Any:
+    """Return a file's JSON, or None if it is missing or damaged, for what is only a hint or a cache."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def is_line(value: Any) -> bool:
     """Return whether a value is a text of one line, without characters that control a terminal or hide text."""
     return isinstance(value, str) and not any(unicodedata.category(character) in _UNSEEN for character in value)

@@ -14,7 +14,6 @@ init`, packages/vlp-flows.json likewise stands for this package's code; a clone 
 from __future__ import annotations
 
 import gc
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import hash_file, to_json
+from vlp_models.common.io import hash_file, read_json_or_none, to_json
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
 
 PREFIX = "package:"
@@ -297,10 +296,7 @@ def _version(package: str) -> str:
 
 
 def _read_record(file: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    value = read_json_or_none(file)
     return value if isinstance(value, dict) else None
 
 

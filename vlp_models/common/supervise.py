@@ -7,7 +7,8 @@ This small process runs between them. When it receives SIGTERM or SIGINT, or its
 command's whole process group, so that the trainer saves its state, waits `GRACE` seconds, then sends SIGKILL. If it
 is killed itself, the command receives SIGTERM: DVC terminated this way terminates its stage too (pipeline/guard.py).
 
-`supervise_commands` starts one such process per command; `command_environment` is the environment of the commands.
+`start_supervised` starts one such process, `supervise_commands` one per command; `command_environment` is their
+environment.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from vlp_models.common.log import announce_stop
 from vlp_models.common.user import set_user_name
@@ -92,6 +94,12 @@ def command_environment(*, keep_order: bool = False) -> dict[str, str]:
     }
 
 
+def start_supervised(command: list[str], environment: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command under a supervisor that interrupts it if this process dies. options: of `subprocess.Popen`."""
+    supervisor = [sys.executable, "-m", "vlp_models.common.supervise", "--parent", str(os.getpid()), "--"]
+    return subprocess.Popen([*supervisor, *command], env=environment, **options)
+
+
 def supervise_commands(commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int:
     """Run commands, each under a supervisor that passes on SIGINT and SIGTERM and gives a trainer time to save.
 
@@ -112,8 +120,7 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
         signal.signal(number, stop)
     while waiting or running:
         while waiting and len(running) < at_once:
-            command = [sys.executable, "-m", "vlp_models.common.supervise", "--", *waiting.pop()]
-            running.append(subprocess.Popen(command, env=environment))
+            running.append(start_supervised(waiting.pop(), environment))
         with contextlib.suppress(subprocess.TimeoutExpired):
             running[0].wait(timeout=0.2)
         for process in [process for process in running if process.poll() is not None]:

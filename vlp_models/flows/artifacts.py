@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.io import read_json_or_none
 from vlp_models.common.redaction import redact
 from vlp_models.flows.pipeline import Outcome
 from vlp_models.params import Params
@@ -31,8 +31,8 @@ class Artifact:
 def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[Artifact]:
     """Return tables of parts, new data, drift, validation, results, candidates and promotion decisions; and links."""
     reports = root / "reports"
-    ingested, decisions = _read(reports / "ingest.json"), read_decisions(reports)
-    made = [
+    ingested, decisions = read_json_or_none(reports / "ingest.json"), read_decisions(reports)
+    artifacts = [
         Artifact(
             key="parts",
             description="State of each part",
@@ -55,18 +55,18 @@ def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> l
         ),
     ]
     for folder in sorted((reports / "aliases").glob("*-*")):
-        records = _read(folder / "scores.json") or []
+        records = read_json_or_none(folder / "scores.json") or []
         rows = [{name: record.get(name) for name in COLUMNS} for record in records]
-        made.append(
+        artifacts.append(
             Artifact(
                 key=_key("alias", folder.name), description="A registered model on the current test split", rows=rows
             )
         )
-    return [artifact for artifact in made if artifact is not None and artifact.rows] + _links(root, params)
+    return [artifact for artifact in artifacts if artifact is not None and artifact.rows] + _links(root, params)
 
 
 def _drift(reports: Path) -> Artifact | None:
-    drift = _read(reports / "drift.json") or {}
+    drift = read_json_or_none(reports / "drift.json") or {}
     verdict = "drifted" if drift.get("drifted") else "no drift"
     gate = "a gate" if drift.get("gate") else "reported only"
     return Artifact(
@@ -77,7 +77,7 @@ def _drift(reports: Path) -> Artifact | None:
 
 
 def _validation(reports: Path) -> Artifact | None:
-    tables = (_read(reports / "validation.json") or {}).get("tables", {})
+    tables = (read_json_or_none(reports / "validation.json") or {}).get("tables", {})
     return Artifact(
         key="validation",
         description="Rows that passed and failed validation",
@@ -88,12 +88,13 @@ def _validation(reports: Path) -> Artifact | None:
 def _results(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]) -> Artifact | None:
     """Return every score of the report; the row of a task's deciding metric also has the champion's value."""
     rows = []
-    for record in _read(reports / "summary.json") or []:
+    for record in read_json_or_none(reports / "summary.json") or []:
         row = {name: record.get(name) for name in COLUMNS}
         decision = decisions.get(str(record.get("task")), {})
         deciding = decision.get("metric") or params.tracking.metric.get(str(record.get("task")))
-        against = record.get("metric") == deciding and record.get("run") == decision.get("run", record.get("run"))
-        rows.append({**row, "champion": _champion(decision) if against else None})
+        is_judged = record.get("metric") == deciding and record.get("run") == decision.get("run", record.get("run"))
+        numbers = decision.get("numbers") or {}
+        rows.append({**row, "champion": numbers.get("champion_value") if is_judged else None})
     return Artifact(key="results", description=f"Report: {reports / 'index.html'}", rows=rows)
 
 
@@ -109,18 +110,6 @@ def _candidates(reports: Path, params: Params, decisions: dict[str, dict[str, An
             challenger = "yes" if receipt.get("challenger") else ""
             rows.append({"task": task, **row, "metric": metric, "value": value, "challenger": challenger})
     return Artifact(key="candidates", description="The registered versions of each task", rows=rows)
-
-
-def _champion(decision: dict[str, Any]) -> float | None:
-    """Return the champion's value of the deciding metric, if the decision has it."""
-    numbers = decision.get("numbers", decision)
-    champion = numbers.get("champion")
-    if isinstance(champion, dict):
-        champion = champion.get("value")
-    for value in (numbers.get("champion_value"), champion):
-        if isinstance(value, float):
-            return value
-    return None
 
 
 def _links(root: Path, params: Params) -> list[Artifact]:
@@ -153,11 +142,3 @@ def _scalars(record: dict[str, Any]) -> dict[str, Any]:
         elif value is None or isinstance(value, (str, int, float)):
             cells[name] = value
     return cells
-
-
-def _read(path: Path) -> Any:
-    """Return the file's JSON, or None if it is missing or damaged: an artifact never fails a run."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

@@ -91,7 +91,7 @@ def notify_webhook(run: str, state: str, message: str = "", root: str = ".") -> 
     notify(params, flow="vlp", run=run, state=state, message=message or "see the run's log", bad=True, log=log)
 
 
-def _check_known(value: str, known: Iterable[str], kind: str) -> None:
+def _check_known(value: str, names: Iterable[str], kind: str) -> None:
     """Check a flow's parameter: it comes from outside, and only known names may reach a command line."""
-    if value not in known:
-        raise ParamsError(f"{value!r} is not a {kind}; known: {', '.join(known)}")
+    if value not in names:
+        raise ParamsError(f"{value!r} is not a {kind}; known: {', '.join(names)}")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.io import read_json_or_none
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, TrackingError
 from vlp_models.params import Params, to_plain
@@ -62,29 +63,29 @@ def retrain_parts(params: Params) -> list[Part]:
         *_new_data_parts(params),
         *training_parts(params, list(params.finetune)),
         _with_timeout(register, params),
-        *(replace(promotion_part(params, task), evidence=_promotion_evidence(params, task)) for task in tasks),
+        *(replace(promotion_part(params, task), evidence=partial(_promotion_evidence, params, task)) for task in tasks),
         _with_timeout(report, params),
     ]
 
 
 def training_parts(params: Params, runs: list[str]) -> list[Part]:
     """Return the parts from raw data to scores for some fine-tuning runs, with the pretrainings they start from."""
-    wanted = {checkpoint for run in runs for checkpoint in params.chain(f"finetune/{run}")}
+    checkpoints = {checkpoint for run in runs for checkpoint in params.chain(f"finetune/{run}")}
     if set(runs) == set(params.finetune):  # everything, so also a pretraining that no run starts from
-        wanted |= {f"pretrain/{name}" for name in params.pretrain}
+        checkpoints |= {f"pretrain/{name}" for name in params.pretrain}
     parts = [
         Part(name="validate", kind="validate", targets=("validate",)),
         Part(name="features", kind="features", targets=("shards", "tokenizer"), gpu=True),
     ]
     for name, run in params.pretrain.items():
-        if f"pretrain/{name}" in wanted:
+        if f"pretrain/{name}" in checkpoints:
             # Scheduled sampling has a kind of its own: it takes longer.
             plain = run.scheduled_sampling.scheme == "none"
             kind, title = ("pretrain", "pretrain") if plain else ("scheduled_sampling", "scheduled sampling")
             parts.append(Part(name=f"{title} {name}", kind=kind, targets=(f"pretrain@{name}",), gpu=True))
     # Each run after those it starts from.
     for name in sorted(params.finetune, key=lambda name: len(params.chain(f"finetune/{name}"))):
-        if f"finetune/{name}" in wanted:
+        if f"finetune/{name}" in checkpoints:
             parts.append(Part(name=f"finetune {name}", kind="finetune", targets=(f"finetune@{name}",), gpu=True))
     evaluations = tuple(f"evaluate@{run}" for run in runs)
     parts.append(Part(name="evaluate", kind="evaluate", targets=evaluations, gpu=True))
@@ -110,7 +111,7 @@ def _new_data_parts(params: Params) -> list[Part]:
         # A drift that closed the gate is not recorded, so it is measured again even without new data.
         if not (root / "reports" / "ingest.json").exists():
             return None
-        content = _read(root / "reports" / "ingest.json").get("content")
+        content = _read_record(root / "reports" / "ingest.json").get("content")
         return _hash(content, to_plain(params.drift)) if content else ""
 
     ingest = Part(
@@ -126,47 +127,32 @@ def _with_timeout(part: Part, params: Params) -> Part:
     return replace(part, timeout=params.flow.timeout_hours.get(part.kind, 0) * 3600)
 
 
-def _promotion_evidence(params: Params, task: str) -> Callable[[Path], str | None]:
+def _promotion_evidence(params: Params, task: str, root: Path) -> str | None:
     """Return the hash of the registered version, the gate's settings and the scores.
 
     So a promotion that was rolled back is not repeated on its own. An empty string if MLflow's aliases do not follow
     the ledger, after a kill or in a registry restored from a backup: `vlp promote` moves them.
     """
-
-    def evidence(root: Path) -> str | None:
-        registered = _read(root / "reports" / "registered.json").get(task)
-        if registered is None:
-            return None
-        files = [
-            root / "reports" / "eval" / name / "scores.json"
-            for name, run in params.finetune.items()
-            if run.task == task
-        ]
-        scores = [hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files]
-        if _aliases_are_behind(params, task, root):
-            return ""
-        return _hash(registered, to_plain(params.promotion), to_plain(params.tracking), scores)
-
-    return evidence
-
-
-def _aliases_are_behind(params: Params, task: str, root: Path) -> bool:
-    """Return whether `vlp promote` has aliases to move, or a fault to report; False if MLflow does not answer."""
     from vlp_models.pipeline.promotion_commands import aliases_are_behind
 
+    registered = _read_record(root / "reports" / "registered.json").get(task)
+    if registered is None:
+        return None
     try:
-        return aliases_are_behind(params, Workspace(root), task)
-    except TrackingError:
-        return False
-    except DataError:  # of a damaged ledger
-        return True
+        if aliases_are_behind(params, Workspace(root), task):
+            return ""
+    except TrackingError:  # MLflow does not answer: nothing can be moved
+        pass
+    except DataError:  # a damaged ledger, which `vlp promote` reports
+        return ""
+    runs = [name for name, run in params.finetune.items() if run.task == task]
+    files = [root / "reports" / "eval" / name / "scores.json" for name in runs]
+    scores = [hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files]
+    return _hash(registered, to_plain(params.promotion), to_plain(params.tracking), scores)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+def _read_record(path: Path) -> dict[str, Any]:
+    content = read_json_or_none(path)
     return content if isinstance(content, dict) else {}
 
 

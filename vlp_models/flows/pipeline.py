@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vlp_models.common.io import write_json
+from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import TrackingError
 from vlp_models.flows.notify import notify, read_webhook
@@ -110,7 +110,7 @@ class Run:
         if evidence is None:
             return "skipped", part.nothing
         record = self.root / ".work" / "flow" / f"{part.name.replace(' ', '-')}.json"
-        if evidence and _read_evidence(record) == evidence:
+        if evidence and read_json_or_none(record) == {"evidence": evidence}:
             return "up to date", "nothing that it depends on has changed since it last ran"
         start = time.time()
         accept = (0,) if part.refusal is None else (0, part.refusal)
@@ -213,10 +213,3 @@ def _detail(root: Path, part: Part, lines: list[str], start: float) -> str:
             action = f"{decision['action']}{outcome}: version {decision['version']}"
             return "; ".join([action, *decision["reasons"]])[:MAX_DETAIL]
     return lines[-1][:MAX_DETAIL] if lines else ""
-
-
-def _read_evidence(path: Path) -> str:
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["evidence"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from vlp_models.common.lock import HELD_LOCK, file_lock
 from vlp_models.common.redaction import redact
-from vlp_models.common.supervise import command_environment
+from vlp_models.common.supervise import command_environment, start_supervised
 from vlp_models.common.workspace import Workspace
 from vlp_models.pipeline.dvc.consistency import clear_records
 from vlp_models.pipeline.dvc.dvc_yaml import is_generated
@@ -35,6 +36,7 @@ MIN_FREE_DISK = 16 * 2**20  # bytes
 TAIL = 20  # output lines quoted in errors
 OUTPUT = ("part-", ".log")  # prefix and suffix of the file in .work with a running command's output
 TERMINATION_SECONDS = 28  # a canceled flow has 30
+_EXIT_CODE = re.compile(r"exited with (\d+)")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONNECTION = re.compile(
     r"connection (refused|reset|aborted|timed out)|connectionerror|max retries exceeded|read timed out"
@@ -95,6 +97,7 @@ def outlive_worker() -> None:
 
 
 def _empty_orphaned_pipe(pipe: int, worker: int) -> None:
+    """Read a pipe to its end once the worker that should read it is gone."""
     while os.getppid() == worker:
         time.sleep(1)
     while os.read(pipe, 65536):
@@ -118,8 +121,8 @@ def hold_workspace(root: Path, name: str, wait: float, log: Log) -> Iterator[int
     """
     lock = Workspace(root).lock
     with file_lock(lock, f"flow {name}", wait=wait, on_wait=log, busy=WorkspaceInUse) as descriptor:
-        for left in lock.parent.glob("*".join(OUTPUT)):
-            left.unlink(missing_ok=True)
+        for output in lock.parent.glob("*".join(OUTPUT)):
+            output.unlink(missing_ok=True)
         yield descriptor
 
 
@@ -152,35 +155,20 @@ def run_supervised(
     if lock_fd is not None:
         env[HELD_LOCK] = os.fspath(Workspace(root).lock.resolve())
     (root / ".work").mkdir(exist_ok=True)
-    supervisor = [sys.executable, "-m", "vlp_models.common.supervise", "--parent", str(os.getpid()), "--"]
     prefix, suffix = OUTPUT
-    with tempfile.NamedTemporaryFile("w", dir=root / ".work", prefix=prefix, suffix=suffix, delete=False) as sink:
-        process = subprocess.Popen(
-            [*supervisor, *command],
+    with tempfile.NamedTemporaryFile("w", dir=root / ".work", prefix=prefix, suffix=suffix, delete=False) as output:
+        process = start_supervised(
+            command,
+            env,
             cwd=root,
-            env=env,
-            stdout=sink,
+            stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             pass_fds=() if lock_fd is None else (lock_fd,),
         )
-    path, tail = Path(sink.name), deque[str](maxlen=TAIL)
-    deadline, late = time.monotonic() + timeout if timeout else None, False
+    path, tail = Path(output.name), deque[str](maxlen=TAIL)
     try:
-        with path.open(errors="replace") as source:
-            code = None
-            while code is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = process.wait(0.5)
-                for line in source:  # after the last wait, too: it reads what is left
-                    text = redact(_ANSI.sub("", line).rstrip())
-                    if text:
-                        log(text)
-                        tail.append(text)
-                if code is None and deadline is not None and not late and time.monotonic() > deadline:
-                    late = True
-                    log(f"interrupted after {timeout:.0f} s (flow.timeout_hours)")
-                    process.terminate()
+        is_late = _follow(process, path, log, tail, timeout)
     except BaseException:
         # The flow itself is being ended: let the supervisor give the trainer time to save.
         process.terminate()
@@ -189,30 +177,51 @@ def run_supervised(
             path.unlink(missing_ok=True)
         raise
     path.unlink(missing_ok=True)
-    lines = list(tail)
     if command[: len(REPRO)] == REPRO:
         command = ["dvc", "repro", *command[len(REPRO) :]]
     name = " ".join(command[2:] if command[:2] == [sys.executable, "-m"] else command)
-    if late:
-        raise TimedOut(f"{name} was interrupted after {timeout:.0f} s (flow.timeout_hours):\n" + "\n".join(lines))
-    if code not in accept:
-        full = code == os.EX_IOERR or any(f"exited with {os.EX_IOERR}" in line for line in lines)
-        if full or shutil.disk_usage(root).free < MIN_FREE_DISK:  # the command may have had no room to report it
-            lines.append("the disk is full: free some space, then run again; finished stages are kept")
-        text = "\n".join(lines)
-        raise _failure_type(code, text)(f"{name} exited with code {code}:\n{text}")
-    return CommandResult(code, lines)
+    if is_late:
+        raise TimedOut(f"{name} was interrupted after {timeout:.0f} s (flow.timeout_hours):\n" + "\n".join(tail))
+    if process.returncode not in accept:
+        raise _explain_failure(name, process.returncode, list(tail), root)
+    return CommandResult(process.returncode, list(tail))
 
 
-def _failure_type(code: int, text: str) -> type[StageFailed]:
-    if any(words in text for words in BUSY):
-        return PathLocked
+def _follow(process: subprocess.Popen[bytes], path: Path, log: Log, tail: deque[str], timeout: float) -> bool:
+    """Pass a process's output on until it has ended; return whether it was interrupted for taking too long."""
+    deadline, is_late = time.monotonic() + (timeout or math.inf), False
+    with path.open(errors="replace") as source:
+        code = None
+        while code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(0.5)
+            for line in source:  # also after the process has ended: it may have written since the last look
+                text = redact(_ANSI.sub("", line).rstrip())
+                if text:
+                    log(text)
+                    tail.append(text)
+            if code is None and not is_late and time.monotonic() > deadline:
+                is_late = True
+                log(f"interrupted after {timeout:.0f} s (flow.timeout_hours)")
+                process.terminate()
+    return is_late
+
+
+def _explain_failure(name: str, code: int, lines: list[str], root: Path) -> StageFailed:
+    """Return the error of a command that failed, with the end of its output."""
     # DVC's own exit code is 255 for every exit code of a stage; its message has the stage's.
-    if code == PREEMPTED or f"exited with {PREEMPTED}" in text:
-        return Preempted
-    if code == UNAVAILABLE or f"exited with {UNAVAILABLE}" in text or _CONNECTION.search(text):
-        return Unreachable
-    return StageFailed
+    codes = {code, *(int(number) for line in lines for number in _EXIT_CODE.findall(line))}
+    if os.EX_IOERR in codes or shutil.disk_usage(root).free < MIN_FREE_DISK:  # it may have had no room to report it
+        lines = [*lines, "the disk is full: free some space, then run again; finished stages are kept"]
+    text = "\n".join(lines)
+    kind = StageFailed
+    if any(words in text for words in BUSY):
+        kind = PathLocked
+    elif PREEMPTED in codes:
+        kind = Preempted
+    elif UNAVAILABLE in codes or _CONNECTION.search(text):
+        kind = Unreachable
+    return kind(f"{name} exited with code {code}:\n{text}")
 
 
 def is_stale(root: Path, targets: list[str]) -> bool:
@@ -230,21 +239,13 @@ def is_stale(root: Path, targets: list[str]) -> bool:
 
 
 def update_dvc_yaml(root: Path, log: Log, *, lock_fd: int | None = None) -> None:
-    """Write dvc.yaml from params.yaml, unless it is written by hand.
-
-    Raises:
-        StageFailed: params.yaml is invalid.
-    """
+    """Write dvc.yaml from params.yaml, unless it is written by hand."""
     if is_generated(root):
         run_supervised(root, ["vlp", "plan"], log, lock_fd=lock_fd)
 
 
 def repro(root: Path, targets: list[str], log: Log, *, timeout: float = 0, lock_fd: int | None = None) -> bool:
-    """Run `dvc repro targets`; return whether a stage ran, or was restored from the run cache.
-
-    Raises:
-        StageFailed or a subclass: see `run_supervised`.
-    """
+    """Run `dvc repro targets`; return whether a stage ran, or was restored from the run cache."""
     changed = False
 
     def watch(line: str) -> None:
