@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -97,6 +98,12 @@ _DISK_FULL_TEXTS = (
     "File too large",
     "PytorchStreamWriter failed",
 )
+
+
+def shorten_list(names: Sequence[str], count: int = 20) -> str:
+    """Return the first `count` names, and the number of the others."""
+    rest = len(names) - count
+    return ", ".join(names[:count]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def first_line(error: BaseException) -> str:

@@ -25,11 +25,15 @@ def test_free_ports_and_gradio_are_one_line_each(monkeypatch: pytest.MonkeyPatch
         used.listen()
         ports = {closed.getsockname()[1]: "mlflow server"}
         monkeypatch.setattr(doctor, "PORTS", ports)
-        (found,) = doctor._ports()
-        assert (found.level, found.subject, found.text) == ("ok", "ports", f"free: {next(iter(ports))} (mlflow server)")
+        (finding,) = doctor._ports()
+        assert (finding.level, finding.subject, finding.text) == (
+            "ok",
+            "ports",
+            f"free: {next(iter(ports))} (mlflow server)",
+        )
         monkeypatch.setattr(doctor, "PORTS", ports | {used.getsockname()[1]: "prefect server"})
-        (found,) = doctor._ports()
-        assert found.level == "note" and "in use" in found.text
+        (finding,) = doctor._ports()
+        assert finding.level == "note" and "in use" in finding.text
     monkeypatch.setattr(doctor, "_version", lambda name: None)
     assert doctor._gradio().level == "ok"
     assert doctor._gradio().text.startswith("not installed; `vlp demo` needs it: `uv pip install ")

@@ -32,17 +32,8 @@ BREAKS_FROM = {
 NEEDED_GB = 10
 # What a run writes to, if it exists.
 WRITTEN = (
-    *(
-        "params.yaml",
-        "dvc.yaml",
-        "dvc.lock",
-        "mlflow.db",
-        "mlartifacts",
-        "data",
-        "checkpoints",
-        "reports",
-        "promotions",
-    ),
+    *("params.yaml", "dvc.yaml", "dvc.lock", "mlflow.db", "mlartifacts"),
+    *("data", "checkpoints", "reports", "promotions"),
     *(".work", ".work/run.lock", ".work/locks", ".work/params", ".dvc", ".dvc/tmp", ".dvc/tmp/lock", ".dvc/tmp/rwlock"),
     *(".dvc/cache", ".dvc/cache/files", ".dvc/cache/files/md5"),
 )
@@ -103,31 +94,29 @@ def check_machine(root: Path) -> None:
 
 
 def _code(root: Path) -> Finding:
-    theirs = other_package(root)
-    if theirs is not None:
-        fix = f"run `make install` here, or set PYTHONPATH={theirs.parent}"
+    package = other_package(root)
+    if package is not None:
+        fix = f"run `make install` here, or set PYTHONPATH={package.parent}"
         return Finding("problem", "code", f"{ROOT} is running instead of the code in this folder: {fix}")
     return Finding("ok", "code", str(ROOT))
 
 
-def _packages() -> Iterator[Finding]:
-    good = True
+def _packages() -> list[Finding]:
+    problems = []
     for name, releases in KNOWN_BAD.items():
         installed = _version(name)
         if installed in releases:
-            good = False
-            yield Finding("problem", name, f"{installed} is {releases[installed]}: remove it, run `make install`")
+            problems.append(
+                Finding("problem", name, f"{installed} is {releases[installed]}: remove it, run `make install`")
+            )
     for name, (first, why) in BREAKS_FROM.items():
         installed = _version(name)
         if installed and _version_tuple(installed) >= _version_tuple(first):
-            good = False
-            yield Finding("problem", name, f"{installed}: from {first} on, {why}; run `make install`")
+            problems.append(Finding("problem", name, f"{installed}: from {first} on, {why}; run `make install`"))
     for name in ("torch", "lightning", "prefect", "dvc", "mlflow", "great-expectations"):
         if _version(name) is None:
-            good = False
-            yield Finding("problem", name, "not installed; run `make install`")
-    if good:
-        yield Finding("ok", "packages", "no known-bad release installed")
+            problems.append(Finding("problem", name, "not installed; run `make install`"))
+    return problems or [Finding("ok", "packages", "no known-bad release installed")]
 
 
 def _java() -> Finding:
@@ -233,20 +222,16 @@ def _accelerator() -> Finding:
     return Finding("note", "accelerator", f"none: training runs on the CPU ({torch.get_num_threads()} threads)")
 
 
-def _ports() -> Iterator[Finding]:
-    used = False
+def _ports() -> list[Finding]:
+    notes = []
     for port, server in PORTS.items():
         with socket.socket() as probe:
             probe.settimeout(0.5)
             if probe.connect_ex(("127.0.0.1", port)) == 0:
-                used = True
-                yield Finding(
-                    "note",
-                    f"port {port}",
-                    f"in use; unless that is your {server}, start yours with `--port {port + 1}`",
-                )
-    if not used:
-        yield Finding("ok", "ports", f"free: {', '.join(f'{port} ({server})' for port, server in PORTS.items())}")
+                text = f"in use; unless that is your {server}, start yours with `--port {port + 1}`"
+                notes.append(Finding("note", f"port {port}", text))
+    servers = ", ".join(f"{port} ({server})" for port, server in PORTS.items())
+    return notes or [Finding("ok", "ports", f"free: {servers}")]
 
 
 def _gradio() -> Finding:

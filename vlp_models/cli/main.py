@@ -192,8 +192,8 @@ def main() -> None:
         if not (is_full or is_system_error) or os.environ.get("VLP_DEBUG"):
             _print_traceback()
             sys.exit(1)
-        kept = ". Finished stages are kept; run the same command again" if is_full else ""
-        print(f"vlp: {redact(explain_system_error(error))}{kept}", file=sys.stderr)
+        way_out = ". Finished stages are kept; run the same command again" if is_full else ""
+        print(f"vlp: {redact(explain_system_error(error))}{way_out}", file=sys.stderr)
         sys.exit(os.EX_IOERR if is_full else VLPError.exit_code)
 
 

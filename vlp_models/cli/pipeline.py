@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 
 from vlp_models.common.portable import choose_instructions
 from vlp_models.common.supervise import command_environment, supervise_commands
-from vlp_models.errors import ParamsError, TrackingError, VLPError
+from vlp_models.errors import ParamsError, TrackingError, VLPError, shorten_list
 
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
@@ -59,6 +59,7 @@ def use(
     from vlp_models.cli.presets import describe_preset, find_preset, list_presets, merge_overlay
     from vlp_models.common.io import write_together
     from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
     from vlp_models.pipeline.dvc.dvc_yaml import FILE
     from vlp_models.pipeline.dvc.external import explain_roots
 
@@ -68,11 +69,13 @@ def use(
         return
     workspace, file = Workspace(), Path("params.yaml")
     with run_lock(workspace, "use"):
-        before = _notes_before(workspace)
-        found = find_preset(preset) if preset else None
-        merged = merge_overlay(file, found, assign or [])
+        notes_before: list[str] = []
+        with suppress(VLPError):  # params.yaml may be invalid, and this command may repair it
+            notes_before = _notes(load_params(), workspace)
+        preset_file = find_preset(preset) if preset else None
+        merged = merge_overlay(file, preset_file, assign or [])
         if pins := _pin_roots(merged.params):
-            merged = merge_overlay(file, found, [*(assign or []), *(f"{key}={root}" for key, root in pins.items())])
+            merged = merge_overlay(file, preset_file, [*(assign or []), *pins])
         planned = plan_files(merged.params, workspace, merged.facts, merged.raw)
         write_together({file: merged.text, **planned})
     for line in merged.changes:
@@ -82,24 +85,24 @@ def use(
     for line in explain_roots(merged.params, workspace.root):
         print(f"before `vlp run`: {line}", file=sys.stderr)
     for sentence in _notes(merged.params, workspace):
-        if sentence not in before:
+        if sentence not in notes_before:
             print(sentence, file=sys.stderr)
 
 
-def _pin_roots(params: Params) -> dict[str, str]:
-    """Return the roots, with their commit, of datasets on the Hub that are named without one, by their key."""
+def _pin_roots(params: Params) -> list[str]:
+    """Return the assignments that add the commit to the datasets on the Hub that are named without one."""
     from vlp_models.data.hub_datasets import is_on_hub, pin
 
-    found = {}
+    assignments = []
     for name, source in params.data.items():
         if is_on_hub(source.root) and (root := pin(name, source.root)) != source.root:
-            found[f"data.{name}.root"] = root
+            assignments.append(f"data.{name}.root={root}")
             print(
                 f"data.{name}.root: {source.root} may move, so params.yaml gets its commit of now; "
                 f"`vlp use --set data.{name}.root={source.root}` takes a later one",
                 file=sys.stderr,
             )
-    return found
+    return assignments
 
 
 def plan() -> None:
@@ -125,25 +128,11 @@ def plan() -> None:
 
 
 def _notes(params: Params, workspace: Workspace, *, strict: bool = False) -> list[str]:
-    """Return which data no other copy of the project would have, and what is wrong with it or too little of it.
-
-    Raises:
-        DataError: with `strict`, if a listing of pairs cannot be read.
-    """
+    """Return which data no other copy of the project would have, and what is wrong with it or too little of it."""
     from vlp_models.pipeline.data_sizes import explain_sizes
     from vlp_models.pipeline.dvc.external import find_untracked
 
     return [*find_untracked(params, workspace), *explain_sizes(params, workspace, strict=strict)]
-
-
-def _notes_before(workspace: Workspace) -> list[str]:
-    """Return the notes on params.yaml as it is; none if it is invalid."""
-    from vlp_models.params import load_params
-
-    try:
-        return _notes(load_params(), workspace)
-    except VLPError:
-        return []
 
 
 def complete_stage() -> list[str]:
@@ -174,9 +163,9 @@ def stage(
 
         choose_instructions(load_params(params).trainer.reproducible)  # before `_every_stage` imports NumPy
         with run_lock(Workspace(), "stage all"):
-            for one, entry in _every_stage():
-                print(f"stage {one} {entry}".rstrip(), file=sys.stderr)
-                run_stage(one, entry, params)
+            for stage_name, stage_key in _every_stage():
+                print(f"stage {stage_name} {stage_key}".rstrip(), file=sys.stderr)
+                run_stage(stage_name, stage_key, params)
     else:
         run_stage(name, key, params)
 
@@ -231,10 +220,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 
 
 def _check_stage(name: str) -> None:
-    """
-    Raises:
-        ParamsError: no such stage.
-    """
+    """Raise a ParamsError that names the nearest stage if there is none of this name."""
     from vlp_models.params.schema import suggestion
     from vlp_models.pipeline.dvc.graph import STAGES
 
@@ -267,11 +253,7 @@ def write_plan() -> tuple[bool, PlanFacts]:
 
 
 def _check_dvc_reads(params_file: Path) -> None:
-    """Check that DVC's parser reads params.yaml; unlike ours it refuses a colon in `{...}` without quotes.
-
-    Raises:
-        ParamsError: it does not.
-    """
+    """Check that DVC's parser reads params.yaml; unlike ours it refuses a colon in `{...}` without quotes."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -331,9 +313,9 @@ def _print_upgrade(workspace: Workspace) -> None:
     if before:
         changed = changed_code(workspace)
         step = f"{before} -> {now}" if before != now else f"{now}, changed"
-        more = f" and {len(changed) - 6} more" if len(changed) > 6 else ""
-        named = f"other code for {', '.join(changed[:6])}{more}; their stages are stale"
-        effect = named if changed else "nothing becomes stale"
+        effect = (
+            f"other code for {shorten_list(changed, 6)}; their stages are stale" if changed else "nothing becomes stale"
+        )
         print(f"{OWN} {step}: {effect}", file=sys.stderr)
 
 
@@ -366,13 +348,13 @@ def run_pipeline(targets: list[str]) -> int:
     from vlp_models.pipeline.dvc.external import check_files, check_roots
     from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, repair
 
-    start, began = time.perf_counter(), time.time()
+    start_time = time.time()
     require_module("dvc", "`vlp run`")
     params, workspace = load_params(), Workspace()
     summary = workspace.reports / "summary.json"
     check_machine(workspace.root)
-    if read := _datasets_of(targets, params):
-        check_roots(params, workspace.root, read)
+    if datasets := _datasets_of(targets, params):
+        check_roots(params, workspace.root, datasets)
     with run_lock(workspace, "run"):
         before = read_scores(summary)  # DVC deletes the file before the stage `report`
         updated, facts = write_plan()
@@ -380,23 +362,25 @@ def run_pipeline(targets: list[str]) -> int:
             print("dvc.yaml updated from params.yaml", file=sys.stderr)
         if not targets:
             check_files(params, workspace.root, regions=facts.regions)
-        first = not (workspace.root / LOCK_FILE).exists()  # later, `vlp plan` prints it
-        for line in (*(explain_sizes(params, workspace) if first else ()), *repair(workspace.root)):
+        # Later, `vlp plan` prints what too few images rule out.
+        notes = [] if (workspace.root / LOCK_FILE).exists() else explain_sizes(params, workspace)
+        for line in [*notes, *repair(workspace.root)]:
             print(line, file=sys.stderr)
         clear_records(workspace.root)
         code = _run_dvc(params, workspace, targets)
-        if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):  # metrics of runs that ended while MLflow was down
+        # Metrics of runs that ended while MLflow was down are still in .work/mlflow.
+        if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):
             from vlp_models.registry.mlflow_run import send_unsent
 
             send_unsent(params.tracking, workspace.root)
-        if not code and (not targets or "register" in targets) and not _has_registered(workspace, began):
+        if not code and (not targets or "register" in targets) and not _has_registered(workspace, start_time):
             code = _restore_versions(params, workspace)
         if not code:
             print()
             if summary.exists():
                 print_results(summary, before)
             print_places(params, workspace)
-            print(f"took       {clock(time.perf_counter() - start)}")
+            print(f"took       {clock(time.time() - start_time)}")
             print_next_steps(params, workspace)
         return code
 
@@ -414,14 +398,13 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
             "continue (training resumes from its last checkpoint).",
             file=sys.stderr,
         )
-        return code
-    return 0
+    return code
 
 
 def _datasets_of(targets: list[str], params: Params) -> list[str]:
     """Return the datasets that the targets read: every stage after `prepare` reads all of them."""
     stages = [target for target in targets if not target.startswith("-")]
-    if all(target.startswith(("plan", "generate", "prepare@")) for target in stages) and stages:
+    if stages and all(target.startswith(("plan", "generate", "prepare@")) for target in stages):
         return [name for name in params.data if f"prepare@{name}" in stages]
     return list(params.data)
 

@@ -67,7 +67,7 @@ def caption(
         _print_captions(neighbors.caption, images)
     else:
         predictor = _open_predictor("captioning", model)
-        _print_captions(lambda paths: [found["caption"] for found in predictor.predict(paths)], images)
+        _print_captions(lambda paths: [result["caption"] for result in predictor.predict(paths)], images)
 
 
 def _print_captions(make: Callable[[Sequence[str]], list[str]], images: Sequence[str]) -> None:
@@ -216,7 +216,8 @@ def predictions(
         ParamsError: the model is for another task.
         TrackingError: MLflow or a bucket does not answer.
     """
-    _require_files([path for one in images for path in ([one] if isinstance(one, str) else one)])
+    for paths in images:
+        _require_files([paths] if isinstance(paths, str) else paths)
     return _open_predictor(task, model).predict(images, texts)
 
 

@@ -18,7 +18,7 @@ from vlp_models.errors import DataError, ParamsError
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 SCHEMA = Path(__file__).parents[1] / "params.schema.json"  # that editors check params.yaml with
-KEPT = ".vlp/template"  # in a project: the template's files as they were when they were last merged
+MERGED = ".vlp/template"  # in a project: the template's files as they were when they were last merged
 # Hidden files and folders are stored without their dot: packaging tools skip them.
 DOTTED = {
     "gitignore": ".gitignore",
@@ -69,19 +69,20 @@ def init(
         project = Path(scratch) / "project"
         for name, file in template_files().items():
             _copy(file, project / name)
-            _copy(file, project / KEPT / name)
+            _copy(file, project / MERGED / name)
         if preset:
             apply_overlay(project / "params.yaml", find_preset(preset), [])
         _write_plan(project)
         _git(project, "init", "--quiet", "--initial-branch=main")
-        committed = _commit(project)
+        _git(project, "add", "--all")
+        is_committed = _git(project, "commit", "--quiet", "--message", "A project made by vlp init")
         if not target.exists():
             project.rename(target)
         else:  # perhaps the folder in which a shell is: it stays the same folder
             for entry in sorted(project.iterdir()):
                 entry.rename(target / entry.name)
     print(f"{folder}: a project of vlp-flows {own_version()} (template {template})")
-    if not committed:
+    if not is_committed:
         print(
             "git does not know your name yet, so nothing is committed: set user.name and user.email, then `git commit`"
         )
@@ -98,12 +99,15 @@ def upgrade(
     Your own edits stay: with --apply the changes are merged as git merges, and conflicts are marked in the file.
     """
     root = Path.cwd()
-    kept = root / KEPT
-    if not kept.is_dir():
-        raise DataError(f"{kept}: not found; `vlp upgrade` works in a project made by `vlp init`")
+    merged = root / MERGED
+    if not merged.is_dir():
+        raise DataError(f"{merged}: not found; `vlp upgrade` works in a project made by `vlp init`")
     new = template_files()
-    old = {path.relative_to(kept).as_posix(): path for path in kept.rglob("*") if path.is_file()}
-    changed = [name for name in sorted(new) if name not in NEVER_MERGED and not _same(old.get(name), new[name])]
+    old = {path.relative_to(merged).as_posix(): path for path in merged.rglob("*") if path.is_file()}
+    changed = []
+    for name in sorted(new.keys() - set(NEVER_MERGED)):
+        if name not in old or old[name].read_bytes() != new[name].read_bytes():
+            changed.append(name)
     if not changed:
         print(f"the template of vlp-flows {own_version()} changes nothing in this project")
         return
@@ -112,7 +116,7 @@ def upgrade(
         print(f"\n{len(changed)} files; `vlp upgrade --apply` merges these changes into yours", file=sys.stderr)
         return
     for name in changed:
-        _copy(new[name], kept / name)
+        _copy(new[name], merged / name)
     print(f"merged: {', '.join(changed)}; run `vlp plan`, look at `git diff`, and commit")
     if conflicts:
         raise DataError(f"{', '.join(conflicts)}: your edits and the template's meet; resolve the marked conflicts")
@@ -128,10 +132,6 @@ def template_files() -> dict[str, Path]:
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
-
-
-def _same(old: Path | None, new: Path) -> bool:
-    return old is not None and old.read_bytes() == new.read_bytes()
 
 
 def _write_plan(project: Path) -> None:
@@ -150,29 +150,25 @@ def _write_plan(project: Path) -> None:
 
 def _merge(root: Path, name: str, old: Path | None, new: Path, apply: bool) -> bool:
     """Merge the change of one file, or print it. Return whether it merges without a conflict."""
-    own = root / name
     if not apply:
         before = old.read_text(encoding="utf-8").splitlines(keepends=True) if old else []
         after = new.read_text(encoding="utf-8").splitlines(keepends=True)
         sys.stdout.writelines(difflib.unified_diff(before, after, f"{name} (before)", f"{name} (new template)"))
         return True
-    if not own.exists() or (old is not None and own.read_bytes() == old.read_bytes()):
-        _copy(new, own)
+    file = root / name
+    if not file.exists() or (old is not None and file.read_bytes() == old.read_bytes()):
+        _copy(new, file)
         return True
     labels = ("-L", "yours", "-L", "before", "-L", "new template")
     base = old or Path(os.devnull)  # a file that the template did not have, and you do
-    done = subprocess.run(["git", "merge-file", *labels, own, base, new], capture_output=True)
+    done = subprocess.run(["git", "merge-file", *labels, file, base, new], capture_output=True)
     return done.returncode == 0
 
 
 def _git(project: Path, *arguments: str) -> bool:
+    """Run git; return whether it succeeded."""
     try:
         done = subprocess.run(["git", *arguments], cwd=project, capture_output=True, text=True)
     except FileNotFoundError:
         raise DataError("git: not found; install it first (`vlp doctor` lists what else is needed)") from None
     return done.returncode == 0
-
-
-def _commit(project: Path) -> bool:
-    _git(project, "add", "--all")
-    return _git(project, "commit", "--quiet", "--message", "A project made by vlp init")

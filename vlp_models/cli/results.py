@@ -28,7 +28,7 @@ def read_scores(summary: Path) -> Scores:
     """Return the headline scores in a reports/summary.json; none if it does not exist or is damaged."""
     try:
         records = read_json(summary)
-        return {_place(r): r["value"] for r in records if r["headline"] and r["value"] is not None}
+        return {_key(r): r["value"] for r in records if r["headline"] and r["value"] is not None}
     except (VLPError, OSError, KeyError, TypeError):
         return {}
 
@@ -50,6 +50,7 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
     for title, records in tables.items():
         metrics = list(dict.fromkeys(record["metric"] for record in records))
         records.sort(key=lambda record: metrics.index(record["metric"]))
+        without_leaked = [(record["leakage"] or {}).get("without_both") for record in records]
         columns = {
             "metric": [record["metric"] for record in records],
             "run": [record["run"] for record in records],
@@ -57,7 +58,7 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
             "95% interval": [_interval(record) for record in records],
             "before": [_before(record, before) for record in records],
             "best baseline": [_best_baseline(record) for record in records],
-            "without leaked items": [_value_without_leaked(record) for record in records],
+            "without leaked items": [f"{v['value']:.1f}" if v else "" for v in without_leaked],
         }
         print_table(
             console,
@@ -103,27 +104,26 @@ def next_steps(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
         champions = replay(Ledger(workspace.root / params.promotion.ledger).entries())
     except (LedgerError, OSError):
         return []
-    waiting, crowned = [], []
+    undecided, promoted = [], []  # tasks
     for task, receipts in read_registered(workspace.reports).items():
         state, challenger = champions.get(f"{params.tracking.model_prefix}-{task}"), find_challenger(receipts)
         if state is not None and state.champion is not None:
-            crowned.append(task)
+            promoted.append(task)
         if challenger is not None and (state is None or state.champion != challenger["version"]):
-            waiting.append(task)
+            undecided.append(task)
     gate = "let the gate decide whether its best version becomes champion"
-    steps = [(f"vlp promote {task}", "" if place else gate) for place, task in enumerate(waiting)]
-    steps = steps[: STEPS - 1]
+    steps = [(f"vlp promote {task}", "" if number else gate) for number, task in enumerate(undecided[: STEPS - 1])]
     if files := find_uncommitted(workspace.root):
         command = f"git add {shlex.join(files)} && git commit"
         steps.append((command, "`dvc metrics diff` compares later runs with it"))
-    if "captioning" in crowned:
+    if "captioning" in promoted:
         steps.append(("vlp caption IMAGE...", "caption images with the champion"))
-    if crowned:
+    if promoted:
         steps.append(("vlp demo", "try the champions on a web page"))
     return steps
 
 
-def _place(record: Record) -> tuple[str, str, str, str]:
+def _key(record: Record) -> tuple[str, str, str, str]:
     return record["run"], record["dataset"], record["split"], record["metric"]
 
 
@@ -138,7 +138,7 @@ def _interval(record: Record) -> str:
 
 
 def _before(record: Record, before: Scores) -> str:
-    old = before.get(_place(record))
+    old = before.get(_key(record))
     return "" if old is None or old == record["value"] else _number(old)
 
 
@@ -150,17 +150,12 @@ def _best_baseline(record: Record) -> str:
     return "" if not rivals else f"{max(rivals.values()):.1f} {max(rivals, key=lambda name: rivals[name])}"
 
 
-def _value_without_leaked(record: Record) -> str:
-    figure = (record["leakage"] or {}).get("without_both")
-    return "" if figure is None else f"{figure['value']:.1f}"
-
-
 def _last_split(records: list[Record]) -> list[Record]:
     """Keep the test split of datasets that were also scored on val, which runs are selected on."""
     last: dict[tuple[str, str], str] = {}
     for record in records:
-        place = record["task"], record["dataset"]
-        last[place] = max(last.get(place, record["split"]), record["split"], key=SPLITS.index)
+        key = record["task"], record["dataset"]
+        last[key] = max(last.get(key, record["split"]), record["split"], key=SPLITS.index)
     return [record for record in records if record["split"] == last[record["task"], record["dataset"]]]
 
 
@@ -171,10 +166,10 @@ def _experiment(params: Params, workspace: Workspace) -> str:
     try:
         client = connect(params.tracking, workspace.root)
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
-            found: Any = client.get_experiment_by_name(params.tracking.experiment)
+            experiment: Any = client.get_experiment_by_name(params.tracking.experiment)
     except TrackingError:
         return ""
-    return f"/#/experiments/{found.experiment_id}/runs?workflowType=machine_learning" if found is not None else ""
+    return "" if experiment is None else f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
 
 
 def find_uncommitted(root: Path) -> list[str]:
@@ -185,5 +180,6 @@ def find_uncommitted(root: Path) -> list[str]:
         return []
     start = len(os.fsdecode(prefix).rstrip("\n"))
     paths = [os.fsdecode(entry[3:])[start:] for entry in status.split(b"\0") if entry]
-    named = {next((folder for folder in PROJECT_FOLDERS if path.startswith(f"{folder}/")), path) for path in paths}
-    return sorted(named, key=lambda path: (path not in PROJECT_FILES, path))
+    # A folder of the project stands for all files in it.
+    names = {next((folder for folder in PROJECT_FOLDERS if path.startswith(f"{folder}/")), path) for path in paths}
+    return sorted(names, key=lambda path: (path not in PROJECT_FILES, path))

@@ -316,8 +316,8 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
             f"the worker (pid {process.pid}) has not stopped after {SAVE_SECONDS:.0f} s; run `vlp down` again to wait "
             f"for it, or end it with `kill -9 {process.pid}`"
         )
-    for left in alive:
-        left.kill()
+    for child in alive:
+        child.kill()
     interrupted = f"; {len(runs)} interrupted, the next run continues there" if name == "worker" and runs else ""
     return f"stopped (pid {process.pid}){interrupted}"
 

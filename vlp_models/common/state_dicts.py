@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vlp_models.errors import CheckpointError, explain_system_error
+from vlp_models.errors import CheckpointError, explain_system_error, shorten_list
 
 MAX_BYTES = 16 * 2**30
 WRAPPERS = ("model", "state_dict", "module")  # keys under which programs store weights
-MAX_SHOWN = 20  # names in a message
 HINT = "name a file with the model's state_dict(), as .safetensors or written by torch.save"
 _CODE = re.compile(r"GLOBAL (\S+)")  # how torch's message names what a pickle would import
 _COUNTER = "num_batches_tracked"
@@ -130,9 +129,3 @@ def load_external_state_dict(model: nn.Module, state: Mapping[str, Tensor], wher
         lines = [f"  {len(keys)} {problem}: {shorten_list(keys)}" for problem, keys in problems.items() if keys]
         raise CheckpointError(f"{where}: the weights do not fit the architecture of {config}:\n" + "\n".join(lines))
     model.load_state_dict(state)
-
-
-def shorten_list(names: Sequence[str], count: int = MAX_SHOWN) -> str:
-    """Return the first `count` names, and the number of the others."""
-    rest = len(names) - count
-    return ", ".join(names[:count]) + (f" and {rest} more" if rest > 0 else "")

@@ -22,9 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlp_models.common.io import hash_file
-from vlp_models.common.state_dicts import shorten_list
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import CheckpointError, ParamsError, explain_system_error
+from vlp_models.errors import CheckpointError, ParamsError, explain_system_error, shorten_list
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint_info import CheckpointInfo
 

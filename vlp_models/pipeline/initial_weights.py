@@ -25,12 +25,11 @@ from vlp_models.common.device import use_cuda
 from vlp_models.common.io import hash_file
 from vlp_models.common.log import get_logger
 from vlp_models.common.packages import find_weights_file, library_of
-from vlp_models.common.state_dicts import shorten_list
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.bert_folder import CONFIG, find_folder, weights_file
 from vlp_models.data.joins import FILE, read_boxed
 from vlp_models.data.pixels import PixelInput
-from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.errors import CheckpointError, DataError, ParamsError, shorten_list
 from vlp_models.models.convert.bert import read_bert
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
 from vlp_models.models.convert.timm import read_timm

@@ -26,9 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlp_models.common.io import hash_file, read_json, write_json
-from vlp_models.common.state_dicts import shorten_list
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
+from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError, shorten_list
 from vlp_models.models.checkpoint import (
     LABELS,
     WEIGHTS,

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from vlp_models.common.state_dicts import read_state_dict, shorten_list
-from vlp_models.errors import CheckpointError
+from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.errors import CheckpointError, shorten_list
 from vlp_models.models import DataFacts
 from vlp_models.params.schema import build
 

@@ -7,8 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from vlp_models.common.state_dicts import shorten_list
-from vlp_models.errors import VLPError, first_line
+from vlp_models.errors import VLPError, first_line, shorten_list
 
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pyarrow")
 
