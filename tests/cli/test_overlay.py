@@ -137,8 +137,8 @@ def test_what_overlay_does_not_change_is_read_as_before(tmp_path: Path) -> None:
         ("trainer=*x", r"--set trainer: the value is not valid YAML"),
         ("models={tden: foo}", "models.tden"),
         ("data=text", "data"),
-        ("flow.webhook_timeout=1e10", "at most 600 seconds"),
-        ("flow.webhook_timeout=.inf", "at most 600 seconds"),
+        ("flow.webhook_timeout=1e10", "should be less than or equal to 600"),
+        ("flow.webhook_timeout=.inf", "should be less than or equal to 600"),
         ("promotion.tasks={vqq: {min_gain: 1}}", r"`promotion\.tasks: vqq`.*did you mean `vqa`"),
     ],
 )

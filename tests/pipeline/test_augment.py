@@ -242,7 +242,7 @@ def sections(**changes: Any) -> dict[str, Any]:
         ({"extra": {"start": "pretrain/xgpt"}}, "must be a fine-tuning of the task captioning"),
         ({"extra": {"start": "finetune/tden-vqa"}}, "of the task captioning"),
         ({"extra": {"samples": 1}}, "`samples: 1` must be at least `captions: 2`"),
-        ({"extra": {"top_p": 0.0}}, "`top_p` must be above 0"),
+        ({"extra": {"top_p": 0.0}}, "top_p: 0.0` should be greater than 0"),
         ({"extra": {"sources": ["scene"]}}, "did you mean `scenes`"),
         (
             {"finetune": {"more": {"task": "retrieval", "start": "pretrain/tden", "augment": "extr"}}},

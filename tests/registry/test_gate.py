@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from toy_registry import QUESTIONS, toy_items
 
+from vlp_models.errors import ParamsError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import mean_score
-from vlp_models.params import GateParams, PromotionParams
+from vlp_models.params import GateParams, PromotionParams, build
 from vlp_models.registry.promotion.gate import (
     Measurement,
     MetricSpec,
@@ -81,8 +82,8 @@ def test_direction_minimum_gain_and_confidence() -> None:
     assert compare(high, low, min_gain=20.0, direction="higher").numbers["min_gain"] == 20.0
     wrongs = ({"confidence": 1.0}, {"min_gain": -1.0}, {"floors": {"all": float("nan")}}, {"seed_std": -1.0})
     for wrong in (*wrongs, {"min_gain": 2.0, "relevant_gain": 1.0}):
-        with pytest.raises(ValueError):
-            GateParams(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(ParamsError):
+            build(GateParams, wrong, where="promotion.tasks.vqa")
 
 
 def drawn(share: float, seed: int, images: int) -> list[float]:

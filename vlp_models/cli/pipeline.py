@@ -220,7 +220,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
 
 
 def _check_stage(name: str) -> None:
-    """Raise a ParamsError that names the nearest stage if there is none of this name."""
+    """Raise a ParamsError that names the nearest stage if this one does not exist."""
     from vlp_models.params.schema import suggestion
     from vlp_models.pipeline.dvc.graph import STAGES
 

@@ -80,10 +80,10 @@ class Params:
 
     def chain(self, checkpoint: str) -> list[str]:
         """Return this checkpoint and those it was trained from, the initial one last."""
-        found = [checkpoint]
-        while start := self.start_of(*split_start(found[-1])):
-            found.append(start)
-        return found
+        checkpoints = [checkpoint]
+        while start := self.start_of(*split_start(checkpoints[-1])):
+            checkpoints.append(start)
+        return checkpoints
 
     def model_of(self, run: str) -> str:
         """Return the name of the model that a fine-tuning run trains."""
@@ -108,17 +108,18 @@ class Params:
         Seeds and names are left out. Runs of one variant with equal settings differ in their seeds only; the report and
         the gate both use them.
         """
-        found = []
+        settings = []
         for checkpoint in self.chain(f"finetune/{run}"):
             kind, name = split_start(checkpoint)
             if kind != "finetune":
                 model = self.models[self.model_at(checkpoint)]
-                dropped = {"seed"} if model.vision_warmup.steps else {"seed", "vision_warmup"}
-                found.append(("model", {k: v for k, v in to_plain(model).items() if k not in dropped}))
+                names = {"seed"} if model.vision_warmup.steps else {"seed", "vision_warmup"}
+                settings.append(("model", {k: v for k, v in to_plain(model).items() if k not in names}))
             if kind != "initial":
-                own = to_plain(getattr(self, kind)[name])
-                found.append((kind, {k: v for k, v in own.items() if k not in ("seed", "start", "variant", "model")}))
-        return found
+                names = {"seed", "start", "variant", "model"}
+                entry = to_plain(getattr(self, kind)[name])
+                settings.append((kind, {k: v for k, v in entry.items() if k not in names}))
+        return settings
 
 
 def load_params(path: Path | str = "params.yaml") -> Params:
@@ -132,11 +133,7 @@ def load_params(path: Path | str = "params.yaml") -> Params:
 
 
 def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
-    """Read params.yaml as plain data.
-
-    Raises:
-        ParamsError: the file is missing or is not a YAML mapping.
-    """
+    """Read params.yaml as plain data."""
     path = Path(path)
     refuse_other_package(path.parent)
     try:
@@ -154,9 +151,6 @@ def read_plain(text: str, path: Path) -> Any:
 
     Args:
         path: where it is, for messages.
-
-    Raises:
-        ParamsError: it is not valid YAML.
     """
     import yaml
 
@@ -274,10 +268,10 @@ def _apply_defaults(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
             raise ParamsError(f"{file}: unknown key `defaults.{section}`{suggestion(str(section), DEFAULTS)}")
         if not isinstance(values, dict):
             raise ParamsError(f"{file}: `defaults.{section}` must be a section, found {values!r}")
-        known = [f.name for f in dataclasses.fields(DEFAULTS[section])]
+        keys = [f.name for f in dataclasses.fields(DEFAULTS[section])]
         for key in values:
-            if key not in known:
-                raise ParamsError(f"{file}: unknown key `defaults.{section}.{key}`{suggestion(str(key), known)}")
+            if key not in keys:
+                raise ParamsError(f"{file}: unknown key `defaults.{section}.{key}`{suggestion(str(key), keys)}")
         entries = full.get(section)
         if isinstance(entries, dict):
             full[section] = {
@@ -293,11 +287,7 @@ def _check_starts(params: Params, file: str) -> None:
             raise ParamsError(
                 f"{file}: `pretrain.{name}.model: {run.model}`: no such model{suggestion(run.model, params.models)}"
             )
-    known = {
-        "initial": list(params.models),
-        "pretrain": list(params.pretrain),
-        "finetune": list(params.finetune),
-    }
+    names = {"initial": list(params.models), "pretrain": list(params.pretrain), "finetune": list(params.finetune)}
     runs = [("pretrain", name) for name in params.pretrain] + [("finetune", name) for name in params.finetune]
     for kind, name in runs:
         start = params.start_of(kind, name)
@@ -305,8 +295,8 @@ def _check_starts(params: Params, file: str) -> None:
         where = f"{file}: `{kind}.{name}.start: {start}`"
         if not start_kind:
             raise ParamsError(f"{where} must be initial/MODEL, pretrain/RUN or finetune/RUN")
-        if start_name not in known[start_kind]:
-            raise ParamsError(f"{where}: not found{suggestion(start_name, known[start_kind])}")
+        if start_name not in names[start_kind]:
+            raise ParamsError(f"{where}: not found{suggestion(start_name, names[start_kind])}")
     for kind, name in runs:
         visited = [f"{kind}/{name}"]
         while start := params.start_of(*split_start(visited[-1])):
@@ -317,11 +307,11 @@ def _check_starts(params: Params, file: str) -> None:
             visited.append(start)
     for name, run in params.pretrain.items():
         start = params.start_of("pretrain", name)
-        own, other = params.models[run.model].family, params.family_at(start)
-        if own != other:
+        family, start_family = params.models[run.model].family, params.family_at(start)
+        if family != start_family:
             raise ParamsError(
-                f"{file}: `pretrain.{name}` trains `{run.model}` of the family {own}, but starts from {start} of the "
-                f"family {other}; weights cannot be transferred between families"
+                f"{file}: `pretrain.{name}` trains `{run.model}` of the family {family}, but starts from {start} of "
+                f"the family {start_family}; weights cannot be transferred between families"
             )
 
 

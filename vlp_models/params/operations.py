@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, Split, Word
+from vlp_models.params.schema import (
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Share,
+    Split,
+    Word,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +40,9 @@ class TaskEvaluateParams:
     metrics: list[str] | None = None
 
     @property
-    def given(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the settings that are not null."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +91,15 @@ class EvaluateParams:
         Raises:
             ParamsError: an option that the task does not use, or settings that exclude each other.
         """
-        own, where = self.tasks.get(task, TaskEvaluateParams()).given, f"params.yaml: `evaluate.tasks.{task}"
-        unused = [name for name in own if name in SEARCH_OPTIONS and name not in search]
+        settings, where = self.tasks.get(task, TaskEvaluateParams()).settings, f"params.yaml: `evaluate.tasks.{task}"
+        unused = [name for name in settings if name in SEARCH_OPTIONS and name not in search]
         if unused:
             uses = f"it uses {', '.join(search)}" if search else "it does not search"
             raise ParamsError(f"{where}.{unused[0]}`: {task} has no such option; {uses}")
-        blind = own.pop("blind_baseline", task in self.blind_baseline)
+        blind = settings.pop("blind_baseline", task in self.blind_baseline)
         general = {name: getattr(self, name) for name in (*GENERAL_OPTIONS, *search)}
         try:
-            return EvaluateParams(**{**general, **own, "blind_baseline": [task] if blind else []})
+            return EvaluateParams(**{**general, **settings, "blind_baseline": [task] if blind else []})
         except ValueError as error:
             raise ParamsError(f"{where}`: {error}") from None
 
@@ -109,17 +117,15 @@ GENERAL_OPTIONS = ("batch_size", "splits", "metrics", "bootstrap", "gallery")
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingParams:
-    sinks: list[Literal["wandb", "trackio"]] = field(
-        default_factory=list
-    )  # where curves are shown besides MLflow; each is a package of this name
+    # where curves are shown besides MLflow; each is a package of this name
+    sinks: list[Literal["wandb", "trackio"]] = field(default_factory=list)
     uri: str  # sqlite:///... or http(s)://...; empty: training is not logged to MLflow
     artifacts: str
     experiment: Annotated[str, Field(min_length=1)]
     model_prefix: Word
     metric: dict[str, str]  # task -> the metric that ranks versions
-    dataset: dict[str, str] = field(
-        default_factory=dict
-    )  # task -> the dataset to rank on; default: all datasets the runs share
+    # task -> the dataset to rank on; default: all datasets the runs share
+    dataset: dict[str, str] = field(default_factory=dict)
 
 
 # Defaults by metric for `seed_std` and `relevant_gain`. The standard deviations, rounded up, are those of twelve seeds
@@ -146,26 +152,16 @@ class GateParams:
 
     metric: str = ""
     direction: Literal["task", "higher", "lower"] = "task"
-    min_gain: float = 0.0
-    confidence: float = 0.95
-    relevant_gain: float | None = None
-    seed_std: float | None = None
+    min_gain: NonNegativeFloat = 0.0
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
+    relevant_gain: NonNegativeFloat | None = None
+    seed_std: NonNegativeFloat | None = None
     beat_baselines: bool = True
-    floors: dict[str, float] = field(default_factory=dict)
+    floors: dict[str, FiniteFloat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.confidence < 1:
-            raise ValueError(f"`confidence` must be 0.5 to below 1, found {self.confidence}")
-        if not math.isfinite(self.min_gain) or self.min_gain < 0:
-            raise ValueError(f"`min_gain` must not be negative, found {self.min_gain}")
-        for name, value in (("relevant_gain", self.relevant_gain), ("seed_std", self.seed_std)):
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"`{name}` must not be negative, found {value}")
         if self.relevant_gain is not None and self.relevant_gain <= self.min_gain:
             raise ValueError(f"`relevant_gain` {self.relevant_gain} must be above `min_gain` {self.min_gain}")
-        for name, floor in self.floors.items():
-            if not math.isfinite(floor):
-                raise ValueError(f"the floor of `{name}` must be a number, found {floor}")
 
     def seed_std_of(self, metric: str) -> float:
         """Return the standard deviation of a metric over seeds."""
@@ -194,20 +190,13 @@ class PromotionParams:
     ledger: str = "promotions/ledger.jsonl"
     split: Split = "test"
     select_on: Split = "val"
-    error_budget: float = 0.2
-    spend: float = 0.1
-    resamples: Annotated[int, Field(le=1_000_000)] = 2000
+    error_budget: Probability = 0.2
+    spend: Probability = 0.1
+    resamples: Annotated[int, Field(ge=200, le=1_000_000)] = 2000
     seed: NonNegativeInt = 1
     min_images: Annotated[int, Field(ge=2)] = 20
     allow_unvalidated: bool = False
     tasks: dict[str, GateParams] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.resamples < 200:
-            raise ValueError(f"`resamples` must be at least 200, found {self.resamples}")
-        for name, value in (("error_budget", self.error_budget), ("spend", self.spend)):
-            if not 0 < value < 1:
-                raise ValueError(f"`{name}` must be between 0 and 1, found {value}")
 
     def gate(self, task: str) -> GateParams:
         return self.tasks.get(task, GateParams())
@@ -335,24 +324,16 @@ class FlowParams:
     """
 
     webhook: str = ""
-    webhook_timeout: float = 5.0
+    webhook_timeout: Annotated[float, Field(gt=0, le=600)] = 5.0
     notify: Literal["all", "failures"] = "all"
     gpu_limit: str = "gpu"
-    retry_delays: list[int] = field(default_factory=lambda: [10, 30, 60])
-    wait_minutes: float = 720.0
-    timeout_hours: dict[str, float] = field(default_factory=dict)
+    retry_delays: list[NonNegativeInt] = field(default_factory=lambda: [10, 30, 60])
+    wait_minutes: NonNegativeFloat = 720.0
+    timeout_hours: dict[str, PositiveFloat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.timeout_hours if name not in PARTS]
         if unknown:
             raise ValueError(f"`timeout_hours.{unknown[0]}`: unknown part; known: {', '.join(PARTS)}")
-        if any(not hours > 0 for hours in self.timeout_hours.values()):
-            raise ValueError("`timeout_hours` must be positive; omit a part for no limit")
-        if not 0 < self.webhook_timeout <= 600:
-            raise ValueError(f"`webhook_timeout: {self.webhook_timeout}` must be above 0 and at most 600 seconds")
-        if not self.wait_minutes >= 0:
-            raise ValueError(f"`wait_minutes: {self.wait_minutes}` must not be negative")
-        if any(delay < 0 for delay in self.retry_delays):
-            raise ValueError(f"`retry_delays: {self.retry_delays}` must not be negative")
         if self.webhook and not self.webhook.startswith(("env:", "http://", "https://")):
             raise ValueError("`webhook` must be env:NAME, or a URL with http:// or https://")

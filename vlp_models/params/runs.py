@@ -14,7 +14,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlp_models.common.packages import is_source
-from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, ShareBelowOne
+from vlp_models.params.schema import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Share,
+    ShareBelowOne,
+)
 
 TextLength = Annotated[int, Field(ge=2)]  # room for [CLS] and [SEP]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no dot: DVC reads `pretrain.a.b` as three keys
@@ -177,12 +185,12 @@ class OptimizerParams:
     muon_lr: NonNegativeFloat = 0.0
     muon_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     weight_decay: NonNegativeFloat = 0.01
-    betas: list[Share] = field(default_factory=lambda: [0.9, 0.999])
+    betas: list[ShareBelowOne] = field(default_factory=lambda: [0.9, 0.999])
     eps: PositiveFloat = 1e-8
     warmup_fraction: Share = 0.1
     schedule: Literal["linear", "cosine", "constant", "steps", "inverse_sqrt"] = "linear"
     decay_at: list[float] = field(default_factory=list)
-    decay_by: float = 0.1
+    decay_by: Probability = 0.1
     min_lr: NonNegativeFloat = 0.0
     clip_norm: NonNegativeFloat = 1.0
     ema_decay: ShareBelowOne = 0.0
@@ -199,14 +207,10 @@ class OptimizerParams:
                 f"`decay_at: {self.decay_at}` must increase strictly between `warmup_fraction` "
                 f"({self.warmup_fraction}) and 1: shares of all updates, not epochs"
             )
-        if not 0 < self.decay_by < 1:
-            raise ValueError(f"`decay_by: {self.decay_by}` must be between 0 and 1")
         if self.lr and self.min_lr > self.lr:
             raise ValueError(f"`min_lr: {self.min_lr}` is above `lr: {self.lr}`")
         if len(self.betas) != 2:
             raise ValueError(f"`betas: {self.betas}` must have two values")
-        if max(self.betas) == 1:
-            raise ValueError(f"`betas: {self.betas}` must be below 1")
         for name, group in self.groups.items():
             kind = group.kind or ("muon" if self.muon_lr else self.kind)
             if group.momentum is not None and kind not in ("sgd", "muon"):
@@ -227,13 +231,9 @@ class SnapshotParams:
     """
 
     keep: NonNegativeInt = 0
-    metric: str = "val_loss"
+    metric: Annotated[str, Field(pattern="^val_")] = "val_loss"
     mode: Literal["min", "max"] = "min"
     average: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.metric.startswith("val_"):
-            raise ValueError(f"`metric: {self.metric}` is not of the validation, whose names begin with `val_`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +366,7 @@ class AugmentParams:
     captions: PositiveInt = 2
     samples: PositiveInt = 5
     temperature: PositiveFloat = 1.0
-    top_p: Share = 0.9
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     max_caption_len: PositiveInt = 24
     batch_size: PositiveInt = 64
     seed: NonNegativeInt = 1
@@ -374,8 +374,6 @@ class AugmentParams:
     def __post_init__(self) -> None:
         if self.samples < self.captions:
             raise ValueError(f"`samples: {self.samples}` must be at least `captions: {self.captions}`")
-        if not self.top_p:
-            raise ValueError("`top_p` must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

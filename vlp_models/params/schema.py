@@ -24,8 +24,10 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # safe in paths, commands and queries
 Split = Literal["train", "val", "test"]
 
@@ -41,8 +43,8 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
     hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if further := getattr(cls, "further_keys", ""):  # keys that another module checks
-        known = {key: value for key, value in raw.items() if key in fields and key != further}
-        raw = known | {further: {key: value for key, value in raw.items() if key not in known}}
+        shared = {key: value for key, value in raw.items() if key in fields and key != further}
+        raw = shared | {further: {key: value for key, value in raw.items() if key not in shared}}
     for key in raw:
         if key not in fields:
             raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{suggestion(str(key), fields)}")
@@ -61,8 +63,8 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
 def to_plain(value: Any) -> Any:
     """Return a params dataclass as dicts and lists, as JSON, MLflow and Lightning take them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return found | found.pop(getattr(value, "further_keys", ""), {})
+        plain = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return plain | plain.pop(getattr(value, "further_keys", ""), {})
     if isinstance(value, dict):
         return {k: to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -70,11 +72,11 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known one, or all of them."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean `{close[0]}`?" if close else f"; known: {', '.join(known) or 'none'}"
+def suggestion(name: str, valid_names: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest valid one, or all of them."""
+    names = list(valid_names)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean `{close[0]}`?" if close else f"; known: {', '.join(names) or 'none'}"
 
 
 def check_known(name: str, table: Mapping[str, str], where: str) -> None:
