@@ -166,6 +166,7 @@ def _params(root: Path) -> Iterator[Finding]:
     except VLPError as error:
         yield Finding("problem", "params.yaml", str(error).removeprefix("params.yaml: "))
         return
+    # Two kinds of problems: folders of raw data that do not exist, and packages that are not installed.
     missing = [text.removeprefix("params.yaml: ") for text in explain_roots(params, root)]
     try:
         check_installed(named_sources(params, regions=check_params(params).regions))

@@ -187,6 +187,7 @@ def main() -> None:
         print(f"vlp: this needs {explain_missing_module(error.name or '')}", file=sys.stderr)
         sys.exit(MissingToolError.exit_code)
     except Exception as error:
+        # A full disk, or a path that the system refuses, is not a bug: one line. Everything else has a traceback.
         is_full = is_disk_full(error)
         is_system_error = isinstance(error, OSError) and error.errno is not None and bool(path_of(error))
         if not (is_full or is_system_error) or os.environ.get("VLP_DEBUG"):

@@ -198,7 +198,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     try:
         params, workspace = load_params(params_file), Workspace()
     except ParamsError:
-        _check_stage(name)
+        _check_stage(name)  # a wrong name is the more likely mistake
         raise
     choose_instructions(params.trainer.reproducible)
     from vlp_models.pipeline.dvc.consistency import unchanged_inputs
@@ -207,7 +207,9 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     _check_stage(name)
     if run_by_dvc():
         check_own_record(workspace.root)
+    # DVC records params and data as they are at the end, so a stage fails if they were edited while it ran.
     unchanged = unchanged_inputs(workspace, params_file, name, key) if run_by_dvc() else nullcontext(params)
+    # A launcher starts this command again on its nodes, with LAUNCHED set: there the stage itself runs.
     launching = name in LAUNCHED_STAGES and params.trainer.launcher != "local" and LAUNCHED not in os.environ
     with guarded(workspace, f"{name}@{key}" if key else name, launching=launching), unchanged as params:
         if launching:
@@ -373,6 +375,7 @@ def run_pipeline(targets: list[str]) -> int:
             from vlp_models.registry.mlflow_run import send_unsent
 
             send_unsent(params.tracking, workspace.root)
+        # MLflow takes seconds to import, so it is not asked about versions that this run has registered itself.
         if not code and (not targets or "register" in targets) and not _has_registered(workspace, start_time):
             code = _restore_versions(params, workspace)
         if not code:
@@ -410,7 +413,7 @@ def _datasets_of(targets: list[str], params: Params) -> list[str]:
 
 
 def _has_registered(workspace: Workspace, since: float) -> bool:
-    """Return whether the stage `register` itself has run since then: its versions need no look into MLflow."""
+    """Return whether the stage `register` itself has run since then; a result of DVC's cache does not count."""
     from vlp_models.common.workspace import timing_file
 
     try:
@@ -437,5 +440,5 @@ def _restore_versions(params: Params, workspace: Workspace) -> int:
 
 
 def _environment() -> dict[str, str]:
-    # VLP_GRACE: seconds to save: large models need time, and no scheduler kills us first.
+    # VLP_GRACE: seconds that a training has to save: large models need time, and no scheduler kills it first.
     return {"VLP_GRACE": "600", **command_environment()}

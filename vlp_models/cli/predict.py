@@ -91,6 +91,7 @@ def _print_captions(make: Callable[[Sequence[str]], list[str]], images: Sequence
         for path, text in zip(paths, captions, strict=True):
             print(f"{path}\t{text}")
 
+    # A batch with a damaged file raises for all of its images: they are tried one by one.
     for start in range(0, len(images), IMAGES_AT_ONCE):
         show(images[start : start + IMAGES_AT_ONCE])
     if damaged and len(images) == 1:

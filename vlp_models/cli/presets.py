@@ -108,6 +108,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     """
     from vlp_models.pipeline.stages.plan import check_params
 
+    # ruamel keeps comments but not the layout, so lines are compared between a dump before the change and one after it.
     original, document = _read(params_file)
     unchanged = _dump(document)
     changes: list[str] = []
@@ -202,7 +203,8 @@ def keep_layout(original: str, dumped: str, changed: str) -> str:
         changed: the dump after the change.
     """
     old, before, after = (text.splitlines(keepends=True) for text in (original, dumped, changed))
-    # line of `before` -> lines of `old` that it was dumped from; the first line of a group has them all
+    # 1. original -> dump: for each line of `before` the lines (low, high) of `old` that it was dumped from. Where the
+    # numbers of lines differ, a line was broken or joined: the first line of the group stands for all of them.
     source: dict[int, tuple[int, int]] = {}
     for _, old_low, old_high, low, high in SequenceMatcher(None, old, before, autojunk=False).get_opcodes():
         if high - low == old_high - old_low:
@@ -210,11 +212,13 @@ def keep_layout(original: str, dumped: str, changed: str) -> str:
         else:
             source |= {i: (old_low, old_high) if i == low else (old_high, old_high) for i in range(low, high)}
 
+    # 2. dump -> changed dump: equal lines are copied from `old`, all others are those of the changed dump.
     result: list[str] = []
     for kind, low, high, new_low, new_high in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind == "equal":
             result += [line for i in range(low, high) for line in old[slice(*source[i])]]
         else:
+            # A removed entry takes the comment behind it along, which belongs to the entry that follows.
             new = after[new_low:new_high]
             tail = _comments_at_end(before[low:high])
             result += [*new, *([] if _comments_at_end(new) else tail)]

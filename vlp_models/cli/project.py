@@ -64,6 +64,7 @@ def init(
         raise DataError(f"{folder}: exists and is not an empty folder; name another one")
     preset, before = TEMPLATES[template]
     target = folder.resolve()
+    # The project is made next to its place and moved there at the end, so that a failure leaves nothing behind.
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         project = Path(scratch) / "project"

@@ -111,6 +111,7 @@ def next_steps(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
             promoted.append(task)
         if challenger is not None and (state is None or state.champion != challenger["version"]):
             undecided.append(task)
+    # The purpose is printed once, and one line is left for the commit.
     gate = "let the gate decide whether its best version becomes champion"
     steps = [(f"vlp promote {task}", "" if number else gate) for number, task in enumerate(undecided[: STEPS - 1])]
     if files := find_uncommitted(workspace.root):
@@ -147,7 +148,10 @@ def _best_baseline(record: Record) -> str:
     if record["value"] is None:
         return str(record["note"])
     rivals = {name: value for name, value in record["baselines"].items() if name != "human"}
-    return "" if not rivals else f"{max(rivals.values()):.1f} {max(rivals, key=lambda name: rivals[name])}"
+    if not rivals:
+        return ""
+    best = max(rivals, key=lambda name: rivals[name])
+    return f"{rivals[best]:.1f} {best}"
 
 
 def _last_split(records: list[Record]) -> list[Record]:

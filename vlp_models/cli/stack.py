@@ -196,6 +196,7 @@ def start_server(stack: Stack, port: int | None) -> None:
         raise DataError(f"the server already runs on port {stack.port}; run `vlp down` first to move it to port {port}")
     if running is None:
         port = port or stack.port
+        # Prefect's own message comes seconds later, and in its log.
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -306,6 +307,7 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
     Raises:
         DataError: the worker is still at work, for example saving a large model.
     """
+    # The worker's children are its flows; below them are supervisors, DVC and trainers.
     runs, below = process.children(), process.children(recursive=True)
     if not stack.record[name].get("stopping"):  # Prefect answers a second SIGINT with SIGKILL
         stack.save(**{name: {**stack.record[name], "stopping": True}})

@@ -125,6 +125,7 @@ def _collect_stale(root: Path, result: Status) -> None:
     except OSError as error:
         result.notes.append(f"dvc status failed to start: {plain_text(str(error))}")
         return
+    # stage -> changes; a change is a text, or a mapping such as {"changed deps": {path: "modified"}}
     try:
         stages = {name: list(changes) for name, changes in json.loads(done.stdout).items()}
     except (ValueError, AttributeError, TypeError):

@@ -125,6 +125,7 @@ def format_lineage(record: dict[str, Any], *, hashes: bool = False) -> list[str]
     for split, counts in sorted(record["data"].get("shards", {}).get("counts", {}).items()):
         lines.append(f"data         {split}: {_inline({key: count for key, count in counts.items() if count})}")
     lines.append(f"quarantined  {_inline(record['data']['quarantined']) or 'nothing'}")
+    # Of the validation: its result, and the reasons of a failure.
     validation = record["validation"]
     result = "not on record" if validation is None else "passed" if validation["passed"] else "failed: "
     lines.append(f"validation   {result}" + "; ".join((validation or {}).get("reasons", [])))

@@ -67,6 +67,7 @@ def container_cpus(root: Path = Path("/")) -> float:
     Args:
         root: of the file system.
     """
+    # A process is limited by its own cgroup and by all above it. Each line is NUMBER:CONTROLLERS:PATH.
     limits = [math.inf]
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -171,6 +171,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
 
     texts: with line ends of either kind; a file has those of its first line before, a new one LF.
     """
+    # 1. Write all new contents next to their targets, where a full disk or missing rights show.
     targets = {path.resolve(): text for path, text in texts.items()}
     before = {path: path.read_bytes() if path.exists() else None for path in targets}
     replaced: list[Path] = []
@@ -185,6 +186,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
                 partials[path].write_text(lines, encoding="utf-8", newline="\r\n" if crlf else "\n")
             if path.exists():
                 shutil.copymode(path, partials[path])
+        # 2. Rename them. If one fails, put the old contents of the others back.
         try:
             for path, partial in partials.items():
                 partial.replace(path)
@@ -250,7 +252,7 @@ def read_zip_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     """
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member.filename} is neither stored nor deflated (compression {member.compress_type})")
-    one_more = copy.copy(member)  # zipfile cuts longer content to the declared size
+    one_more = copy.copy(member)  # zipfile cuts longer content to the declared size, so ask for a byte more
     one_more.file_size += 1
     with archive.open(one_more) as file:
         content = file.read(one_more.file_size)
@@ -287,6 +289,7 @@ def explain_not_text(head: bytes, name: str) -> str:
             return f"{kind}, not text; unpack it, or save it as text"
     if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
         return "compressed with bzip2, not text; unpack it, or save it as text"
+    # Every second byte of UTF-16 is zero in most texts: the shares of zeros at even and odd places differ.
     zeros = [half.count(0) / max(1, len(half)) for half in (head[::2], head[1::2])]
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (len(head) >= 8 and min(zeros) < 0.1 and max(zeros) > 0.4):
         return f"UTF-16 text; save it as UTF-8: {convert_command(name, 'utf-16')}"

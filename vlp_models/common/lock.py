@@ -52,6 +52,7 @@ def file_lock(
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
+        # A free lock may be busy for a moment, while `find_holder` looks at it.
         deadline, announced = time.monotonic() + max(wait, PROBE), False
         while not _try_lock(descriptor, path):
             if time.monotonic() >= deadline:

@@ -109,6 +109,7 @@ def license_of(name: str) -> str:
         fields = metadata.metadata(name).json
     except metadata.PackageNotFoundError:
         return ""
+    # Three fields name a license: an SPDX expression, free text (perhaps all of the license), or classifiers.
     text = next((line.strip() for line in str(fields.get("license", "")).splitlines() if line.strip()), "")
     classified = [c.rpartition(" :: ")[2] for c in fields.get("classifier", ()) if c.startswith("License :: ")]
     named = str(fields.get("license_expression") or text or ", ".join(classified))

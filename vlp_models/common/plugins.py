@@ -86,6 +86,7 @@ def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
             plugins.setdefault(kind, {})[name] = target
     if has_own_plugins(declared):
         _import_from(root)
+    # Replace the plugins of the project that was read before; a built-in entry cannot be replaced.
     for kind, table in _tables.items():
         for name in _active.get(kind, {}):
             table.pop(name, None)
@@ -160,6 +161,7 @@ def import_target(target: str) -> Any:
     except Exception as error:  # a plugin's code may raise anything
         if module.partition(".")[0] == PACKAGE:
             raise
+        # Name the line of the plugin that failed; for a missing class there is only its file.
         innermost = traceback.extract_tb(error.__traceback__)[-1]
         location = f"{innermost.filename}:{innermost.lineno}"
         if isinstance(error, AttributeError) and module in sys.modules:
@@ -184,6 +186,7 @@ def package_folder(package: str) -> Path | None:
 
 def _import_from(root: Path) -> None:
     """Make `plugins` of a project importable, and remove those of another project."""
+    # Python would answer with the modules of the project that was imported first.
     folder = str((root / FOLDER).resolve())
     if FOLDER in sys.modules and folder not in map(str, getattr(sys.modules[FOLDER], "__path__", [])):
         for name in [name for name in sys.modules if name == FOLDER or name.startswith(f"{FOLDER}.")]:

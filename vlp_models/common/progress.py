@@ -47,11 +47,12 @@ class ProgressBar:
         if not self._progress.disable:
             self._updated = time.monotonic()
         elif force or self.is_due(0.0):
-            self.print_line(note)
+            self._print_line(note)
 
-    def print_line(self, note: str = "") -> None:
-        """Print the state as one plain line."""
+    def _print_line(self, note: str) -> None:
+        """Print the state as one plain line; the next one is due after twice the time."""
         self._updated, self._wait = time.monotonic(), min(2 * self._wait, LONGEST_WAIT)
+        # An earlier run's units took none of this run's time.
         seconds = self._updated - self._started
         remaining = (self._total - self._completed) * seconds / max(1, self._completed - self._first)
         count = f"{self._description}  {self._completed:,}/{self._total:,} {self._unit}"

@@ -49,6 +49,7 @@ def redact_yaml(text: str) -> str:
     """
     import yaml
 
+    # The values are replaced in the text itself: loading and dumping it would drop the comments.
     try:
         secrets = {node.start_mark.index: (key, node) for key, node in _secret_nodes(yaml.compose(text), set())}
     except yaml.YAMLError:

@@ -79,6 +79,7 @@ def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
         ValueError: a module does not exist.
     """
     names = sorted(modules)
+    # Follow imports from the modules until no file is new.
     pending = [_find(name.partition(":")[0], root) for name in names]
     hashes: dict[Path, tuple[str, str]] = {}  # file -> its name, sha256
     while pending:

@@ -46,6 +46,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # torch raises any type for a file that is not weights
         raise CheckpointError(f"{path}: {_explain(head, error)}") from None
+    # Programs nest the weights: {"model": {...}}, or {"state_dict": {...}, "optimizer": ...}.
     for wrapper in WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]

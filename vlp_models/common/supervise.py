@@ -46,6 +46,7 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
         parent: process whose death ends the command; default: this process's parent now. The starter passes its own
             pid, because it may be dead before this process can look.
     """
+    # A handler may interrupt anything, so it only takes a note; the loop below acts on it.
     stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: stop.append(received))
@@ -118,6 +119,7 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    # Fill free places, wait a moment, collect those that have ended; a failure stops what has not started.
     while waiting or running:
         while waiting and len(running) < at_once:
             running.append(start_supervised(waiting.pop(), environment))

@@ -117,6 +117,7 @@ def _links(root: Path, params: Params) -> list[Artifact]:
     page = root / "reports" / "index.html"
     if page.exists():
         links.append(Artifact(key="report", description="The report, on the worker's disk", link=page.as_uri()))
+    # A registry on a server has pages of its own; one in a file has them once the user starts MLflow's UI on it.
     uri = redact(params.tracking.uri)
     base = uri.rstrip("/") if uri.startswith("http") else MLFLOW_UI
     how = "" if base == uri.rstrip("/") else f" (mlflow ui --backend-store-uri {uri})"

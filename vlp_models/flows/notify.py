@@ -42,7 +42,7 @@ def notify(
     message = redact(message)[-MAX_LENGTH:]
     text = html.escape(f"{flow} {run}: {state}. {message}", quote=False)
     body = {"text": text, "flow": flow, "run": run, "state": state, "message": message}
-    problem: list[str] = ["no response"]
+    problem: list[str] = ["no response"]  # until the thread replaces it
     # The socket's timeout is per read; leaving the thread behind bounds the whole call.
     thread = threading.Thread(
         target=lambda: problem.__setitem__(0, _post(url, {**body, "time": time.time()}, params.webhook_timeout)),

@@ -58,6 +58,7 @@ def retrain_parts(params: Params) -> list[Part]:
     report = Part(
         name="report", kind="report", targets=("report",), outdated=lambda root: is_report_outdated(root / "reports")
     )
+    # Text-only baselines are not registered, so there is nothing to promote.
     tasks = sorted({run.task for run in params.finetune.values() if not run.blank_images})
     return [
         *_new_data_parts(params),

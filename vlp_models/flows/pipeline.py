@@ -91,6 +91,7 @@ class Run:
             with slot() if part.gpu else contextlib.nullcontext():
                 ran = repro(self.root, targets, log, timeout=part.timeout, lock_fd=self.lock_fd)
             self._any_ran = self._any_ran or ran
+        # DVC finds a registration up to date whose versions MLflow has lost: register and judge them again.
         try:
             lost = part.lost(self.root)
         except TrackingError as error:  # a part that is not stale does not require MLflow
@@ -100,6 +101,7 @@ class Run:
             log(f"{part.name}: {', '.join(lost)} lost; running it again")
             for record in (self.root / ".work" / "flow").glob("promote-*.json"):
                 record.unlink()  # before: a retry finds nothing lost
+        # A report may be up to date for DVC and older than the last decision.
         if lost or (not ran and part.outdated(self.root)):
             forced = ["--force", "--single-item", *targets]
             ran = repro(self.root, forced, log, timeout=part.timeout, lock_fd=self.lock_fd) or bool(lost)
@@ -110,6 +112,7 @@ class Run:
         if evidence is None:
             return "skipped", part.nothing
         record = self.root / ".work" / "flow" / f"{part.name.replace(' ', '-')}.json"
+        # A command whose inputs have not changed since its last answer would answer the same.
         if evidence and read_json_or_none(record) == {"evidence": evidence}:
             return "up to date", "nothing that it depends on has changed since it last ran"
         start = time.time()

@@ -150,6 +150,7 @@ def run_supervised(
         TimedOut: the command was interrupted.
         StageFailed: any other exit code.
     """
+    # The command runs this code, also where the package is not installed but on the path.
     env = {**command_environment(keep_order=True), "PYTHONUNBUFFERED": "1"}
     env["PYTHONPATH"] = f"{Path(__file__).parents[2]}{os.pathsep}{env.get('PYTHONPATH', '')}"
     if lock_fd is not None:
@@ -177,6 +178,7 @@ def run_supervised(
             path.unlink(missing_ok=True)
         raise
     path.unlink(missing_ok=True)
+    # In messages a command is called as users know it.
     if command[: len(REPRO)] == REPRO:
         command = ["dvc", "repro", *command[len(REPRO) :]]
     name = " ".join(command[2:] if command[:2] == [sys.executable, "-m"] else command)

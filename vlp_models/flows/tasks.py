@@ -54,6 +54,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
     logger = get_run_logger()
     params = load_params(folder / "params.yaml")
     selections[0](params)  # reports a wrong parameter before the run waits for anything
+    # Another run may use the workspace for hours. A rollback changes only the ledger, which has a lock of its own.
     flow, name = str(current.get_flow_name()), str(current.get_name())
     wait = params.flow.wait_minutes * 60
     workspace: contextlib.AbstractContextManager[int | None] = (
@@ -68,7 +69,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
             retries: dict[str, Any] = {"retries": len(delays), "retry_delay_seconds": delays or 0}
             try:
                 for select in selections:
-                    params = load_params(folder / "params.yaml")
+                    params = load_params(folder / "params.yaml")  # edited meanwhile, or by `vlp use` of an earlier part
                     for part in select(params):
                         bring_up_to_date.with_options(task_run_name=part.name, **retries)(
                             run, part, params.flow.gpu_limit

@@ -288,6 +288,7 @@ def _check_starts(params: Params, file: str) -> None:
                 f"{file}: `pretrain.{name}.model: {run.model}`: no such model{suggestion(run.model, params.models)}"
             )
     names = {"initial": list(params.models), "pretrain": list(params.pretrain), "finetune": list(params.finetune)}
+    # 1. Every start is the name of a checkpoint that exists, or will.
     runs = [("pretrain", name) for name in params.pretrain] + [("finetune", name) for name in params.finetune]
     for kind, name in runs:
         start = params.start_of(kind, name)
@@ -297,6 +298,7 @@ def _check_starts(params: Params, file: str) -> None:
             raise ParamsError(f"{where} must be initial/MODEL, pretrain/RUN or finetune/RUN")
         if start_name not in names[start_kind]:
             raise ParamsError(f"{where}: not found{suggestion(start_name, names[start_kind])}")
+    # 2. Following the starts ends at initial weights.
     for kind, name in runs:
         visited = [f"{kind}/{name}"]
         while start := params.start_of(*split_start(visited[-1])):
@@ -305,6 +307,7 @@ def _check_starts(params: Params, file: str) -> None:
                 itself = "starts from itself" if start == visited[-1] else f"forms a cycle: {cycle}"
                 raise ParamsError(f"{file}: `{visited[-1].replace('/', '.')}` {itself}; start from `initial/MODEL`")
             visited.append(start)
+    # 3. A pretraining continues weights of its own family.
     for name, run in params.pretrain.items():
         start = params.start_of("pretrain", name)
         family, start_family = params.models[run.model].family, params.family_at(start)

@@ -48,6 +48,7 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
     for key in raw:
         if key not in fields:
             raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{suggestion(str(key), fields)}")
+    # Missing keys have the field's default, if it has one.
     values = {}
     for name, f in fields.items():
         if name in raw:
@@ -110,6 +111,7 @@ def _convert(value: Any, hint: Any, where: str, file: str) -> Any:
         if not isinstance(value, dict):
             raise ParamsError(f"{file}: `{where}` must be a section, found {value!r}")
         return build(typing.cast(type, hint), value, where=where, file=file)
+    # Mappings and lists are converted entry by entry, so that messages name the entry.
     if origin is dict:
         if not isinstance(value, dict):
             raise ParamsError(f"{file}: `{where}` must be a section, found {value!r}")
@@ -118,6 +120,7 @@ def _convert(value: Any, hint: Any, where: str, file: str) -> Any:
         if not isinstance(value, list):
             raise ParamsError(f"{file}: `{where}` must be a list, found {value!r}")
         return [_convert(v, args[0], f"{where}[{i}]", file) for i, v in enumerate(value)]
+    # `Section | None`
     if origin in (typing.Union, types.UnionType) and any(dataclasses.is_dataclass(a) for a in args):
         if value is None and type(None) in args:
             return None
@@ -144,6 +147,7 @@ def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
     try:
         return _adapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
+        # pydantic's message names no key; those for choices and wrong types are written as the rest of ours.
         first = error.errors()[0]
         if typing.get_origin(plain) is Literal:
             choices = [str(a) for a in typing.get_args(plain)]
