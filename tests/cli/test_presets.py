@@ -118,8 +118,8 @@ def test_every_preset_is_listed() -> None:
 def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, name: str) -> None:
     below, expected = PRESETS[name]
     params = applied(tmp_path, [*below, name])
-    found = {parameters(model.config, model.family) for model in params.models.values()}
-    assert found == (expected if isinstance(expected, set) else {expected})
+    sizes = {parameters(model.config, model.family) for model in params.models.values()}
+    assert sizes == (expected if isinstance(expected, set) else {expected})
     first = (ROOT / "vlp_models" / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
     assert first.startswith("#") and all(f"vlp use {part}" in first for part in (*below, name))
     for run in (*params.pretrain.values(), *params.finetune.values()):
@@ -175,10 +175,10 @@ def test_coco_test_images_are_excluded_from_visual_genome(tmp_path: Path, name: 
 def test_own_pairs_is_the_only_source_even_on_top_of_flickr8k(tmp_path: Path) -> None:
     alone, over = applied(tmp_path, ["own-pairs"]), applied(tmp_path, ["flickr8k", "own-pairs"])
     assert alone.pretrain["tden"] == over.pretrain["tden"] and alone.pretrain["tden"].sources == {"pairs": 1}
-    there, laid = alone.finetune["tden-captioning"], over.finetune["tden-captioning"]
-    assert laid.sources == there.sources == {"pairs": 1}
-    assert dataclasses.replace(laid, config=there.config) == there, "except a dropout that is also the model's"
-    assert laid.config == {"feature_dropout": over.models["tden"].config["feature_dropout"]}
+    single, merged = alone.finetune["tden-captioning"], over.finetune["tden-captioning"]
+    assert merged.sources == single.sources == {"pairs": 1}
+    assert dataclasses.replace(merged, config=single.config) == single, "except a dropout that is also the model's"
+    assert merged.config == {"feature_dropout": over.models["tden"].config["feature_dropout"]}
     assert alone.finetune["tden-retrieval"] == over.finetune["tden-retrieval"]
     assert alone.finetune["tden-retrieval"].sources == {"pairs": 1}
 

@@ -33,23 +33,23 @@ def test_a_live_trainer_and_the_holders_of_dvcs_lock_are_shown(project: Path) ->
     log.write_text('{"step": 10, "epoch": 1, "loss": 2.0}\n{"step": 20, "epoch": 2, "loss": 1.5}\n')
     (project / "vlp").write_text("import time; time.sleep(60)")
     trainer = subprocess.Popen([sys.executable, "vlp", "stage", "finetune", "vqa"], cwd=project)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
     writers = {f"{project}/data/a": {"pid": os.getpid(), "cmd": "dvc repro"}}
-    held = {"write": writers, "read": {f"{project}/data/b": [{"pid": gone.pid, "cmd": "dvc status"}]}}
+    held = {"write": writers, "read": {f"{project}/data/b": [{"pid": ended.pid, "cmd": "dvc status"}]}}
     (project / ".dvc" / "tmp" / "rwlock").write_text(json.dumps(held))
     try:
         deadline = time.monotonic() + 20
-        found = status(project)
-        while not any("finetune vqa" in line for line in found.running):
+        result = status(project)
+        while not any("finetune vqa" in line for line in result.running):
             assert time.monotonic() < deadline
-            found = status(project)
+            result = status(project)
     finally:
         trainer.kill()
         trainer.wait()
-    assert f"pid {trainer.pid}: finetune vqa, step 20, epoch 2, loss 1.5" in found.running
-    assert f"pid {os.getpid()}: dvc repro, holds DVC's lock" in found.running
-    assert f"pid {gone.pid}: dvc status, holds DVC's lock (dead: DVC will release its lock)" in found.running
+    assert f"pid {trainer.pid}: finetune vqa, step 20, epoch 2, loss 1.5" in result.running
+    assert f"pid {os.getpid()}: dvc repro, holds DVC's lock" in result.running
+    assert f"pid {ended.pid}: dvc status, holds DVC's lock (dead: DVC will release its lock)" in result.running
 
 
 def test_the_flow_or_command_that_uses_the_workspace_is_shown(project: Path) -> None:
@@ -69,11 +69,11 @@ def test_damage_becomes_notes(project: Path) -> None:
     (project / "reports" / "registered.json").write_text("{")
     (project / ".work" / "stack").mkdir(parents=True)
     (project / ".work" / "stack" / "record.json").write_text("[]")
-    found = status(project)
-    notes = "\n".join(found.notes)
+    result = status(project)
+    notes = "\n".join(result.notes)
     assert "record.json: damaged" in notes
     assert "rwlock cannot be read" in notes and "ledger.jsonl, line 1" in notes
-    assert {row["task"] for row in found.tasks} == {"captioning", "vqa"}
+    assert {row["task"] for row in result.tasks} == {"captioning", "vqa"}
 
 
 def test_every_candidate_of_a_task_is_shown_with_its_run_and_model(project: Path) -> None:

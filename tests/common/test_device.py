@@ -28,8 +28,8 @@ V1 = "4:memory:/docker/a\n3:cpu,cpuacct:/docker/a\n1:name=systemd:/docker/a\n"
     ids=["limit", "no limit", "of a parent", "path of the host", "version 1", "version 1, no limit", "no cgroups"],
 )
 def test_limit_of_the_container(tmp_path: Path, cgroup: str, files: dict[str, str], expected: float) -> None:
-    places = {"proc/self/cgroup": cgroup} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    for name, text in places.items():
+    paths = {"proc/self/cgroup": cgroup} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in paths.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert container_cpus(tmp_path) == expected
@@ -37,8 +37,8 @@ def test_limit_of_the_container(tmp_path: Path, cgroup: str, files: dict[str, st
 
 def test_processors_are_limited_by_affinity_and_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    found = {}
+    counts = {}
     for limit in (math.inf, 2.5, 0.5):
         monkeypatch.setattr(device, "container_cpus", lambda limit=limit: limit)
-        found[limit] = cpu_count(), cpu_count(2)
-    assert found == {math.inf: (8, 2), 2.5: (3, 2), 0.5: (1, 1)}
+        counts[limit] = cpu_count(), cpu_count(2)
+    assert counts == {math.inf: (8, 2), 2.5: (3, 2), 0.5: (1, 1)}

@@ -43,12 +43,12 @@ def test_output_directory_replaces_a_folder_only_if_the_block_succeeds(tmp_path:
 
 
 def test_scratch_directory_is_removed_with_those_that_killed_processes_left(tmp_path: Path) -> None:
-    left = tmp_path / ".work" / ".copy.partial" / "left"
-    left.mkdir(parents=True)
-    with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path / ".work" / "copy") as one:
+    leftover = tmp_path / ".work" / ".copy.partial" / "left"
+    leftover.mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path / ".work" / "copy") as folder:
         with scratch_directory(tmp_path / ".work" / "copy") as other:
             (other / "file").touch()
-        assert one.is_dir() and not other.exists() and not left.exists()
+        assert folder.is_dir() and not other.exists() and not leftover.exists()
         raise KeyboardInterrupt
     assert not list((tmp_path / ".work").iterdir())
 
@@ -131,11 +131,11 @@ def test_an_error_of_a_partial_output_names_the_output(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught, output_directory(tmp_path / "out") as folder:
         (folder / "absent" / "one").write_text("")
     assert path_of(caught.value) == str(tmp_path / "out" / "absent" / "one")
-    with pytest.raises(IsADirectoryError) as found, atomic_write(tmp_path / "file") as file:
+    with pytest.raises(IsADirectoryError) as caught, atomic_write(tmp_path / "file") as file:
         file.unlink()
         file.mkdir()
         file.read_text()
-    assert path_of(found.value) == str(tmp_path / "file")
+    assert path_of(caught.value) == str(tmp_path / "file")
 
 
 def test_a_file_is_copied_where_links_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

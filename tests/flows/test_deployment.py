@@ -130,8 +130,8 @@ def test_kubernetes_deployments_can_be_registered(site: Site) -> None:
     site.server.run(["work-pool", "create", "vlp-kubernetes", "--type", "kubernetes", *template], site.project)
     site.server.env["VLP_IMAGE"] = "registry.example.org/vlp@sha256:0"
     site.server.run(["deploy", "--all", "--prefect-file", f"{folder}/prefect.yaml"], site.project)
-    found = [d for d in site.server.post("/deployments/filter", {}) if d["work_pool_name"] == "vlp-kubernetes"]
-    variables = {d["entrypoint"].partition(":")[2]: d["job_variables"] for d in found}
+    deployments = [d for d in site.server.post("/deployments/filter", {}) if d["work_pool_name"] == "vlp-kubernetes"]
+    variables = {d["entrypoint"].partition(":")[2]: d["job_variables"] for d in deployments}
     assert variables["retrain"]["image"] == "registry.example.org/vlp@sha256:0"
     assert variables["retrain"]["gpus"] == 1 and variables["rollback"]["gpus"] == 0
     for file in ("workspace.yaml", "worker-values.yaml"):

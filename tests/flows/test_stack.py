@@ -56,14 +56,14 @@ def run(project: Path, *command: str, **env: str) -> str:
 
 def prefect_processes(project: Path) -> dict[int, list[str]]:
     """Return pid -> command of every process that has this project's PREFECT_HOME."""
-    found = {}
+    processes = {}
     for process in psutil.process_iter(["cmdline"]):
         try:
             if process.environ().get("PREFECT_HOME") == f"{project}/.work/stack/prefect":
-                found[process.pid] = process.info["cmdline"]
+                processes[process.pid] = process.info["cmdline"]
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def test_up_twice_run_status_and_down(project: Path) -> None:

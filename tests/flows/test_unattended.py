@@ -117,8 +117,8 @@ def test_lost_versions_are_registered_again_and_judged_again(project: Path) -> N
     def parts(params: Params) -> list[Part]:
         return [dataclasses.replace(p, lost=lost) if p.name == "register" else p for p in retrain_parts(params)]
 
-    found = run_without_server(project, parts, name="retrain", log=lines.append)
-    assert {o.part for o in found if o.state == "ran"} == {"register", "promote captioning", "promote vqa"}
+    outcomes = run_without_server(project, parts, name="retrain", log=lines.append)
+    assert {o.part for o in outcomes if o.state == "ran"} == {"register", "promote captioning", "promote vqa"}
     assert "register: vlp-vqa/1 lost; running it again" in lines
     assert (project / "asked.txt").read_text() == 2 * asked
     assert retrain(project)["register"].state == "up to date"
@@ -137,8 +137,8 @@ def test_promotions_are_judged_again_if_the_registration_fails_at_its_end(
         patch.setattr(pipeline, "repro", lambda *_, **__: exit(137))
         with pytest.raises(SystemExit):
             Run(project, None).run_part(register, print, contextlib.nullcontext)
-    found = retrain(project)
-    assert {o.part for o in found.values() if o.state == "ran"} == {"promote captioning", "promote vqa"}
+    outcomes = retrain(project)
+    assert {o.part for o in outcomes.values() if o.state == "ran"} == {"promote captioning", "promote vqa"}
 
 
 @pytest.mark.parametrize(

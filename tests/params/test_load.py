@@ -217,9 +217,9 @@ def test_no_key_has_a_name_that_dvc_ignores() -> None:
                 yield name
                 yield from keys(of_field)
 
-    found = set(keys(Params))
-    assert {"side", "vocab_size", "lr"} <= found
-    assert not found & {"size", "nfiles"}
+    names = set(keys(Params))
+    assert {"side", "vocab_size", "lr"} <= names
+    assert not names & {"size", "nfiles"}
 
 
 def test_scientific_notation_without_a_dot_is_a_number(tmp_path: Path) -> None:

@@ -409,7 +409,7 @@ TABLE = [
         r"ledger\.jsonl: permission denied",
     ),
     M("ledger is a folder", "history captioning", folder("promotions/ledger.jsonl"), r"ledger\.jsonl: a folder, where"),
-    M("no such version", "lineage captioning", nothing, r"captioning: no such version"),
+    M("nothing is registered", "lineage captioning", nothing, r"vlp-captioning: nothing registered; run `dvc repro`"),
     M("no home folder", "lineage captioning", nothing, r"no home folder", during=unknown_user),
     M("no such version", "verify vlp-vqa/3", nothing, r"vlp-vqa/3: no such version"),
     M("nothing to roll back", "rollback captioning", nothing, r"vlp-captioning"),
