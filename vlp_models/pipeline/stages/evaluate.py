@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,15 +27,16 @@ from vlp_models.evaluation.test_set import hash_shards, hash_test_set, slices_of
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, interval
 from vlp_models.metrics.caption import SharedMeteor
 from vlp_models.metrics.extra import load_metric, score_by
-from vlp_models.metrics.score import EXTRA, ItemScores, item_scores, write_items
+from vlp_models.metrics.score import EXTRA, ItemScores, Score, item_scores, write_items
 from vlp_models.params import EvaluateParams, Params, to_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vlp_models.evaluation.predict import NearestTrainImages
     from vlp_models.metrics.consensus import ConsensusCaptions
     from vlp_models.tasks.base import TaskModel
-    from vlp_models.tasks.scoring import EvalContext, TaskScores
+    from vlp_models.tasks.scoring import TaskScores
 
 logger = get_logger(__name__)
 
@@ -56,108 +57,64 @@ def run(
         ParamsError: params.yaml has no such fine-tuning run.
         DataError: shards or checkpoint are missing, or no split has anything to score.
     """
+    from vlp_models.data.shards.dataset import ShardDataset
+    from vlp_models.evaluation.predict import predict_all
+
     if key not in params.finetune:
         raise ParamsError(f"evaluate: no run `{key}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
+    finetune = params.finetune[key]
+    skipped: list[str] = []
+    counts: dict[str, int] = {}  # split -> predictions
     # One METEOR for all datasets and splits: its process takes seconds to start.
     with record_timing(workspace, f"evaluate@{key}"), SharedMeteor() as meteor:
-        _evaluate(params, workspace, key, search, as_served, meteor)
-
-
-def _evaluate(
-    params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool, meteor: SharedMeteor
-) -> None:
-    from vlp_models.common.device import peak_host_memory_mb
-    from vlp_models.data.shards.dataset import ShardDataset
-    from vlp_models.evaluation.predict import NearestTrainImages, predict_all
-    from vlp_models.pipeline.lineage import git_commit
-    from vlp_models.tasks.scoring import EvalContext
-
-    finetune = params.finetune[key]
-    model = _load_model(params, workspace, key, search, as_served)
-    settings = model.evaluate_settings(params.evaluate, finetune.task)
-    facts = {
-        "model": model.info.name,
-        "family": model.info.family,
-        "run": key,
-        "variant": finetune.variant or key,
-        "task": finetune.task,
-        "seed": finetune.seed,
-        "git": git_commit(workspace.root),
-        "data": hash_shards(workspace.shards),
-    }
-    sources = dict.fromkeys(finetune.evaluate_on or finetune.sources, 1)  # empty: all datasets
-    training_data = read_training_data(params, workspace, key)
-    find_nearest = model.reader.flags["regions"]  # the nearest-neighbor baseline is for models that read regions
-    with_blind = bool(settings.blind_baseline) and not model.blank_images
-    similar: dict[str, NearestTrainImages] = {}
-    consensus: dict[str, ConsensusCaptions] = {}
-    records: list[dict[str, Any]] = []
-    skipped: list[str] = []
-    counts: dict[str, int] = {}
-    items: list[ItemScores] = []
-    with output_directory(workspace.evaluation(key)) as directory:
-        for split in settings.splits:
-            dataset = ShardDataset(workspace.shards, split, model.prediction_view, sources, **model.reader.flags)
-            start = time.perf_counter()
-            predictions, samples = predict_all(
-                model,
-                dataset,
-                batch_size=settings.batch_size,
-                with_blind=with_blind,
-                description=f"{key} on {split}",
-            )
-            seconds = round(time.perf_counter() - start, 2)
-            if not samples:
-                skipped.append(f"{split}: no {model.prediction_view} to score {finetune.task} on")
-                logger.warning("evaluate %s: %s; skipped", key, skipped[-1])
-                continue
-            lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) for row in predictions)
-            write_text(directory / f"predictions-{split}.jsonl", "".join(f"{line}\n" for line in lines))
-            counts[split] = len(predictions)
-            for source in sorted({sample.source for sample in samples}):
-                chosen = [i for i, sample in enumerate(samples) if sample.source == source]
-                own = [predictions[i] for i in chosen]
-                scored_samples = [samples[i] for i in chosen]
-                nearest = similar.setdefault(source, NearestTrainImages(workspace.shards, source))
-                with _status(f"scoring {key} on {source} {split}") as progress:
-                    context = EvalContext(
-                        source=source,
-                        validated=workspace.validated,
-                        nearest=partial(nearest.find, split) if find_nearest else lambda image_ids: {},
-                        progress=progress,
-                        meteor=meteor,
-                        consensus=consensus,
-                    )
-                    model.write_official(own, context, split, directory)
-                    scored = model.score(own, scored_samples, context)
-                    scored = _with_extra(scored, settings.metrics, model, own, scored_samples)
-                items += _items(model, scored, context, split, scored_samples, settings.metrics)
-                place = {
-                    "dataset": source,
-                    "split": split,
-                    "seconds": seconds,
-                    "peak_memory_mb": round(peak_host_memory_mb(), 1),
-                }
-                records += _records(
-                    scored,
-                    settings,
-                    facts | place,
-                    training_data.find_leaked(scored_samples) if training_data else None,
+        model = _load_model(params, workspace, key, search, as_served)
+        settings = model.evaluate_settings(params.evaluate, finetune.task)
+        scorer = _Scorer(params, workspace, key, model, settings, meteor)
+        sources = dict.fromkeys(finetune.evaluate_on or finetune.sources, 1)  # empty: all datasets
+        with output_directory(workspace.evaluation(key)) as directory:
+            for split in settings.splits:
+                dataset = ShardDataset(workspace.shards, split, model.prediction_view, sources, **model.reader.flags)
+                start = time.perf_counter()
+                predictions, samples = predict_all(
+                    model,
+                    dataset,
+                    batch_size=settings.batch_size,
+                    with_blind=bool(settings.blind_baseline) and not model.blank_images,
+                    description=f"{key} on {split}",
                 )
-        if not records:
-            splits = ", ".join(settings.splits)
-            raise DataError(f"evaluate {key}: nothing to score in {splits}; see `evaluate.splits` in params.yaml")
-        model.save_search(directory / SEARCH)
-        write_json(directory / "scores.json", records)
-        write_items(directory / ITEMS, items)
-        shown = {"evaluate": to_plain(settings), "task": finetune.task, "blank_images": finetune.blank_images}
-        write_manifest(
-            directory, stage=f"evaluate@{key}", params=shown, counts=counts, skipped=skipped, data=facts["data"]
-        )
-    for (dataset, split), group in groupby(records, key=itemgetter("dataset", "split")):
-        known = [r for r in group if r["value"] is not None and r["metric"] in (model.metric, *model.headlines)]
-        scores = ", ".join(f"{record['metric']} {record['value']:.2f}" for record in known)
-        logger.info("%s: %s %s  %s", key, dataset, split, scores)
+                seconds = round(time.perf_counter() - start, 2)
+                if not samples:
+                    skipped.append(f"{split}: no {model.prediction_view} to score {finetune.task} on")
+                    logger.warning("evaluate %s: %s; skipped", key, skipped[-1])
+                    continue
+                lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) for row in predictions)
+                write_text(directory / f"predictions-{split}.jsonl", "".join(f"{line}\n" for line in lines))
+                counts[split] = len(predictions)
+                # The datasets of a split are predicted together, and scored one by one.
+                for source in sorted({sample.source for sample in samples}):
+                    numbers = [i for i, sample in enumerate(samples) if sample.source == source]
+                    rows = [predictions[i] for i in numbers]
+                    row_samples = [samples[i] for i in numbers]
+                    scorer.score(source, split, rows, row_samples, seconds, directory)
+            if not scorer.records:
+                splits = ", ".join(settings.splits)
+                raise DataError(f"evaluate {key}: nothing to score in {splits}; see `evaluate.splits` in params.yaml")
+            model.save_search(directory / SEARCH)
+            write_json(directory / "scores.json", scorer.records)
+            write_items(directory / ITEMS, scorer.items)
+            write_manifest(
+                directory,
+                stage=f"evaluate@{key}",
+                params={"evaluate": to_plain(settings), "task": finetune.task, "blank_images": finetune.blank_images},
+                counts=counts,
+                skipped=skipped,
+                data=scorer.facts["data"],
+            )
+    headlines = (model.metric, *model.headlines)
+    for (source, split), group in groupby(scorer.records, key=itemgetter("dataset", "split")):
+        shown = [record for record in group if record["value"] is not None and record["metric"] in headlines]
+        scores = ", ".join(f"{record['metric']} {record['value']:.2f}" for record in shown)
+        logger.info("%s: %s %s  %s", key, source, split, scores)
 
 
 def _load_model(params: Params, workspace: Workspace, key: str, search: Path | None, as_served: bool) -> TaskModel:
@@ -184,85 +141,153 @@ def _load_model(params: Params, workspace: Workspace, key: str, search: Path | N
     return model
 
 
-def _with_extra(
-    scored: TaskScores, metrics: Sequence[str], model: TaskModel, rows: list[dict[str, Any]], samples: list[Sample]
-) -> TaskScores:
-    """Return the scores of the task, then those of plugins' metrics, also of the blind baseline if there is one.
+class _Scorer:
+    """Scores the predictions of one run, one dataset and split at a time.
 
-    Raises:
-        ParamsError: the task computes a metric of the same name.
+    facts: of the run, in every record. records: rows of scores.json. items: scores per item, which the promotion gate
+    compares.
     """
-    from vlp_models.tasks.scoring import BLIND, baselines_by_metric
 
-    if not metrics:
-        return scored
-    known = {score.metric for score in scored.scores}
-    if taken := [name for name in metrics if name in known]:
-        where = f"params.yaml: `evaluate.metrics: {taken[0]}`"
-        raise ParamsError(f"{where}: {model.task} has a metric of this name itself; rename yours")
-    extra = [score_by(load_metric(name), rows, samples) for name in metrics]
-    baselines = dict(scored.baselines)
-    if model.blind_fields and all(f"{name}_blind" in rows[0] for name in model.blind_fields):
-        blind = [{**row, **{name: row[f"{name}_blind"] for name in model.blind_fields}} for row in rows]
-        baselines |= baselines_by_metric({BLIND: [score_by(load_metric(name), blind, samples) for name in metrics]})
-    return replace(scored, scores=[*scored.scores, *extra], baselines=baselines)
+    def __init__(
+        self,
+        params: Params,
+        workspace: Workspace,
+        key: str,
+        model: TaskModel,
+        settings: EvaluateParams,
+        meteor: SharedMeteor,
+    ) -> None:
+        from vlp_models.pipeline.lineage import git_commit
 
+        finetune = params.finetune[key]
+        self.facts = {
+            "model": model.info.name,
+            "family": model.info.family,
+            "run": key,
+            "variant": finetune.variant or key,
+            "task": finetune.task,
+            "seed": finetune.seed,
+            "git": git_commit(workspace.root),
+            "data": hash_shards(workspace.shards),
+        }
+        self.records: list[dict[str, Any]] = []
+        self.items: list[ItemScores] = []
+        self._workspace, self._model, self._settings, self._meteor = workspace, model, settings, meteor
+        self._training_data = read_training_data(params, workspace, key)
+        # by dataset, for all splits: both read its training images
+        self._nearest: dict[str, NearestTrainImages] = {}
+        self._consensus: dict[str, ConsensusCaptions] = {}
 
-def _records(
-    scored: TaskScores, settings: EvaluateParams, facts: dict[str, Any], leaked: LeakedItems | None
-) -> list[dict[str, Any]]:
-    resampling = {"resamples": settings.bootstrap, "seed": facts["seed"]}
-    records = []
-    for score in scored.scores:
-        found = interval(score.evidence, **resampling)
-        ends = {"low": round(found[0], 4), "high": round(found[1], 4)} if found else {"low": None, "high": None}
-        notes = [score.note]
+    def score(
+        self,
+        source: str,
+        split: str,
+        rows: list[dict[str, Any]],
+        samples: list[Sample],
+        seconds: float,
+        directory: Path,
+    ) -> None:
+        """Score one dataset and split, and write the task's official files to `directory`.
+
+        Args:
+            rows: the predictions, one for each sample.
+            seconds: that the prediction of the split took.
+        """
+        from vlp_models.common.device import peak_host_memory_mb
+        from vlp_models.evaluation.predict import NearestTrainImages
+        from vlp_models.tasks.scoring import EvalContext
+
+        nearest = self._nearest.setdefault(source, NearestTrainImages(self._workspace.shards, source))
+        # the nearest-neighbor baseline is for models that read regions
+        reads_regions = self._model.reader.flags["regions"]
+        with _status(f"scoring {self.facts['run']} on {source} {split}") as progress:
+            context = EvalContext(
+                source=source,
+                validated=self._workspace.validated,
+                nearest=partial(nearest.find, split) if reads_regions else lambda image_ids: {},
+                progress=progress,
+                meteor=self._meteor,
+                consensus=self._consensus,
+            )
+            self._model.write_official(rows, context, split, directory)
+            scored = self._add_plugin_metrics(self._model.score(rows, samples, context), rows, samples)
+        self.items += self._score_items(scored, source, split, samples)
+        facts = {
+            **self.facts,
+            "dataset": source,
+            "split": split,
+            "seconds": seconds,
+            "peak_memory_mb": round(peak_host_memory_mb(), 1),
+        }
+        leaked = self._training_data.find_leaked(samples) if self._training_data else None
+        self.records += [self._make_record(score, scored, facts, leaked) for score in scored.scores]
+
+    def _add_plugin_metrics(self, scored: TaskScores, rows: list[dict[str, Any]], samples: list[Sample]) -> TaskScores:
+        """Add the scores of plugins' metrics, also of the blind baseline if there is one."""
+        from vlp_models.tasks.scoring import BLIND, baselines_by_metric
+
+        model, metrics = self._model, self._settings.metrics
+        if not metrics:
+            return scored
+        names = {score.metric for score in scored.scores}
+        if taken := [name for name in metrics if name in names]:
+            where = f"params.yaml: `evaluate.metrics: {taken[0]}`"
+            raise ParamsError(f"{where}: {model.task} has a metric of this name itself; rename yours")
+        extra = [score_by(load_metric(name), rows, samples) for name in metrics]
+        baselines = dict(scored.baselines)
+        if model.blind_fields and all(f"{name}_blind" in rows[0] for name in model.blind_fields):
+            # the predictions of the blank images, under the names that the metrics read
+            blind = [{**row, **{name: row[f"{name}_blind"] for name in model.blind_fields}} for row in rows]
+            blind_scores = [score_by(load_metric(name), blind, samples) for name in metrics]
+            baselines |= baselines_by_metric({BLIND: blind_scores})
+        return replace(scored, scores=[*scored.scores, *extra], baselines=baselines)
+
+    def _make_record(
+        self, score: Score, scored: TaskScores, facts: dict[str, Any], leaked: LeakedItems | None
+    ) -> dict[str, Any]:
+        """Return a score with its 95% interval, baselines, notes, and its value without the leaked items."""
+        resampling = {"resamples": self._settings.bootstrap, "seed": facts["seed"]}
+        ends = interval(score.evidence, **resampling)
+        bounds = {"low": round(ends[0], 4), "high": round(ends[1], 4)} if ends else {"low": None, "high": None}
+        notes = [score.note] if score.note else []
         if score.value is not None and score.evidence is not None:
             count = len(set(score.evidence.groups))
-            notes += [f"{NO_INTERVAL}: {count} test items, {MIN_GROUPS} are needed"] * (count < MIN_GROUPS)
-        records.append(
-            {
-                **facts,
-                "metric": score.metric,
-                "value": None if score.value is None else round(score.value, 4),
-                **ends,
-                "baselines": scored.baselines.get(score.metric, {}),
-                "n": score.n,
-                "note": "; ".join(filter(None, notes)),
-                "leakage": None if leaked is None else score_without_leaked(score, leaked, ends, **resampling),
-                **({EXTRA: True} if score.metric in settings.metrics else {}),
-            }
-        )
-    return records
+            if count < MIN_GROUPS:
+                notes.append(f"{NO_INTERVAL}: {count} test items, {MIN_GROUPS} are needed")
+        return {
+            **facts,
+            "metric": score.metric,
+            "value": None if score.value is None else round(score.value, 4),
+            **bounds,
+            "baselines": scored.baselines.get(score.metric, {}),
+            "n": score.n,
+            "note": "; ".join(notes),
+            "leakage": None if leaked is None else score_without_leaked(score, leaked, bounds, **resampling),
+            **({EXTRA: True} if score.metric in self._settings.metrics else {}),
+        }
 
-
-def _items(
-    model: TaskModel,
-    scored: TaskScores,
-    place: EvalContext,
-    split: str,
-    samples: list[Sample],
-    metrics: Sequence[str] = (),
-) -> list[ItemScores]:
-    """Return scores per item, which the promotion gate compares."""
-    test = hash_test_set(samples, VIEWS[model.prediction_view], place.validated)
-    slices = slices_of(samples, place.validated, model.slices)
-    statistics = {**model.statistics}
-    for name in metrics:
-        statistics |= load_metric(name).statistics
-    found = (
-        item_scores(
-            score,
-            dataset=place.source,
-            split=split,
-            test=test,
-            slices=slices,
-            decoding=model.search,
-            statistics=statistics,
-        )
-        for score in scored.scores
-    )
-    return [scores for scores in found if scores is not None]
+    def _score_items(self, scored: TaskScores, source: str, split: str, samples: list[Sample]) -> list[ItemScores]:
+        """Return scores per item, for the metrics that have them."""
+        model, validated = self._model, self._workspace.validated
+        test = hash_test_set(samples, VIEWS[model.prediction_view], validated)
+        slices = slices_of(samples, validated, model.slices)
+        statistics = {**model.statistics}
+        for name in self._settings.metrics:
+            statistics |= load_metric(name).statistics
+        items = []
+        for score in scored.scores:
+            scores = item_scores(
+                score,
+                dataset=source,
+                split=split,
+                test=test,
+                slices=slices,
+                decoding=model.search,
+                statistics=statistics,
+            )
+            if scores is not None:
+                items.append(scores)
+        return items
 
 
 @contextmanager
