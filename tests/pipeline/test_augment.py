@@ -79,7 +79,7 @@ def with_augment(root: Path) -> Params:
     raw = read_yaml(root / "params.yaml")
     raw["augment"] = AUGMENT
     raw["finetune"] |= SECTIONS["finetune"]
-    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    (root / "params.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(raw)), sort_keys=False))
     return parse_params(raw)
 
 

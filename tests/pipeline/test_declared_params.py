@@ -54,7 +54,7 @@ ALLOWED_CALLERS = {
     "check_searches": "a check before the training",
     "check_search": "a check before the training",
     "start_of": "the chain of checkpoints of a run",
-    "_mlflow_run": "MLflow stores all of params.yaml with a training",
+    "_open_curve_loggers": "MLflow stores all of params.yaml with a training",
     "lineage_record": "the lineage stores all of params.yaml",
     "variant_hash": "hash of settings that produced the checkpoints",
     "_make_record": "the bundle stores all of params.yaml",

@@ -130,7 +130,7 @@ def test_stage_keeps_a_frozen_cnn_and_writes_code_figures(tmp_path: Path) -> Non
     objectives = {"mlm": 1.0, "mvm": 1.0, "itm": 1.0}
     run = {"model": "soho", "view": "images", "captions_per_image": 2, "recipe": {"objectives": objectives}}
     raw["pretrain"] = {"frozen": run, "learning": {**run, "max_epochs": 2}}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(raw)), sort_keys=False))
     params, workspace = load_params(tmp_path / "params.yaml"), Workspace(tmp_path)
     initial.run(params, workspace, "soho")
     weights = {"fresh": load_file(workspace.checkpoint("initial/soho") / "model.safetensors")}
@@ -156,7 +156,7 @@ def with_boxes(root: Path, model: dict[str, Any]) -> tuple[Any, Workspace]:
     raw = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     raw["models"] |= {"soho": {"family": "soho", "config": CONFIG, **model}}
     raw["trainer"] = to_plain(TRAINER)
-    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    (root / "params.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(raw)), sort_keys=False))
     return load_params(root / "params.yaml"), Workspace(root)
 
 

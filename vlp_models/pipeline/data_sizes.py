@@ -28,7 +28,8 @@ def explain_sizes(params: Params, workspace: Workspace, *, strict: bool = False)
     Raises:
         DataError: with `strict`, if a listing cannot be read at all. Otherwise that is a sentence as well.
     """
-    found, counts = [], {}
+    sentences = []
+    counts: dict[str, Counter[str]] = {}  # dataset -> split -> images
     for name in params.data:
         try:
             count, problems = check_dataset(params, workspace, name)
@@ -36,15 +37,15 @@ def explain_sizes(params: Params, workspace: Workspace, *, strict: bool = False)
             if strict:
                 raise
             count, problems = Counter(), [f"its images are not counted: {error}"]
-        found += [f"data.{name}: {problem}" for problem in problems]
+        sentences += [f"data.{name}: {problem}" for problem in problems]
         if count:
             counts[name] = count
     for name, count in counts.items():
         if (few := count[params.promotion.split]) < max(MIN_GROUPS, params.promotion.min_images):
-            found += _explain_few(params, name, count, few)
+            sentences += _explain_few(params, name, count, few)
     for task in dict.fromkeys(run.task for run in params.finetune.values()):
-        found += _explain_ranking(params, task, counts)
-    return found
+        sentences += _explain_ranking(params, task, counts)
+    return sentences
 
 
 def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Counter[str], list[str]]:
@@ -62,6 +63,7 @@ def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Coun
     if source.format == "pairs" and "*" not in str(source.options.get("pairs", "")):
         typed = cast(pairs.PairsParams, source_params(name, source))
         path = workspace.root / source.root / typed.pairs
+        # A large file has enough images: only its first rows are checked.
         size = path.stat().st_size if path.is_file() else 0
         if size < MAX_BYTES:
             checked = pairs.check_pairs(name, typed, workspace.root)
@@ -85,6 +87,7 @@ def _explain_few(params: Params, name: str, count: Counter[str], few: int) -> li
             f"too few {test} images ({few}) for the gate, which needs {minimum} (`promotion.min_images`): its "
             'verdict will be `inconclusive`, and a first champion needs `vlp promote TASK --force "why"`'
         )
+    # recall that a random ranking reaches
     by_chance = chance([1], few) if few else {}
     hidden = [f"R@{k}" for k in TOP_KS if by_chance.get(f"R@{k}", 0) > MAX_CHANCE]
     if hidden and any(run.task == "retrieval" for run in params.finetune.values()):
@@ -97,15 +100,15 @@ def _explain_few(params: Params, name: str, count: Counter[str], few: int) -> li
 
 def _explain_ranking(params: Params, task: str, counts: dict[str, Counter[str]]) -> list[str]:
     """Say that the runs of a task cannot be ranked on val, and what they are ranked on instead."""
-    runs, wanted = competing_runs(params, task), params.promotion.select_on
+    runs, split = competing_runs(params, task), params.promotion.select_on
     used: set[str] = set()
     for run in (params.finetune[name] for name in runs):
         used |= set(run.evaluate_on or run.sources or params.data)
-    without = [name for name in counts if name in used and not counts[name][wanted]]
-    if wanted not in params.evaluate.splits:
-        why = f"`evaluate.splits` lacks {wanted}"
+    without = [name for name in counts if name in used and not counts[name][split]]
+    if split not in params.evaluate.splits:
+        why = f"`evaluate.splits` lacks {split}"
     elif without:
-        why = f"no {wanted} image in {', '.join(without)}"
+        why = f"no {split} image in {', '.join(without)}"
     else:
         return []
     if len(runs) > 1:

@@ -10,10 +10,9 @@ Each function changes the model in place, logs what it did, and returns what the
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,9 +74,9 @@ def load_text_init(model: nn.Module, p: ModelParams, data: PreparedData, root: P
     record = _summarize(model, report, imported)
     loaded = ", ".join(record["loaded"])
     logger.info("%s: %s of BERT's weights in %s", p.text_init, f"{_count(model, report):,}", loaded)
-    for what, key in (("not loaded", "missing"), ("left out", "left_out")):
+    for outcome, key in (("not loaded", "missing"), ("left out", "left_out")):
         if record[key]:
-            logger.info("  %s: %s", what, ", ".join(record[key]))
+            logger.info("  %s: %s", outcome, ", ".join(record[key]))
     for note in imported.notes:
         logger.info("  %s", note)
     files = [folder / CONFIG, weights_file(folder)]
@@ -95,8 +94,10 @@ def load_image_init(model: nn.Module, p: ModelParams, data: PreparedData, root: 
     request = ImportRequest(facts=data.facts, config=p.config, family=p.family, root=root, where=where)
     try:
         imported = read_timm(Path(p.image_init), request)
-        own_config = dataclasses.asdict(model.config)  # type: ignore[call-overload]
-        check_same_config(_as_yaml(imported.config), _as_yaml(own_config), imported.config)
+        # both as params.yaml has them: lists in place of tuples
+        imported_config = json.loads(json.dumps(dict(imported.config)))
+        config = json.loads(json.dumps(asdict(model.config)))  # type: ignore[call-overload]
+        check_same_config(imported_config, config, imported.config)
         report = load_matching(model, imported.weights)
         if report.left_out:
             raise CheckpointError(f"the model has no place for {shorten_list(report.left_out)}")
@@ -112,10 +113,10 @@ def load_image_init(model: nn.Module, p: ModelParams, data: PreparedData, root: 
 
 
 def _summarize(model: nn.Module, report: LoadReport, imported: ImportedModel) -> dict[str, list[str]]:
-    own = model.state_dict()
+    weights = model.state_dict()
     return {
-        "loaded": summarize_names(report.loaded, own),
-        "missing": summarize_names(report.missing, own),
+        "loaded": summarize_names(report.loaded, weights),
+        "missing": summarize_names(report.missing, weights),
         "left_out": [*summarize_names(report.left_out, imported.weights), *imported.left_out],
         "notes": list(imported.notes),
     }
@@ -123,14 +124,8 @@ def _summarize(model: nn.Module, report: LoadReport, imported: ImportedModel) ->
 
 def _count(model: nn.Module, report: LoadReport) -> int:
     """Return the number of loaded parameters."""
-    own = model.state_dict()
-    return sum(own[name].numel() for name in report.loaded)
-
-
-def _as_yaml(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config as params.yaml has it: lists in place of tuples."""
-    plain: dict[str, Any] = json.loads(json.dumps(dict(config)))
-    return plain
+    weights = model.state_dict()
+    return sum(weights[name].numel() for name in report.loaded)
 
 
 def warm_up(

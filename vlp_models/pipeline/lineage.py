@@ -44,10 +44,10 @@ def provenance_of(
         files: its inputs, by the names that the checkpoint gives them; recorded as hashes.
         stream: how the shards are read, which decides the order of samples.
     """
-    found = {"params": dict(settings), "inputs": {key: hash_path(path) for key, path in files.items()}}
+    provenance = {"params": dict(settings), "inputs": {key: hash_path(path) for key, path in files.items()}}
     if stream is not None and stream.address:
-        found["stream"] = {"block_mb": stream.block_mb, "window": stream.window}
-    return found
+        provenance["stream"] = {"block_mb": stream.block_mb, "window": stream.window}
+    return provenance
 
 
 def record_provenance(work: Path, provenance: Mapping[str, Any], detector_id: str) -> None:
@@ -65,8 +65,8 @@ def load_provenance(work: Path) -> tuple[Mapping[str, Any], str]:
     Raises:
         DataError: the file is missing or not valid JSON.
     """
-    found = read_json(work / PROVENANCE)
-    return found["provenance"], found["detector_id"]
+    record = read_json(work / PROVENANCE)
+    return record["provenance"], record["detector_id"]
 
 
 def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, Any]:
@@ -138,10 +138,10 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
         if kind != "finetune":
             model = params.models[params.model_at(name)]
             # External weights by their content; the warm-up by the boxes it used
-            for place in (weights_dependency(model.init or model.image_init), dependency(model.text_init)):
-                if place:
-                    file = workspace.root / place
-                    start_weights[place] = hash_path(file) if file.exists() else ""
+            for path in (weights_dependency(model.init or model.image_init), dependency(model.text_init)):
+                if path:
+                    file = workspace.root / path
+                    start_weights[path] = hash_path(file) if file.exists() else ""
             initial = workspace.checkpoint(f"initial/{params.model_at(name)}") / "config.json"
             warmup = read_json(initial).get("provenance", {}).get("vision_warmup") if initial.exists() else None
             start_weights |= {"vision_warmup": warmup["boxes"]} if warmup else {}

@@ -66,11 +66,11 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     at_once = min(params.trainer.parallel_finetune, len(names))
     threads = str(max(1, cpu_count() // at_once))
     # A dumb terminal: two progress bars would overwrite each other.
-    own = {**environment, "TERM": "dumb", "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", threads)}
+    environment = {**environment, "TERM": "dumb", "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", threads)}
     logger.info("fine-tunings to bring up to date, %d at a time: %s", at_once, ", ".join(names))
     # Each is evaluated at once, while another may still train.
     chains = [[*REPRO, "--single-item", f"finetune@{name}", f"evaluate@{name}"] for name in names]
-    return run(chains, own, at_once=at_once)
+    return run(chains, environment, at_once=at_once)
 
 
 def _find_stale(root: Path, targets: list[str], environment: dict[str, str]) -> set[str]:

@@ -212,11 +212,12 @@ def explain(decision: Decision) -> list[str]:
     elif decision.action == "refused" and decision.champion is None and numbers:
         lines.append(f'  to accept it as the first champion all the same: vlp promote {decision.task} --force "why"')
     # On the selection split, candidates are compared with the chosen version's value there, not on the test.
-    own = next(
-        (c["value"] for c in decision.candidates if c["version"] == decision.version and c["value"] is not None), None
-    )
-    selected_on = numbers.get("selected_on", "")
-    where = f" on {selected_on}{'' if own is None else f' (chosen version: {own:.2f})'}" if selected_on else ""
+    where = ""
+    if selected_on := numbers.get("selected_on", ""):
+        where = f" on {selected_on}"
+        for candidate in decision.candidates:
+            if candidate["version"] == decision.version and candidate["value"] is not None:
+                where += f" (chosen version: {candidate['value']:.2f})"
     for other in decision.candidates:
         if other["version"] != decision.version:
             value = other.get("reason") or f"{other['value']:.2f}{where}"
@@ -252,9 +253,9 @@ def _explain_test(numbers: Mapping[str, Any]) -> list[str]:
 
     lines = []
     if numbers.get("test_uses", 1) > 1:
-        left = f", {numbers['budget_left']:.0%} of its error budget left" if "budget_left" in numbers else ""
-        fresh = "; use a fresh test" if numbers.get("budget_left", 1) < LOW_BUDGET else ""
-        lines.append(f"  decisions on this test, including this one: {numbers['test_uses']}{left}{fresh}")
+        budget = f", {numbers['budget_left']:.0%} of its error budget left" if "budget_left" in numbers else ""
+        advice = "; use a fresh test" if numbers.get("budget_left", 1) < LOW_BUDGET else ""
+        lines.append(f"  decisions on this test, including this one: {numbers['test_uses']}{budget}{advice}")
     return lines
 
 

@@ -63,15 +63,15 @@ def reevaluate_bundle(
     require_output(workspace.validated / "manifest.json", "validate")
     settings = dataclasses.replace(params, finetune={RUN: _make_run(params, lineage, info)})
     with temporary_workspace(workspace.root / ".work") as folder:
-        own = Workspace(folder)
-        _link(own.checkpoint(f"finetune/{RUN}"), bundle / CHECKPOINT)
+        scratch = Workspace(folder)
+        _link(scratch.checkpoint(f"finetune/{RUN}"), bundle / CHECKPOINT)
         inputs = _read_model_inputs(info)
         if isinstance(inputs.image, RegionInput):
-            _prepare_regions(settings, workspace, own, bundle, info, inputs)
+            _prepare_regions(settings, workspace, scratch, bundle, info, inputs)
         else:
-            _prepare_pixels(settings, workspace, own, inputs)
-        evaluate.run(settings, own, RUN, search=bundle / SEARCH, as_served=as_served)
-        yield own.evaluation(RUN)
+            _prepare_pixels(settings, workspace, scratch, inputs)
+        evaluate.run(settings, scratch, RUN, search=bundle / SEARCH, as_served=as_served)
+        yield scratch.evaluation(RUN)
 
 
 @contextmanager
@@ -91,8 +91,8 @@ def _read_model_inputs(info: CheckpointInfo) -> ModelInputs:
 
     facts = {field.name for field in dataclasses.fields(DataFacts)}
     config = {key: value for key, value in info.model_config.items() if key not in facts}
-    (found,) = model_inputs({info.name: ModelParams(family=info.family, config=config)})
-    return found
+    (inputs,) = model_inputs({info.name: ModelParams(family=info.family, config=config)})
+    return inputs
 
 
 def _make_run(params: Params, lineage: Mapping[str, Any], info: CheckpointInfo) -> FinetuneParams:
@@ -112,7 +112,7 @@ def _make_run(params: Params, lineage: Mapping[str, Any], info: CheckpointInfo) 
 
 
 def _prepare_regions(
-    params: Params, workspace: Workspace, own: Workspace, bundle: Path, info: CheckpointInfo, inputs: ModelInputs
+    params: Params, workspace: Workspace, scratch: Workspace, bundle: Path, info: CheckpointInfo, inputs: ModelInputs
 ) -> None:
     """Link data/shards if it holds the features that the bundle was trained on; otherwise make such shards.
 
@@ -122,41 +122,41 @@ def _prepare_regions(
     from vlp_models.pipeline.stages import features, shards
 
     trained_on = build(FeaturesParams, read_json(bundle / FEATURES), where="features", file=str(bundle))
-    _link(own.detector, bundle / DETECTOR)
+    _link(scratch.detector, bundle / DETECTOR)
     manifests = [folder / "manifest.json" for folder in (workspace.shards, workspace.features)]
     if (
         all(path.exists() for path in manifests)
         and read_json(workspace.features / "manifest.json")["params"] == to_plain(trained_on)
         and not _find_differences(workspace.shards, info)
     ):
-        _link(own.validated, workspace.validated)
-        _link(own.shards, workspace.shards)
-        _link(own.contents, workspace.contents)
+        _link(scratch.validated, workspace.validated)
+        _link(scratch.shards, workspace.shards)
+        _link(scratch.contents, workspace.contents)
     else:
-        _copy_splits(workspace, own, set(params.evaluate.splits))
+        _copy_splits(workspace, scratch, set(params.evaluate.splits))
         if trained_on.path:  # imported features are read from the project
             path = str((workspace.root / trained_on.path).absolute())
             trained_on = dataclasses.replace(trained_on, path=path)
         settings = dataclasses.replace(_pack_for_bundle(params), features=trained_on)
-        features.run(settings, own)
-        shards.run(settings, own, inputs=[inputs])
-    if differences := _find_differences(own.shards, info):
+        features.run(settings, scratch)
+        shards.run(settings, scratch, inputs=[inputs])
+    if differences := _find_differences(scratch.shards, info):
         raise DataError(f"the features of the current data do not fit the bundle: {', '.join(differences)} differ")
 
 
-def _prepare_pixels(params: Params, workspace: Workspace, own: Workspace, inputs: ModelInputs) -> None:
+def _prepare_pixels(params: Params, workspace: Workspace, scratch: Workspace, inputs: ModelInputs) -> None:
     """Link data/shards if it holds the images that the model reads, if any; otherwise make such shards."""
     from vlp_models.pipeline.stages import shards
 
     manifest = workspace.shards / "manifest.json"
     has_pixels = manifest.exists() and read_json(manifest).get("pixels") is True
     if has_pixels or not isinstance(inputs.image, PixelInput):
-        _link(own.validated, workspace.validated)
-        _link(own.shards, require_output(workspace.shards, "shards"))
-        _link(own.contents, workspace.contents)
+        _link(scratch.validated, workspace.validated)
+        _link(scratch.shards, require_output(workspace.shards, "shards"))
+        _link(scratch.contents, workspace.contents)
     else:
-        _copy_splits(workspace, own, set(params.evaluate.splits))
-        shards.run(_pack_for_bundle(params), own, inputs=[inputs])
+        _copy_splits(workspace, scratch, set(params.evaluate.splits))
+        shards.run(_pack_for_bundle(params), scratch, inputs=[inputs])
 
 
 def _pack_for_bundle(params: Params) -> Params:
@@ -175,27 +175,27 @@ def _link(path: Path, target: Path) -> None:
     path.symlink_to(target.absolute())
 
 
-def _copy_splits(workspace: Workspace, own: Workspace, splits: set[str]) -> None:
+def _copy_splits(workspace: Workspace, scratch: Workspace, splits: set[str]) -> None:
     """Copy the validated tables with the images of these splits only; make image paths absolute."""
-    chosen = pa.array(sorted(splits))
-    images = read_rows("images", workspace.validated, lambda rows: pc.is_in(rows["split"], value_set=chosen))
+    split_names = pa.array(sorted(splits))
+    images = read_rows("images", workspace.validated, lambda rows: pc.is_in(rows["split"], value_set=split_names))
     if not len(images):
         raise DataError(f"{workspace.validated}: no image of {', '.join(sorted(splits))}")
     root = workspace.root.absolute()
     paths = pa.array([os.path.join(root, path) for path in images["path"].to_pylist()])  # noqa: PTH118
-    own.validated.mkdir(parents=True)
+    scratch.validated.mkdir(parents=True)
     pq.write_table(
-        images.set_column(images.column_names.index("path"), "path", paths), own.validated / "images.parquet"
+        images.set_column(images.column_names.index("path"), "path", paths), scratch.validated / "images.parquet"
     )
     ids = images["image_id"].combine_chunks()
     for name in ID_COLUMN:
         if name not in ("images", "objects") and "image_id" in SCHEMAS[name].names:
             # texts without an image are for training only
-            pq.write_table(read_rows_of(ids, name, workspace.validated), own.validated / f"{name}.parquet")
+            pq.write_table(read_rows_of(ids, name, workspace.validated), scratch.validated / f"{name}.parquet")
     # All objects: `features.source: boxes` takes its vocabulary from them.
     for name in ("objects.parquet", "truth.jsonl"):
         if (workspace.validated / name).exists():
-            (own.validated / name).symlink_to((workspace.validated / name).absolute())
+            (scratch.validated / name).symlink_to((workspace.validated / name).absolute())
 
 
 def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) -> Path:

@@ -54,21 +54,17 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
             "Run the same command again"
         )
     content, now = Path(params_file).read_text(encoding="utf-8"), read_yaml(params_file)
-    for place in params_of(read_pipeline(workspace.root), stage, key):
-        if _value_at(used, place) != _value_at(now, place):
+    for param in params_of(read_pipeline(workspace.root), stage, key):
+        if _value_at(used, param) != _value_at(now, param):
             raise ParamsError(
-                f"{params_file}: `{place}` was edited while {name} ran, which used the old value; its result is not "
+                f"{params_file}: `{param}` was edited while {name} ran, which used the old value; its result is not "
                 "recorded. Run the same command again"
             )
     record_params(workspace.root, f"{stage}@{key}" if key else stage, content)
 
 
 def _check_settings(params: Params, workspace: Workspace, stage: str, key: str) -> None:
-    """Check that an evaluation runs with the settings that DVC records, those that `plan` wrote.
-
-    Raises:
-        ParamsError: `evaluate` was edited since.
-    """
+    """Check that an evaluation runs with the settings that DVC records, those that `plan` wrote."""
     from vlp_models.pipeline.stages.plan import planned_settings
 
     if stage != "evaluate" or key not in params.finetune:
@@ -121,16 +117,16 @@ def _input_files(params: Params, workspace: Workspace, stage: str, key: str) -> 
     """
     if stage != "prepare" or key not in params.data:
         return {}
-    found: dict[Path, int] = {}
+    hashes: dict[Path, int] = {}
     root = workspace.root / params.data[key].root
     for file in (workspace.withdrawn, *(workspace.root / path for path in files_outside_root(params.data[key]))):
         if file.exists():
-            found[file] = _hash_status(file.stat())
+            hashes[file] = _hash_status(file.stat())
     if root.is_dir():
         with os.scandir(root) as entries:  # may be a million images: sum their hashes, keep none
             visible = (entry for entry in entries if not entry.name.startswith("."))
-            found[root] = sum(hash((e.name, _hash_status(e.stat(follow_symlinks=False)))) for e in visible)
-    return found
+            hashes[root] = sum(hash((e.name, _hash_status(e.stat(follow_symlinks=False)))) for e in visible)
+    return hashes
 
 
 def _hash_status(status: os.stat_result) -> int:

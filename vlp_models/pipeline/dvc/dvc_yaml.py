@@ -33,9 +33,9 @@ def is_generated(root: Path) -> bool:
 
 def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:
     """Return the params that a stage declares, such as `pretrain.tden`."""
-    found = stages.get(stage, {})
-    listed = found.get("do", found).get("params", [])
-    return [name.replace("${key}", key) for name in listed]
+    entry = stages.get(stage, {})
+    names = entry.get("do", entry).get("params", [])  # `do`: of a `foreach` stage
+    return [name.replace("${key}", key) for name in names]
 
 
 def read_pipeline(root: Path) -> dict[str, Stage]:

@@ -68,9 +68,9 @@ def local_inputs(params: Params) -> list[str]:
 
     Absolute paths, packages, downloads and the raw data that a generator writes are left out.
     """
-    own = {name: source for name, source in params.data.items() if not find_generator(params, name)}
-    named = [source.root for source in own.values() if source.root and not is_on_hub(source.root)]
-    named += [path for source in own.values() for path in files_outside_root(source)]
+    datasets = [source for name, source in params.data.items() if not find_generator(params, name)]
+    named = [source.root for source in datasets if source.root and not is_on_hub(source.root)]
+    named += [path for source in datasets for path in files_outside_root(source)]
     sources = [source for source, _ in named_sources(params, regions=True)]
     named += [source for source in sources if weights_dependency(source) and not source.startswith(PREFIX)]
     named += [path for path in (params.features.path, params.features.timm.classes) if path]
@@ -92,22 +92,26 @@ def find_untracked(params: Params, workspace: Workspace) -> list[str]:
     `dvc exp run --temp`, a clone and a colleague get what one of them tracks. Data outside the project is not listed.
     """
     root = workspace.root.absolute()
-    roots = {f"data.{name}.root": source.root for name, source in params.data.items()}
-    named = {key: path for key, path in roots.items() if path != params.ingest.dataset}  # `vlp ingest` adds its batches
+    # key of params.yaml -> the path that it names
+    named: dict[str, str] = {}
+    for name, source in params.data.items():
+        if source.root != params.ingest.dataset:  # to which `vlp ingest` adds its batches
+            named[f"data.{name}.root"] = source.root
     named |= {f"data.{name}": path for name, source in params.data.items() for path in files_outside_root(source)}
-    named |= {"features.path": params.features.path} if params.features.path else {}
+    if params.features.path:
+        named["features.path"] = params.features.path
     generated = [workspace.raw(name).absolute() for name in params.generate]
-    found: dict[Path, str] = {}
+    sentences: dict[Path, str] = {}
     for key, name in named.items():
         path = Path(os.path.normpath(root / name))
-        inside = path.is_relative_to(root) and path != root and path.exists() and path not in found
-        made = any(path.is_relative_to(folder) for folder in (*generated, *found))
-        if inside and not made and _is_untracked(path, root):
-            found[path] = (
+        inside = path.is_relative_to(root) and path != root and path.exists() and path not in sentences
+        covered = any(path.is_relative_to(folder) for folder in (*generated, *sentences))
+        if inside and not covered and _is_untracked(path, root):
+            sentences[path] = (
                 f"`{key}: {name}` is in neither git nor DVC, so a clone, a colleague and `dvc exp run --temp` will not "
                 f"have it: {_explain_tracking(path, root, key)}"
             )
-    return list(found.values())
+    return list(sentences.values())
 
 
 def _is_untracked(path: Path, root: Path) -> bool:
@@ -152,13 +156,13 @@ def explain_roots(
         names: datasets of params.yaml; default: all. Those that a stage generates are skipped.
         ingested: include the dataset that `vlp ingest` fills.
     """
-    found = []
+    sentences = []
     for name in params.data if names is None else names:
         if not ingested and Path(params.data[name].root) == Path(params.ingest.dataset):
             continue
         if not find_generator(params, name):
-            found.append(_explain_root(params, name, root))
-    return [sentence for sentence in found if sentence]
+            sentences.append(_explain_root(params, name, root))
+    return [sentence for sentence in sentences if sentence]
 
 
 def check_roots(params: Params, root: Path, names: Iterable[str] | None = None, *, ingested: bool = True) -> None:
@@ -172,18 +176,26 @@ def check_roots(params: Params, root: Path, names: Iterable[str] | None = None, 
 
 
 def _explain_root(params: Params, name: str, root: Path) -> str:
+    """Return what is wrong with a dataset's root and the way out, or ""; the Hub is not queried."""
     source = params.data[name]
     if is_on_hub(source.root):
-        return _explain_hub_root(name, source)
+        if source.format != "hf":
+            return f"params.yaml: `data.{name}.root: {source.root}`: only the format hf reads datasets of the Hub"
+        try:
+            check_pinned(name, source.root)
+        except ParamsError as error:
+            return str(error)
+        return ""
     folder = root / source.root
     key = f"params.yaml: `data.{name}.root: {source.root}`"
     if folder.is_dir():
         if is_accessible(folder, os.R_OK | os.X_OK):
             return ""
         return f"{key}: {explain_system_error(PermissionError(errno.EACCES, '', os.fspath(folder)))}"
-    found = "a file, not a folder" if folder.is_file() else "no such folder"
+    fault = "a file, not a folder" if folder.is_file() else "no such folder"
     if folder.is_symlink() and not folder.exists():
-        found = f"a symbolic link to {folder.readlink()}, which does not exist"
+        fault = f"a symbolic link to {folder.readlink()}, which does not exist"
+    # the way out depends on where such a dataset comes from
     if Path(source.root) == Path(params.ingest.dataset):
         way_out = f"`vlp ingest` creates it; until then, remove the dataset with `vlp use --set data.{name}=null`"
     elif (tracked := Path(f"{folder}.dvc")).exists():
@@ -204,18 +216,7 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
             f"it should hold a dataset of the format {source.format} (docs/guides/datasets.md); put it there, or name "
             f"its folder with `vlp use --set data.{name}.root=FOLDER`"
         )
-    return f"{key}: {found}; {way_out}"
-
-
-def _explain_hub_root(name: str, source: DatasetParams) -> str:
-    """Return what is wrong with a name on the Hub; the Hub is not asked."""
-    if source.format != "hf":
-        return f"params.yaml: `data.{name}.root: {source.root}`: only the format hf reads datasets of the Hub"
-    try:
-        check_pinned(name, source.root)
-    except ParamsError as error:
-        return str(error)
-    return ""
+    return f"{key}: {fault}; {way_out}"
 
 
 def check_files(params: Params, root: Path, *, regions: bool) -> None:
@@ -251,7 +252,9 @@ def check_files(params: Params, root: Path, *, regions: bool) -> None:
 def _image_weights(params: Params) -> list[tuple[str, str]]:
     """Return source and params key of the backbone's or detector's weights, unless a library downloads them."""
     if params.features.source == "timm":
-        found = [(params.features.timm.weights, "features.timm.weights")]
+        weights, key = params.features.timm.weights, "features.timm.weights"
+    elif params.detector.source == "weights":
+        weights, key = params.detector.weights, "detector.weights"
     else:
-        found = [(params.detector.weights, "detector.weights")] if params.detector.source == "weights" else []
-    return [(weights, key) for weights, key in found if weights and not library_of(weights)]
+        return []
+    return [(weights, key)] if weights and not library_of(weights) else []

@@ -30,7 +30,7 @@ READS = "data/plan/reads.json"  # which image inputs the models read
 BOXES = "data/validated/boxed.parquet"
 NOTHING = "data/plan/nothing.json"  # stands for an optional dependency that an entry does not have
 
-DIGITS = "trainer.reproducible"  # with which instructions a CPU computes
+INSTRUCTIONS = "trainer.reproducible"  # with which instructions a CPU computes
 
 # Options that do not change a stage's result, with the reason. Every other option of the section is a dependency, so
 # a new one is declared without a change here.
@@ -193,7 +193,7 @@ def plan(c: Context) -> Stage:
     return {
         "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
         "cmd": "vlp stage plan",
-        "params": c.keys(*sections, *runs, DIGITS, "trainer.torch_threads", "plugins"),
+        "params": c.keys(*sections, *runs, INSTRUCTIONS, "trainer.torch_threads", "plugins"),
         "deps": [c.package, *([PLUGINS] if has_own_plugins(c.params.plugins) else [])],
         "outs": ["data/plan"],
     }
@@ -212,12 +212,12 @@ def generate(c: Context) -> Stage:
 def prepare(c: Context) -> Stage:
     # Files outside of a dataset's root, and the code of its views. A root on the Hub has the commit in its name, so its
     # files are no dependency.
-    others = {name: files_outside_root(source) for name, source in c.params.data.items()}
+    other_files = {name: files_outside_root(source) for name, source in c.params.data.items()}
     views = {name: [code("views", view) for view in c.used.filled[name]] for name in c.params.data}
     return _each(
         {
             name: {"root": NOTHING if is_on_hub(source.root) else source.root, "format": source.format}
-            | _padded("other", others[name], others)
+            | _padded("other", other_files[name], other_files)
             | _padded("view", views[name], views)
             for name, source in c.params.data.items()
         },
@@ -225,7 +225,7 @@ def prepare(c: Context) -> Stage:
         params=["data.${key}", *c.keys("validate.max_image_pixels", "validate.near_duplicates")],
         deps=[
             "${item.root}",
-            *_each_of("other", others),
+            *_each_of("other", other_files),
             *([WITHDRAWN] if c.withdrawn else []),
             code("stages", "prepare"),
             code("formats", "${item.format}"),
@@ -250,7 +250,7 @@ def detector(c: Context) -> Stage | None:
     timm = c.params.features.source == "timm"
     return {
         "cmd": "vlp stage detector",
-        "params": c.keys("features.source", "features.timm") if timm else c.keys("detector", DIGITS),
+        "params": c.keys("features.source", "features.timm") if timm else c.keys("detector", INSTRUCTIONS),
         "deps": [*detector_inputs(c.params), code("stages", "detector")],
         "outs": ["data/detector"],
         "metrics": ["reports/detector.json"],
@@ -263,7 +263,7 @@ def features(c: Context) -> Stage | None:
     settings = c.params.features
     return {
         "cmd": "vlp stage features",
-        "params": [*c.options("features", FeaturesParams), *c.keys(DIGITS)],
+        "params": [*c.options("features", FeaturesParams), *c.keys(INSTRUCTIONS)],
         "deps": [
             "data/validated/images.parquet",
             *(["data/validated/objects.parquet"] if settings.source == "boxes" else []),
@@ -322,7 +322,7 @@ def initial(c: Context) -> Stage:
         entries,
         desc="a model before its first step: random or imported weights, or a vision encoder after its warm-up",
         cmd="vlp stage initial ${key}",
-        params=["models.${key}", *c.keys(DIGITS)],
+        params=["models.${key}", *c.keys(INSTRUCTIONS)],
         deps=[
             "${item.init}",
             *(["${item.text_init}", "${item.text_converter}"] if any_text else []),
@@ -432,7 +432,7 @@ def augment(c: Context) -> Stage:
 
 
 def evaluate(c: Context) -> Stage:
-    metrics = {name: [code("metrics", metric) for metric in own] for name, own in c.used.metrics.items()}
+    metrics = {name: [code("metrics", metric) for metric in named] for name, named in c.used.metrics.items()}
     entries = {
         name: {
             "task": run.task,
@@ -563,9 +563,9 @@ def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
     return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
 
 
-def _padded(kind: str, own: Sequence[str], every: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def _padded(kind: str, paths: Sequence[str], every: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return an entry's dependencies of a kind by key; as many for every entry as the one with most has."""
-    return {key: own[i] if i < len(own) else NOTHING for i, key in enumerate(_keys(kind, every))}
+    return {key: paths[i] if i < len(paths) else NOTHING for i, key in enumerate(_keys(kind, every))}
 
 
 def _each_of(kind: str, every: Mapping[str, Sequence[str]]) -> list[str]:

@@ -176,9 +176,9 @@ def _drop_ended_holders(rwlock: Path) -> list[str]:
         content = json.loads(rwlock.read_text(encoding="utf-8")) if ended else {}
         writers = {path: entry for path, entry in content.get("write", {}).items() if entry["pid"] not in ended}
         readers = {
-            path: kept
+            path: running
             for path, entries in content.get("read", {}).items()
-            if (kept := [entry for entry in entries if entry["pid"] not in ended])
+            if (running := [entry for entry in entries if entry["pid"] not in ended])
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no such file, or not one of DVC's
         return []

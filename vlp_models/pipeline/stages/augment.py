@@ -73,17 +73,17 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             for number, start in enumerate(starts):
                 samples = [dataset[i] for i in range(start, min(start + p.batch_size, len(dataset)))]
                 for sample, hypotheses in zip(samples, draw(captioner, samples, p, number), strict=True):
-                    kept, dropped = choose(captioner, hypotheses, sample["captions"], p)
+                    texts, dropped = choose(captioner, hypotheses, sample["captions"], p)
                     rows += [
                         {
-                            "caption_id": f"{sample.image_id}/augment-{key}-{place}",
+                            "caption_id": f"{sample.image_id}/augment-{key}-{i}",
                             "image_id": sample.image_id,
                             "text": text,
                             "provenance": f"augment {key}: {p.start}",
                         }
-                        for place, text in enumerate(kept)
+                        for i, text in enumerate(texts)
                     ]
-                    counts.update(dropped, images=1, captions=len(kept))
+                    counts.update(dropped, images=1, captions=len(texts))
                 bar.advance(by=len(samples))
         if not rows:
             raise DataError(
@@ -106,15 +106,16 @@ def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
     from vlp_models.data.shards.dataset import refuse_evaluation_images
 
     rows = images.select(["image_id", "source", "split", "sha256"]).to_pylist()
-    chosen = [row for row in rows if row["split"] == "train" and (not sources or row["source"] in sources)]
-    if not chosen:
+    train = [row for row in rows if row["split"] == "train" and (not sources or row["source"] in sources)]
+    if not train:
         raise DataError(f"augment: no training images in {', '.join(sources) or 'any dataset'}")
     for split in sorted({row["split"] for row in rows} - {"train"}):
-        others = [row for row in rows if row["split"] == split]
-        ids, contents = {row["image_id"] for row in others}, {row["sha256"] for row in others if row["sha256"]}
-        known = {row["image_id"] for row in chosen if row["image_id"] in ids or row["sha256"] in contents}
-        refuse_evaluation_images(known, "augment would write captions", split)
-    return {row["image_id"] for row in chosen}
+        of_split = [row for row in rows if row["split"] == split]
+        ids = {row["image_id"] for row in of_split}
+        contents = {row["sha256"] for row in of_split if row["sha256"]}
+        in_both = {row["image_id"] for row in train if row["image_id"] in ids or row["sha256"] in contents}
+        refuse_evaluation_images(in_both, "augment would write captions", split)
+    return {row["image_id"] for row in train}
 
 
 def draw(captioner: TaskModel, samples: Sequence[Sample], p: AugmentParams, number: int) -> list[list[Hypothesis]]:
@@ -148,10 +149,12 @@ def choose(
     Two texts with the same words are the same text, whatever their capitals and spaces.
     """
     tokenizer = captioner.tokenizer
-    seen = {tuple(tokenizer.split(text)) for text in references}
+    # a text is the tuple of its words
+    earlier = {tuple(tokenizer.split(text)) for text in references}
     special = set(tokenizer.special_ids)
-    kept: list[str] = []
+    texts: list[str] = []
     dropped: Counter[str] = Counter()
+    # the [SEP] of each counts as a token
     for hypothesis in sorted(hypotheses, key=lambda h: -h.score / (len(h.ids) + 1)):
         text = tokenizer.decode(hypothesis.ids)
         words = tuple(tokenizer.split(text))
@@ -161,10 +164,10 @@ def choose(
             dropped["special"] += 1
         elif not words:
             dropped["empty"] += 1
-        elif words in seen:
+        elif words in earlier:
             dropped["repeated"] += 1
         else:
-            seen.add(words)
-            if len(kept) < p.captions:
-                kept.append(text)
-    return kept, dropped
+            earlier.add(words)
+            if len(texts) < p.captions:
+                texts.append(text)
+    return texts, dropped

@@ -163,8 +163,8 @@ def _training_data(
     categories, words = categories_of(train_rows), words_of(train_rows)
     images = labeled_images(train_rows, "train", categories, words, workspace.root)
     if 0 < p.max_images < len(images):
-        chosen = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
-        images = [images[number] for number in sorted(chosen.tolist())]
+        numbers = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
+        images = [images[number] for number in sorted(numbers.tolist())]
     return images, (BACKGROUND, *categories), words
 
 

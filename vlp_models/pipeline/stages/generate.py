@@ -18,8 +18,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: no such dataset or generator, or a number is out of range.
     """
     if key not in params.generate:
-        known = ", ".join(params.generate) or "none"
-        raise ParamsError(f"params.yaml: no `generate.{key}`; known: {known}. Run `vlp stage generate NAME`")
+        names = ", ".join(params.generate) or "none"
+        raise ParamsError(f"params.yaml: no `generate.{key}`; known: {names}. Run `vlp stage generate NAME`")
     entry = params.generate[key]
     check_known(entry.generator, GENERATORS, f"generate.{key}.generator")
     write = import_target(GENERATORS[entry.generator])

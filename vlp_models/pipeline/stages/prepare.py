@@ -122,7 +122,7 @@ def _check_images(
     mapper = cluster_mapper(params, workspace, folders=[folder for folder in files.folders if folder.is_dir()])
     job = HashJob.in_place(params.validate)
     notes: Counter[str] = Counter()
-    gone: dict[str, str] = {}  # id of a withdrawn image -> how it was recognized
+    withdrawn_ids: dict[str, str] = {}  # id -> how the image was recognized
     with progress_bar(f"checking images of {key}", len(listed), "images") as bar:
         for row, result in _hash_rows(_read_rows(listing), job, files.locate, mapper, held_out=divided):
             bar.advance()
@@ -135,7 +135,7 @@ def _check_images(
             else:
                 how = withdrawn.match(result)
             if how:
-                gone[row["image_id"]] = how
+                withdrawn_ids[row["image_id"]] = how
                 if is_extracted:
                     file.unlink(missing_ok=True)
                 continue
@@ -151,10 +151,10 @@ def _check_images(
             size = {"width": result.width, "height": result.height, "sha256": result.sha256.hex()}
             checked.append({**row, **size, "path": path})
     listing.unlink()
-    if gone:
-        tables.skipped["withdrawn images"] += len(gone)
-        tables.skipped["rows of withdrawn images"] += remove_images(tables, gone.keys())
-        for name, how in gone.items():
+    if withdrawn_ids:
+        tables.skipped["withdrawn images"] += len(withdrawn_ids)
+        tables.skipped["rows of withdrawn images"] += remove_images(tables, withdrawn_ids.keys())
+        for name, how in withdrawn_ids.items():
             logger.info("prepare %s: %s is left out with its rows: it was withdrawn (%s)", key, name, how)
     notes = +notes  # without zeros
     for note, count in notes.items():

@@ -51,11 +51,11 @@ def _build(job: TrainingJob) -> Training:
     from vlp_models.training.scheduled_sampling import make_loss
 
     p, where = cast(PretrainParams, job.section), job.name.replace("/", ".")
-    own = job.params.models[p.model]
+    entry = job.params.models[p.model]
     if job.params.model_at(job.start_name) == p.model:
         model = build_from_config(job.start_info, job.data.tokenizer, job.start)
     else:  # another config of the same family: load what fits
-        model = build_model(own.family, own.config, job.data.facts, where=f"models.{p.model}.config")
+        model = build_model(entry.family, entry.config, job.data.facts, where=f"models.{p.model}.config")
     weights = read_weights(job.start)
     load_start(model, job.start_info, part_of(weights, "model"), job.start)
     trained = add_objectives(model, p.recipe.objectives, job.data.facts, f"{where}.recipe.objectives", p.model)
@@ -75,7 +75,7 @@ def _build(job: TrainingJob) -> Training:
     return Training(
         model=trained,
         checkpoint=checkpoint,
-        info=job.data.describe(model, family=own.family, name=p.model, **lengths),
+        info=job.data.describe(model, family=entry.family, name=p.model, **lengths),
         labels=(),
         loss=make_loss(trained, p.recipe, p.scheduled_sampling, name=p.model, section=where),
         loaders=job.loaders(collate=captions or reader.collate, captioned=captions is not None, **reader.flags),
@@ -96,10 +96,10 @@ def _write_figures(job: TrainingJob, training: Training) -> list[Path]:
     figures: list[Any] = []
     if isinstance(model, HasFigures):
         count = min(len(val), MAX_FIGURE_IMAGES)
-        chosen = [i * len(val) // count for i in range(count)]
+        numbers = [i * len(val) // count for i in range(count)]  # evenly spread over val
         device = next(cast("nn.Module", model).parameters()).device
         figures = model.figures(
-            collate([val[i] for i in chosen[start : start + batch_size]]).to(device)
+            collate([val[i] for i in numbers[start : start + batch_size]]).to(device)
             for start in range(0, count, batch_size)
         )
     path = job.workspace.figures(job.name)

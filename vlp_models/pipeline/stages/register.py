@@ -80,17 +80,17 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         send_unsent(params.tracking, workspace.root)
         receipts: dict[str, list[dict[str, Any]]] = {}
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
-            for one in bundles:
-                record = _make_record(client, params, workspace, one)
+            for run_bundle in bundles:
+                record = _make_record(client, params, workspace, run_bundle)
                 version = register(client, record)
                 receipt: dict[str, Any] = {"name": version.name, "version": version.version}
                 receipt |= {name: record.tags[name] for name in ("run", "model", "family", "variant")}
-                receipt |= {"content": record.content, "challenger": one.is_challenger}
-                receipts.setdefault(one.task, []).append(receipt)
+                receipt |= {"content": record.content, "challenger": run_bundle.is_challenger}
+                receipts.setdefault(run_bundle.task, []).append(receipt)
                 state = "registered" if version.created else "already registered"
                 champion = find_version_by_alias(client, version.name, CHAMPION)
                 is_champion = champion is not None and int(champion.version) == version.version
-                role = ", the champion" if is_champion else ", the challenger" if one.is_challenger else ""
+                role = ", the champion" if is_champion else ", the challenger" if run_bundle.is_challenger else ""
                 logger.info("%s version %d%s: %s (run %s)", version.name, version.version, role, state, record.run)
             for receipt in (receipt for several in receipts.values() for receipt in several):
                 if receipt["challenger"]:
@@ -146,12 +146,12 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
         yield bundles
 
 
-def _make_record(client: MlflowClient, params: Params, workspace: Workspace, one: RunBundle) -> VersionRecord:
+def _make_record(client: MlflowClient, params: Params, workspace: Workspace, run_bundle: RunBundle) -> VersionRecord:
     from vlp_models.registry.card import make_model_card
     from vlp_models.registry.client import model_name
     from vlp_models.registry.versions import VARIANT_HASH, VersionRecord
 
-    candidate, name = one.candidate, model_name(params.tracking, one.task)
+    candidate, name = run_bundle.candidate, model_name(params.tracking, run_bundle.task)
     facts = lineage_tags(
         workspace.root,
         params=to_plain(params),
@@ -161,43 +161,43 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, one
     names = {"run": candidate.run, "model": candidate.model, "family": candidate.family, "variant": candidate.variant}
     return VersionRecord(
         name=name,
-        task=one.task,
+        task=run_bundle.task,
         run=candidate.run,
-        bundle=one.bundle,
-        content=hash_bundle(one.bundle),
+        bundle=run_bundle.bundle,
+        content=hash_bundle(run_bundle.bundle),
         evaluation=workspace.evaluation(candidate.run),
         metrics={_metric_name(s): float(s["value"]) for s in candidate.scores if s["value"] is not None},
         tags={
             **facts,
             **names,
-            "task": one.task,
-            "weights": hash_weights(one.bundle),
+            "task": run_bundle.task,
+            "weights": hash_weights(run_bundle.bundle),
             "seed": str(candidate.seed),
             VARIANT_HASH: variant_hash(params, workspace, candidate.run),
-            "served": f"no: {one.not_served}" if one.not_served else "yes",
+            "served": f"no: {run_bundle.not_served}" if run_bundle.not_served else "yes",
         },
         card=make_model_card(
             name=name,
-            info=one.info,
+            info=run_bundle.info,
             scores=candidate.scores,
             lineage=facts | names,
-            not_served=one.not_served,
-            holds_captions=(one.bundle / SEARCH / CAPTIONS).exists(),
+            not_served=run_bundle.not_served,
+            holds_captions=(run_bundle.bundle / SEARCH / CAPTIONS).exists(),
         ),
-        prediction=one.prediction,
-        inputs=_find_inputs(params, workspace, one),
+        prediction=run_bundle.prediction,
+        inputs=_find_inputs(params, workspace, run_bundle),
         training_run_id=find_training_run(client, workspace.training(f"finetune/{candidate.run}")),
         lineage=lineage_record(params, workspace, candidate.run),
         lineage_files=lineage_files(workspace),
     )
 
 
-def _find_inputs(params: Params, workspace: Workspace, one: RunBundle) -> list[DataInput]:
+def _find_inputs(params: Params, workspace: Workspace, run_bundle: RunBundle) -> list[DataInput]:
     """Return the datasets that the run was trained on and scored on."""
-    items = read_item_scores(workspace.evaluation(one.candidate.run) / ITEMS)
+    items = read_item_scores(workspace.evaluation(run_bundle.candidate.run) / ITEMS)
     scored = {(s.dataset, s.split, s.test): len(s.items) for s in items}
     uri = workspace.relative(workspace.shards)
-    return training_inputs(workspace, params.finetune[one.candidate.run].sources) + [
+    return training_inputs(workspace, params.finetune[run_bundle.candidate.run].sources) + [
         DataInput(name=f"{dataset} {split}", context="evaluation", digest=test, uri=uri, counts={"items": count})
         for (dataset, split, test), count in sorted(scored.items())
     ]

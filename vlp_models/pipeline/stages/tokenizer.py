@@ -62,10 +62,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             settings = {k: value for k, value in to_plain(p).items() if k not in ("sources", "min_decoded_share")}
             if not p.special_tokens:
                 del settings["special_tokens"]
-            kept = {"tokens": tokenizer.vocab_size, "answers": len(answers)}
-            write_manifest(directory, stage="tokenizer", params=settings, counts=kept)
-        read = {"texts": len(texts), "questions": len(questions), "decoded_share": shares}
-        write_json(workspace.reports / "tokenizer.json", kept | read)
+            counts = {"tokens": tokenizer.vocab_size, "answers": len(answers)}
+            write_manifest(directory, stage="tokenizer", params=settings, counts=counts)
+        report = {**counts, "texts": len(texts), "questions": len(questions), "decoded_share": shares}
+        write_json(workspace.reports / "tokenizer.json", report)
     logger.info(
         "tokenizer: %s tokens from %s texts, %s answers; CIDEr-D after encoding and decoding: %s",
         f"{tokenizer.vocab_size:,}",
@@ -175,12 +175,12 @@ def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> 
                 vocabulary = _make(p, texts, workspace).vocabulary if len(texts) else ()
             return vocabulary, build_answer_vocabulary(questions, p.min_answer_count)
 
-    whole = build(frozenset())
-    if whole != (current.vocabulary, read_json(workspace.tokenizer / "answers.json")):
+    complete = build(frozenset())
+    if complete != (current.vocabulary, read_json(workspace.tokenizer / "answers.json")):
         raise DataError(
             f"{workspace.tokenizer}: does not match params.yaml and {workspace.validated}; run `vlp run` first"
         )
-    return build(image_ids) != whole
+    return build(image_ids) != complete
 
 
 def _make(p: TokenizerParams, texts: MappedValues, workspace: Workspace) -> Tokenizer:
@@ -235,10 +235,11 @@ def _decoded_share(tokenizer: Tokenizer, texts: Sequence[str], source: str, p: T
     # One document more than there are, or an n-gram of all texts would have no weight.
     frequencies = DocumentFrequencies(counted.images + 1, counted.words, counted.counts)
     scorer = CiderD(frequencies, lambda number: [words[int(number)]])
+    # [N, 2]: of each text as it was, and decoded
     pairs = zip(words, decoded_words, strict=True)
     score_N2 = np.array([scorer.score(str(number), pair) for number, pair in enumerate(pairs)])
-    whole, remaining = score_N2.sum(axis=0)
-    share = round(100 * float(remaining / whole), 2) if whole else 100.0
+    texts_sum, decoded_sum = score_N2.sum(axis=0)
+    share = round(100 * float(decoded_sum / texts_sum), 2) if texts_sum else 100.0
     if share < p.min_decoded_share:
         changed = next(i for i, text in enumerate(words) if text != decoded_words[i])
         settings = {"strip_accents": "false", "min_frequency": 1, "vocab_size": max(8000, 2 * p.vocab_size)}

@@ -43,29 +43,29 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         store = FeatureStore(require_output(workspace.features, "features")) if regions else None
         # The training images of the datasets that the compared run reads; without `sources`, all
         names = ", ".join("'{}'".format(name.replace("'", "''")) for name in compared_run(params).sources)
-        chosen = "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
+        train_images = "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
         with Database.within(workspace.root / ".work") as database:
             for name in ("images", "captions"):
                 path = validated / f"{name}.parquet"
                 database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
-            texts = f"SELECT text FROM captions c SEMI JOIN ({chosen}) i ON c.image_id = i.image_id"
-            found = describe(
+            texts = f"SELECT text FROM captions c SEMI JOIN ({train_images}) i ON c.image_id = i.image_id"
+            stats = describe(
                 (row["text"] for row in _rows(database, texts)),
-                ((row["width"], row["height"]) for row in _rows(database, chosen)),
+                ((row["width"], row["height"]) for row in _rows(database, train_images)),
                 Tokenizer.load(require_output(workspace.tokenizer, "tokenizer")),
             )
             # Batches of the ingested dataset that contain these images
             dataset = Path(params.ingest.dataset)
-            paths = (Path(row["path"]) for row in _rows(database, chosen))
+            paths = (Path(row["path"]) for row in _rows(database, train_images))
             batches = {path.relative_to(dataset).parts[0] for path in paths if path.is_relative_to(dataset)}
-            found["batches"] = sorted(batches)
-            by_hash = (row["image_id"] for row in _rows(database, f"{chosen} ORDER BY sha256, image_id"))
-            found["embedding"] = {
+            stats["batches"] = sorted(batches)
+            by_hash = (row["image_id"] for row in _rows(database, f"{train_images} ORDER BY sha256, image_id"))
+            stats["embedding"] = {
                 "detector_id": store.detector_id if store else "",
                 "seed": SEED,
                 "points": _sample(by_hash, store) if store else [],
             }
-        write_text(training_stats_path(workspace), json.dumps(found, sort_keys=True, ensure_ascii=False) + "\n")
+        write_text(training_stats_path(workspace), json.dumps(stats, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def compared_run(params: Params) -> PretrainParams:

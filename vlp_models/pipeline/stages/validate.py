@@ -75,11 +75,11 @@ class _TableResult:
     def bad_fraction(self) -> float:
         return self.bad / self.rows if self.rows else 0.0
 
-    def first_examples(self, most: int) -> list[Row]:
-        """Return up to `most` quarantined rows: the first of each rule, then others."""
+    def first_examples(self, limit: int) -> list[Row]:
+        """Return up to `limit` quarantined rows: the first of each rule, then others."""
         first = [rows[0] for rows in self.examples.values()]
-        others = [row for rows in self.examples.values() for row in rows[1:]]
-        return [*first, *others][:most]
+        second = [row for rows in self.examples.values() for row in rows[1:]]
+        return [*first, *second][:limit]
 
     def quarantine(self, row: Row) -> None:
         self.failed[row["rule"]] += 1
@@ -100,45 +100,47 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
         duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
         leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
-        raw_results = workspace.reports / "validation_results"
         with output_directory(workspace.validated) as directory:
-            with Crossing.within(directory) as crossing:
-                results = _check_tables(sources, params.validate, raw_results, directory, crossing, leaks)
-            repeated = _repeated_captions(directory)
+            results = _check_tables(sources, params.validate, workspace, directory, leaks)
+            captions_in_train = _captions_in_train(directory)
             left_out = {REPEATED: results["captions"].repeated} if results["captions"].repeated else {}
             report = _report(results, params.validate) | {
                 "left_out": left_out,
-                "across_splits": {"near_duplicates": len(duplicates), **repeated},
+                "across_splits": {"near_duplicates": len(duplicates), "captions": captions_in_train},
             }
+            # The reports come first: they explain data that is refused, too.
             write_json(workspace.reports / "validation.json", report)
             _write_page(workspace.reports / PAGE, params, results, report, duplicates)
             _refuse(results, params.validate, workspace, sources, directory, refused)
+            # What later stages read besides the tables
             write_leaks(directory, duplicates)
             write_boxed(directory)
-            quarantined = _join_quarantine(sources, directory)
-            truth = _write_lines(sources, directory, TRUTH)
-            languages = _write_lines(sources, directory, LANGUAGES)
             counts: dict[str, Any] = {name: result.good for name, result in results.items()}
+            counts["quarantine"] = _join_quarantine(sources, directory)
+            counts["truth"] = _write_lines(sources, directory, TRUTH)
+            counts["left_out"] = left_out
+            if languages := _write_lines(sources, directory, LANGUAGES):
+                counts["languages"] = languages
             write_manifest(
                 directory,
                 stage="validate",
                 params={"validate": to_plain(params.validate), "sources": list(params.data)},
-                counts=counts
-                | {"quarantine": quarantined, "truth": truth, "left_out": left_out}
-                | ({"languages": languages} if languages else {}),
+                counts=counts,
                 splits=dict(sorted(results["images"].splits.items())),
             )
-    copied = (
-        f"{found['equal']:,} of {found['captions']:,} in {split} ({found['one_word_apart']:,} with one word changed)"
-        for split, found in repeated["captions"].items()
-    )
-    if repeated["captions"]:
-        logger.info("validate: captions that are also in train: %s", ", ".join(copied))
-    for what, number in left_out.items():
-        logger.info("validate: %s %s left out", f"{number:,}", what)
+    if captions_in_train:
+        described = []
+        for split, numbers in captions_in_train.items():
+            described.append(
+                f"{numbers['equal']:,} of {numbers['captions']:,} in {split} "
+                f"({numbers['one_word_apart']:,} with one word changed)"
+            )
+        logger.info("validate: captions that are also in train: %s", ", ".join(described))
+    for kind, number in left_out.items():
+        logger.info("validate: %s %s left out", f"{number:,}", kind)
     logger.info(
         "validate: %s; %s rows in quarantine; %s",
-        ", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
+        ", ".join(f"{result.good:,} {name}" for name, result in results.items() if result.good),
         f"{sum(result.bad for result in results.values()):,}",
         workspace.reports / PAGE,
     )
@@ -161,14 +163,14 @@ def _import_suites() -> None:
 
 def _test_images(files: list[Path]) -> dict[str, str]:
     """Return image id -> split for the images outside of train: few, compared to the training images."""
-    found: dict[str, str] = {}
+    split_of: dict[str, str] = {}
     for table in read_batches(files, BATCH_ROWS, ["image_id", "split"]):
         rows = zip(table["image_id"].to_pylist(), table["split"].to_pylist(), strict=True)
-        found |= {image: split for image, split in rows if split in SPLITS[1:]}
-    return found
+        split_of |= {image: split for image, split in rows if split in SPLITS[1:]}
+    return split_of
 
 
-def _repeated_captions(directory: Path) -> dict[str, Any]:
+def _captions_in_train(directory: Path) -> dict[str, Any]:
     """Return how many captions of each test split are also in train, exactly or except for one word, with an example.
 
     They are kept: short sentences coincide by chance, and generated ones by design.
@@ -184,62 +186,47 @@ def _repeated_captions(directory: Path) -> dict[str, Any]:
     likenesses = compare_sentences(
         [text for _, text in test_captions], (text for split, text in captions() if split == SPLITS[0])
     )
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for name in SPLITS[1:]:
         rows = [
             (text, likeness) for (split, text), likeness in zip(test_captions, likenesses, strict=True) if split == name
         ]
-        if rows:
-            like = {kind: [text for text, likeness in rows if likeness == kind] for kind in ("equal", "one word apart")}
-            counts = {kind.replace(" ", "_"): len(same) for kind, same in like.items()}
-            found[name] = {"captions": len(rows), **counts, "examples": {k: same[:1] for k, same in like.items()}}
-    return {"captions": found}
+        if not rows:
+            continue
+        counts[name] = {"captions": len(rows), "examples": {}}
+        for kind in ("equal", "one word apart"):
+            texts = [text for text, likeness in rows if likeness == kind]
+            counts[name][kind.replace(" ", "_")] = len(texts)
+            counts[name]["examples"][kind] = texts[:1]
+    return counts
 
 
 def _check_tables(
-    sources: list[Path],
-    params: ValidateParams,
-    raw_results: Path,
-    directory: Path,
-    crossing: Crossing,
-    leaks: Mapping[str, str],
+    sources: list[Path], params: ValidateParams, workspace: Workspace, directory: Path, leaks: Mapping[str, str]
 ) -> dict[str, _TableResult]:
-    """Write the good rows of each table to `directory`, and the others to one quarantine per table.
-
-    Args:
-        raw_results: directory for the results of Great Expectations.
-    """
+    """Write the good rows of each table to `directory`, and the others to one quarantine per table."""
     from vlp_models.curation.validation.suites import SuiteRunner
 
+    raw_results = workspace.reports / "validation_results"  # of Great Expectations
     shutil.rmtree(raw_results, ignore_errors=True)
     suites = SuiteRunner(raw_results)
     results: dict[str, _TableResult] = {}
-    for name in ID_COLUMN:  # images first
-        unreadable = (row for row in _unreadable(sources) if row["table"] == name)
-        with (
-            TableWriter(name, directory) as good,
-            TableWriter("quarantine", _quarantine_folder(directory, name)) as quarantine,
-        ):
-            results[name] = _check_table(
-                name,
-                _files(sources, name),
-                unreadable,
-                rules_for(name, params),
-                suites,
-                crossing,
-                leaks,
-                good,
-                quarantine,
-            )
-        if name == "images":
-            crossing.load_images(good.path, quarantine.path)
+    with Crossing.within(directory) as crossing:
+        for name in ID_COLUMN:  # images first
+            with (
+                TableWriter(name, directory) as good,
+                TableWriter("quarantine", _quarantine_folder(directory, name)) as quarantine,
+            ):
+                rules = rules_for(name, params)
+                results[name] = _check_table(name, sources, rules, suites, crossing, leaks, good, quarantine)
+            if name == "images":
+                crossing.load_images(good.path, quarantine.path)
     return results
 
 
 def _check_table(
     name: str,
-    files: list[Path],
-    unreadable: Iterator[Row],
+    sources: list[Path],
     rules: list[Rule],
     suites: SuiteRunner,
     crossing: Crossing,
@@ -247,21 +234,21 @@ def _check_table(
     good: TableWriter,
     quarantine: TableWriter,
 ) -> _TableResult:
-    """Split one table's rows into good and quarantined ones.
-
-    Args:
-        unreadable: rows that could not be read.
-    """
+    """Split one table's rows into good and quarantined ones."""
     result = _TableResult()
-    for row in unreadable:
-        quarantine.append(row)
-        result.quarantine(row)
-        result.bad += 1
+    # Records that `prepare` could not read count as bad rows.
+    for row in _unreadable(sources):
+        if row["table"] == name:
+            quarantine.append(row)
+            result.quarantine(row)
+            result.bad += 1
     unread, failed_unread, start = result.bad, result.failed.copy(), 0
-    for table, others in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
-        rows = add_derived_columns(name, table.to_pylist(), others, start, leaks)
+    files = _files(sources, name)
+    for table, facts in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
+        rows = add_derived_columns(name, table.to_pylist(), facts, start, leaks)
         repeated = {row["row"] for row in rows if row.get("same_as")}
         checked = [row for row in rows if row["row"] not in repeated]
+        # rule -> numbers of the rows, in the whole table, that break it
         broken = suites.check(name, checked, rules) if checked else [[] for _ in rules]
         for rule, numbers in zip(rules, broken, strict=True):
             for number in numbers:
@@ -277,17 +264,19 @@ def _check_table(
                 result.quarantine(entry)
         bad = {number for numbers in broken for number in numbers}
         lost = bad | repeated
-        kept = table.filter(pa.array([number not in lost for number in range(start, start + len(rows))], pa.bool_()))
+        is_good = pa.array([number not in lost for number in range(start, start + len(rows))], pa.bool_())
+        good_rows = table.filter(is_good)
         if name == "images":
-            result.splits.update(kept["split"].to_pylist())
-        good.write(kept)
+            result.splits.update(good_rows["split"].to_pylist())
+        good.write(good_rows)
         result.bad += len(bad)
         result.repeated += len(repeated)
         start += len(rows)
     result.rows, result.good = start + unread, len(good)
-    # a rule of `prepare`, too, was checked on the rows that it refused there
-    of_rules = {rule.name: start - result.repeated + failed_unread[rule.name] for rule in rules}
-    result.checked = dict.fromkeys(failed_unread, result.rows) | of_rules
+    # Reading checked every record; a rule that `prepare` applies, too, was also checked on the rows it refused there.
+    result.checked = dict.fromkeys(failed_unread, result.rows)
+    for rule in rules:
+        result.checked[rule.name] = start - result.repeated + failed_unread[rule.name]
     return result
 
 
@@ -317,12 +306,13 @@ def _write_page(
     """Write the page with the verdict, every rule and examples of bad rows."""
     from vlp_models.curation.validation.suites import describe_expectation
 
-    most, rules = params.validate.max_bad_fraction, []
+    limit = params.validate.max_bad_fraction
+    summaries = []
     for table, result in results.items():
-        known = {rule.name: rule for rule in rules_for(table, params.validate)}
+        rules = {rule.name: rule for rule in rules_for(table, params.validate)}
         for name, checked in result.checked.items():
-            rule = known.get(name)
-            rules.append(
+            rule = rules.get(name)  # None: a rule of reading
+            summaries.append(
                 page.RuleSummary(
                     table=table,
                     name=name,
@@ -334,20 +324,20 @@ def _write_page(
                 )
             )
     tables = [
-        page.TableSummary(name=n, rows=r.rows, good=r.good, bad=r.bad, is_refused=r.bad_fraction > most)
+        page.TableSummary(name=n, rows=r.rows, good=r.good, bad=r.bad, is_refused=r.bad_fraction > limit)
         for n, r in results.items()
     ]
-    found = page.Validation(
+    validation = page.Validation(
         datasets=list(params.data),
-        max_bad_fraction=most,
+        max_bad_fraction=limit,
         tables=tables,
-        rules=rules,
+        rules=summaries,
         left_out=report["left_out"],
         near_duplicates=duplicates,
         action=params.validate.near_duplicates.action,
         captions=report["across_splits"]["captions"],
     )
-    write_text(path, page.render(found))
+    write_text(path, page.render(validation))
 
 
 def _refuse(
@@ -427,8 +417,8 @@ def _write_lines(sources: list[Path], directory: Path, name: str) -> int:
         database.load(
             "images", read_batches([images], BATCH_ROWS, ["image_id"]), pa.schema([("image_id", pa.string())])
         )
-        kept = "SELECT line FROM truth t SEMI JOIN images i ON t.image_id = i.image_id ORDER BY number"
-        for piece in database.stream(kept):
+        query = "SELECT line FROM truth t SEMI JOIN images i ON t.image_id = i.image_id ORDER BY number"
+        for piece in database.stream(query):
             with (directory / name).open("a", encoding="utf-8", newline="\n") as file:
                 file.writelines(piece["line"].to_pylist())
             count += len(piece)
@@ -441,7 +431,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _pieces(lines: Iterator[str], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield tables of JSON lines with their numbers and the ids of their images."""
     numbered = enumerate(lines)
-    while held := list(islice(numbered, BATCH_ROWS)):
-        rows = [{"number": number, "image_id": json.loads(line)["image_id"], "line": line} for number, line in held]
+    while piece := list(islice(numbered, BATCH_ROWS)):
+        rows = [{"number": number, "image_id": json.loads(line)["image_id"], "line": line} for number, line in piece]
         yield pa.Table.from_pylist(rows, schema=schema)
