@@ -21,7 +21,7 @@ JOBS ?= auto  # test processes; each test has one thread
 help:
 	@echo "make demo       install, run the whole pipeline on synthetic scenes, show results (about 11 minutes on two cores)"
 	@echo "make check      lint and unit tests (about 4 minutes on two cores): run it before every commit"
-	@echo "make test       install, run the unit tests and the core of the others (10 minutes on two cores)"
+	@echo "make test       install, run the unit tests and the core of the others (about 10 minutes on two cores)"
 	@echo "make test-all   all other tests but those of test-long and test-cluster (25 minutes on two cores)"
 	@echo "make lint       ruff, mypy, import layers, plain English"
 	@echo "make docs       build the docs into docs/_build/html; every warning is an error"

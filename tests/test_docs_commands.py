@@ -138,7 +138,7 @@ PARTS: dict[str, list[Part]] = {
     "export": [Part()],
     "forgetting": [Part(long=True)],
     "new-data": [Part(long=True)],
-    "one-gpu": [Part(fresh=True, replace={"vlp run": "vlp status #"})],  # no data, no GPU
+    "one-gpu": [Part(fresh=True, long=True, replace={"vlp run": "vlp status #"})],  # no data, no GPU
     "nlvr": [Part(fresh=True, long=True, replace={"vlp promote nlvr": "vlp promote nlvr --force tiny"})],
     "object-stores": [Part(long=True)],
     "promotion": [

@@ -189,15 +189,16 @@ def _stage_graph(stages: dict[str, Any]) -> dict[str, set[str]]:
             continue
         for key, item in (stage.get("foreach") or {"": {}}).items():
             body = stage.get("do", stage)
-            for kind, found in (("outs", outs), ("deps", deps)):
+            for kind, paths in (("outs", outs), ("deps", deps)):
                 entries = [*body.get(kind, []), *(body.get("metrics", []) if kind == "outs" else [])]
                 texts = [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
-                found.setdefault(name, set()).update(_fill(text, key, item) for text in texts)
+                paths.setdefault(name, set()).update(_fill(text, key, item) for text in texts)
     return {
         name: {
             other
-            for other, made in outs.items()
-            if other != name and any(dep == out or dep.startswith(f"{out}/") for dep in deps[name] for out in made)
+            for other, other_outs in outs.items()
+            if other != name
+            and any(dep == out or dep.startswith(f"{out}/") for dep in deps[name] for out in other_outs)
         }
         for name in outs
     }
@@ -288,11 +289,11 @@ def resume() -> Drawing:
     d.note(0, 10, "killed in")
     d.note(230, 10, "what is on disk")
     d.note(500, 10, "the next vlp run continues with")
-    for number, (stage, kept, again) in enumerate(rows):
+    for number, (stage, on_disk, resumed) in enumerate(rows):
         y = 26 + number * 64
         a = d.box(0, y, 170, stage, kind="accent" if "pretrain" in stage else "plain")
-        b = d.box(230, y, 210, kept, h=49, kind="data", name=f"kept{number}")
-        c = d.box(500, y, 190, again, h=49, name=f"again{number}")
+        b = d.box(230, y, 210, on_disk, h=49, kind="data", name=f"kept{number}")
+        c = d.box(500, y, 190, resumed, h=49, name=f"again{number}")
         d.arrow(a, b)
         d.arrow(b, c)
     return d

@@ -99,13 +99,13 @@ def _format_tables() -> Iterator[str]:
         by_class.setdefault(params_class(name), []).append(name)
     common = {field.name for field in dataclasses.fields(SourceParams)}
     for cls, names in by_class.items():
-        own = [field for field in dataclasses.fields(cls) if field.name not in common]
-        if not own:
+        fields = [field for field in dataclasses.fields(cls) if field.name not in common]
+        if not fields:
             continue
         yield f"\n### data.NAME of {'the format' if len(names) == 1 else 'the formats'} {', '.join(names)}\n"
         yield "| key | type | default | |\n|---|---|---|---|"
         hints, meanings = typing.get_type_hints(cls, include_extras=True), describe_fields(cls)
-        for field in own:
+        for field in fields:
             about = _escape(meanings.get(field.name, ""))
             yield f"| `data.NAME.{field.name}` | {_type_name(hints[field.name])} | {_default(field)} | {about} |"
 
@@ -120,24 +120,24 @@ def describe_class(cls: type) -> str:
 
 def describe_fields(cls: type) -> dict[str, str]:
     """Return what the fields of a dataclass mean: from its docstring, or the comment at or above each field."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in reversed([c for c in cls.__mro__ if dataclasses.is_dataclass(c)]):
-        found |= _from_comments(base) | _from_docstring(base)
-    return found
+        meanings |= _from_comments(base) | _from_docstring(base)
+    return meanings
 
 
 def _from_docstring(cls: type) -> dict[str, str]:
-    found: dict[str, str] = {}
-    names: list[str] = []
+    meanings: dict[str, str] = {}
+    names: list[str] = []  # of the entry that a further line continues
     for line in (cls.__doc__ or "").splitlines():
         if entry := ENTRY.match(line):
             names = entry[1].split(", ")
-            found |= dict.fromkeys(names, entry[2])
+            meanings |= dict.fromkeys(names, entry[2])
         elif names and (more := MORE.match(line)):
-            found |= {name: f"{found[name]} {more[1]}" for name in names}
+            meanings |= {name: f"{meanings[name]} {more[1]}" for name in names}
         else:
             names = []
-    return found
+    return meanings
 
 
 def _from_comments(cls: type) -> dict[str, str]:
@@ -145,18 +145,19 @@ def _from_comments(cls: type) -> dict[str, str]:
     (node,) = ast.parse(inspect.cleandoc("".join(lines))).body
     assert isinstance(node, ast.ClassDef)
     text = inspect.cleandoc("".join(lines)).splitlines()
-    found = {}
+    meanings = {}
     for entry in node.body:
         if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
             continue
+        # a comment behind the field, otherwise the lines of comments above it
         after = text[(entry.end_lineno or 1) - 1][entry.end_col_offset or 0 :].strip()
         above: list[str] = []
         for line in reversed(text[: entry.lineno - 1]):
             if not line.strip().startswith("#"):
                 break
             above.insert(0, line.strip().lstrip("# "))
-        found[entry.target.id] = after.lstrip("# ") if after.startswith("#") else " ".join(above)
-    return found
+        meanings[entry.target.id] = after.lstrip("# ") if after.startswith("#") else " ".join(above)
+    return meanings
 
 
 def dataclass_in(hint: Any) -> type | None:
@@ -164,8 +165,8 @@ def dataclass_in(hint: Any) -> type | None:
     if dataclasses.is_dataclass(hint):
         return hint  # type: ignore[return-value]
     for argument in typing.get_args(hint):
-        if (found := dataclass_in(argument)) is not None:
-            return found
+        if (inner := dataclass_in(argument)) is not None:
+            return inner
     return None
 
 
@@ -309,7 +310,8 @@ def objectives_page() -> str:
     losses = [
         [
             f"`{name}`",
-            " or ".join(f"`{one.__name__}`" for one in cls.protocols) + (", reads regions" if cls.regions else ""),
+            " or ".join(f"`{protocol.__name__}`" for protocol in cls.protocols)
+            + (", reads regions" if cls.regions else ""),
             OBJECTIVES[name][1],
         ]
         for name, cls in SHARED.items()
@@ -317,9 +319,9 @@ def objectives_page() -> str:
     tables = {
         "cells": _table(["objective", "", *models], cells),
         "losses": _table(["objective", "the model", "loss"], losses),
-        "reasons": _table(["refused", "in"], [[reason, ", ".join(own)] for reason, own in refused.items()]),
+        "reasons": _table(["refused", "in"], [[reason, ", ".join(families)] for reason, families in refused.items()]),
     }
-    return re.sub(r"^@(\w+)$", lambda found: tables[found[1]], OBJECTIVES_PAGE, flags=re.M)
+    return re.sub(r"^@(\w+)$", lambda match: tables[match[1]], OBJECTIVES_PAGE, flags=re.M)
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -80,24 +80,24 @@ def write_reference(app: Sphinx) -> None:
 
 def tidy_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Turn the plain tables of our docstrings (`name  meaning`) into field lists, and Markdown tables into text."""
-    found: list[str] = []
-    entry = False
+    tidied: list[str] = []
+    entry = False  # the line before is one of a table of ours, or continues it
     for line in lines:
         if line.startswith("|"):
-            found += [] if found and found[-1].startswith("    |") else ["::", ""]
-            found.append(f"    {line}")
+            tidied += [] if tidied and tidied[-1].startswith("    |") else ["::", ""]
+            tidied.append(f"    {line}")
         elif match := ENTRY.match(line):
-            found += [] if entry else [""]
-            found.append(f":{match[1]}: {match[2]}")
+            tidied += [] if entry else [""]
+            tidied.append(f":{match[1]}: {match[2]}")
             entry = True
             continue
         elif entry and line.startswith("  "):
-            found.append(f"    {line.strip()}")
+            tidied.append(f"    {line.strip()}")
             continue
         else:
-            found += ["", line] if entry or (found and found[-1].startswith("    |")) else [line]
+            tidied += ["", line] if entry or (tidied and tidied[-1].startswith("    |")) else [line]
         entry = False
-    lines[:] = found
+    lines[:] = tidied
 
 
 def check_sizes(app: Sphinx, env: Any) -> None:
