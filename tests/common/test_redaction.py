@@ -18,7 +18,7 @@ from vlp_models.common.redaction import redact, redact_yaml, redacted, without_s
 from vlp_models.flows.notify import notify
 from vlp_models.flows.process import StageFailed, TimedOut, run_supervised
 from vlp_models.params import FlowParams, TrackingParams
-from vlp_models.registry import logger
+from vlp_models.registry import mlflow_run
 from vlp_models.registry.client import tracking_errors
 from vlp_models.registry.evaluations import log_lineage
 
@@ -82,18 +82,18 @@ def test_messages_and_state_of_an_mlflow_run(
         raise OSError(f"{URI} refused")
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # MLflow sets it
-    monkeypatch.setattr(logger, "connect", connect)
+    monkeypatch.setattr(mlflow_run, "connect", connect)
     with pytest.raises(TrackingError) as caught, tracking_errors(URI):
         raise OSError(f"Error: {URI} refused")
     params = TrackingParams(uri=URI, artifacts="x", experiment="toy", model_prefix="toy", metric={})
-    run = logger.MLflowRun(params, tmp_path, tmp_path, name="x", run_params={"webhook": SECRET}, tags={})
+    run = mlflow_run.MLflowRun(params, tmp_path, tmp_path, title="x", run_params={"webhook": SECRET}, tags={})
     run.sync(tmp_path / "log.jsonl")
     log = capsys.readouterr().err
     assert "127.0.0.1" in log and SECRET not in log
-    state = (tmp_path / logger.STATE).read_text()
+    state = (tmp_path / mlflow_run.STATE).read_text()
     assert "127.0.0.1" in state and "127.0.0.1" in str(caught.value)
     assert SECRET not in state + str(caught.value) + run.uri
-    again = logger.MLflowRun(params, tmp_path, tmp_path, name="x", run_params={}, tags={})
+    again = mlflow_run.MLflowRun(params, tmp_path, tmp_path, title="x", run_params={}, tags={})
     assert again.key == run.key, "the same server, so the same run"
 
 

@@ -42,26 +42,25 @@ class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
-        self.setFormatter(_LevelFormatter())
+        self.setFormatter(_Formatter(marks_level=True))
 
     @property
     def stream(self):  # type: ignore[no-untyped-def]
         return sys.stderr
 
 
-class _RedactingFormatter(logging.Formatter):
-    """Removes secrets, and Python's wording of system errors."""
+class _Formatter(logging.Formatter):
+    """Removes secrets, and Python's wording of system errors. marks_level: of warnings and errors."""
+
+    def __init__(self, *, marks_level: bool) -> None:
+        super().__init__()
+        self._marks_level = marks_level
 
     def format(self, record: logging.LogRecord) -> str:
-        return plain_text(redact(super().format(record)))
-
-
-class _LevelFormatter(_RedactingFormatter):
-    """Marks warnings and errors."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        return prefix + super().format(record)
+        text = plain_text(redact(super().format(record)))
+        return (
+            f"{record.levelname.lower()}: {text}" if self._marks_level and record.levelno >= logging.WARNING else text
+        )
 
 
 def _rich_handler() -> logging.Handler:
@@ -71,5 +70,5 @@ def _rich_handler() -> logging.Handler:
     handler = RichHandler(
         console=Console(stderr=True), show_time=False, show_path=False, markup=False, highlighter=None, show_level=True
     )
-    handler.setFormatter(_RedactingFormatter())
+    handler.setFormatter(_Formatter(marks_level=False))
     return handler

@@ -64,7 +64,7 @@ def _cpuinfo(*names: str) -> str:
 
 
 def choose_instructions(reproducible: str) -> None:
-    """Apply `trainer.reproducible` to this process and those that it starts.
+    """Apply `trainer.reproducible` to this process and those that it starts, before NumPy and PyTorch are imported.
 
     A process that has imported NumPy before, such as a notebook, keeps its instructions, with a warning.
     """
@@ -75,26 +75,13 @@ def choose_instructions(reproducible: str) -> None:
             "trainer.reproducible: portable: not in this process, which imported NumPy before; its digits are those of "
             "this kind of processor"
         )
-    elif not use_portable_instructions():
+    elif NEEDED - cpu_flags():
         logger.warning(
             "trainer.reproducible: portable: this processor lacks AVX2; its digits are those of its kind only. Set "
             "`machine` to be rid of this line"
         )
-
-
-def use_portable_instructions() -> bool:
-    """Set the variables for this process and those that it starts. Call it before NumPy and PyTorch are imported.
-
-    Returns:
-        Whether this processor has the instructions; otherwise nothing is changed.
-    """
-    if NEEDED - cpu_flags():
-        return False
-    late = [name for name in ("numpy", "torch") if name in sys.modules]
-    if late and not is_portable():
-        raise RuntimeError(f"{late[0]} was imported before its instructions were chosen")
-    os.environ.update(VARIABLES)
-    return True
+    else:
+        os.environ.update(VARIABLES)
 
 
 def is_portable() -> bool:
