@@ -117,3 +117,26 @@ def test_figures_of_the_demo_replay_from_their_bundles(bundle: Path) -> None:
     from vlp_models.contrib.bundles.run_bundle import open_bundle
 
     assert not [finding for finding in score(open_bundle(bundle)) if finding.equal is False]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("params/load.py", "not found; run in the project root, or pass --params"),
+        ("common/packages.py", "not installed; install it with"),
+        ("params/schema.py", "; did you mean `"),
+        ("pipeline/dvc/external.py", "it should hold a dataset of the format "),
+        ("pipeline/stages/validate.py", "validate: more bad rows than validate.max_bad_fraction allows ("),
+        (
+            "common/lock.py",
+            "is using this workspace; wait for it to finish or stop it (training saves its state first)",
+        ),
+        ("registry/promotion/gate.py", " baseline has there"),
+        ("registry/versions.py", ": nothing registered; run `dvc repro`, then `vlp promote`"),
+        ("cli/pipeline.py", "The pipeline stopped at the stage above. Finished stages are kept"),
+    ],
+)
+def test_messages_of_first_failures_are_those_of_the_code(file: str, message: str) -> None:
+    source = (ROOT / "vlp_models" / file).read_text(encoding="utf-8")
+    assert message in re.sub(r'"\n\s*f?"', "", source), "and correct docs/get-started/troubleshooting.md"
+    assert message in (DOCS / "get-started" / "troubleshooting.md").read_text(encoding="utf-8")
