@@ -28,7 +28,7 @@ from vlp_models.data.batch import Image, Text
 from vlp_models.metrics import coco_tools
 from vlp_models.models import FAMILIES
 from vlp_models.models.protocols import Fused
-from vlp_models.objectives.loss import Loss
+from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.tasks import TASKS
 
 SMALL_TOY = {"side": 32, "patch": 8, "hidden": 32, "heads": 2, "image_layers": 1, "text_layers": 1, "decoder_layers": 1}
@@ -207,10 +207,11 @@ def test_the_bias_of_scores_before_a_softmax_is_reached() -> None:
     score, spare = nn.Linear(4, 1), nn.Linear(4, 4)
     module = nn.ModuleDict({"score": score, "spare": spare})
 
-    def loss(_: int) -> Loss:
+    def loss(_: int) -> WeightedLosses:
         scores_NR = score(torch.zeros(2, 2, 4)).squeeze(-1)  # probabilities of exactly one half
         losses_N = nn.functional.cross_entropy(scores_NR, torch.tensor([0, 1]), reduction="none")
-        return Loss.of(losses_N.sum() + 0 * score.weight.sum() + 0 * spare.weight.sum(), 2)
+        total = losses_N.sum() + 0 * score.weight.sum() + 0 * spare.weight.sum()
+        return WeightedLosses.of(Loss.of(total, 2))
 
     reached, _ = train(module, loss)
     assert reached == {"score.bias"}

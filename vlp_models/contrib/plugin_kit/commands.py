@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,17 +44,12 @@ KINDS = {
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def complete_name() -> list[str]:
-    tables = _tables()
-    return [name for names in tables.values() for name in names]
-
-
 def try_plugin(
     name: Annotated[
         str,
         typer.Argument(
             help="A family, a task or a format: built in, or named under `plugins` in params.yaml.",
-            autocompletion=complete_name,
+            autocompletion=lambda: [name for names in _tables().values() for name in names],
         ),
     ],
     assign: Annotated[
@@ -72,6 +68,11 @@ def try_plugin(
     folder given by --root, and how many rows each table has is printed. Exits with 1 if a check fails.
     Example: `vlp try toy --set hidden=64`
     """
+    from rich.console import Console
+    from rich.text import Text
+
+    from vlp_models.common.redaction import redact
+
     kind = _kind_of(name)
     config = _config(assign or [])
     if kind != "formats" and root:
@@ -80,27 +81,17 @@ def try_plugin(
         raise ParamsError(f"--ranks is for families; {name} is not one of them")
     if kind == "tasks" and assign:
         raise ParamsError(f"--set is for families and formats; set the options of {name} in `finetune.RUN.options`")
-    if kind == "formats":
-        results = _try_folder(name, root, config)
-    else:
-        results = _try_on_scenes(name, kind, config, ranks)
-    failed = sum([_print(result) for result in results])
+    if kind == "formats" and not root:
+        raise ParamsError(f"vlp try {name}: name the folder to read: `vlp try {name} --root FOLDER`")
+    failed = False
+    for result in _try_format(name, root, config) if kind == "formats" else _try_on_scenes(name, kind, config, ranks):
+        text = redact(result.problem or result.detail)
+        state, style = ("problem", "red") if result.problem else ("ok", "green")
+        line = Text.assemble((f"{state:8}", style), result.check, f": {text}" if text else "")
+        Console(soft_wrap=True).print(line)
+        failed = failed or bool(result.problem)
     if failed:
         raise typer.Exit(1)
-
-
-def _print(result: Result) -> bool:
-    """Print one line, and return whether the check failed."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from vlp_models.common.redaction import redact
-
-    text = redact(result.problem or result.detail)
-    state, style = ("problem", "red") if result.problem else ("ok", "green")
-    line = Text.assemble((f"{state:8}", style), result.check, f": {text}" if text else "")
-    Console(soft_wrap=True).print(line)
-    return bool(result.problem)
 
 
 def _try_on_scenes(name: str, kind: str, config: dict[str, Any], ranks: bool) -> Iterator[Result]:
@@ -116,12 +107,10 @@ def _try_on_scenes(name: str, kind: str, config: dict[str, Any], ranks: bool) ->
         yield from try_family(name, config, scenes, ranks=ranks) if kind == "families" else try_task(name, scenes)
 
 
-def _try_folder(name: str, root: str, config: dict[str, Any]) -> Iterator[Result]:
+def _try_format(name: str, root: str, config: dict[str, Any]) -> Iterator[Result]:
     from vlp_models.contrib.plugin_kit.conformance.formats import try_format
     from vlp_models.params import DatasetParams, build
 
-    if not root:
-        raise ParamsError(f"vlp try {name}: name the folder to read: `vlp try {name} --root FOLDER`")
     params = build(DatasetParams, {**config, "format": name, "root": root}, where="data.NAME", file="--set")
     return try_format(params, Path.cwd())
 
@@ -139,19 +128,15 @@ def _tables() -> dict[str, list[str]]:
 
 
 def _kind_of(name: str) -> str:
-    """Return the table that a name is in.
-
-    Raises:
-        ParamsError: none has it, or several have.
-    """
+    """Return the table that a name is in."""
     from vlp_models.params.schema import suggestion
 
     tables = _tables()
     kinds = [kind for kind, names in tables.items() if name in names]
     if not kinds:
-        known = [other for names in tables.values() for other in names]
+        all_names = [other for names in tables.values() for other in names]
         raise ParamsError(
-            f"no family, task or format `{name}`{suggestion(name, known)}; `vlp new family {name}` writes one"
+            f"no family, task or format `{name}`{suggestion(name, all_names)}; `vlp new family {name}` writes one"
         )
     if len(kinds) > 1:
         raise ParamsError(f"{name} is the name of several plugins ({', '.join(kinds)}); rename one in params.yaml")
@@ -172,12 +157,12 @@ def _config(assignments: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise ParamsError(f"--set {key}: the value is not valid YAML; quote it if it is a string") from None
         *parents, last = key.split(".")
-        place = config
+        mapping = config
         for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
+            mapping = mapping.setdefault(parent, {})
+            if not isinstance(mapping, dict):
                 raise ParamsError(f"--set {key}: `{parent}` has a value already")
-        place[last] = value
+        mapping[last] = value
     return config
 
 
@@ -212,23 +197,17 @@ def new(
             planned = plan_files(merged.params, workspace, merged.facts, merged.raw)
             write_together({params_file: merged.text, **planned})
         except BaseException:
-            _remove(written, Path.cwd())
+            for path in written:
+                path.unlink(missing_ok=True)
+                with suppress(OSError):  # a folder that is not empty stays
+                    path.parent.rmdir()
+                    path.parent.parent.rmdir()
             use_plugins(declared, Path.cwd())
             raise
     for path in files:
         print(path.relative_to(Path.cwd()))
     print(f"params.yaml: plugins.{table}.{name}: {target}")
     print(f"\nnext: vlp try {name}{' --root FOLDER' if kind == 'format' else ''}")
-
-
-def _remove(files: list[Path], root: Path) -> None:
-    """Remove written files, and the folders that are empty then."""
-    for path in files:
-        path.unlink(missing_ok=True)
-        for folder in path.parents:
-            if folder == root or any(folder.iterdir()):
-                break
-            folder.rmdir()
 
 
 def scaffold(kind: str, name: str, root: Path) -> dict[Path, str]:
@@ -257,8 +236,8 @@ def scaffold(kind: str, name: str, root: Path) -> dict[Path, str]:
     example, source = KINDS[kind].example, SCAFFOLDS / kind
     file = source / f"{example[0]}.py"
     if file.exists():
-        return {folder / f"{name}.py": rename(file, example, name)}
-    return {folder / name / path.name: rename(path, example, name) for path in sorted(source.glob("*.py"))}
+        return {folder / f"{name}.py": _rename(file, example, name)}
+    return {folder / name / path.name: _rename(path, example, name) for path in sorted(source.glob("*.py"))}
 
 
 def class_name(name: str) -> str:
@@ -266,11 +245,11 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def rename(file: Path, example: tuple[str, str, str], name: str) -> str:
+def _rename(file: Path, example: tuple[str, str, str], name: str) -> str:
     """Return a scaffold's text with the name, class and title of another plugin."""
     text = file.read_text(encoding="utf-8")
-    own = (name, class_name(name), name.replace("_", " ").capitalize())
-    for before, after in zip(example, own, strict=True):
+    new_names = (name, class_name(name), name.replace("_", " ").capitalize())
+    for before, after in zip(example, new_names, strict=True):
         # `Toy` in `ToyConfig` as well, but not in a longer word
         text = re.sub(rf"\b{before}(?=\b|[A-Z])", after, text) if before else text
     return text

@@ -72,22 +72,27 @@ def try_family(
         trials.append(build_trial(family, small_config(family, config), scenes))
         return describe(trials[0])
 
-    built = run_check("builds", build)
-    yield built
-    if built.problem:
+    result = run_check("builds", build)
+    yield result
+    if result.problem:
         return
     (trial,) = trials
     model = trial.model
-    trained = True
-    for result in _train_all(trial):
-        trained = trained and not result.problem
+    objectives = known_objectives(model, scenes.facts)
+    checks = {f"objective {name}": partial(check_objective, trial, name) for name in objectives}
+    if isinstance(model, PredictsMaskedWords):
+        checks["scheduled sampling"] = partial(check_scheduled_sampling, trial)
+    checks |= {f"task {task}": partial(check_task_updates, trial, task) for task in supported_tasks(model)}
+    all_trained = True
+    for name, check in checks.items():
+        result = run_check(name, check)
+        all_trained = all_trained and not result.problem
         yield result
-    if trained and trial.reached:
+    if all_trained and trial.reached:
         yield run_check("gradients", lambda: check_gradients(trial))
     yield run_check("batch of one", lambda: check_rows(trial))
     if trial.inputs.text:
         yield run_check("padding", lambda: check_padding(trial))
-        yield run_check("empty text", lambda: check_empty_text(trial))
     if implements(model, LocatesStates):
         yield run_check("located states", lambda: check_located(trial))
     if trial.view == "captions":
@@ -95,41 +100,31 @@ def try_family(
     if implements(model, Generates):
         yield run_check("decoding", lambda: check_decoding(trial))
     yield run_check("save and load", lambda: check_saved(trial))
-    if ranks and known_objectives(model, scenes.facts):
+    if ranks and objectives:
         from vlp_models.contrib.plugin_kit.conformance.ranks import check_ranks
 
         yield run_check("two processes", lambda: check_ranks(trial))
 
 
-def _train_all(trial: Trial) -> Iterator[Result]:
-    for name in known_objectives(trial.model, trial.scenes.facts):
-        yield run_check(f"objective {name}", partial(check_objective, trial, name))
-    if isinstance(trial.model, PredictsMaskedWords):
-        yield run_check("scheduled sampling", lambda: check_scheduled_sampling(trial))
-    for task in supported_tasks(trial.model):
-        yield run_check(f"task {task}", partial(check_task_updates, trial, task))
-
-
 def describe(trial: Trial) -> str:
     """Return the model's size, what it reads, and what it supports."""
     weights = sum(p.numel() for p in trial.model.parameters())
-    own = own_objectives(trial.model)
+    objectives = list(own_objectives(trial.model))
     abilities = {
-        "objectives": list(own),
-        "shared objectives": [n for n in known_objectives(trial.model, trial.scenes.facts) if n not in own],
+        "objectives": objectives,
+        "shared objectives": [n for n in known_objectives(trial.model, trial.scenes.facts) if n not in objectives],
         "tasks": supported_tasks(trial.model),
     }
-    listed = [f"{name}: {', '.join(own)}" for name, own in abilities.items() if own]
+    listed = [f"{kind}: {', '.join(names)}" for kind, names in abilities.items() if names]
     return "; ".join([f"{weights:,} weights", f"reads {trial.inputs.kind}", *listed])
 
 
 def check_objective(trial: Trial, name: str) -> str:
-    """Train on one objective, of the model's own or shared.
-
-    Raises:
-        Problem: see `train`; or the model returns other losses than the requested one.
-    """
-    batch = pretraining_batch(trial)
+    """Train on one objective, of the model's own or shared; one text of the batch is empty, [CLS] [SEP]."""
+    reader = trial.reader()
+    samples = trial.scenes.samples(trial.view, reader, seeded=True)
+    samples[0] = dataclasses.replace(samples[0], text="")
+    batch = reader.collate(samples)
     if name in own_objectives(trial.model):
         if "pretraining_losses" not in dir(trial.model):
             raise Problem(f"{type(trial.model).__name__} has `objectives`, but no `pretraining_losses`")
@@ -152,11 +147,7 @@ def check_scheduled_sampling(trial: Trial) -> None:
 
 
 def check_gradients(trial: Trial) -> None:
-    """Check that each parameter was trained by an objective or a task.
-
-    Raises:
-        Problem: names those that no gradient has reached.
-    """
+    """Check that each parameter was trained by an objective or a task."""
     names = [n for n, p in trial.model.named_parameters() if p.requires_grad and n not in trial.reached]
     if names:
         raise Problem(
@@ -173,105 +164,77 @@ def outputs(model: nn.Module, batch: Batch) -> dict[str, list[Tensor]]:
     """Return what the model computes of each text, or of each image of an image-only model, by the method's name."""
     model = model.eval()
     image, text = batch.image, batch.text
-    found: dict[str, list[Tensor]] = {}
+    rows_by_method: dict[str, list[Tensor]] = {}
     if text is None or image is None:
         if text is None and implements(model, Embeds):
-            found["embed_image"] = list(cast(Embeds, model).embed_image(image))
+            rows_by_method["embed_image"] = list(cast(Embeds, model).embed_image(image))
         if image is None and implements(model, Embeds):
-            found["embed_text"] = list(cast(Embeds, model).embed_text(text))
-        return found
+            rows_by_method["embed_text"] = list(cast(Embeds, model).embed_text(text))
+        return rows_by_method
     owners = list(range(len(text))) if text.owner_N is None else text.owner_N.tolist()
     lengths = text.mask_BT.sum(1).tolist()
     if implements(model, Fuses):
         fused = cast(Fuses, model).fuse(image, text)
-        found["fuse (pooled_BP)"] = list(fused.pooled_BP)
+        rows_by_method["fuse (pooled_BP)"] = list(fused.pooled_BP)
         if fused.decoder_BP is not None:
-            found["fuse (decoder_BP)"] = list(fused.decoder_BP)
+            rows_by_method["fuse (decoder_BP)"] = list(fused.decoder_BP)
     if implements(model, LocatesStates):
         located = cast(LocatesStates, model).locate(image, text)
         rows = list(zip(located.states_NRD, located.boxes_NR4, located.mask_NR, strict=True))
-        found["locate (states_NRD)"] = [states[mask] for states, _, mask in rows]
-        found["locate (boxes_NR4)"] = [boxes[mask] for _, boxes, mask in rows]
+        rows_by_method["locate (states_NRD)"] = [states[mask] for states, _, mask in rows]
+        rows_by_method["locate (boxes_NR4)"] = [boxes[mask] for _, boxes, mask in rows]
     if implements(model, Embeds):
         images = cast(Embeds, model).embed_image(image)
-        found["embed_image"] = [images[owner] for owner in owners]
-        found["embed_text"] = list(cast(Embeds, model).embed_text(text))
+        rows_by_method["embed_image"] = [images[owner] for owner in owners]
+        rows_by_method["embed_text"] = list(cast(Embeds, model).embed_text(text))
     if implements(model, ScoresPairs):
         state = cast(ScoresPairs, model).encode_image(image)
         alone = dataclasses.replace(text, owner_N=None)
-        found["score"] = list(cast(ScoresPairs, model).score(state, alone, torch.tensor(owners)))
+        rows_by_method["score"] = list(cast(ScoresPairs, model).score(state, alone, torch.tensor(owners)))
     if implements(model, Generates):
         logits = cast(Generates, model).generation_logits(image, text)
-        found["generation_logits"] = [row[:length] for row, length in zip(logits, lengths, strict=True)]
-    return found
+        rows_by_method["generation_logits"] = [row[:length] for row, length in zip(logits, lengths, strict=True)]
+    return rows_by_method
 
 
 def check_rows(trial: Trial) -> None:
-    """Check that a sample alone gives what it gives in a batch of three, the middle one with an empty text.
-
-    Raises:
-        Problem: names the method and the row.
-    """
+    """Check that a sample alone gives what it gives in a batch of three, the middle one with an empty text."""
     reader = trial.reader()
     samples = trial.scenes.samples(trial.view, reader)[::5][:3]
     samples[1] = dataclasses.replace(samples[1], text="")
     together = outputs(trial.model, reader.collate(samples))
     alone = [outputs(trial.model, reader.collate([sample])) for sample in samples]
-    joined = {name: [one[name][0] for one in alone] for name in together}
-    compare(joined, together, "alone and in a batch of three: it depends on other rows or on their padding")
+    compare(
+        {name: [rows[name][0] for rows in alone] for name in together},
+        together,
+        "alone and in a batch of three: it depends on other rows or on their padding",
+    )
 
 
 def check_padding(trial: Trial) -> None:
-    """Check that four more padding tokens, and three padding regions, change nothing.
-
-    Raises:
-        Problem: names the method and the row.
-    """
+    """Check that four more padding tokens, and three padding regions, change nothing."""
     reader = trial.reader()
     batch = reader.collate(trial.scenes.samples(trial.view, reader)[::5][:3])
-    wider = dataclasses.replace(batch, text=_padded_text(batch.text, trial.scenes.tokenizer.pad_id))
-    if isinstance(batch.image, Regions):
-        more = {name: _padded_rows(x, 3) for name, x in vars(batch.image).items() if x is not None}
+    text = batch.text
+    wider_text = dataclasses.replace(
+        text,
+        ids_BT=pad(text.ids_BT, (0, 4), value=trial.scenes.tokenizer.pad_id),
+        mask_BT=pad(text.mask_BT, (0, 4)),
+        word_BT=None if text.word_BT is None else pad(text.word_BT, (0, 4), value=-1),
+    )
+    wider = dataclasses.replace(batch, text=wider_text)
+    if isinstance(batch.image, Regions):  # (B, R, ...) -> (B, R + 3, ...), with zeros
+        more = {
+            name: torch.cat([x, x.new_zeros(len(x), 3, *x.shape[2:])], 1)
+            for name, x in vars(batch.image).items()
+            if x is not None
+        }
         wider = dataclasses.replace(wider, image=type(batch.image)(**more))
     compare(outputs(trial.model, wider), outputs(trial.model, batch), "with more padding: a mask is missing")
 
 
-def _padded_text(text: Text, pad_id: int, more: int = 4) -> Text:
-    ids_BT, mask_BT = pad(text.ids_BT, (0, more), value=pad_id), pad(text.mask_BT, (0, more))
-    word_BT = None if text.word_BT is None else pad(text.word_BT, (0, more), value=-1)
-    return dataclasses.replace(text, ids_BT=ids_BT, mask_BT=mask_BT, word_BT=word_BT)
-
-
-def _padded_rows(values: Tensor, more: int) -> Tensor:
-    """[B, R, ...] -> [B, R + more, ...], with zeros"""
-    return torch.cat([values, values.new_zeros(values.shape[0], more, *values.shape[2:])], 1)
-
-
-def check_empty_text(trial: Trial) -> None:
-    """Check that a text without words, [CLS] [SEP], gives finite outputs and losses.
-
-    Raises:
-        Problem: names what is not finite.
-    """
-    reader = trial.reader()
-    samples = trial.scenes.samples(trial.view, reader, seeded=True)
-    samples[0] = dataclasses.replace(samples[0], text="")
-    batch = reader.collate(samples)
-    for name, rows in outputs(trial.model, batch).items():
-        if not all(bool(row.isfinite().all()) for row in rows):
-            raise Problem(f"{name}: not finite if a text of the batch is empty")
-    for name in known_objectives(trial.model, trial.scenes.facts):
-        loss = objective_loss(trial, [name])(batch, update=0, generator=generator())
-        if not bool(loss.mean.isfinite()):
-            raise Problem(f"the loss {name} is not finite if a text of the batch is empty")
-
-
 def check_shared_images(trial: Trial) -> None:
-    """Check that texts that share an image (`Text.owner_N`) give what they give with a copy of it each.
-
-    Raises:
-        Problem: names the method and the row.
-    """
+    """Check that texts that share an image (`Text.owner_N`) give what they give with a copy of it each."""
     reader = trial.reader()
     samples = trial.scenes.samples(trial.view, reader)[:5]
     shared, copied = reader.collate(samples, share_images=True), reader.collate(samples)
@@ -287,36 +250,28 @@ def check_shared_images(trial: Trial) -> None:
 
 @torch.no_grad()
 def check_located(trial: Trial) -> str:
-    """Check the boxes of the located states, of augmented images as well.
-
-    Raises:
-        Problem: a box leaves the image or has no area, a masked one is not zero, or the width is not `located_dim`.
-    """
+    """Check the boxes of the located states, of augmented images as well."""
     model, reader = cast(LocatesStates, trial.model.eval()), trial.reader()
-    shown = 0
+    count = 0
     for seeded in (False, True):
         batch = reader.collate(trial.scenes.samples(trial.view, reader, seeded=seeded)[:6])
-        found = model.locate(batch.image, batch.text)
-        if found.states_NRD.shape != (*found.boxes_NR4.shape[:2], model.located_dim):
-            raise Problem(f"locate: states of {[*found.states_NRD.shape]}, but located_dim is {model.located_dim}")
-        boxes_M4 = found.boxes_NR4[found.mask_NR]
+        located = model.locate(batch.image, batch.text)
+        if located.states_NRD.shape != (*located.boxes_NR4.shape[:2], model.located_dim):
+            raise Problem(f"locate: states of {[*located.states_NRD.shape]}, but located_dim is {model.located_dim}")
+        boxes_M4 = located.boxes_NR4[located.mask_NR]
         if not bool(((boxes_M4 >= 0) & (boxes_M4 <= 1)).all() and has_area(boxes_M4).all()):
             raise Problem("locate: a box leaves the image or has no area: return fractions of it, x1, y1, x2, y2")
-        if bool(found.boxes_NR4[~found.mask_NR].any()):
+        if bool(located.boxes_NR4[~located.mask_NR].any()):
             raise Problem("locate: a masked state has a box; set it to zero")
-        shown += len(boxes_M4)
-    if not shown:
+        count += len(boxes_M4)
+    if not count:
         raise Problem("locate: every state is masked")
-    return f"{shown} of 12 images"
+    return f"{count} of 12 images"
 
 
 @torch.no_grad()
 def check_decoding(trial: Trial) -> None:
-    """Check that decoding word by word, with reordered hypotheses, gives the logits of teacher forcing.
-
-    Raises:
-        Problem: names the word and the difference.
-    """
+    """Check that decoding word by word, with reordered hypotheses, gives the logits of teacher forcing."""
     model, reader = cast(Generates, trial.model.eval()), trial.reader()
     image = reader.collate(trial.scenes.samples("images", reader)[:3]).image
     order = torch.tensor([2, 0, 0, 1])  # as a beam search does: hypotheses move, double and end
@@ -329,21 +284,17 @@ def check_decoding(trial: Trial) -> None:
         token_N = logits_NV.argmax(-1)
         if step == 2:
             state, ids_NT, token_N = model.reorder(state, order), ids_NT[order], token_N[order]
-            stepped = [one[order] for one in stepped]
+            stepped = [logits[order] for logits in stepped]
         ids_NT = torch.cat([ids_NT, token_N[:, None]], 1)
     text = Text(ids_BT=ids_NT[:, :STEPS], mask_BT=torch.ones_like(ids_NT[:, :STEPS], dtype=torch.bool))
     forced_NTV = model.generation_logits(image.select(order), text)
     for step, logits_NV in enumerate(stepped):
-        found, expected = {"step": list(logits_NV)}, {"step": list(forced_NTV[:, step])}
-        compare(found, expected, f"from generation_logits at word {step + 1}: decoding is not what was trained")
+        decoded, forced = {"step": list(logits_NV)}, {"step": list(forced_NTV[:, step])}
+        compare(decoded, forced, f"from generation_logits at word {step + 1}: decoding is not what was trained")
 
 
 def check_saved(trial: Trial) -> None:
-    """Check that a saved model loads and computes the same.
-
-    Raises:
-        CheckpointError: it does not load. Problem: its outputs differ.
-    """
+    """Check that a saved model loads and computes the same."""
     reader = trial.reader()
     batch = reader.collate(trial.scenes.samples(trial.view, reader)[:3])
     expected = outputs(trial.model, batch)

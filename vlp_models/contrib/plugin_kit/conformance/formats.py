@@ -30,70 +30,55 @@ def try_format(params: DatasetParams, base: Path) -> Iterator[Result]:
     Args:
         base: the folder that `params.root` is relative to.
     """
-    found: list[Tables] = []
+    tables = Tables()
     with tempfile.TemporaryDirectory(prefix="vlp-try-") as extracted:
 
         def read() -> str:
+            nonlocal tables
             with extracted_in(Path(extracted), write=True):
-                found.append(read_source(NAME, params, base))
-            return check_read(found[0])
+                tables = read_source(NAME, params, base)
+            counts = {name: len(tables[name]) for name in SCHEMAS if name != "quarantine" and len(tables[name])}
+            if not counts:
+                raise Problem("no table has a row; name the files with --set, or check the folder")
+            return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
         yield run_check("reads", read)
-        for tables in found:
-            for name in SCHEMAS:
-                if name != "quarantine" and len(tables[name]):
-                    yield run_check(name, partial(check_table, tables, name))
-            if len(tables["quarantine"]):
-                yield Result(check="quarantine", detail=describe_quarantine(tables))
-
-
-def check_read(tables: Tables) -> str:
-    """Return the number of rows.
-
-    Raises:
-        Problem: there are none.
-    """
-    counts = {name: len(tables[name]) for name in SCHEMAS if name != "quarantine" and len(tables[name])}
-    if not counts:
-        raise Problem("no table has a row; name the files with --set, or check the folder")
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        for name in SCHEMAS:
+            if name != "quarantine" and len(tables[name]):
+                yield run_check(name, partial(check_table, tables, name))
+        if count := len(tables["quarantine"]):
+            rows = islice(tables["quarantine"], QUARANTINED)
+            lines = [f"{row['provenance']}: {row['rule']}: {row['reason']}" for row in rows]
+            detail = "\n  ".join([f"{count:,} record{'s' if count > 1 else ''}", *lines])
+            yield Result(check="quarantine", detail=detail)
 
 
 def check_table(tables: Tables, name: str) -> str:
-    """Check a table's rows, and return their number in each split.
-
-    Raises:
-        Problem: a row does not fit the table, an id occurs twice, or a row names an image that the reader did not
-            return; for `images`, also an unknown split or a missing file.
-    """
+    """Check a table's rows, and return their number in each split."""
     rows = list(tables[name])
     id_column, schema = ID_COLUMN[name], SCHEMAS[name]
     for row in rows:
-        _check_row(row, name, schema)
-    twice = [key for key, count in Counter(row[id_column] for row in rows).items() if count > 1]
-    if twice and name != "images":
-        raise Problem(f"{id_column} {twice[0]} occurs twice; ids are unique in a dataset")
+        if unknown := sorted(set(row) - set(schema.names)):
+            raise Problem(f"a row has {shorten_names(unknown)}, which {name} does not have: {', '.join(schema.names)}")
+        try:
+            pa.Table.from_pylist([row], schema=schema)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise Problem(f"row {row.get(id_column)}: a value has another type: {error}") from None
+        if not row.get(id_column) or not row.get("provenance"):
+            raise Problem(f"row {row!r:.80}: `{id_column}` and `provenance` are required")
     split_of = {row["image_id"]: row["split"] for row in tables["images"]}
     if name == "images":
         _check_images(rows)
-    elif "image_id" in schema.names:
-        for row in rows:
+    else:
+        repeated = [key for key, count in Counter(row[id_column] for row in rows).items() if count > 1]
+        if repeated:
+            raise Problem(f"{id_column} {repeated[0]} occurs twice; ids are unique in a dataset")
+        for row in rows if "image_id" in schema.names else ():
             for image_id in (row["image_id"], *(row.get(OTHER_IMAGES.name) or ())):
                 if image_id not in split_of:
                     raise Problem(f"{row[id_column]} names the image {image_id}, which is not in `images`")
     counts = Counter(row["split"] if "split" in row else split_of[row["image_id"]] for row in rows)
     return ", ".join(f"{split} {counts[split]:,}" for split in SPLITS if counts[split])
-
-
-def _check_row(row: Row, name: str, schema: pa.Schema) -> None:
-    if unknown := sorted(set(row) - set(schema.names)):
-        raise Problem(f"a row has {shorten_names(unknown)}, which {name} does not have: {', '.join(schema.names)}")
-    try:
-        pa.Table.from_pylist([row], schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise Problem(f"row {row.get(ID_COLUMN[name])}: a value has another type: {error}") from None
-    if not row.get(ID_COLUMN[name]) or not row.get("provenance"):
-        raise Problem(f"row {row!r:.80}: `{ID_COLUMN[name]}` and `provenance` are required")
 
 
 def _check_images(rows: list[Row]) -> None:
@@ -103,10 +88,3 @@ def _check_images(rows: list[Row]) -> None:
     missing = [row for row in rows if not Path(row["path"]).exists()]
     if missing:
         raise Problem(f"{len(missing):,} of {len(rows):,} image files do not exist, such as {missing[0]['path']}")
-
-
-def describe_quarantine(tables: Tables) -> str:
-    """Return the number of quarantined records, and the first ones with their reasons."""
-    count, rows = len(tables["quarantine"]), list(islice(tables["quarantine"], QUARANTINED))
-    lines = [f"{row['provenance']}: {row['rule']}: {row['reason']}" for row in rows]
-    return "\n  ".join([f"{count:,} record{'s' if count > 1 else ''}", *lines])

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from vlp_models.common.plugins import active_plugins, add_plugins
 from vlp_models.contrib.plugin_kit.conformance.checks import Problem
@@ -32,16 +30,12 @@ TIMEOUT = 300  # seconds: importing torch takes a minute on a busy machine
 
 
 def check_ranks(trial: Trial) -> None:
-    """Check that the gradients of two processes, with three and four rows, add up to those of one with all seven.
-
-    Raises:
-        Problem: a process fails, or names the objective and the weight.
-    """
+    """Check that the gradients of two processes, with three and four rows, add up to those of one with all seven."""
     fresh = build_trial(trial.family, trial.config, trial.scenes)
     names = known_objectives(fresh.model, fresh.scenes.facts)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        described = {
+        settings = {
             "family": trial.family,
             "config": dict(trial.config),
             "scenes": str(trial.scenes.root),
@@ -49,22 +43,14 @@ def check_ranks(trial: Trial) -> None:
             "root": str(Path.cwd()),
             "objectives": names,
         }
-        (folder / "trial.json").write_text(json.dumps(described), encoding="utf-8")
+        (folder / "trial.json").write_text(json.dumps(settings), encoding="utf-8")
         _run_ranks(folder)
         parts = [load_file(folder / f"rank-{rank}.safetensors") for rank in range(RANKS)]
     for name in names:
-        expected = rank_gradients(fresh, name, 0, ROWS)
-        found = {weight: sum((part[f"{name}/{weight}"] for part in parts), torch.tensor(0.0)) for weight in expected}
-        _compare(name, found, expected)
-
-
-def _compare(name: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    for weight, gradient in expected.items():
-        compare(
-            {f"gradient of {weight}": [found[weight]]},
-            {f"gradient of {weight}": [gradient]},
-            f"with {name} in two processes: use gather_rows and draw_uniform of objectives/distributed.py",
-        )
+        context = f"with {name} in two processes: use gather_rows and draw_uniform of objectives/distributed.py"
+        for weight, gradient in rank_gradients(fresh, name, 0, ROWS).items():
+            total = sum((part[f"{name}/{weight}"] for part in parts), torch.tensor(0.0))
+            compare({f"gradient of {weight}": [total]}, {f"gradient of {weight}": [gradient]}, context)
 
 
 def _run_ranks(folder: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from vlp_models.common.io import write_json
 from vlp_models.data.inputs import InputReader, ModelInputs
 from vlp_models.data.pixels import encode
-from vlp_models.data.sample import RegionArrays, Sample
+from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset, ShardsManifest, read_manifest
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tables import SCHEMAS, write_table
@@ -75,20 +75,31 @@ class SampleScenes:
 
 def write_sample_scenes(root: Path) -> SampleScenes:
     """Write the dataset into an existing folder; takes less than a second."""
-    scenes = [_draw(number) for number in range(SCENES)]
-    about = [_rows_about(scene, number) for number, scene in enumerate(scenes)]
-    for number, own in enumerate(_image_pairs(scenes)):
-        about[number]["image_pairs"] = own
+    scenes = [
+        sample_scene(_rng(number, 0), image_id=f"{SOURCE}/{number}", split=SPLIT, side=SIDE) for number in range(SCENES)
+    ]
+    tables = [_rows_of(scene, number) for number, scene in enumerate(scenes)]  # of each scene
+    for number, pairs in enumerate(_image_pairs(scenes)):
+        tables[number]["image_pairs"] = pairs
     for name, view in TABLES.items():  # of plugins
         if name not in VIEW_MODULES.builtin and view.has_image:
             for number, scene in enumerate(scenes):
-                about[number][name] = _any_rows(view, scene, scenes[(number + 1) % SCENES], about[number]["captions"])
-    texts = _texts(scenes)
-    _write_tables(root / "validated", scenes, about, texts)
-    _write_shards(root / "shards", scenes, about, texts)
-    words = [text for rows in about for name, own in rows.items() for text in _words(name, own)]
+                other = scenes[(number + 1) % SCENES]
+                tables[number][name] = _any_rows(view, scene, other, tables[number]["captions"])
+    texts = [
+        {
+            "text_id": f"{SOURCE}/t{number}",
+            "source": SOURCE,
+            "split": SPLIT,
+            "text": write_captions(scene, _rng(number, 3))[0],
+        }
+        for number, scene in enumerate(scenes)
+    ]
+    _write_tables(root / "validated", scenes, tables, texts)
+    _write_shards(root / "shards", scenes, tables, texts)
+    words = [text for by_table in tables for name, rows in by_table.items() for text in _words(name, rows)]
     Tokenizer.train(words, size=600, min_frequency=1, lowercase=True).save(root / "tokenizer")
-    answers = Counter(row["answers"][0] for rows in about for row in rows["questions"])
+    answers = Counter(row["answers"][0] for by_table in tables for row in by_table["questions"])
     write_json(root / "tokenizer" / "answers.json", [answer for answer, _ in answers.most_common(ANSWERS)])
     return SampleScenes.open(root)
 
@@ -97,11 +108,7 @@ def _rng(number: int, stream: int) -> np.random.Generator:
     return np.random.default_rng([SEED, number, stream])
 
 
-def _draw(number: int) -> Scene:
-    return sample_scene(_rng(number, 0), image_id=f"{SOURCE}/{number}", split=SPLIT, side=SIDE)
-
-
-def _rows_about(scene: Scene, number: int) -> Rows:
+def _rows_of(scene: Scene, number: int) -> Rows:
     """Return the rows of each table with one image: two captions, three questions, three hypotheses, ..."""
     image_id, rng = scene.image_id, _rng(number, 1)
     hypotheses = list(make_hypotheses(scene, 3, rng))
@@ -115,7 +122,7 @@ def _rows_about(scene: Scene, number: int) -> Rows:
                 "text": question.text,
                 "question_type": question.kind,
                 "answer_type": question.answer_type,
-                "answers": [str(given["answer"]) for given in annotate(question, rng)],
+                "answers": [str(answer["answer"]) for answer in annotate(question, rng)],
             }
             for i, question in enumerate(choose(scene, 3, Balance(), rng))
         ],
@@ -159,16 +166,16 @@ def _image_pairs(scenes: Sequence[Scene]) -> Iterator[list[dict[str, Any]]]:
     for first in range(0, len(scenes), 4):
         left, right = scenes[first : first + 2], scenes[first + 2 : first + 4]
         comparisons = list(make_simple_comparisons(left, right, 1, _rng(first, 2)))
-        for one in left:
+        for scene in left:
             yield [
                 {
-                    "pair_id": f"{one.image_id}/p{place}{number}",
+                    "pair_id": f"{scene.image_id}/p{position}{number}",
                     "other_image_ids": [other.image_id],
                     "text": comparison.text,
-                    "label": comparison.is_true_of(one, other),
+                    "label": comparison.is_true_of(scene, other),
                     "group": f"{SOURCE}/{first}/{number}",
                 }
-                for place, other in enumerate(right)
+                for position, other in enumerate(right)
                 for number, comparison in enumerate(comparisons)
             ]
         yield from ([] for _ in right)
@@ -192,14 +199,6 @@ def _any_rows(view: View, scene: Scene, other: Scene, captions: Sequence[dict[st
     ]
 
 
-def _texts(scenes: Sequence[Scene]) -> list[dict[str, Any]]:
-    sentences = [write_captions(scene, _rng(number, 3))[0] for number, scene in enumerate(scenes)]
-    return [
-        {"text_id": f"{SOURCE}/t{number}", "source": SOURCE, "split": SPLIT, "text": text}
-        for number, text in enumerate(sentences)
-    ]
-
-
 def _words(table: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the texts of rows, for the vocabulary."""
     for row in rows:
@@ -209,24 +208,8 @@ def _words(table: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
                 yield from [value] if isinstance(value, str) else value
 
 
-def _regions(scenes: Sequence[Scene]) -> tuple[SymbolSource, list[RegionArrays]]:
-    objects = [
-        {
-            "image_id": scene.image_id,
-            "category": item.category,
-            "attributes": [item.size, item.texture],
-            **dict(zip(("x1", "y1", "x2", "y2"), item.box, strict=True)),
-        }
-        for scene in scenes
-        for item in scene.objects
-    ]
-    source = SymbolSource(objects, MAX_REGIONS)
-    images = [{"image_id": scene.image_id, "width": SIDE, "height": SIDE} for scene in scenes]
-    return source, source.regions(images, lambda count: None)[0]
-
-
 def _write_tables(
-    folder: Path, scenes: Sequence[Scene], about: Sequence[Rows], texts: Sequence[dict[str, Any]]
+    folder: Path, scenes: Sequence[Scene], tables: Sequence[Rows], texts: Sequence[dict[str, Any]]
 ) -> None:
     folder.mkdir()
     images = [
@@ -247,8 +230,8 @@ def _write_tables(
         if "image_id" in SCHEMAS[name].names:
             rows = [
                 {"image_id": scene.image_id, "provenance": SOURCE, **row}
-                for scene, own in zip(scenes, about, strict=True)
-                for row in own.get(name, ())
+                for scene, by_table in zip(scenes, tables, strict=True)
+                for row in by_table.get(name, ())
             ]
             write_table(rows, name, folder)
     write_table([{**row, "provenance": SOURCE} for row in texts], "texts", folder)
@@ -257,12 +240,24 @@ def _write_tables(
 
 
 def _write_shards(
-    folder: Path, scenes: Sequence[Scene], about: Sequence[Rows], texts: Sequence[dict[str, Any]]
+    folder: Path, scenes: Sequence[Scene], tables: Sequence[Rows], texts: Sequence[dict[str, Any]]
 ) -> None:
     folder.mkdir()
-    source, regions = _regions(scenes)
+    objects = [
+        {
+            "image_id": scene.image_id,
+            "category": item.category,
+            "attributes": [item.size, item.texture],
+            **dict(zip(("x1", "y1", "x2", "y2"), item.box, strict=True)),
+        }
+        for scene in scenes
+        for item in scene.objects
+    ]
+    source = SymbolSource(objects, MAX_REGIONS)
+    images = [{"image_id": scene.image_id, "width": SIDE, "height": SIDE} for scene in scenes]
+    regions = source.regions(images, lambda count: None)[0]
     writer = ShardWriter(folder, SPLIT, images_per_shard=len(scenes))
-    for number, (scene, rows) in enumerate(zip(scenes, about, strict=True)):
+    for number, (scene, rows) in enumerate(zip(scenes, tables, strict=True)):
         record = ImageRecord(
             image_id=scene.image_id,
             source=SOURCE,

@@ -20,9 +20,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput
 from vlp_models.errors import ParamsError
 from vlp_models.models import build_model
-from vlp_models.models.checkpoint import (
-    CheckpointInfo,
-)
+from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.shared_objectives import add_objectives
 from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams, to_plain
@@ -135,11 +133,7 @@ def small_config(family: str, config: Mapping[str, Any] | None = None) -> dict[s
 
 
 def build_trial(family: str, config: Mapping[str, Any], scenes: SampleScenes, seed: int = 0) -> Trial:
-    """Build a model with slightly disturbed weights.
-
-    Raises:
-        ParamsError: the config is invalid. Problem: the model has no `inputs`.
-    """
+    """Build a model with slightly disturbed weights."""
     torch.manual_seed(seed)
     model = build_model(family, config, scenes.facts, where=f"models.{family}.config")
     if not isinstance(getattr(model, "inputs", None), ModelInputs):
@@ -152,12 +146,12 @@ def build_trial(family: str, config: Mapping[str, Any], scenes: SampleScenes, se
 
 def supported_tasks(model: nn.Module) -> list[str]:
     """Return the tasks whose protocols the model meets; without plugins that cannot be imported."""
-    inputs, found = cast(ModelInputs, model.inputs), []
+    inputs, tasks = cast(ModelInputs, model.inputs), []
     for name in TASKS if inputs.text and inputs.image is not None else ():
         with contextlib.suppress(ParamsError):
             if supports_task(model, task_class(name)):
-                found.append(name)
-    return found
+                tasks.append(name)
+    return tasks
 
 
 def pretraining_batch(trial: Trial, *, seeded: bool = True, first: int = 0, last: int | None = None) -> Batch:
@@ -181,22 +175,16 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def train(
-    module: nn.Module, loss_of: Callable[[int], WeightedLosses], prefix: str = ""
-) -> tuple[set[str], list[float]]:
-    """Train for two updates. Return the names of parameters with a gradient, below `prefix`, and the losses.
-
-    Raises:
-        Problem: a loss, or a gradient, is not finite, or no item is trained on.
-    """
+def train(module: nn.Module, loss_of: Callable[[int], WeightedLosses]) -> tuple[set[str], list[float]]:
+    """Train for two updates. Return the names of parameters that a gradient reached, and the losses."""
     module.train()
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-3)
     reached: set[str] = set()
     values = []
     for update in range(UPDATES):
         loss = loss_of(update)
-        for name, one in loss.losses.items():
-            if float(torch.as_tensor(one.count)) <= 0:
+        for name, part in loss.losses.items():
+            if float(torch.as_tensor(part.count)) <= 0:
                 raise Problem(f"update {update + 1}: the loss {name} has `count` 0: it trains on no item")
         value = float(loss.mean.detach())
         if not math.isfinite(value):
@@ -206,22 +194,16 @@ def train(
         for name, weight in module.named_parameters():
             if weight.grad is not None and not bool(weight.grad.isfinite().all()):
                 raise Problem(f"update {update + 1}: the gradient of {name} is not finite")
-            if weight.grad is None or not name.startswith(prefix):
-                continue
             # A bias that is added to all scores of a softmax is used; its gradient is 0, or what rounding leaves.
-            if weight.numel() == 1 or bool(weight.grad.any()):
-                reached.add(name.removeprefix(prefix))
+            if weight.grad is not None and (weight.numel() == 1 or bool(weight.grad.any())):
+                reached.add(name)
         optimizer.step()
         values.append(value)
     return reached, values
 
 
 def make_task(trial: Trial, task: str) -> TaskModel:
-    """Return the task on the trial's model, with its default options.
-
-    Raises:
-        ParamsError, Problem: it cannot be made.
-    """
+    """Return the task on the trial's model, with its default options."""
     cls = task_class(task)
     options = to_plain(read_options(cls, {}))
     labels = cls.initial_labels(trial.scenes.root / "tokenizer")
@@ -229,45 +211,35 @@ def make_task(trial: Trial, task: str) -> TaskModel:
 
 
 def check_task_updates(trial: Trial, task: str) -> str:
-    """Train the model on a task.
-
-    Raises:
-        Problem: see `train`.
-    """
-    made = make_task(trial, task)
-    reached, values = _train_task(trial, made)
+    """Train the model on a task."""
+    task_model = make_task(trial, task)
+    view = type(task_model).training_view(task_model.options)
+    samples = trial.scenes.samples(view, task_model.reader, seeded=True)
+    if not samples:
+        raise Problem(f"the view `{view}` has no rows in the scenes, so the task cannot be tried")
+    batch = task_model.collate(samples)
+    with tempfile.TemporaryDirectory() as work:
+        loss = task_model.training_loss(trial.scenes.root / "shards", {}, Path(work))
+        reached, values = train(task_model, lambda update: loss(batch, update=update, generator=generator(update)))
     trial.reached |= {name.removeprefix("model.") for name in reached if name.startswith("model.")}
-    untrained = [n for n, p in made.head.named_parameters() if p.requires_grad and f"head.{n}" not in reached]
+    untrained = [n for n, p in task_model.head.named_parameters() if p.requires_grad and f"head.{n}" not in reached]
     if untrained:
         raise Problem(f"no gradient reaches {shorten_names(untrained)} of its head: `loss` does not use them")
     return f"loss {values[0]:.3f}, {values[1]:.3f}"
 
 
-def _train_task(trial: Trial, made: TaskModel) -> tuple[set[str], list[float]]:
-    view = type(made).training_view(made.options)
-    samples = trial.scenes.samples(view, made.reader, seeded=True)
-    if not samples:
-        raise Problem(f"the view `{view}` has no rows in the scenes, so the task cannot be tried")
-    batch = made.collate(samples)
-    with tempfile.TemporaryDirectory() as work:
-        loss = made.training_loss(trial.scenes.root / "shards", {}, Path(work))
-        return train(made, lambda update: loss(batch, update=update, generator=generator(update)))
-
-
-def compare(found: Mapping[str, Sequence[Tensor]], expected: Mapping[str, Sequence[Tensor]], what: str) -> None:
-    """Compare outputs row by row, up to rounding.
-
-    Raises:
-        Problem: names the method, the row and the difference, followed by `what`.
-    """
+def compare(actual: Mapping[str, Sequence[Tensor]], expected: Mapping[str, Sequence[Tensor]], context: str) -> None:
+    """Compare outputs row by row, up to rounding; a `Problem` names the method, row and difference, and the context."""
     for name, rows in expected.items():
         for number, row in enumerate(rows):
-            other = found[name][number]
+            other = actual[name][number]
             if other.shape != row.shape:
-                raise Problem(f"{name}: row {number} has the shape {[*other.shape]} instead of {[*row.shape]} {what}")
+                raise Problem(
+                    f"{name}: row {number} has the shape {[*other.shape]} instead of {[*row.shape]} {context}"
+                )
             difference = float((other - row).abs().max()) if row.numel() else 0.0
-            if not difference <= TOLERANCE * max(1.0, float(row.abs().max())):
-                raise Problem(f"{name}: row {number} differs by {difference:.2g} {what}")
+            if not difference <= TOLERANCE * max(1.0, float(row.abs().max())):  # also if it is not finite
+                raise Problem(f"{name}: row {number} differs by {difference:.2g} {context}")
 
 
 def rank_gradients(trial: Trial, name: str, first: int, last: int) -> dict[str, Tensor]:
