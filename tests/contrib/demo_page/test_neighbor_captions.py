@@ -25,7 +25,7 @@ from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT_EVALUATION, get_run_id, log_evaluation
 from vlp_models.registry.serving_cache import refresh_serving_cache
 from vlp_models.registry.versions import CHALLENGER, CHAMPION
-from vlp_models.tasks.captioning import NEAREST, _nearest_neighbor_captions
+from vlp_models.tasks.captioning import NEAREST, _baseline_captions
 from vlp_models.tasks.scoring import EvalContext
 
 NAME = "vlp-captioning"
@@ -67,7 +67,7 @@ def expected(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     rows = [row for row in read_table("images", here.validated).to_pylist() if row["split"] == "test"]
     nearest = partial(nearest_train_images, here.shards, "test", "scenes")
     context = EvalContext(source="scenes", validated=here.validated, nearest=nearest)
-    captions = _nearest_neighbor_captions([row["image_id"] for row in rows], context)
+    captions = _baseline_captions([], [row["image_id"] for row in rows], context)[NEAREST]
     found = {row["path"]: captions[row["image_id"]] for row in rows}
     assert len(set(found.values())) > 1
     return found

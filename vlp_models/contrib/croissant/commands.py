@@ -27,10 +27,10 @@ def croissant(
 
     sources = ", ".join(load_params().data)
     about = description or f"Image-text data read from {sources} and validated by vlp-flows."
-    found = describe_dataset(Workspace().validated, name=name or Path.cwd().name, license=license, description=about)
+    metadata = describe_dataset(Workspace().validated, name=name or Path.cwd().name, license=license, description=about)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_json(output, found)
-    print(f"{output}: version {found['version']}, {len(found['recordSet'])} tables")
+    write_json(output, metadata)
+    print(f"{output}: version {metadata['version']}, {len(metadata['recordSet'])} tables")
 
 
 COMMANDS = {"New data": {"croissant": croissant}}

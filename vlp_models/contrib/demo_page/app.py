@@ -45,31 +45,23 @@ STYLE = """
 
 
 def check_installed() -> None:
-    """Check that Gradio is installed, before any model is loaded.
-
-    Raises:
-        MissingToolError: Gradio is not installed.
-    """
+    """Check that Gradio is installed, before any model is loaded."""
     if find_spec("gradio") is None:
         raise MissingToolError(f"`vlp demo`: gradio is not installed; install it with `{INSTALL}`")
 
 
 def build(page: Page) -> gradio.Blocks:
-    """Build the page.
-
-    Raises:
-        MissingToolError: Gradio, or a package that it needs, is not installed.
-    """
+    """Build the page."""
     gr = _gradio()
-    one = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
+    one_at_a_time = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
     with gr.Blocks(title=page.title, analytics_enabled=False, delete_cache=(MAX_AGE, MAX_AGE)) as blocks:
         gr.Markdown(f"# {page.title}\n{NOTICE}")
         if page.warning:
             gr.Markdown(f"**{page.warning}**", elem_id="warning")
         if page.captions or page.answerer:
-            _photo_part(gr, page, one)
+            _photo_part(gr, page, one_at_a_time)
         if page.search:
-            _search_part(gr, page, one)
+            _search_part(gr, page, one_at_a_time)
         gr.Markdown("### The models, their training data and their limits")
         with gr.Row():
             for task in page.tasks:
@@ -78,7 +70,7 @@ def build(page: Page) -> gradio.Blocks:
     return blocks.queue(api_open=False, max_size=32)
 
 
-def _photo_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
+def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
     """Lay out what is done with one photo: examples and upload, boxes, and what the captioner and answerer return."""
     with gr.Row():
         with gr.Column(scale=1):
@@ -133,22 +125,13 @@ def _photo_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
     cleared = [answers] if page.answerer else []
 
     def describe(path: str | None) -> list[Any]:
-        if not path or not page.captions:  # without a captioner, the plain photo until a question is asked
-            shown = page.show(path)
-            texts = [""] * len(captions)
-            return [
-                shown.overlay and shown.overlay.picture,
-                "",
-                *texts,
-                *(None for _ in cleared),
-                _hidden(gr, shown.problem),
-            ]
-        found = page.caption(path)
-        drawn = [found.overlay.picture, found.overlay.note] if found.overlay else [None, ""]
-        texts = [found.caption, found.beam, found.greedy]
-        return [*drawn, *texts, *(None for _ in cleared), _hidden(gr, found.problem)]
+        # without a captioner, the plain photo until a question is asked
+        result = page.caption(path) if path and page.captions else page.show(path)
+        picture, note = (result.overlay.picture, result.overlay.note) if result.overlay else (None, "")
+        texts = [result.caption, result.beam, result.greedy][: len(captions)]
+        return [picture, note, *texts, *(None for _ in cleared), _problem(gr, result.problem)]
 
-    photo.change(describe, photo, [picture, note, *captions, *cleared, problem], **one)
+    photo.change(describe, photo, [picture, note, *captions, *cleared, problem], **one_at_a_time)
 
     if page.examples:
 
@@ -156,37 +139,39 @@ def _photo_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
             return _copy_example(page.examples[event.index])
 
         choose.__annotations__["event"] = gr.SelectData  # Gradio passes the event by this type
-        examples.select(choose, None, photo, **one)
+        examples.select(choose, None, photo, **one_at_a_time)
 
     if page.answerer:
 
         def answered(path: str | None, text: str) -> list[Any]:
-            found = page.answer(path, text)
-            drawn = [found.overlay.picture, found.overlay.note] if found.overlay else [gr.skip(), gr.skip()]
-            return [*drawn, dict(found.answers) or None, _hidden(gr, found.problem)]
+            result = page.answer(path, text)
+            overlay = [result.overlay.picture, result.overlay.note] if result.overlay else [gr.skip(), gr.skip()]
+            return [*overlay, dict(result.answers) or None, _problem(gr, result.problem)]
 
         for event in (ask.click, question.submit):
-            event(answered, [photo, question], [picture, note, answers, problem], **one)
+            event(answered, [photo, question], [picture, note, answers, problem], **one_at_a_time)
 
 
-def _search_part(gr: Any, page: Page, one: dict[str, Any]) -> None:
+def _search_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
     """Lay out the search of the indexed photos by text."""
     assert page.search is not None
-    where = f"{page.search.photo_count:,} photos of the split {page.search.split}; {page.version_title('retrieval')}"
+    searched_photos = (
+        f"{page.search.photo_count:,} photos of the split {page.search.split}; {page.version_title('retrieval')}"
+    )
     gr.Markdown("### Search")
-    wanted = gr.Textbox(label="Search by text", info=where, max_lines=1, elem_id="wanted")
-    look = gr.Button("Search", elem_id="look")
+    query = gr.Textbox(label="Search by text", info=searched_photos, max_lines=1, elem_id="wanted")
+    start = gr.Button("Search", elem_id="look")
     gallery = gr.Gallery(
         label="Results with scores, best first", columns=6, height="auto", buttons=[], elem_id="found", format="png"
     )
     problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="lost")
 
     def searched(text: str) -> list[Any]:
-        found = page.find(text)
-        return [list(found.photos), _hidden(gr, found.problem)]
+        result = page.find(text)
+        return [list(result.photos), _problem(gr, result.problem)]
 
-    for event in (look.click, wanted.submit):
-        event(searched, wanted, [gallery, problem], **one)
+    for event in (start.click, query.submit):
+        event(searched, query, [gallery, problem], **one_at_a_time)
 
 
 def _copy_example(path: Path) -> str:
@@ -201,7 +186,6 @@ def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
     """Serve the page while the block runs; yield its address. Uploads go to a temporary folder that is then deleted.
 
     Raises:
-        MissingToolError: see `build`.
         ParamsError: the port is taken, or the host is not an address of this machine.
     """
     gr = _gradio()
@@ -235,7 +219,7 @@ def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
             blocks.close(verbose=False)
 
 
-def _hidden(gr: Any, text: str = "") -> Any:
+def _problem(gr: Any, text: str) -> Any:
     """Update a problem field, which is visible only while it has a text."""
     return gr.update(value=text, visible=bool(text))
 

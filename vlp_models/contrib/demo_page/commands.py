@@ -14,8 +14,6 @@ from vlp_models.common.progress import announced
 from vlp_models.errors import DataError, Terminated, VLPError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.demo_page.handlers import Page
     from vlp_models.params import Params
@@ -50,7 +48,7 @@ def demo(
         page = make_page(load_params(), Workspace(), runs=runs or (), split=split)
     for task, reason in page.missing.items():
         print(f"{task}: {reason}")
-    signal.signal(signal.SIGTERM, _terminate)  # so that uploaded images are deleted
+    signal.signal(signal.SIGTERM, _terminate)  # uploaded images are deleted before it ends
     with serving(page, host=host, port=port) as address:
         print(f"the demo is at {address}; press Ctrl-C to stop", flush=True)
         if host not in LOOPBACK:
@@ -75,12 +73,14 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     from vlp_models.cli.predict import describe_neighbors, open_neighbors
     from vlp_models.contrib.demo_page.handlers import Page, PhotoModel
     from vlp_models.contrib.demo_page.photos import PhotoSearch, find_examples
+    from vlp_models.contrib.demo_page.version_card import make_version_card
     from vlp_models.registry.client import connect, mlflow_errors
+    from vlp_models.registry.evaluations import read_lineage, read_scores
     from vlp_models.registry.serving_cache import choose_neighbors
     from vlp_models.registry.versions import download_verified_bundle
     from vlp_models.serving.predictor import Predictor
 
-    made: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     missing: dict[str, str] = {}
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
@@ -90,7 +90,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
                 missing[task] = _explain_missing(params, task)
                 if task == "captioning" and (baseline := choose_neighbors(params, workspace.root)):
                     try:
-                        made["neighbors"] = open_neighbors(params, workspace)
+                        models["neighbors"] = open_neighbors(params, workspace)
                         missing[task] = describe_neighbors(baseline, params)
                     except VLPError as error:
                         missing[task] = f"No champion yet, and no captions of similar training photos: {error}"
@@ -98,16 +98,24 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
             version, selected_by = versions[task]
             try:
                 bundle = download_verified_bundle(version)
-                card = _version_card(client, version, selected_by, bundle)
+                card = make_version_card(
+                    name=version.name,
+                    version=int(version.version),
+                    selected_by=selected_by,
+                    tags=dict(version.tags),
+                    lineage=read_lineage(client, version),
+                    scores=read_scores(client, version),
+                    bundle=bundle,
+                )
                 if task == "retrieval":
-                    made |= {"search": PhotoSearch(bundle, workspace, split), "search_card": card}
+                    models |= {"search": PhotoSearch(bundle, workspace, split), "search_card": card}
                 else:
-                    made["captioner" if task == "captioning" else "answerer"] = PhotoModel(Predictor(bundle), card)
+                    models["captioner" if task == "captioning" else "answerer"] = PhotoModel(Predictor(bundle), card)
             except VLPError as error:
                 missing[task] = f"{version.name} version {version.version} cannot be used: {error}"
-    if not made:
+    if not models:
         raise DataError(f"vlp demo: no model to show. {' '.join(f'{task}: {why}' for task, why in missing.items())}")
-    return Page(**made, missing=missing, examples=find_examples(workspace, split))
+    return Page(**models, missing=missing, examples=find_examples(workspace, split))
 
 
 def _explain_missing(params: Params, task: str) -> str:
@@ -122,39 +130,24 @@ def _versions(client: Any, params: Params, runs: Sequence[str]) -> dict[str, tup
     from vlp_models.registry.client import model_name
     from vlp_models.registry.versions import CHAMPION, find_version_by_alias, run_alias
 
-    found: dict[str, tuple[Any, str]] = {}
+    versions: dict[str, tuple[Any, str]] = {}
     names = {task: model_name(params.tracking, task) for task in TASKS}
     for run in runs:
-        known = {task: find_version_by_alias(client, name, run_alias(run)) for task, name in names.items()}
-        own = {task: (version, f"run {run}") for task, version in known.items() if version is not None}
-        if not own:
+        of_run = {task: find_version_by_alias(client, name, run_alias(run)) for task, name in names.items()}
+        of_run = {task: version for task, version in of_run.items() if version is not None}
+        if not of_run:
             raise DataError(
                 f"vlp demo: the run {run} has no registered version for {', '.join(TASKS)}; `vlp status --mlflow` "
                 "shows what is registered"
             )
-        if own.keys() & found.keys():
-            raise DataError(f"vlp demo: two runs for {', '.join(own.keys() & found.keys())}; give one")
-        found |= own
+        if repeated := of_run.keys() & versions.keys():
+            raise DataError(f"vlp demo: two runs for {', '.join(repeated)}; give one")
+        versions |= {task: (version, f"run {run}") for task, version in of_run.items()}
     for task, name in names.items():
-        champion = find_version_by_alias(client, name, CHAMPION) if task not in found else None
+        champion = find_version_by_alias(client, name, CHAMPION) if task not in versions else None
         if champion is not None:
-            found[task] = (champion, CHAMPION)
-    return found
-
-
-def _version_card(client: Any, version: Any, selected_by: str, bundle: Path) -> Any:
-    from vlp_models.contrib.demo_page.version_card import make_version_card
-    from vlp_models.registry.evaluations import read_lineage, read_scores
-
-    return make_version_card(
-        name=version.name,
-        version=int(version.version),
-        selected_by=selected_by,
-        tags=dict(version.tags),
-        lineage=read_lineage(client, version),
-        scores=read_scores(client, version),
-        bundle=bundle,
-    )
+            versions[task] = (champion, CHAMPION)
+    return versions
 
 
 COMMANDS = {"Use a model": {"demo": demo}}

@@ -46,34 +46,23 @@ class Overlay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionResult:
-    """
+class Result:
+    """What an event of the page shows.
+
     caption  the caption the version returns
     beam     the best of the beam, if the caption is a consensus; else empty
+    answers  the most likely ones, with their probabilities
+    photos   photos that were searched for with their scores, best first
+    problem  a sentence in place of the result, or next to it
     """
 
     caption: str = ""
     beam: str = ""
     greedy: str = ""
-    problem: str = ""
-    overlay: Overlay | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerResult:
-    """answers: the most likely ones, with their probabilities."""
-
     answers: Sequence[tuple[str, float]] = ()
-    problem: str = ""
-    overlay: Overlay | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """photos: with their scores, best first."""
-
     photos: Sequence[tuple[Image.Image, str]] = ()
     problem: str = ""
+    overlay: Overlay | None = None
 
 
 class PhotoModel:
@@ -97,14 +86,22 @@ class PhotoModel:
             return Overlay(picture=scale_for_page(photo), note=f"No boxes: the model returned an empty {kind}.")
         if extractor is None:  # the model reads pixels
             occlusion, cells = occlude_cells(task_model, photo, question, answer)
-            picture = draw_boxes(photo, cells.tolist(), occlusion.most_important)
-            return Overlay(picture=picture, note=_describe_cells(occlusion, kind))
-        regions = truncate_regions(extractor.extract([photo])[0], task_model.info.max_regions)
-        if not len(regions):
-            return Overlay(picture=scale_for_page(photo), note="No boxes: no region was found in this photo.")
-        occlusion = occlude_regions(task_model, regions, question, answer)
-        picture = draw_boxes(photo, np.asarray(regions.boxes).tolist(), occlusion.most_important)
-        return Overlay(picture=picture, note=_describe_regions(occlusion, kind))
+            boxes = cells.tolist()
+            meaning = f"This model reads pixels, not regions: the thin boxes are the cells of a {GRID} x {GRID} grid."
+            note = f"{meaning} {_describe_effect(occlusion, kind, 'blanking each cell')}"
+        else:
+            regions = truncate_regions(extractor.extract([photo])[0], task_model.info.max_regions)
+            if not len(regions):
+                return Overlay(picture=scale_for_page(photo), note="No boxes: no region was found in this photo.")
+            occlusion = occlude_regions(task_model, regions, question, answer)
+            boxes = np.asarray(regions.boxes).tolist()
+            if len(boxes) == 1:
+                note = "The thin box is the only region that the model read, so parts of it cannot be compared"
+                note += f" for the {kind}."
+            else:
+                effect = _describe_effect(occlusion, kind, "leaving out each region")
+                note = f"The thin boxes are the {len(boxes)} regions that the model read. {effect}"
+        return Overlay(picture=draw_boxes(photo, boxes, occlusion.most_important), note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,66 +156,64 @@ class Page:
             return ""
         return "Trained on drawn scenes: use the examples. Results for photographs are meaningless."
 
-    def show(self, path: str | None) -> CaptionResult:
+    def show(self, path: str | None) -> Result:
         """Return an uploaded photo without boxes, for a page without a captioner."""
         try:
-            return CaptionResult(overlay=Overlay(picture=scale_for_page(open_photo(path)), note="") if path else None)
+            return Result(overlay=Overlay(picture=scale_for_page(open_photo(path)), note="") if path else None)
         except VLPError as error:
-            return CaptionResult(problem=_as_sentence(error))
+            return Result(problem=_as_sentence(error))
 
-    def caption(self, path: str | None) -> CaptionResult:
+    def caption(self, path: str | None) -> Result:
         """Caption an uploaded photo."""
         if not path or not self.captions:
-            return CaptionResult(problem=self.missing.get("captioning", NO_PHOTO) if path else NO_PHOTO)
+            return Result(problem=self.missing.get("captioning", NO_PHOTO) if path else NO_PHOTO)
         try:
-            if self.captioner is None:
-                return self._caption_by_neighbors(path)
+            photo = open_photo(path)
             with self.lock:
-                prediction, overlay = self.captioner.predict(open_photo(path))
+                if self.captioner is not None:
+                    prediction, overlay = self.captioner.predict(photo)
+                else:
+                    assert self.neighbors is not None
+                    prediction = {"caption": self.neighbors.caption([photo])[0]}
+                    note = "No boxes: the caption is one of other photos."
+                    overlay = Overlay(picture=scale_for_page(photo), note=note)
         except VLPError as error:
-            return CaptionResult(problem=_as_sentence(error))
-        texts = {name: prediction[name] or "(nothing)" for name in ("caption", "beam", "greedy") if name in prediction}
-        return CaptionResult(**texts, overlay=overlay)
+            return Result(problem=_as_sentence(error))
+        names = ("caption", "beam", "greedy")
+        caption, beam, greedy = (prediction[name] or "(nothing)" if name in prediction else "" for name in names)
+        return Result(caption=caption, beam=beam, greedy=greedy, overlay=overlay)
 
-    def _caption_by_neighbors(self, path: str) -> CaptionResult:
-        assert self.neighbors is not None
-        photo = open_photo(path)
-        with self.lock:
-            text = self.neighbors.caption([photo])[0]
-        overlay = Overlay(picture=scale_for_page(photo), note="No boxes: the caption is one of other photos.")
-        return CaptionResult(caption=text or "(nothing)", overlay=overlay)
-
-    def answer(self, path: str | None, question: str) -> AnswerResult:
+    def answer(self, path: str | None, question: str) -> Result:
         """Answer a question about an uploaded photo."""
         text = " ".join(question.split())
         if self.answerer is None:
-            return AnswerResult(problem=self.missing.get("vqa", ""))
+            return Result(problem=self.missing.get("vqa", ""))
         if not path or not text:
-            return AnswerResult(problem="Enter a question first." if path else NO_PHOTO)
+            return Result(problem="Enter a question first." if path else NO_PHOTO)
         if len(text) > MAX_TEXT:
-            return AnswerResult(problem=f"The question has {len(text)} characters; the limit is {MAX_TEXT}.")
+            return Result(problem=f"The question has {len(text)} characters; the limit is {MAX_TEXT}.")
         try:
             with self.lock:
                 prediction, overlay = self.answerer.predict(open_photo(path), text)
         except VLPError as error:
-            return AnswerResult(problem=_as_sentence(error))
+            return Result(problem=_as_sentence(error))
         answers = [(answer or "(empty)", float(p)) for answer, p in prediction["top"]]
-        return AnswerResult(answers=answers, overlay=overlay)
+        return Result(answers=answers, overlay=overlay)
 
-    def find(self, text: str) -> SearchResult:
+    def find(self, text: str) -> Result:
         """Search the indexed photos by text."""
         query = " ".join(text.split())
         if self.search is None:
-            return SearchResult(problem=self.missing.get("retrieval", ""))
+            return Result(problem=self.missing.get("retrieval", ""))
         if not query or len(query) > MAX_TEXT:
-            return SearchResult(problem=f"Describe the photo to find in at most {MAX_TEXT} characters.")
+            return Result(problem=f"Describe the photo to find in at most {MAX_TEXT} characters.")
         try:
             with self.lock:
-                found = self.search.find(query)
+                matches = self.search.find(query)
         except VLPError as error:
-            return SearchResult(problem=_as_sentence(error))
+            return Result(problem=_as_sentence(error))
         photos, not_on_disk = [], []
-        for image_id, score in found:
+        for image_id, score in matches:
             path = self.search.path(image_id)
             try:
                 photo = open_photo(path) if path is not None else None
@@ -229,7 +224,7 @@ class Page:
             else:
                 photos.append((scale_for_page(photo, 320), f"{score:.2f} {image_id.rpartition('/')[2]}"))
         problem = f"Also found, but not on this disk: {', '.join(not_on_disk)}." if not_on_disk else ""
-        return SearchResult(photos=photos, problem=problem)
+        return Result(photos=photos, problem=problem)
 
     def about(self, task: str) -> str:
         """Return Markdown: the task's version, what it was trained on, its scores and its limits."""
@@ -269,36 +264,19 @@ class Page:
         return (model.card, model.predictor.task_model) if model is not None else None
 
 
-def _describe_regions(occlusion: Occlusion, kind: str) -> str:
-    """Explain the boxes of a model that reads regions."""
-    count = len(occlusion.losses)
-    if count == 1:
-        return f"The thin box is the only region that the model read, so parts of it cannot be compared for the {kind}."
-    effect = _describe_effect(occlusion, kind, "leaving out each region")
-    return f"The thin boxes are the {count} regions that the model read. {effect}"
-
-
-def _describe_cells(occlusion: Occlusion, kind: str) -> str:
-    """Explain the boxes of a model that reads pixels."""
-    effect = _describe_effect(occlusion, kind, "blanking each cell")
-    return f"This model reads pixels, not regions: the thin boxes are the cells of a {GRID} x {GRID} grid. {effect}"
-
-
 def _describe_effect(occlusion: Occlusion, kind: str, method: str) -> str:
+    """Describe how much less likely the caption or answer is without each of the most important boxes."""
     if not occlusion.most_important:
         return f"No single one is decisive: {method} in turn hardly changes the probability of the {kind}."
-    effects = [
-        f"without {rank}, it is {_format_factor(occlusion.losses[number])} less likely"
-        for rank, number in enumerate(occlusion.most_important, start=1)
-    ]
+    effects = []
+    for rank, number in enumerate(occlusion.most_important, start=1):
+        loss = occlusion.losses[number]  # nats
+        if loss < math.log(2):
+            factor = f"{100 * (1 - math.exp(-loss)):.0f}%"
+        else:
+            factor = "over 1,000 times" if loss > math.log(1000) else f"{math.exp(loss):.1f} times"
+        effects.append(f"without {rank}, it is {factor} less likely")
     return f"The thick ones matter most to this {kind} ({method} in turn): {'; '.join(effects)}."
-
-
-def _format_factor(loss: float) -> str:
-    """Format a loss in nats: 40%, 3.0 times."""
-    if loss < math.log(2):
-        return f"{100 * (1 - math.exp(-loss)):.0f}%"
-    return "over 1,000 times" if loss > math.log(1000) else f"{math.exp(loss):.1f} times"
 
 
 def _as_sentence(error: VLPError) -> str:

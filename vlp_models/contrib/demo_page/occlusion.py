@@ -82,20 +82,21 @@ def occlude_regions(task_model: TaskModel, regions: RegionArrays, text: str, ans
         text: the question; unused by a captioner.
         answer: the model's output: a caption, or one of its labels.
     """
-    kept = [np.arange(len(regions)), *(np.delete(np.arange(len(regions)), i) for i in range(len(regions)))]
+    numbers = np.arange(len(regions))
+    subsets = [numbers, *(np.delete(numbers, i) for i in numbers)]
     if len(regions) < 2:  # without its only region the image would be empty
-        kept = kept[:1]
+        subsets = subsets[:1]
     sample = _text_sample(task_model, text, answer)
-    found: list[float] = []
-    for start in range(0, len(kept), REGIONS_AT_ONCE):
+    values: list[float] = []  # log-probabilities: first with all regions, then without each
+    for start in range(0, len(subsets), REGIONS_AT_ONCE):
         block = [
             # An id per copy: equal ids would share one encoded image.
             replace(sample, image_id=f"{start + i}", regions=_select_regions(regions, rows))
-            for i, rows in enumerate(kept[start : start + REGIONS_AT_ONCE])
+            for i, rows in enumerate(subsets[start : start + REGIONS_AT_ONCE])
         ]
-        found += _log_probabilities(task_model, task_model.read(block), answer)
-    losses = tuple(found[0] - one for one in found[1:]) or (0.0,) * len(regions)
-    return Occlusion(log_probability=found[0], losses=losses)
+        values += _log_probabilities(task_model, task_model.read(block), answer)
+    losses = tuple(values[0] - value for value in values[1:]) or (0.0,) * len(regions)
+    return Occlusion(log_probability=values[0], losses=losses)
 
 
 def occlude_cells(
@@ -111,14 +112,14 @@ def occlude_cells(
         The occlusion, and the cells [N, 4] as fractions of the photo's width and height.
     """
     inputs = cast(ModelInputs, task_model.model.inputs)
-    wanted = cast(PixelInput, inputs.image)
-    cells_N4 = _grid_cells(photo, wanted)
+    pixel_input = cast(PixelInput, inputs.image)
+    cells_N4 = _grid_cells(photo, pixel_input)
     # A cell at the edge may be placed half a pixel outside, and a slice would count -1 from the other end
-    corners = place_boxes(cells_N4, photo, wanted).round().clip(min=0).astype(int).tolist()
+    corners = place_boxes(cells_N4, photo, pixel_input).round().clip(min=0).astype(int).tolist()
     sample = _text_sample(task_model, text, answer)
     whole = task_model.read([replace(sample, **prepare_images(inputs, [photo], None)[0])])
     blank_3HW = cast(Pixels, whole.image).blanked().pixels_B3HW[0]
-    found: list[float] = []
+    values: list[float] = []
     for start in range(0, 1 + len(corners), CELLS_AT_ONCE):
         numbers = range(start, min(start + CELLS_AT_ONCE, 1 + len(corners)))  # 0: nothing is blanked
         block = whole.select(torch.zeros(len(numbers), dtype=torch.long))  # copies of the one image
@@ -127,17 +128,17 @@ def occlude_cells(
                 left, top, right, bottom = corners[number - 1]
                 cell = (slice(None), slice(top, bottom), slice(left, right))
                 cast(Pixels, block.image).pixels_B3HW[row][cell] = blank_3HW[cell]
-        found += _log_probabilities(task_model, block, answer)
+        values += _log_probabilities(task_model, block, answer)
     size_4 = np.array([photo.width, photo.height] * 2, np.float32)
-    losses = tuple(found[0] - one for one in found[1:])
-    return Occlusion(log_probability=found[0], losses=losses), cells_N4 / size_4
+    losses = tuple(values[0] - value for value in values[1:])
+    return Occlusion(log_probability=values[0], losses=losses), cells_N4 / size_4
 
 
-def _grid_cells(photo: Image.Image, wanted: PixelInput) -> NDArray[np.float32]:
+def _grid_cells(photo: Image.Image, pixel_input: PixelInput) -> NDArray[np.float32]:
     """Return the cells row by row, x1, y1, x2, y2 in pixels of the photo; cropped-off margins are in no cell. [N, 4]"""
-    own, size = np.array(photo.size), np.array([wanted.width, wanted.height])
-    visible = size / (size / own).max() if wanted.resize == "crop" else own
-    x, y = ((own - visible)[:, None] / 2 + np.outer(visible, np.linspace(0, 1, GRID + 1))).tolist()
+    size, target = np.array(photo.size), np.array([pixel_input.width, pixel_input.height])
+    visible = target / (target / size).max() if pixel_input.resize == "crop" else size
+    x, y = ((size - visible)[:, None] / 2 + np.outer(visible, np.linspace(0, 1, GRID + 1))).tolist()
     cells = [(x[i], y[j], x[i + 1], y[j + 1]) for j in range(GRID) for i in range(GRID)]
     return np.array(cells, np.float32)
 
@@ -157,8 +158,8 @@ def _log_probabilities(task_model: TaskModel, batch: Batch, answer: str) -> list
     at_BT = batch.text.has_next_BT
     logits_MV = cast(Generates, task_model.model).generation_logits(batch.image, batch.text, at_BT)
     targets_M = batch.text.next_tokens(at_BT)
-    found_M = logits_MV.float().log_softmax(-1).gather(1, targets_M[:, None]).squeeze(1)
-    return [float(own.sum()) for own in found_M.split(at_BT.sum(1).tolist())]
+    values_M = logits_MV.float().log_softmax(-1).gather(1, targets_M[:, None]).squeeze(1)
+    return [float(values.sum()) for values in values_M.split(at_BT.sum(1).tolist())]
 
 
 def _select_regions(regions: RegionArrays, rows: np.ndarray) -> RegionArrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,19 +61,20 @@ def scale_for_page(photo: Image.Image, longest: int = SHOWN) -> Image.Image:
 
 def draw_boxes(photo: Image.Image, boxes: Sequence[Box], important: Collection[int] = ()) -> Image.Image:
     """Return the scaled photo with thin boxes; those whose index is in `important` are thick and numbered from 1."""
-    drawn = scale_for_page(photo)
-    draw = ImageDraw.Draw(drawn)
-    thick, font = max(3, max(drawn.size) // 200), ImageFont.load_default(max(14, max(drawn.size) // 36))
-    corners = [tuple(round(v * s) for v, s in zip(box, (*drawn.size, *drawn.size), strict=True)) for box in boxes]
+    picture = scale_for_page(photo)
+    draw = ImageDraw.Draw(picture)
+    thick, font = max(3, max(picture.size) // 200), ImageFont.load_default(max(14, max(picture.size) // 36))
+    sides = (*picture.size, *picture.size)
+    corners = [_clip([round(v * s) for v, s in zip(box, sides, strict=True)], picture.size) for box in boxes]
     for box in corners:
-        draw.rectangle(_clip(box, drawn.size), outline=BOX_COLOR, width=1)  # plain-ok
+        draw.rectangle(box, outline=BOX_COLOR, width=1)  # plain-ok
     for rank, number in reversed(list(enumerate(important, start=1))):  # the most important one on top
-        left, top, right, bottom = _clip(corners[number], drawn.size)
-        draw.rectangle((left, top, right, bottom), outline=IMPORTANT_COLOR, width=thick)  # plain-ok
-        label = draw.textbbox((left + thick, top + thick), str(rank), font=font)
+        draw.rectangle(corners[number], outline=IMPORTANT_COLOR, width=thick)  # plain-ok
+        position = (corners[number][0] + thick, corners[number][1] + thick)
+        label = draw.textbbox(position, str(rank), font=font)
         draw.rectangle((label[0] - 2, label[1] - 2, label[2] + 2, label[3] + 2), fill=IMPORTANT_COLOR)
-        draw.text((left + thick, top + thick), str(rank), fill=(0, 0, 0), font=font)
-    return drawn
+        draw.text(position, str(rank), fill=(0, 0, 0), font=font)
+    return picture
 
 
 def _clip(box: Sequence[int], size: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -83,20 +85,18 @@ def _clip(box: Sequence[int], size: tuple[int, int]) -> tuple[int, int, int, int
 
 def find_examples(workspace: Workspace, split: str, count: int = EXAMPLES) -> list[Path]:
     """Return files of evenly spaced photos of a split, as examples to click; unreadable ones are left out."""
-    chosen = pa.array([split])
+    splits = pa.array([split])
     images = read_rows(
-        "images", workspace.validated, lambda rows: pc.is_in(rows["split"], value_set=chosen), ["path", "split"]
+        "images", workspace.validated, lambda rows: pc.is_in(rows["split"], value_set=splits), ["path", "split"]
     )
     paths = [workspace.root / path for path in images["path"].to_pylist()]
-    number, found = min(count, len(paths)), []
+    number, examples = min(count, len(paths)), []
     for path in (paths[i * len(paths) // number] for i in range(number)):
-        try:
-            open_photo(path)
-        except DataError:
-            continue
         if path.suffix.lower() in FORMATS:
-            found.append(path)
-    return found
+            with suppress(DataError):
+                open_photo(path)
+                examples.append(path)
+    return examples
 
 
 class PhotoSearch:

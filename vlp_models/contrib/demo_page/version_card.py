@@ -87,7 +87,7 @@ def describe_training_data(lineage: Record | None, run: str) -> str:
     images = (((lineage.get("data") or {}).get("shards") or {}).get("counts") or {}).get("train", {}).get("images")
     count = f"; the training split of all datasets has {images:,} images" if images else ""
     text = f"Fine-tuned on {_dataset_names(sources, params)}{count}."
-    if all(one in generated for one in sources):
+    if all(source in generated for source in sources):
         text += f" These are synthetic scenes, so {MEANINGLESS}."
     return text
 
@@ -98,27 +98,25 @@ def describe_history(lineage: Record | None, run: str) -> list[str]:
         return []
     params, parents = lineage.get("params") or {}, lineage.get("parents") or ()
     starts = {parent["path"].removeprefix("checkpoints/"): parent for parent in parents}
-    own = (params.get("finetune") or {}).get(run) or {}
-    found = _describe_augmentation(own, params)
-    start, visited = own.get("start") or "", set[str]()
+    settings = (params.get("finetune") or {}).get(run) or {}
+    sentences = _describe_augmentation(settings, params)
+    start, visited = settings.get("start") or "", set[str]()
     while start and start not in visited:
         visited.add(start)
         kind, name = split_start(start)
         parent = starts.get(start) or {}
         if parent.get("note"):  # it was trained again since
-            return [
-                *found,
-                f"It started from {start}, which has changed since; its training data is not recorded.",
-            ]
+            return [*sentences, f"It started from {start}, which has changed since; its training data is not recorded."]
         if kind == "initial":
-            return [*found, *_describe_initial_weights(name, params, parents)]
+            return [*sentences, *_describe_initial_weights(name, params, parents)]
         settings = ((parent.get("params") or {}).get(kind) or {}).get(name) or (params.get(kind) or {}).get(name) or {}
         data = VIEW_PREFIXES.get(settings.get("view") or "", "") + _dataset_names(settings.get("sources") or (), params)
-        trained = f"fine-tuned for {settings.get('task')}" if kind == "finetune" else "pretrained"
-        found += [f"Before that it was {trained} on {data} (run {name}).", *_describe_augmentation(settings, params)]
+        training = f"fine-tuned for {settings.get('task')}" if kind == "finetune" else "pretrained"
+        sentences.append(f"Before that it was {training} on {data} (run {name}).")
+        sentences += _describe_augmentation(settings, params)
         initial = f"initial/{settings['model']}" if settings.get("model") else ""
         start = settings.get("start") or initial
-    return [*found, "Its initial weights are not recorded."]
+    return [*sentences, "Its initial weights are not recorded."]
 
 
 def _describe_augmentation(settings: Record, params: Record) -> list[str]:
@@ -134,31 +132,31 @@ def _describe_augmentation(settings: Record, params: Record) -> list[str]:
 
 def _describe_initial_weights(model: str, params: Record, parents: Iterable[Record]) -> list[str]:
     """Return sentences on imported weights, a BERT's word embeddings and a vision warm-up; else random weights."""
-    own = (params.get("models") or {}).get(model) or {}
+    settings = (params.get("models") or {}).get(model) or {}
     roles = {parent["role"]: parent for parent in parents}
-    found = []
-    if own.get("init") or own.get("image_init"):
+    sentences = []
+    if settings.get("init") or settings.get("image_init"):
         imported = roles.get("imported weights") or {}
-        details = ", ".join(filter(None, (imported.get("form"), (own.get("config") or {}).get("backbone"))))
-        weights = _public_name(imported.get("file") or own.get("init") or own["image_init"])
+        details = ", ".join(filter(None, (imported.get("form"), (settings.get("config") or {}).get("backbone"))))
+        weights = _public_name(imported.get("file") or settings.get("init") or settings["image_init"])
         weights += f" ({details})" if details else ""
-        found.append(f"It was initialized with the weights {weights}; {NOT_RECORDED}.")
-    if own.get("text_init"):
-        found.append(f"Its text encoder was initialized from BERT, {_public_name(own['text_init'])}; {NOT_RECORDED}.")
+        sentences.append(f"It was initialized with the weights {weights}; {NOT_RECORDED}.")
+    if settings.get("text_init"):
+        sentences.append(
+            f"Its text encoder was initialized from BERT, {_public_name(settings['text_init'])}; {NOT_RECORDED}."
+        )
     initial = next((parent for parent in parents if parent["path"] == f"checkpoints/initial/{model}"), {})
     if warmup := initial.get("vision_warmup"):
-        found.append(
+        sentences.append(
             f"Its vision encoder was first trained on boxes in {warmup.get('images', 0):,} images of the train split."
         )
-    return found or ["Its weights were initialized randomly."]
+    return sentences or ["Its weights were initialized randomly."]
 
 
 def describe_regions(bundle: Path) -> list[str]:
     """Return a sentence on what computes the regions the version reads; none for a model that reads pixels."""
-    config, detector = (
-        _read_json_or_empty(bundle / "features.json"),
-        _read_json_or_empty(bundle / "detector/config.json"),
-    )
+    config = _read_json_or_empty(bundle / "features.json")
+    detector = _read_json_or_empty(bundle / "detector/config.json")
     training = detector.get("training") or {}
     source = config.get("source")
     if source == "grid":
@@ -186,44 +184,44 @@ def describe_regions(bundle: Path) -> list[str]:
 
 def describe_limits(task_model: TaskModel) -> list[str]:
     """Return what the model cannot do, as far as its checkpoint shows."""
-    found = []
+    sentences = []
     if task_model.task == "captioning":
         words = f"{task_model.tokenizer.vocab_size:,} words and word pieces"
-        found.append(f"Its vocabulary has {words}; it cannot name anything else.")
-        found.append("It captions every photo, even if it does not recognize anything in it.")
+        sentences.append(f"Its vocabulary has {words}; it cannot name anything else.")
+        sentences.append("It captions every photo, even if it does not recognize anything in it.")
     elif task_model.task == "vqa":
         answers = sum(answer != UNKNOWN for answer in task_model.labels)
-        found.append(f"It chooses among {answers:,} answers and cannot give any other.")
-        found.append("It answers every question, even about things that are not in the photo.")
+        sentences.append(f"It chooses among {answers:,} answers and cannot give any other.")
+        sentences.append("It answers every question, even about things that are not in the photo.")
     elif task_model.task == "retrieval":
-        found.append("It always returns a best photo, even if none fits the text.")
+        sentences.append("It always returns a best photo, even if none fits the text.")
     if task_model.info.classes:
         kinds = len(task_model.info.classes) - 1
-        found.append(f"What computes its regions distinguishes {kinds:,} classes of objects and may miss others.")
+        sentences.append(f"What computes its regions distinguishes {kinds:,} classes of objects and may miss others.")
     if task_model.info.blank_images:
-        found.append("It is a text-only control that was trained without images and ignores the photo.")
-    return found
+        sentences.append("It is a text-only control that was trained without images and ignores the photo.")
+    return sentences
 
 
 def _describe_scores(scores: Sequence[Record]) -> list[str]:
-    places: dict[str, list[str]] = {}
-    few: dict[str, str] = {}  # place -> warning
+    lines: dict[str, list[str]] = {}  # dataset and split -> metrics with their values
+    few: dict[str, str] = {}  # dataset and split -> warning
     for score in scores:
         if score.get("value") is None or score["metric"] not in task_class(score["task"]).headlines:
             continue
         interval = f" ({score['low']:.1f} to {score['high']:.1f})" if score.get("low") is not None else ""
-        place = f"{score['dataset']}, split {score['split']}"
-        places.setdefault(place, []).append(f"{score['metric']} {score['value']:.1f}{interval}")
+        split = f"{score['dataset']}, split {score['split']}"
+        lines.setdefault(split, []).append(f"{score['metric']} {score['value']:.1f}{interval}")
         if (count := count_in_note(score.get("note") or "")) is not None:
-            few[place] = f" {explain_few(count, score['split'])}."
-    return [f"Scores on {place}: {', '.join(lines)}.{few.get(place, '')}" for place, lines in places.items()]
+            few[split] = f" {explain_few(count, score['split'])}."
+    return [f"Scores on {split}: {', '.join(metrics)}.{few.get(split, '')}" for split, metrics in lines.items()]
 
 
 def _dataset_names(sources: Iterable[str], params: Record) -> str:
     """Return the names of the datasets (all datasets if `sources` is empty), with synthetic ones marked."""
     generated = params.get("generate") or {}
     names = list(sources) or list(params.get("data") or {})
-    return ", ".join(f"{one} (synthetic scenes)" if one in generated else one for one in names)
+    return ", ".join(f"{name} (synthetic scenes)" if name in generated else name for name in names)
 
 
 def _public_name(source: str) -> str:
@@ -233,7 +231,7 @@ def _public_name(source: str) -> str:
 
 def _read_json_or_empty(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

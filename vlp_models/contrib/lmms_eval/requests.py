@@ -55,7 +55,7 @@ class ModelArgs:
     device: str = ""
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> ModelArgs:
+    def parse(cls, arguments: Mapping[str, Any]) -> ModelArgs:
         """Return the arguments as lmms-eval passes them, numbers where they look like one.
 
         Raises:
@@ -63,11 +63,11 @@ class ModelArgs:
         """
         from vlp_models.params.schema import suggestion
 
-        known = tuple(cls.__dataclass_fields__)
-        values = {name: value for name, value in given.items() if value not in (None, "")}
+        names = tuple(cls.__dataclass_fields__)
+        values = {name: value for name, value in arguments.items() if value not in (None, "")}
         for name in values:
-            if name not in known:
-                raise ParamsError(f"--model_args: unknown argument `{name}`{suggestion(name, known)}")
+            if name not in names:
+                raise ParamsError(f"--model_args: unknown argument `{name}`{suggestion(name, names)}")
         size = str(values.pop("batch_size", 1))
         if not size.isdecimal() or not int(size):
             raise ParamsError(f"--batch_size {size}: must be a whole number, 1 or more")
@@ -194,19 +194,19 @@ def answer(predictor: Predictor, questions: Sequence[Question]) -> list[str]:
     Raises:
         DataError: an image cannot be opened, or a question has more or fewer images than the model takes.
     """
-    takes, groups = predictor.request, []
+    expected, groups = predictor.request.images, []
     for question in questions:
-        if len(question.images) != takes.images:
+        if len(question.images) != expected:
             raise DataError(
-                f"{question.name} has {len(question.images)} images; the {predictor.task} model takes {takes.images}"
+                f"{question.name} has {len(question.images)} images; the {predictor.task} model takes {expected}"
             )
-        images = question.images[0] if takes.images == 1 else question.images
+        images = question.images[0] if expected == 1 else question.images
         try:
             groups += predictor.open([images], [question.text])
         except VLPError as error:
             raise DataError(f"{question.name}: {error}") from None
     texts = [question.text for question in questions]
-    return [str(found[ANSWERS[predictor.task]]) for found in predictor.predict_opened(groups, texts)]
+    return [str(prediction[ANSWERS[predictor.task]]) for prediction in predictor.predict_opened(groups, texts)]
 
 
 def answer_all(
@@ -214,4 +214,5 @@ def answer_all(
 ) -> Iterator[list[str]]:
     """Yield the answers of one batch after the other, in the order of the requests; see `read_question`, `answer`."""
     for start in range(0, len(requests), batch_size):
-        yield answer(predictor, [read_question(one, documents) for one in requests[start : start + batch_size]])
+        batch = requests[start : start + batch_size]
+        yield answer(predictor, [read_question(arguments, documents) for arguments in batch])

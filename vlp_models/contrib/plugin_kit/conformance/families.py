@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -79,7 +79,9 @@ def try_family(
     (trial,) = trials
     model = trial.model
     objectives = known_objectives(model, scenes.facts)
-    checks = {f"objective {name}": partial(check_objective, trial, name) for name in objectives}
+    checks: dict[str, Callable[[], str | None]] = {
+        f"objective {name}": partial(check_objective, trial, name) for name in objectives
+    }
     if isinstance(model, PredictsMaskedWords):
         checks["scheduled sampling"] = partial(check_scheduled_sampling, trial)
     checks |= {f"task {task}": partial(check_task_updates, trial, task) for task in supported_tasks(model)}
