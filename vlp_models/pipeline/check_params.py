@@ -43,6 +43,7 @@ def check_runs(params: Params) -> None:
     from vlp_models.data.views import index_columns
     from vlp_models.synthetic import GENERATORS
 
+    # data
     for name, entry in params.generate.items():
         check_known(entry.generator, GENERATORS, f"generate.{name}.generator")
     for name, source in params.data.items():
@@ -54,6 +55,7 @@ def check_runs(params: Params) -> None:
             f"params.yaml: `trainer.torch_threads: {params.trainer.torch_threads}`: with `reproducible: portable` each "
             "process has one thread; set `reproducible: machine`, or `trainer.devices` for several processes"
         )
+    # models, and what they read
     for name, model in params.models.items():
         _check_model(name, model)
         if model.text_init and params.tokenizer.special_tokens:
@@ -71,6 +73,7 @@ def check_runs(params: Params) -> None:
         timm = params.features.timm
         _check_timm("features.timm.model", timm.model, timm.model)
         _check_timm("features.timm.weights", timm.weights, pretrained_model_name(timm.weights, ""))
+    # runs
     for name in params.promotion.tasks:
         check_known(name, TASKS, "promotion.tasks")
     for name, pretraining in params.pretrain.items():

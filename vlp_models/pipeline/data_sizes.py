@@ -70,6 +70,7 @@ def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Coun
             return checked.images, checked.problems
         first = replace(typed, limit=min(typed.limit or FIRST_ROWS, FIRST_ROWS))
         return Counter(), pairs.check_pairs(name, first, workspace.root).problems
+    # other formats are not read here
     try:
         return count_values("images", workspace.interim(name), "split"), []
     except (OSError, DataError):

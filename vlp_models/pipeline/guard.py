@@ -53,6 +53,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
     Raises:
         BusyError: another process of this stage is running in this workspace and does not end.
     """
+    # ranks above 0: rank 0 has the lock, and announces the stop
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
         with _stopped_by_signals(stage, announce=False):
             yield
@@ -62,7 +63,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
     wait = LOCK_WAIT_LAUNCHED if LAUNCHED in os.environ else LOCK_WAIT
     command = f"`vlp stage {stage.replace('@', ' ')}`"
     with _stopped_by_signals(stage), file_lock(lock, command, wait=wait):
-        if run_by_dvc():
+        if run_by_dvc():  # DVC is not writing dvc.lock while a stage runs
             back_up(workspace.root)
             threading.Thread(target=_stop_with_dvc, args=(_ancestors(),), daemon=True).start()
         yield
@@ -79,6 +80,7 @@ def _stopped_by_signals(stage: str, *, announce: bool = True) -> Iterator[None]:
         received.append(number)
         raise _make_stop(number)
 
+    # Python lets only the main thread set handlers.
     numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, stop) for number in numbers}
     try:

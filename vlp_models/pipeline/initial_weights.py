@@ -69,7 +69,7 @@ def load_text_init(model: nn.Module, p: ModelParams, data: PreparedData, root: P
         vocabulary=data.tokenizer.vocabulary,
         lowercase=data.tokenizer.lowercase,
     )
-    imported = read_bert(folder, request)
+    imported = read_bert(folder, request)  # under the model's names
     report = load_matching(model, imported.weights, tables=TABLES)
     record = _summarize(model, report, imported)
     loaded = ", ".join(record["loaded"])
@@ -153,7 +153,7 @@ def warm_up(
             f"{workspace.validated / FILE}: no object of the train split has a box, and `{where}.vision_warmup` trains "
             f"on boxes; remove `{where}.vision_warmup`, or set `image_init`"
         )
-    if trainer.torch_threads:
+    if trainer.torch_threads:  # this stage has no trainer that sets them
         torch.set_num_threads(trainer.torch_threads)
     hidden: int = model.config.hidden  # type: ignore[union-attr, assignment]
     result, f1 = warm_up_vision(

@@ -131,7 +131,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
     checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     inputs = config.get("provenance", {}).get("inputs", {})
-    family, code = params.family_at(checkpoint), set[str]()
+    family, code = params.family_at(checkpoint), set[str]()  # code: modules of the chain's trainings
     start_weights: dict[str, str] = {}
     for name in params.chain(checkpoint):
         kind, _ = split_start(name)
@@ -192,6 +192,7 @@ def validation_record(workspace: Workspace, config: dict[str, Any]) -> dict[str,
         return None
     if find_changed_data(workspace, config.get("provenance", {}).get("inputs", {})):
         return None  # trained on other data than the current data
+    # The report must allow the data, and describe the tables that are there.
     report, counts = read_json(report_file), read_json(manifest_file)["counts"]
     reasons = []
     for name, table in report["tables"].items():
@@ -224,6 +225,7 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
     regions, and the tokenizer. Hashes are those recorded in training.
     """
     parents: list[dict[str, Any]] = []
+    # Follow the starts back; stop where a checkpoint is missing, or is not the one that was started from.
     made_from = config
     _, *starts = params.chain(name)
     for start in starts:
@@ -260,6 +262,7 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
             parents.append(parent)
         if kind == "initial" and (text := provenance.get("text_init")):
             parents.append({"role": "text weights", "path": text["source"], "files": text["files"]})
+    # detector and vocabulary, which the whole chain shares
     if config.get("detector_id"):
         detector = {"role": "detector", "path": "data/detector", "id": config["detector_id"]}
         if workspace.detector.exists():

@@ -36,6 +36,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     Returns:
         The first exit code that is not 0.
     """
+    # run -> its start, for runs that need no other fine-tuning
     starts = {
         name: entry.start
         for name, entry in params.finetune.items()
@@ -46,6 +47,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     on_cpu = trainer.accelerator in ("auto", "cpu") and not use_cuda(trainer.accelerator)
     if trainer.parallel_finetune < 2 or len(starts) < 2 or not on_cpu or trainer.launcher != "local":
         return 0
+    # A run may have to be trained if it is stale, or anything before it is.
     stale = _find_stale(root, [f"finetune@{name}" for name in starts], environment)
     shared = {"shards", "tokenizer", "features", "detector", "validate", "plan"}
     names = []
@@ -55,6 +57,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
             names.append(name)
     if len(names) < 2:
         return 0
+    # First their starts, with everything before them, in one DVC.
     environment = {**environment, PARTIAL: "1"}
     code = run([[*REPRO, *sorted({starts[name].replace("/", "@", 1) for name in names})]], environment)
     if code:

@@ -76,7 +76,7 @@ class PreparedData:
             CheckpointError: the checkpoint was made with other features, classes or another vocabulary.
         """
         manifest = self.manifest
-        if info.detector_id:
+        if info.detector_id:  # it reads regions
             if info.classes != tuple(manifest.classes):
                 raise CheckpointError(
                     f"{checkpoint}: made from features with {describe_classes(info.classes)}, but the shards have "

@@ -190,6 +190,7 @@ def explain(decision: Decision) -> list[str]:
             "unchanged": f"{decision.model}: nothing to promote: " + "; ".join(decision.reasons),
         }[decision.action]
     ]
+    # what was measured
     numbers = decision.numbers
     if "gain" in numbers:
         low, high = numbers.get("gain_low"), numbers.get("gain_high")
@@ -205,6 +206,7 @@ def explain(decision: Decision) -> list[str]:
     if decision.ranking:
         lines.append(f"  {decision.ranking}")
     lines += _explain_test(numbers)
+    # why, and the way around a refusal
     if decision.action != "unchanged":
         lines += [f"  {'overridden: ' if decision.forced else ''}{reason}" for reason in decision.reasons]
     if decision.forced:

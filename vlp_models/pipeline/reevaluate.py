@@ -61,6 +61,7 @@ def reevaluate_bundle(
 
     info = read_bundle_info(bundle)
     require_output(workspace.validated / "manifest.json", "validate")
+    # params with one run, the bundle's, in a workspace of its own
     settings = dataclasses.replace(params, finetune={RUN: _make_run(params, lineage, info)})
     with temporary_workspace(workspace.root / ".work") as folder:
         scratch = Workspace(folder)
@@ -89,6 +90,7 @@ def _read_model_inputs(info: CheckpointInfo) -> ModelInputs:
     from vlp_models.models import DataFacts
     from vlp_models.models.meta_model import model_inputs
 
+    # A checkpoint's config has what the data decided (vocabulary, features); params.yaml has only the rest.
     facts = {field.name for field in dataclasses.fields(DataFacts)}
     config = {key: value for key, value in info.model_config.items() if key not in facts}
     (inputs,) = model_inputs({info.name: ModelParams(family=info.family, config=config)})
@@ -114,15 +116,12 @@ def _make_run(params: Params, lineage: Mapping[str, Any], info: CheckpointInfo) 
 def _prepare_regions(
     params: Params, workspace: Workspace, scratch: Workspace, bundle: Path, info: CheckpointInfo, inputs: ModelInputs
 ) -> None:
-    """Link data/shards if it holds the features that the bundle was trained on; otherwise make such shards.
-
-    Raises:
-        DataError: the features of the current data do not fit the bundle.
-    """
+    """Link data/shards if it holds the features that the bundle was trained on; otherwise make such shards."""
     from vlp_models.pipeline.stages import features, shards
 
     trained_on = build(FeaturesParams, read_json(bundle / FEATURES), where="features", file=str(bundle))
     _link(scratch.detector, bundle / DETECTOR)
+    # The project's shards serve, if the same detector and settings made their regions.
     manifests = [folder / "manifest.json" for folder in (workspace.shards, workspace.features)]
     if (
         all(path.exists() for path in manifests)
@@ -181,6 +180,7 @@ def _copy_splits(workspace: Workspace, scratch: Workspace, splits: set[str]) -> 
     images = read_rows("images", workspace.validated, lambda rows: pc.is_in(rows["split"], value_set=split_names))
     if not len(images):
         raise DataError(f"{workspace.validated}: no image of {', '.join(sorted(splits))}")
+    # relative paths would be below the temporary workspace
     root = workspace.root.absolute()
     paths = pa.array([os.path.join(root, path) for path in images["path"].to_pylist()])  # noqa: PTH118
     scratch.validated.mkdir(parents=True)

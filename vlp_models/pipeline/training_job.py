@@ -104,10 +104,12 @@ class TrainingJob:
         self.name, self.stage = name, stage_of(name)
         self.view, self.settings = view, settings
         self.section: PretrainParams | FinetuneParams = getattr(params, kind)[key]
+        # what it reads: prepared data, and the checkpoint of the run or model that it starts from
         self.data = PreparedData.load(workspace)
         self.start_name = params.start_of(kind, key)
         self.start = require_output(workspace.checkpoint(self.start_name), stage_of(self.start_name))
         self.start_info = read_config(self.start)
+        # The run depends on the content of the samples that it trains on, not on the whole of data/shards.
         image_kind = image_kind_of(params, name)
         check_sources(self.section.sources, self.data.manifest.sources)
         content = f"{CONTENTS}/{trained_on_file(image_kind, view, self.section.sources)}"
@@ -118,6 +120,7 @@ class TrainingJob:
         self.work = self._work_directory(
             [f"vlp_models.pipeline.stages.{kind}", FAMILIES[self.start_info.family], *modules]
         )
+        # for `vlp forget`, in case the training is interrupted
         if is_main_process():
             detector_id = self.data.manifest.detector_id if image_kind == "regions" else ""
             record_provenance(self.work, self._provenance(), detector_id)
@@ -157,6 +160,7 @@ class TrainingJob:
             return
         check_searches(self.params, self.data.shards, self.name)
         self.data.check_compatible(self.start_info, self.start)
+        # New weights (heads) are drawn from the run's seed.
         torch.manual_seed(self.section.seed)
         training = build(self)
         mlflow, sinks = self._open_curve_loggers(training.tags) if is_main_process() else (None, [])
@@ -171,7 +175,7 @@ class TrainingJob:
                 title=self.stage,
                 tracker=tracker,
             )
-        if not result.is_main:
+        if not result.is_main:  # rank 0 publishes
             return
         outputs = self._publish(training, result, mlflow, sinks)
         if write_more is not None:
@@ -237,6 +241,7 @@ class TrainingJob:
             counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
             write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)
             write_manifest(directory, stage=self.stage, params=self.settings, counts=counts)
+        # curve and training report, which the report and `vlp results` show
         write_text(workspace.curve(self.name), as_csv(result.rows))
         last = final_numbers(result.rows)
         report: dict[str, Any] = {

@@ -37,6 +37,7 @@ def save_unrecorded_result(workspace: Workspace, work: Path, stage: str, outputs
     """Save the outputs of `stage` in `work`, if DVC records them."""
     if not recorded_by_dvc():
         return
+    # The record comes last: without it, a run finds no result.
     directory = work / FINISHED
     shutil.rmtree(directory, ignore_errors=True)
     files = {}
@@ -69,6 +70,7 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
     except (DataError, KeyError, TypeError, ValueError):  # after a power cut
         files, code = {}, ""
     saved = {name: work / FINISHED / name for name in files}
+    # hashed again: a link shares its content with a file that may have been changed since
     intact = all(path.exists() and hash_path(path) == files[name] for name, path in saved.items())
     if not intact or code != _hash_code(stage):
         if is_main_process():

@@ -116,6 +116,7 @@ def find_untracked(params: Params, workspace: Workspace) -> list[str]:
 
 def _is_untracked(path: Path, root: Path) -> bool:
     """Return whether a path is in no .dvc file and no commit; False if git does not work here."""
+    # DVC may track the path, a folder around it, or files in it
     folders = [path, *(folder for folder in path.parents if folder.is_relative_to(root) and folder != root)]
     if any(folder.with_name(f"{folder.name}.dvc").is_file() for folder in folders) or any(path.glob("*.dvc")):
         return False
@@ -229,6 +230,7 @@ def check_files(params: Params, root: Path, *, regions: bool) -> None:
         DataError: one of them is missing.
     """
     missing = []
+    # files that datasets name, then weights and vocabularies, then imported features
     for name, source in params.data.items():
         missing += [
             f"params.yaml: `data.{name}` names {path}: no such file; put it there, or correct the name"

@@ -159,6 +159,7 @@ def build_pipeline(
     package: str = "vlp_models",
 ) -> dict[str, Stage]:
     """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
+    # A builder returns None, or a `foreach` without entries, for a stage that these params do not need.
     context = Context(params, raw, kinds, used, withdrawn, package)
     built = {build.__name__: build(context) for build in BUILDERS}
     stages = {name: stage for name, stage in built.items() if stage and stage.get("foreach", True)}
@@ -577,6 +578,7 @@ def _keys(kind: str, every: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _holds(raw: Mapping[str, Any], key: str) -> bool:
+    # params.yaml may leave out any key that has a default
     node: Any = raw
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:

@@ -141,6 +141,7 @@ def back_up(root: Path) -> None:
 def dvc_is_running(root: Path) -> bool:
     """Return whether a `dvc` process of this user runs in `root` or below it."""
     root = root.resolve()
+    # by its command line: its own pid files are what may be damaged
     for process in psutil.process_iter(["cmdline", "cwd"]):
         names = [Path(word).name for word in (process.info["cmdline"] or [])[:3]]  # dvc | python dvc | python -m dvc
         is_dvc = "dvc" in names or REPRO_MODULE in names
@@ -171,6 +172,7 @@ def _drop_ended_holders(rwlock: Path) -> list[str]:
 
     An entry stays while a process with its pid may be the one that wrote it.
     """
+    # the file is DVC's: its format may change
     try:
         ended = {pid for pid, command in read_holders(rwlock).items() if not _may_be_running(pid, command)}
         content = json.loads(rwlock.read_text(encoding="utf-8")) if ended else {}

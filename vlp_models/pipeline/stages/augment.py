@@ -54,6 +54,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, f"augment@{key}"):
         data = PreparedData.load(workspace)
         checkpoint = require_output(workspace.checkpoint(p.start), stage_of(p.start))
+        # Captions of an image that is also tested would train on the test.
         allowed = training_images(read_table("images", require_output(workspace.validated, "validate")), p.sources)
         captioner = load_task_model(
             checkpoint, device=pick_device(params.trainer.accelerator, params.trainer.torch_threads)
@@ -68,7 +69,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             )
         rows: list[dict[str, object]] = []
         counts = Counter(dict.fromkeys(("images", "captions", *REASONS), 0))
-        starts = range(0, len(dataset), p.batch_size)
+        starts = range(0, len(dataset), p.batch_size)  # the number of a batch seeds its draws
         with progress_bar(f"augment {key}", len(dataset), "images") as bar:
             for number, start in enumerate(starts):
                 samples = [dataset[i] for i in range(start, min(start + p.batch_size, len(dataset)))]

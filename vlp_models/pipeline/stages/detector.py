@@ -106,6 +106,7 @@ def _make_detector(params: Params, workspace: Workspace, directory: Path) -> Rep
     else:
         model, config, classes, training = _load(p, rows, workspace)
     report["detector_id"] = save_detector(directory, model, config, classes, training)
+    # average precision on val, for the classes without the background
     val = labeled_images(rows, "val", classes[1:], (), workspace.root)
     report["counts"]["val_images"] = len(val)
     if val:
@@ -139,6 +140,7 @@ def _train(
             "detector of your own, or to `none` and features.source to `tsv` or `npz` (imported features)"
         )
     images, classes, words = _training_data(p, train_rows, workspace)
+    # the small backbone's anchors have the sizes of the training boxes
     config = configure(p.backbone, p.feature_dim, np.concatenate([image.boxes for image in images]), words)
     torch.manual_seed(p.seed)
     model = build_detector(config, len(classes))
@@ -162,6 +164,7 @@ def _training_data(
 
     categories, words = categories_of(train_rows), words_of(train_rows)
     images = labeled_images(train_rows, "train", categories, words, workspace.root)
+    # a random sample, in the order of ids
     if 0 < p.max_images < len(images):
         numbers = np.random.default_rng(p.seed).permutation(len(images))[: p.max_images]
         images = [images[number] for number in sorted(numbers.tolist())]

@@ -79,6 +79,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
         options=to_plain(read_options(task, p.options, where=f"{where}.options")),
     )
     task_model = task(model, job.data.tokenizer, info, labels=labels)
+    # The head continues from a fine-tuning on the same task with the same labels; otherwise it is new.
     weights = read_weights(job.start)
     load_start(model, start, part_of(weights, "model"), job.start)
     if start.task == p.task and (not task.has_labels or read_labels(job.start) == labels):

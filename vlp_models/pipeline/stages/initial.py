@@ -45,10 +45,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     use_portable_kernels()
     with record_timing(workspace, f"initial@{key}"):
         data = PreparedData.load(workspace)
-        torch.manual_seed(p.seed)
+        torch.manual_seed(p.seed)  # of all weights that stay random
         model = build_model(p.family, p.config, data.facts, where=f"{where}.config")
+        # Parts of the weights from elsewhere; each loader returns what config.json records of it.
         provenance: dict[str, Any] = {}
-        lengths = UNLIMITED
+        lengths = UNLIMITED  # what the data allowed; an imported checkpoint has its own
         if p.image_init:
             from vlp_models.pipeline.initial_weights import load_image_init
 

@@ -57,7 +57,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     check_sinks(params.tracking)
     read = set(facts.kinds.values())
     with output_directory(workspace.plan) as directory:
-        write_json(directory / "nothing.json", {})
+        write_json(directory / "nothing.json", {})  # stands for an optional dependency (pipeline/dvc/graph.py)
         write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
         for task in sorted({run.task for run in params.finetune.values()}):
             write_json(directory / "evaluate" / f"{task}.json", planned_settings(params, task))

@@ -58,6 +58,7 @@ def _build(job: TrainingJob) -> Training:
         model = build_model(entry.family, entry.config, job.data.facts, where=f"models.{p.model}.config")
     weights = read_weights(job.start)
     load_start(model, job.start_info, part_of(weights, "model"), job.start)
+    # Objectives that every family may use have heads of their own; they continue from the start, too.
     trained = add_objectives(model, p.recipe.objectives, job.data.facts, f"{where}.recipe.objectives", p.model)
     checkpoint: nn.Module = nn.ModuleDict({"model": model})
     if isinstance(trained, PretrainingModel):

@@ -77,7 +77,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
     with record_timing(workspace, "register"), _make_bundles(params, workspace) as bundles:
         client = connect(params.tracking, workspace.root)
-        send_unsent(params.tracking, workspace.root)
+        send_unsent(params.tracking, workspace.root)  # of trainings that ended while MLflow did not answer
         receipts: dict[str, list[dict[str, Any]]] = {}
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
             for run_bundle in bundles:
@@ -116,7 +116,7 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
                 checkpoint = require_output(
                     workspace.checkpoint(f"finetune/{candidate.run}"), f"finetune@{candidate.run}"
                 )
-                if read_checkpoint_info(checkpoint).detector_id:
+                if read_checkpoint_info(checkpoint).detector_id:  # it reads regions
                     require_output(workspace.detector, "detector")
                 info = write_bundle(
                     bundle,
@@ -125,6 +125,7 @@ def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBund
                     features=to_plain(params.features),
                     search=workspace.evaluation(candidate.run) / SEARCH,
                 )
+                # A model that predicts from an image must do so now, before MLflow is touched.
                 reason = why_not_served(bundle)
                 trial = SmokeTest() if reason else smoke_test(bundle, images)
                 if trial.problem:
@@ -158,6 +159,13 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, run
         data=workspace.shards / "manifest.json",
         command=f"dvc repro finetune@{candidate.run}",
     )
+    # names that MLflow accepts: letters, digits, `_-. ` (a `/` would make a group in its UI)
+    metrics = {}
+    for score in candidate.scores:
+        if score["value"] is not None:
+            metric = f"{score['dataset']}.{score['split']}.{score['metric']}"
+            metric = "".join(c if c.isalnum() or c in "_-. " else "_" for c in metric)
+            metrics[metric] = float(score["value"])
     names = {"run": candidate.run, "model": candidate.model, "family": candidate.family, "variant": candidate.variant}
     return VersionRecord(
         name=name,
@@ -166,7 +174,7 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, run
         bundle=run_bundle.bundle,
         content=hash_bundle(run_bundle.bundle),
         evaluation=workspace.evaluation(candidate.run),
-        metrics={_metric_name(s): float(s["value"]) for s in candidate.scores if s["value"] is not None},
+        metrics=metrics,
         tags={
             **facts,
             **names,
@@ -211,9 +219,3 @@ def _find_test_images(workspace: Workspace) -> list[Path]:
             if split in by_split and len(by_split[split]) < MAX_TEST_IMAGES:
                 by_split[split].append(workspace.root / path)
     return [*by_split["test"], *by_split["val"]]
-
-
-def _metric_name(score: dict[str, Any]) -> str:
-    """Return a metric name that MLflow accepts: letters, digits, `_-. ` (a `/` would make a group in its UI)."""
-    text = f"{score['dataset']}.{score['split']}.{score['metric']}"
-    return "".join(c if c.isalnum() or c in "_-. " else "_" for c in text)

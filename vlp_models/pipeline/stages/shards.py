@@ -92,20 +92,12 @@ def run(
         counts: dict[str, dict[str, int]] = {}
         hashes: dict[str, Iterable[Path]] = {}  # split -> the files with the hashes of its images
         with output_directory(workspace.shards) as directory, output_directory(workspace.contents) as contents:
-            # Processes make the parts, one shard each, in `work`.
-            with Database.within(directory) as database:
-                joined = _ImageRows(database, validated)
-                shard_counts = {split: -(-joined.count(split) // p.images_per_shard) for split in SPLITS}
-                features = workspace.features if required.regions else None
-                make = functools.partial(
-                    _make_shard, root=workspace.root, features=features, work=work, required=required
-                )
-                for _ in mapper.map(make, _missing_shards(joined, shard_counts, p.images_per_shard, work)):
-                    pass
-            # The parts of a split, in order, become its shards, and their indexes one index.
-            for split in SPLITS:
-                parts = _Parts(work, split, shard_counts[split], _without_images(texts, split, work, required))
-                counts[split], hashes[split] = _sum_counts(parts), (part / HASHES for part in parts)
+            for split, parts in _make_parts(params, workspace, texts, work, required, mapper, directory).items():
+                totals = Counter(dict.fromkeys((*VIEWS, "regions", "shards"), 0))
+                for part in parts:
+                    totals.update(read_json(part / COUNTS))
+                counts[split], hashes[split] = dict(totals), (part / HASHES for part in parts)
+                # the parts, in order, become the shards of the split, and their indexes one index
                 join_parts(directory, split, parts)
             write_manifest(
                 directory,
@@ -126,6 +118,35 @@ def run(
     for split, numbers in counts.items():
         described.append(f"{split} " + ", ".join(f"{count:,} {name}" for name, count in numbers.items() if count))
     logger.info("shards: %s", "; ".join(described))
+
+
+def _make_parts(
+    params: Params,
+    workspace: Workspace,
+    texts: Mapping[str, pa.Table],
+    work: Path,
+    required: RequiredContent,
+    mapper: Mapper,
+    scratch: Path,
+) -> dict[str, _Parts]:
+    """Make the parts that `work` lacks, one shard each; return those of each split, in order.
+
+    Args:
+        texts: rows without an image, by table.
+        scratch: folder of a temporary database.
+    """
+    size = params.shards.images_per_shard
+    features = workspace.features if required.regions else None
+    make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, required=required)
+    with Database.within(scratch) as database:
+        joined = _ImageRows(database, workspace.validated)
+        shard_counts = {split: -(-joined.count(split) // size) for split in SPLITS}
+        for _ in mapper.map(make, _missing_shards(joined, shard_counts, size, work)):
+            pass
+    return {
+        split: _Parts(work, split, count, _without_images(texts, split, work, required))
+        for split, count in shard_counts.items()
+    }
 
 
 def part_name(split: str, number: int) -> str:
@@ -212,6 +233,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
                 )
             )
         write_json(directory / COUNTS, writer.close())
+        # a training that reads a damaged shard would end much later
         for tar in directory.glob("*.tar"):
             check_tar(tar)
         write_hashes(directory / HASHES, directory, split, required.kinds)
@@ -237,13 +259,6 @@ def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, requ
 def _open_store(features: Path, changed: tuple[int, ...]) -> FeatureStore:
     """Open the features once per process, not once per shard. changed: differs after they were written again."""
     return FeatureStore(features)
-
-
-def _sum_counts(parts: Iterable[Path]) -> dict[str, int]:
-    total = Counter(dict.fromkeys((*VIEWS, "regions", "shards"), 0))
-    for part in parts:
-        total.update(read_json(part / COUNTS))
-    return dict(total)
 
 
 def _check_features(validated: Path, store: FeatureStore, workspace: Workspace) -> None:
@@ -315,11 +330,7 @@ class _ImageRows:
 
 
 def _read_pixels(path: Path, sha256: str) -> tuple[bytes, str]:
-    """Return the bytes and extension of a PNG or JPEG file; convert others (WebP, GIF, BMP) to PNG.
-
-    Raises:
-        DataError: the file is missing, or is not the one that `prepare` has checked.
-    """
+    """Return the bytes and extension of a PNG or JPEG file; convert others (WebP, GIF, BMP) to PNG."""
     from PIL import Image
 
     from vlp_models.data.images import to_upright_rgb

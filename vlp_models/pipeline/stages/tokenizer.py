@@ -91,10 +91,10 @@ def _read(
             for rows in corpus.rows(name, column.name, SPLITS[:1])
         )
         answers = (rows["answers"].to_pylist() for rows in corpus.rows("questions", "answers", SPLITS[:2]))
-        strings = pa.list_(pa.string())
+        # both are read more than once, and need not fit into memory
         yield (
             MappedValues(folder / "texts.arrow", texts, pa.string()),
-            MappedValues(folder / "answers.arrow", answers, strings),
+            MappedValues(folder / "answers.arrow", answers, pa.list_(pa.string())),
             corpus,
         )
 
@@ -139,6 +139,7 @@ class _Corpus:
             for column in view.text_columns if view.has_image else ():
                 if not self._load(name, column.name):
                     continue
+                # every n-th row of a dataset: n is its number of rows / SAMPLE, rounded up
                 for rows in self._database.stream(
                     f'SELECT source, "{column.name}" FROM (SELECT i.source, r.*, '
                     "row_number() OVER (PARTITION BY i.source ORDER BY r.row) - 1 AS number, "
@@ -223,10 +224,8 @@ def _given(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> To
 def _decoded_share(tokenizer: Tokenizer, texts: Sequence[str], source: str, p: TokenizerParams) -> float:
     """Return the CIDEr-D of decoded texts against the texts themselves, in percent of that of the texts.
 
-    Words are those of the caption scores, which ignore case and punctuation.
-
-    Raises:
-        DataError: it is below `min_decoded_share`.
+    Words are those of the caption scores, which ignore case and punctuation. Raises a DataError if it is below
+    `min_decoded_share`.
     """
     words = [ptb_like(text).split() for text in texts]
     decoded = [tokenizer.reproduce(text) for text in texts]
@@ -241,6 +240,7 @@ def _decoded_share(tokenizer: Tokenizer, texts: Sequence[str], source: str, p: T
     texts_sum, decoded_sum = score_N2.sum(axis=0)
     share = round(100 * float(decoded_sum / texts_sum), 2) if texts_sum else 100.0
     if share < p.min_decoded_share:
+        # an example, and the command that makes a vocabulary that fits
         changed = next(i for i, text in enumerate(words) if text != decoded_words[i])
         settings = {"strip_accents": "false", "min_frequency": 1, "vocab_size": max(8000, 2 * p.vocab_size)}
         trained = "vlp use " + " ".join(f"--set tokenizer.{key}={value}" for key, value in settings.items())

@@ -96,7 +96,7 @@ def embed(features: np.ndarray, seed: int) -> list[list[float]]:
 
 def _sample(image_ids: Iterable[str], store: FeatureStore) -> list[list[float]]:
     """Return embeddings of the images with the smallest hashes, which come first: an equal sample on every machine."""
-    means: list[Any] = []
+    means: list[Any] = []  # of the regions of each image, [F]; images without regions are left out
     for image_id in image_ids:
         if len(means) == SAMPLE:
             break

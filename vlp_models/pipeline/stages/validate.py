@@ -99,6 +99,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         refused.unlink(missing_ok=True)  # of an earlier run
         sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
         duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
+        # image id -> what it is a copy of, which a rule of the images table reports
         leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
         with output_directory(workspace.validated) as directory:
             results = _check_tables(sources, params.validate, workspace, directory, leaks)
@@ -182,6 +183,7 @@ def _captions_in_train(directory: Path) -> dict[str, Any]:
             for image, text in zip(table["image_id"].to_pylist(), table["text"].to_pylist(), strict=True):
                 yield tested.get(image, SPLITS[0]), text
 
+    # captions of val and test in memory, those of train streamed past them
     test_captions = [entry for entry in captions() if entry[0] != SPLITS[0]]
     likenesses = compare_sentences(
         [text for _, text in test_captions], (text for split, text in captions() if split == SPLITS[0])
@@ -407,8 +409,9 @@ def _write_lines(sources: list[Path], directory: Path, name: str) -> int:
     """Write the lines of a file (ground truth, languages) on good images, if there are any; return their number."""
     lines = (line for source in sources if (source / name).exists() for line in _lines(source / name))
     first = next(lines, None)
-    if first is None:
+    if first is None:  # no file is written
         return 0
+    # joined with the good images on disk: neither fits into memory
     schema = pa.schema([("number", pa.int64()), ("image_id", pa.string()), ("line", pa.string())])
     count = 0
     with Database.within(directory) as database:
