@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 import vlp_models
 from vlp_models.cli import pipeline
 from vlp_models.cli.main import app
-from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.portable import VARIABLES
 from vlp_models.common.workspace import Workspace, record_timing
-from vlp_models.errors import DataError, ParamsError, TrackingError
+from vlp_models.errors import ParamsError, TrackingError
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages.plan import check_current, check_params
 from vlp_models.registry import receipts
@@ -56,11 +55,6 @@ def test_shells_complete_presets() -> None:
     for shell in ("bash", "zsh"):
         result = CliRunner().invoke(app, [], env={**words, "_VLP_COMPLETE": f"complete_{shell}"}, prog_name="vlp")
         assert "tiny-coco" in result.output and "vlmo" not in result.output
-
-
-def test_an_unknown_stage_names_the_nearest_one(project: Path) -> None:
-    with pytest.raises(ParamsError, match="no stage `pretrian`; did you mean `pretrain`"):
-        pipeline.run_stage("pretrian", "tden", "params.yaml")
 
 
 @pytest.mark.slow
@@ -128,18 +122,6 @@ def test_versions_that_the_run_itself_registered_are_not_looked_up(monkeypatch: 
     assert pipeline.run_pipeline([]) == 0 and not asked
     monkeypatch.setattr(pipeline, "_run_dvc", lambda params, workspace, targets: 0)
     assert pipeline.run_pipeline([]) == 0 and len(asked) == 1
-
-
-def test_a_missing_initial_checkpoint_is_named_with_the_command_that_creates_it(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hint = "create it with `vlp import-checkpoint ... --name resnet`"
-    apply_overlay(project / "params.yaml", None, ["models.tden.init=checkpoints/imported/resnet"])
-    monkeypatch.setattr(pipeline, "supervise_commands", lambda wanted, env: 1)
-    with pytest.raises(DataError, match=f"`models.tden.init: checkpoints/imported/resnet`: not found; {hint}"):
-        pipeline.run_pipeline([])
-    (project / "checkpoints" / "imported" / "resnet").mkdir(parents=True)
-    assert pipeline.run_pipeline([]) == 1
 
 
 def test_a_project_with_crlf_line_ends_can_be_changed_again_and_again(project: Path, capsys: Any) -> None:

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from vlp_models.cli import doctor
-from vlp_models.cli.status import status
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import ParamsError
 from vlp_models.params import load_params
 
 ROOT = Path(__file__).parents[2]
@@ -133,8 +132,3 @@ def test_folder_outside_git_and_an_account_without_a_home_are_problems(
     problems = {f.subject: f.text for f in doctor.examine(tmp_path) if f.level == "problem"}
     assert "run `git init`" in problems["git"]
     assert "set HOME" in problems["account"]
-
-
-def test_status_outside_a_project_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"^{tmp_path}: no params\.yaml here"):
-        status(tmp_path)

@@ -243,20 +243,3 @@ def test_errors_of_a_value_that_may_be_null_are_those_of_its_type(group: dict[st
     with pytest.raises(ParamsError, match=message):
         build(OptimizerParams, {"lr": 1.0, "groups": {"head": group}}, where="o")
     assert build(OptimizerParams, {"lr": 1.0, "groups": {"head": {"lr": None}}}, where="o").groups["head"].lr is None
-
-
-def test_missing_file_and_bad_yaml_say_so(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match="not found; run in the project root"):
-        load_params(tmp_path / "absent.yaml")
-    (tmp_path / "bad.yaml").write_text("a: [1,")
-    with pytest.raises(ParamsError, match="not valid YAML"):
-        load_params(tmp_path / "bad.yaml")
-    (tmp_path / "bad.yaml").write_text("a: 1\n<<<<<<< HEAD\nb: 2\n=======\nb: 3\n>>>>>>> other\n")
-    with pytest.raises(ParamsError, match=r"bad\.yaml:2: git's conflict markers \(<<<<<<< HEAD\); keep one"):
-        load_params(tmp_path / "bad.yaml")
-    (tmp_path / "bad.yaml").write_bytes("trainer: {}\n".encode("utf-16"))
-    with pytest.raises(ParamsError, match=r"bad\.yaml: UTF-16 text; save it as UTF-8"):
-        load_params(tmp_path / "bad.yaml")
-    (tmp_path / "bad.yaml").write_bytes(b"a: 1\nb: caf\xe9\n")
-    with pytest.raises(ParamsError, match=r"bad\.yaml:2: not UTF-8 text"):
-        load_params(tmp_path / "bad.yaml")
