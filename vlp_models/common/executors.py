@@ -66,44 +66,20 @@ def bounded_results(submit: Callable[[Item], Any], items: Iterable[Item], limit:
         yield pending.popleft().result()
 
 
-class ChunkNumbers:
-    """A set of the numbers 0 to `size` - 1 that holds one bit for each."""
+def list_chunks(directory: Path, total: int, name: Callable[[int], str]) -> set[int]:
+    """Return the numbers, below `total`, of the chunks in a folder, which is listed once.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._bits = bytearray((size + 7) // 8)
-        self._count = 0
-
-    @staticmethod
-    def listed(directory: Path, size: int, name: Callable[[int], str]) -> ChunkNumbers:
-        """Return the numbers of the chunks in `directory`. Lists the folder once.
-
-        Args:
-            name: returns the file or folder of a chunk, in whose name the number has eight digits or more.
-        """
-        prefix, _, suffix = name(0).partition("0" * 8)
-        chunks = ChunkNumbers(size)
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                number = entry.name.removeprefix(prefix).removesuffix(suffix)
-                if number.isdecimal() and entry.name == f"{prefix}{number}{suffix}":
-                    chunks.add(int(number))
-        return chunks
-
-    def add(self, number: int) -> None:
-        if number < self._size and number not in self:
-            self._bits[number // 8] |= 1 << number % 8
-            self._count += 1
-
-    def __contains__(self, number: int) -> bool:
-        return bool(self._bits[number // 8] & 1 << number % 8)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the numbers in order."""
-        return (number for number in range(self._size) if number in self)
+    Args:
+        name: returns the file or folder of a chunk, in whose name the number has eight digits or more.
+    """
+    prefix, _, suffix = name(0).partition("0" * 8)
+    chunks = set()
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            number = entry.name.removeprefix(prefix).removesuffix(suffix)
+            if number.isdecimal() and int(number) < total and entry.name == f"{prefix}{number}{suffix}":
+                chunks.add(int(number))
+    return chunks
 
 
 def start_worker() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vlp_models.common.device import cpu_count, pick_device
-from vlp_models.common.executors import ChunkNumbers, LocalMapper, Mapper
+from vlp_models.common.executors import LocalMapper, Mapper, list_chunks
 from vlp_models.common.io import link_or_copy, output_directory, write_text
 from vlp_models.common.log import get_logger
 from vlp_models.common.portable import is_portable
@@ -229,7 +229,7 @@ class _Images:
         for table in self._sorted():
             yield from table.to_pylist()
 
-    def missing(self, finished: ChunkNumbers) -> Iterator[Chunk]:
+    def missing(self, finished: set[int]) -> Iterator[Chunk]:
         """Yield the chunks that are not finished."""
         # `rows`: read from the database, and not in a chunk yet
         pieces, rows = self._sorted(), SCHEMAS["images"].empty_table()
@@ -240,7 +240,7 @@ class _Images:
                 yield number, rows.slice(0, storage.CHUNK_IMAGES).to_pylist()
             rows = rows.slice(storage.CHUNK_IMAGES)
 
-    def images_in(self, finished: ChunkNumbers) -> int:
+    def images_in(self, finished: set[int]) -> int:
         """Return how many images the finished chunks have."""
         # only the last chunk may be shorter
         lacking = self.chunks * storage.CHUNK_IMAGES - self.rows if self.chunks - 1 in finished else 0
@@ -268,7 +268,7 @@ def _make_chunks(mapper: Mapper | None, source: RegionSource, job: _Job, images:
 
     done = reused = 0
     start = time.perf_counter()
-    finished = ChunkNumbers.listed(job.work, images.chunks, storage.chunk_name)
+    finished = list_chunks(job.work, images.chunks, storage.chunk_name)
     missing = images.missing(finished)
     if mapper is None:
         # one process per CPU, but at least two chunks per process; one for a GPU
@@ -343,7 +343,7 @@ def _notes_name(number: int) -> str:
 
 def _notes(work: Path, chunks: int) -> Iterator[list[Row]]:
     """Yield the rows of the quarantine table, chunk by chunk."""
-    for number in ChunkNumbers.listed(work, chunks, _notes_name):
+    for number in sorted(list_chunks(work, chunks, _notes_name)):
         yield json.loads((work / _notes_name(number)).read_text("utf-8"))
 
 

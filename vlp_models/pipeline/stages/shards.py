@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.common.executors import ChunkNumbers, LocalMapper, Mapper
+from vlp_models.common.executors import LocalMapper, Mapper, list_chunks
 from vlp_models.common.io import output_directory, read_json, stat_file, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
@@ -196,7 +196,7 @@ def _work(workspace: Workspace, settings: dict[str, Any], required: RequiredCont
 def _missing_shards(joined: _ImageRows, shard_counts: Mapping[str, int], size: int, work: Path) -> Iterator[Shard]:
     """Yield the shards that `work` lacks. shard_counts: by split."""
     for split, total in shard_counts.items():
-        finished = ChunkNumbers.listed(work, total, functools.partial(part_name, split))
+        finished = list_chunks(work, total, functools.partial(part_name, split))
         if len(finished) == total:
             continue
         images = joined.choose(split)
