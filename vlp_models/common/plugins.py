@@ -86,7 +86,11 @@ def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
             plugins.setdefault(kind, {})[name] = target
     if has_own_plugins(declared):
         _import_from(root)
-    # Replace the plugins of the project that was read before; a built-in entry cannot be replaced.
+    _activate(plugins)
+
+
+def _activate(plugins: dict[str, dict[str, str]]) -> None:
+    """Put plugins into the tables in place of those that are active; a built-in entry cannot be replaced."""
     for kind, table in _tables.items():
         for name in _active.get(kind, {}):
             table.pop(name, None)
@@ -128,14 +132,8 @@ def with_plugins(function: Callable[[Item], Result]) -> Callable[[Item], Result]
 def _call_with_plugins(
     active: dict[str, dict[str, str]], roots: list[str], function: Callable[[Item], Result], item: Item
 ) -> Result:
-    for kind in active.keys() | _active.keys():
-        new, old = active.get(kind, {}), _active.get(kind, {})
-        if new != old and kind in _tables:
-            for name in old.keys() - new.keys():
-                _tables[kind].pop(name, None)
-            _tables[kind].update(new)
-    _active.clear()
-    _active.update(active)
+    if active != _active:
+        _activate(active)
     for root in roots:
         _add_to_path(Path(root))
     return function(item)
