@@ -82,11 +82,7 @@ def examine(root: Path) -> Iterator[Finding]:
 
 
 def check_machine(root: Path) -> None:
-    """Check what DVC needs before it starts: git, a home folder, and files that this user may write.
-
-    Raises:
-        DataError: the first problem, with the way out.
-    """
+    """Check what DVC needs before it starts: git, a home folder, and files that this user may write."""
     require_home()
     for finding in (_permissions(root), _git(root)):
         if finding.level == "problem":

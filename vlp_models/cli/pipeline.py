@@ -235,10 +235,6 @@ def write_plan() -> tuple[bool, PlanFacts]:
 
     Returns:
         Whether dvc.yaml changed, and what the check of params.yaml found out.
-
-    Raises:
-        ParamsError: DVC cannot read params.yaml, or a run is not possible.
-        MissingToolError: see `plan_files`.
     """
     from vlp_models.common.io import write_together
     from vlp_models.common.workspace import Workspace
@@ -277,9 +273,6 @@ def plan_files(
     Args:
         facts: of these params, from their check.
         raw: params.yaml as plain data; default: read it.
-
-    Raises:
-        MissingToolError: a package that params.yaml names is not installed.
     """
     from vlp_models.common.io import is_same_text
     from vlp_models.common.packages import OWN_RECORD, outdated_records, own_record

@@ -71,11 +71,7 @@ def caption(
 
 
 def _print_captions(make: Callable[[Sequence[str]], list[str]], images: Sequence[str]) -> None:
-    """Print the captions of image files, a few files at a time; a damaged file is named, and the others go on.
-
-    Raises:
-        DataError: a file is damaged; after the captions of all others.
-    """
+    """Print the captions of image files, a few files at a time; a damaged file is named, and the others go on."""
     damaged: list[str] = []
 
     def show(paths: Sequence[str]) -> None:
@@ -114,11 +110,7 @@ def describe_neighbors(baseline: Baseline, params: Params) -> str:
 
 
 def open_neighbors(params: Params, workspace: Workspace) -> NeighborCaptioner:
-    """Open the nearest-neighbor captioner on the datasets that the captioning runs train on.
-
-    Raises:
-        DataError: the workspace has no shards for it; names the way out.
-    """
+    """Open the nearest-neighbor captioner on the datasets that the captioning runs train on."""
     from vlp_models.params import to_plain
 
     with quick_imports():

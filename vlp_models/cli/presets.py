@@ -59,9 +59,6 @@ def find_preset(name: str, root: Path | None = None) -> Path:
     Args:
         name: a preset's name, or the path of a YAML file.
         root: the project's folder; default: the current one.
-
-    Raises:
-        ParamsError: no preset has this name.
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
         return Path(name)
@@ -78,11 +75,7 @@ def list_presets(root: Path | None = None) -> dict[str, Path]:
 
 
 def describe_preset(path: Path) -> str:
-    """Return the first sentence of a preset's leading comment, after the command that the comment starts with.
-
-    Raises:
-        ParamsError: the file cannot be read as text.
-    """
+    """Return the first sentence of a preset's leading comment, after the command that the comment starts with."""
     words: list[str] = []
     for line in read_yaml_text(path).splitlines():
         if not line.startswith("#"):
@@ -100,12 +93,7 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
 
 
 def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> Overlay:
-    """Merge `preset`, then `key.path=value` assignments, into the content of `params_file`; nothing is written.
-
-    Raises:
-        ParamsError: a missing file, a malformed assignment, a result that breaks the schema, or a run that is not
-            possible.
-    """
+    """Merge `preset`, then `key.path=value` assignments, into the content of `params_file`; nothing is written."""
     from vlp_models.pipeline.stages.plan import check_params
 
     # ruamel keeps comments but not the layout, so lines are compared between a dump before the change and one after it.

@@ -113,11 +113,7 @@ class Stack:
         self.save(**{name: {"pid": child.pid, "started": _since_boot(psutil.Process(child.pid))}})
 
     def wait(self, name: str, condition: Callable[[], bool]) -> None:
-        """Wait until the process answers.
-
-        Raises:
-            DataError: it has ended, or it does not answer in time.
-        """
+        """Wait until the process answers."""
         deadline = time.monotonic() + START_SECONDS
         while not condition():
             problem = "ended" if self.find(name) is None else "does not answer"
@@ -135,11 +131,7 @@ class Stack:
             raise DataError(f"`prefect {' '.join(arguments)}` failed: {_last_line(done.stdout + done.stderr)}")
 
     def call(self, path: str, body: Any = None, method: str = "", timeout: float = 60) -> Any:
-        """Return the REST API's answer; None for 404. With a body, the method is POST unless given.
-
-        Raises:
-            DataError: the server does not answer, or with an error.
-        """
+        """Return the REST API's answer; None for 404. With a body, the method is POST unless given."""
         data, headers = None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/api{path}", data, headers, method=method or None)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -186,11 +178,7 @@ def up(
 
 
 def start_server(stack: Stack, port: int | None) -> None:
-    """Start the server unless it runs, and wait until it answers.
-
-    Raises:
-        DataError: another program uses the port, or the server runs on another port.
-    """
+    """Start the server unless it runs, and wait until it answers."""
     running = stack.find("server")
     if running is not None and port not in (None, stack.port):
         raise DataError(f"the server already runs on port {stack.port}; run `vlp down` first to move it to port {port}")

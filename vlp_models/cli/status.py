@@ -72,11 +72,7 @@ def print_status(
 
 
 def status(root: Path, *, ask_mlflow: bool = False) -> Status:
-    """Return everything that `vlp status` shows; whatever cannot be determined becomes a note.
-
-    Raises:
-        DataError: the folder has no project.
-    """
+    """Return everything that `vlp status` shows; whatever cannot be determined becomes a note."""
     if not (root / "params.yaml").exists():
         raise DataError(f"{root}: no params.yaml here; run this in a project's folder (`vlp init` makes one)")
     result = Status()

@@ -91,11 +91,7 @@ def find_holder(path: Path) -> str:
 
 
 def check_locks(folder: Path) -> None:
-    """Lock a temporary file in a folder.
-
-    Raises:
-        DataError: the file system has no locks.
-    """
+    """Lock a temporary file in a folder; raise a DataError if the file system has no locks."""
     with tempfile.TemporaryFile(dir=folder) as file:
         _try_lock(file.fileno(), folder)
 

@@ -153,11 +153,7 @@ def outdated_records(sources: Iterable[tuple[str, str]], root: Path) -> dict[Pat
 
 
 def check_recorded(source: str, root: Path, key: str) -> None:
-    """Check that the installed package is the one that packages/NAME.json records, if that exists.
-
-    Raises:
-        DataError: it is another version, or has other files.
-    """
+    """Check that the installed package is the one that packages/NAME.json records, if that exists."""
     record = _read_record(root / dependency(source))
     if record is None or record == (installed := describe_package(source, key)):
         return
@@ -245,11 +241,7 @@ def recorded_version(root: Path) -> str:
 
 
 def check_own_record(root: Path) -> None:
-    """Check that the package that runs is the one that the project was planned with, if that is recorded.
-
-    Raises:
-        DataError: it is not, so that DVC would attribute results to other code.
-    """
+    """Check that the package that runs is the one that the project was planned with, if that is recorded."""
     before, now = recorded_version(root), own_version()
     if before and own_record(root):
         change = f"version {before} is recorded, {now} is running" if before != now else "its code has changed"

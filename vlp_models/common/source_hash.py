@@ -54,11 +54,7 @@ def other_package(folder: Path) -> Path | None:
 
 
 def refuse_other_package(folder: Path) -> None:
-    """Refuse to work in a checkout whose code is not the code that runs: DVC would record the wrong source hashes.
-
-    Raises:
-        ParamsError: `folder` holds another copy of this package.
-    """
+    """Refuse to work in a checkout whose code is not the code that runs: DVC would record the wrong source hashes."""
     package = other_package(folder)
     if package is not None:
         raise ParamsError(
@@ -74,9 +70,6 @@ def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
         modules: dotted names such as `vlp_models.pipeline.stages.pretrain`, or targets such as
             `vlp_models.tasks.vqa:VQA`, which are listed themselves as well. The other files of a module's folder
             (templates, fonts) belong to the module. The path of a plugin's file starts with its package's name and `:`.
-
-    Raises:
-        ValueError: a module does not exist.
     """
     names = sorted(modules)
     # Follow imports from the modules until no file is new.

@@ -29,11 +29,7 @@ def set_user_name() -> None:
 
 
 def require_home() -> None:
-    """Check that the user has a home folder, where DVC and MLflow look for settings. It need not exist.
-
-    Raises:
-        DataError: HOME is not set, and the password database has no entry.
-    """
+    """Check that the user has a home folder, where DVC and MLflow look for settings. It need not exist."""
     try:
         Path.home()
     except RuntimeError:

@@ -149,11 +149,6 @@ def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, na
 
     Args:
         select: returns the parts; called with params.yaml as it is once the workspace is held, after hours of waiting.
-
-    Raises:
-        ParamsError: params.yaml is invalid.
-        WorkspaceInUse: another run holds the workspace.
-        StageFailed: a part failed; the parts after it did not run.
     """
     label = f"{name} {time.strftime('%F %T')}"
     settings = read_webhook(root / "params.yaml")

@@ -81,11 +81,7 @@ class DatasetParams(SourceParams):
 
     @classmethod
     def of(cls, **keys: Any) -> DatasetParams:
-        """Return an entry with these keys of `data.NAME`.
-
-        Raises:
-            ParamsError: a value is invalid.
-        """
+        """Return an entry with these keys of `data.NAME`."""
         return build(cls, keys, where="data.NAME")
 
 

@@ -162,12 +162,7 @@ def read_plain(text: str, path: Path) -> Any:
 
 
 def read_yaml_text(path: Path) -> str:
-    """Return the text of a YAML file that a user edits, with LF line ends.
-
-    Raises:
-        ParamsError: it is not UTF-8 text, or a merge left git's conflict markers in it.
-        FileNotFoundError
-    """
+    """Return the text of a YAML file that a user edits, with LF line ends."""
     content = path.read_bytes()
     if reason := explain_not_text(content[:HEAD], str(path)):
         raise ParamsError(f"{path}: {reason}")
@@ -225,9 +220,6 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path |
 
     Args:
         root: the project's folder, for its plugins; default: the current one.
-
-    Raises:
-        ParamsError: see `load_params`.
     """
     params = build(Params, _apply_defaults(raw, file), where="", file=file)
     use_plugins(params.plugins, Path.cwd() if root is None else root)
