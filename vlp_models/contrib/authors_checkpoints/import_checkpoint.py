@@ -98,11 +98,11 @@ def import_checkpoint(
 
     out = workspace.checkpoint(f"imported/{name}")
     _check_arguments(form, name, params, out)
-    data, own = PreparedData.load(workspace), params.models.get(name)
+    data, model_params = PreparedData.load(workspace), params.models.get(name)
     request = ImportRequest(
         facts=data.facts,
-        config=own.config if own else {},
-        family=own.family if own else "",
+        config=model_params.config if model_params else {},
+        family=model_params.family if model_params else "",
         task=task,
         heads=heads,
         vocabulary=data.tokenizer.vocabulary,
@@ -115,7 +115,7 @@ def import_checkpoint(
     lengths = _lengths(imported, max_text_len, max_regions)
     labels = _labels(answers, imported)
 
-    seed = own.seed if own else 1
+    seed = model_params.seed if model_params else 1
     torch.manual_seed(seed)
     from_data = {field.name for field in dataclasses.fields(data.facts)}  # set by the data, not by the config
     config = {key: value for key, value in imported.config.items() if key not in from_data}
@@ -186,29 +186,21 @@ def _check_fits(config: Mapping[str, Any], facts: DataFacts, source: Path) -> No
 
 
 def _lengths(imported: ImportedModel, max_text_len: int, max_regions: int) -> dict[str, int]:
-    """Return the limits that the checkpoint records.
-
-    Raises:
-        CheckpointError: they are missing for a task's model, whose answers depend on them.
-    """
-    given = {"max_text_len": max_text_len, "max_regions": max_regions}
+    """Return the limits that the checkpoint records; the answers of a task's model depend on them."""
+    lengths = {"max_text_len": max_text_len, "max_regions": max_regions}
     if not imported.reads_regions:
-        given["max_regions"] = max_regions or UNLIMITED["max_regions"]
-    missing = [f"--{key.replace('_', '-')}" for key, value in given.items() if value < 1]
+        lengths["max_regions"] = max_regions or UNLIMITED["max_regions"]
+    missing = [f"--{key.replace('_', '-')}" for key, value in lengths.items() if value < 1]
     if imported.task and missing:
         raise CheckpointError(
             f"a {imported.task} model: pass {' and '.join(missing)}, the most tokens ([CLS] and [SEP] included) and "
             "regions that it was trained with; they are not part of the file, and its answers depend on them"
         )
-    return {key: value if value >= 1 else UNLIMITED[key] for key, value in given.items()}
+    return {key: value if value >= 1 else UNLIMITED[key] for key, value in lengths.items()}
 
 
 def _labels(file: Path | None, imported: ImportedModel) -> list[str]:
-    """Return the answers of a VQA model's classifier; for other models, nothing.
-
-    Raises:
-        CheckpointError: no file is given, it is not a JSON list of strings, or it does not match the classifier.
-    """
+    """Return the answers of a VQA model's classifier; for other models, nothing."""
     from vlp_models.models.convert.mapping import read_json
 
     if imported.task != "vqa":
@@ -231,9 +223,9 @@ def _head(weights: Mapping[str, Tensor]) -> nn.Module:
 
     def layer(prefix: str) -> nn.Module:
         shape = weights[f"{prefix}weight"].shape
-        found = nn.Linear(shape[1], shape[0]) if len(shape) > 1 else nn.LayerNorm(shape[0])
-        found.load_state_dict({part: weights[f"{prefix}{part}"] for part in ("weight", "bias")})
-        return found
+        module = nn.Linear(shape[1], shape[0]) if len(shape) > 1 else nn.LayerNorm(shape[0])
+        module.load_state_dict({part: weights[f"{prefix}{part}"] for part in ("weight", "bias")})
+        return module
 
     names = sorted({name.rpartition(".")[0] for name in weights})
     return layer("") if names == [""] else nn.ModuleDict({name: layer(f"{name}.") for name in names})

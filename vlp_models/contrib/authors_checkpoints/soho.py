@@ -79,9 +79,9 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
     # The CNN's tensors are taken as they are: building the model with this config checks them.
     for name, tensor in state.items():
         if name.startswith("backbone."):
-            taken = mapping.take(name, *tensor.shape)
-            taken = taken.long() if name.endswith("num_batches_tracked") else taken
-            mapping.weights[f"backbone.net.{name.removeprefix('backbone.')}"] = taken
+            weight = mapping.take(name, *tensor.shape)
+            weight = weight.long() if name.endswith("num_batches_tracked") else weight
+            mapping.weights[f"backbone.net.{name.removeprefix('backbone.')}"] = weight
     channels = size("neck.conv.conv.weight", 1)
     mapping.weights["neck.conv.weight"] = mapping.take("neck.conv.conv.weight", hidden, channels, 1, 1)
     mapping.batch_norm("neck.norm", "neck.conv.bn", hidden)
@@ -115,11 +115,7 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
 
 
 def _map_vqa(mapping: BertMapping) -> dict[str, Any]:
-    """Map VQA's two layers, the second as `head.`; return the config keys that follow from them.
-
-    Raises:
-        CheckpointError: tensors are missing, unexpected or misshapen.
-    """
+    """Map VQA's two layers, the second as `head.`; return the config keys that follow from them."""
     inner, answers = mapping.size("head.vqa.0.weight", 0), mapping.size("head.vqa.3.weight", 0)
     mapping.linear("fusion.0", "head.vqa.0", inner, mapping.hidden)
     mapping.linear("head", "head.vqa.3", answers, inner)
@@ -128,11 +124,7 @@ def _map_vqa(mapping: BertMapping) -> dict[str, Any]:
 
 
 def _map_pretraining(mapping: BertMapping, vocab: int) -> dict[str, Any]:
-    """Map the dictionary and the objectives' heads; return the config keys that follow from them.
-
-    Raises:
-        CheckpointError: tensors are missing, unexpected or misshapen, or a tied matrix differs.
-    """
+    """Map the dictionary and the objectives' heads; return the config keys that follow from them."""
     take, hidden, codes = mapping.take, mapping.hidden, mapping.size("neck.vq.embed", 0)
     mapping.weights |= {
         "hidden_cell": take("neck.mask_emb.weight", 1, hidden),
@@ -161,11 +153,7 @@ def _map_pretraining(mapping: BertMapping, vocab: int) -> dict[str, Any]:
 
 
 def _find_resnet(mapping: BertMapping) -> str:
-    """Return timm's name of the ResNet whose stages have this many blocks.
-
-    Raises:
-        CheckpointError: none of the known ones.
-    """
+    """Return timm's name of the ResNet whose stages have this many blocks."""
     counts = (len(mapping.numbers(rf"backbone\.layer{stage}\.(\d+)\.")) for stage in (1, 2, 3, 4))
     blocks = tuple(max(1, count) for count in counts)
     names = _RESNETS["backbone.layer1.0.conv3.weight" in mapping.state]
@@ -198,5 +186,5 @@ def read_parts(source: Path, request: ImportRequest) -> ImportedModel:
         weights |= convert_backbone(read_state_dict(cnn_files[0]), config)
     if has_bert:
         weights |= convert_bert_folder(source, request).weights
-    what = " and ".join(name for name, part in (("a CNN's", cnn_files), ("BERT's", has_bert)) if part)
-    return ImportedModel(family="soho", what=what, config=request.config, weights=weights, reads_regions=False)
+    parts = " and ".join(name for name, part in (("a CNN's", cnn_files), ("BERT's", has_bert)) if part)
+    return ImportedModel(family="soho", what=parts, config=request.config, weights=weights, reads_regions=False)

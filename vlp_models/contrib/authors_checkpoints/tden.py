@@ -87,12 +87,12 @@ _CONFIG: dict[str, Any] = {
 class _Mapping(BertMapping):
     """Maps TDEN's attention poolers as well."""
 
-    def pooler(self, ours: str, theirs: str, size: int, batch_norm: bool) -> None:
-        self.linear(f"{ours}.score.0", f"{theirs}.att.0", self.hidden, self.hidden)
-        self.linear(f"{ours}.score.3", f"{theirs}.att.3", 1, self.hidden)
-        self.linear(f"{ours}.project", f"{theirs}.embed", size, self.hidden)
+    def pooler(self, name: str, authors_name: str, size: int, batch_norm: bool) -> None:
+        self.linear(f"{name}.score.0", f"{authors_name}.att.0", self.hidden, self.hidden)
+        self.linear(f"{name}.score.3", f"{authors_name}.att.3", 1, self.hidden)
+        self.linear(f"{name}.project", f"{authors_name}.embed", size, self.hidden)
         if batch_norm:
-            self.batch_norm(f"{ours}.norm", f"{theirs}.bn", size)
+            self.batch_norm(f"{name}.norm", f"{authors_name}.bn", size)
 
 
 def read_xmodaler(file: Path, request: ImportRequest) -> ImportedModel:
@@ -121,8 +121,8 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str =
     size = mapping.size
     hidden = size("token_embed.embeddings.weight", 1)
     layers = {
-        theirs: max(1, len(mapping.numbers(rf"{re.escape(theirs)}\.(\d+)\.")))
-        for theirs in ("encoder.layers", "encoder.v_layers", *present)
+        authors_name: max(1, len(mapping.numbers(rf"{re.escape(authors_name)}\.(\d+)\.")))
+        for authors_name in ("encoder.layers", "encoder.v_layers", *present)
     }
     config: dict[str, Any] = {
         "vocab_size": size("token_embed.embeddings.weight", 0),
@@ -135,23 +135,23 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str =
         "max_positions": size("token_embed.embeddings_pos.position_embeddings.weight", 0),
         **_CONFIG,
     }
-    for field, theirs in (("encoder_layers", "decoder.u_layers"), ("decoder_layers", "decoder.g_layers")):
-        if theirs in present:
-            config[field] = layers[theirs]
+    for field, authors_name in (("encoder_layers", "decoder.u_layers"), ("decoder_layers", "decoder.g_layers")):
+        if authors_name in present:
+            config[field] = layers[authors_name]
     mapping.hidden, mapping.intermediate = hidden, config["intermediate"]
 
     _map_embeddings(mapping, config)
-    for ours, theirs, query, names in (
+    for name, authors_name, query, names in (
         ("sentence_encoder", "encoder.layers", "attention.self", ENCODER_BLOCK),
         ("object_encoder", "encoder.v_layers", "attention.self", ENCODER_BLOCK),
         ("cross_encoder", "decoder.u_layers", "biattention.self", _CROSS_BLOCK),
         ("cross_decoder", "decoder.g_layers", "self_attn.self", _DECODER_BLOCK),
     ):
-        for i in range(layers.get(theirs, 0)):
-            mapping.attention(f"{ours}.{i}.attention", f"{theirs}.{i}.{query}")
-            if ours == "cross_decoder":
-                mapping.attention(f"{ours}.{i}.cross", f"{theirs}.{i}.x_att.self")
-            mapping.block(f"{ours}.{i}", f"{theirs}.{i}", names)
+        for i in range(layers.get(authors_name, 0)):
+            mapping.attention(f"{name}.{i}.attention", f"{authors_name}.{i}.{query}")
+            if name == "cross_decoder":
+                mapping.attention(f"{name}.{i}.cross", f"{authors_name}.{i}.x_att.self")
+            mapping.block(f"{name}.{i}", f"{authors_name}.{i}", names)
     config |= _map_heads(mapping, present, config)
     head: dict[str, Tensor] = {}
     if "fusion" in present:
@@ -186,13 +186,9 @@ def _map_embeddings(mapping: _Mapping, config: Mapping[str, Any]) -> None:
 
 
 def _map_heads(mapping: _Mapping, present: frozenset[str], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Map the objectives' heads that are present; return the config keys that follow from them.
-
-    Raises:
-        CheckpointError: the two biases of the LM head differ.
-    """
+    """Map the objectives' heads that are present; return the config keys that follow from them."""
     hidden, vocab, take, weights = mapping.hidden, config["vocab_size"], mapping.take, mapping.weights
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if "predictor" in present:
         mapping.linear("word_head.dense", "predictor.transform.dense", hidden, hidden)
         mapping.norm("word_head.norm", "predictor.transform.LayerNorm", hidden)
@@ -202,7 +198,7 @@ def _map_heads(mapping: _Mapping, present: frozenset[str], config: Mapping[str, 
         if second.shape == bias.shape and not torch.equal(second, bias):
             raise CheckpointError("predictor.decoder.bias and predictor.bias differ; in this layout they are the same")
     if "v_predictor" in present:
-        classes = found["num_classes"] = mapping.size("v_predictor.decoder.weight", 0)
+        classes = keys["num_classes"] = mapping.size("v_predictor.decoder.weight", 0)
         mapping.linear("object_head.dense", "v_predictor.transform.dense", hidden, hidden)
         mapping.norm("object_head.norm", "v_predictor.transform.LayerNorm", hidden)
         weights["object_head.weight"] = take("v_predictor.decoder.weight", classes, hidden)
@@ -210,11 +206,11 @@ def _map_heads(mapping: _Mapping, present: frozenset[str], config: Mapping[str, 
     if "similarity_predictor" in present:
         pooled = mapping.size("similarity_predictor.t_pooler.embed.weight", 0)
         norm = mapping.has("similarity_predictor.t_pooler.bn.")
-        found |= {"similarity_dim": pooled, "pooler_batch_norm": norm}
+        keys |= {"similarity_dim": pooled, "pooler_batch_norm": norm}
         mapping.pooler("text_pooler", "similarity_predictor.t_pooler", pooled, norm)
         for i in range(config["object_layers"]):
             mapping.pooler(f"image_poolers.{i}", f"similarity_predictor.v_pooler.{i}", pooled, norm)
-    return found
+    return keys
 
 
 def _map_fusion(mapping: _Mapping, layers: int, pooled: int, *, decoder: bool) -> dict[str, Tensor]:
@@ -222,8 +218,8 @@ def _map_fusion(mapping: _Mapping, layers: int, pooled: int, *, decoder: bool) -
     outputs = mapping.size("predictor.u_logits.1.weight", 0)
     mapping.pooler("fusion_poolers.text", "predictor.u_pooler", pooled, batch_norm=False)
     for i in range(layers):
-        ours = "image" if i == layers - 1 else f"image_{i}"
-        mapping.pooler(f"fusion_poolers.{ours}", f"predictor.v_pooler.{i}", pooled, batch_norm=False)
+        name = "image" if i == layers - 1 else f"image_{i}"
+        mapping.pooler(f"fusion_poolers.{name}", f"predictor.v_pooler.{i}", pooled, batch_norm=False)
     mapping.norm("fusion_norm", "predictor.u_logits.0", pooled)
     mapping.linear("head.fused", "predictor.u_logits.1", outputs, pooled)
     if decoder:
@@ -235,17 +231,13 @@ def _map_fusion(mapping: _Mapping, layers: int, pooled: int, *, decoder: bool) -
 
 
 def _find_kind(state: Mapping[str, Tensor], task: str) -> str:
-    """Return which of `_KINDS` a state dict is.
-
-    Raises:
-        CheckpointError: VQA and VCR are both possible, a VCR model with a decoder, or not a `task` model.
-    """
-    others = [name for name in state if not name.startswith(_FUSION)]
-    present = {module for module in _OPTIONAL if any(name.startswith(f"{module}.") for name in others)}
-    if len(others) == len(state):
+    """Return which of `_KINDS` a state dict is."""
+    other_names = [name for name in state if not name.startswith(_FUSION)]
+    present = {module for module in _OPTIONAL if any(name.startswith(f"{module}.") for name in other_names)}
+    if len(other_names) == len(state):
         # The nearest kind: `check` lists the difference as missing or unexpected names.
         kinds = [kind for kind in _KINDS if "fusion" not in _KINDS[kind]]
-        found = min(kinds, key=lambda kind: len(_KINDS[kind] ^ present))
+        kind = min(kinds, key=lambda candidate: len(_KINDS[candidate] ^ present))
     else:
         classifier, decoder = state.get("predictor.u_logits.1.weight"), "decoder.g_layers" in present
         rows = len(classifier) if classifier is not None and classifier.dim() else 0
@@ -254,14 +246,14 @@ def _find_kind(state: Mapping[str, Tensor], task: str) -> str:
                 "a classifier of one row next to a decoder: VQA with a single answer, or VCR with the layers for "
                 "generation; pass --task vqa or --task vcr"
             )
-        found = task if rows == 1 and decoder else "vcr" if rows == 1 else "vqa"
-        if found == "vcr" and decoder:
+        kind = task if rows == 1 and decoder else "vcr" if rows == 1 else "vqa"
+        if kind == "vcr" and decoder:
             raise CheckpointError(
                 "a VCR model with a decoder: VCR has one classifier here, on the fused feature. Remove the weights of "
                 "decoder.g_layers, predictor.g_pooler and predictor.g_logits if their scores were not added up"
             )
-        found = "vqa without a decoder" if found == "vqa" and not decoder else found
-    name = found.partition(" ")[0]
+        kind = "vqa without a decoder" if kind == "vqa" and not decoder else kind
+    name = kind.partition(" ")[0]
     if task and task != name:
         raise CheckpointError(f"the weights are of a {name} model, not of a {task} model as --task claims")
-    return found
+    return kind

@@ -55,8 +55,8 @@ def convert_unified_vlp(state: Mapping[str, Tensor], *, heads: int = 0, task: st
     vocab, hidden = size("embeddings.word_embeddings.weight", 0), size("embeddings.word_embeddings.weight", 1)
     features, places = size("vis_embed.0.weight", 1), size("vis_pe_embed.0.weight", 1)
     heads = choose_heads(heads, hidden)
-    found = "vqa" if "ans_classifier.0.weight" in named else task
-    if task not in ("", found) or found not in ("", "vqa", "captioning"):
+    model_task = "vqa" if "ans_classifier.0.weight" in named else task
+    if task not in ("", model_task) or model_task not in ("", "vqa", "captioning"):
         raise CheckpointError(f"the weights are not of a {task} model; give another --task, or none")
 
     sizes = BertSizes(
@@ -74,7 +74,7 @@ def convert_unified_vlp(state: Mapping[str, Tensor], *, heads: int = 0, task: st
     mapping.linear("region_embedding.features.0", "vis_embed.0", features, features)
     mapping.linear("region_embedding.features.2", "vis_embed.2", hidden, features)
     mapping.linear("region_embedding.places", "vis_pe_embed.0", hidden, places)
-    if found == "vqa":
+    if model_task == "vqa":
         mapping.linear("fusion", "ans_classifier.0", 2 * hidden, hidden)
         mapping.linear("head", "ans_classifier.2", size("ans_classifier.2.weight", 0), 2 * hidden)
     head = mapping.pop_head()
@@ -100,10 +100,10 @@ def convert_unified_vlp(state: Mapping[str, Tensor], *, heads: int = 0, task: st
     }
     return ImportedModel(
         family="unified_vlp",
-        what=f"Unified VLP's {found or 'pretraining'}",
+        what=f"Unified VLP's {model_task or 'pretraining'}",
         config=config,
         weights=weights,
-        task=found or None,
+        task=model_task or None,
         head=head,
         notes=NOTES,
     )

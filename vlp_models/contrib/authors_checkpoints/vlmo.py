@@ -67,9 +67,9 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     for layer in range(layers):
         block = f"transformer.blocks.{layer}"
         mapping.attention(layer, block, hidden)
-        for ours, theirs in EXPERTS.items():
-            if ours != "vision_language" or layer >= vl_start:
-                mapping.expert(layer, ours, f"{block}.norm2_{theirs}", f"{block}.mlp_{theirs}", hidden, intermediate)
+        for name, source in EXPERTS.items():
+            if name != "vision_language" or layer >= vl_start:
+                mapping.expert(layer, name, f"{block}.norm2_{source}", f"{block}.mlp_{source}", hidden, intermediate)
     mapping.norm("norm", "transformer.norm", hidden)
 
     relative = "relative_position_bias_table" in state
@@ -92,8 +92,8 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     config |= _map_heads(mapping, hidden, vocab)
     head, task = _map_classifier(mapping, hidden, config)
     if request.task and task != request.task:
-        found = f"a {task} model" if task else "no task"
-        raise CheckpointError(f"the weights are of {found}, not of a {request.task} model as --task claims")
+        model = f"a {task} model" if task else "no task"
+        raise CheckpointError(f"the weights are of {model}, not of a {request.task} model as --task claims")
     mapping.taken |= {name for name in INDICES if name in state}
     mapping.check("a checkpoint of the authors' VLMo code")
     left_out = ("left out: text_embeddings.position_embeddings.weight, which nothing reads",) if relative else ()
@@ -110,11 +110,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
 
 
 def _map_embeddings(mapping: VLMoMapping, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Map words, types and positions; return the config keys that follow from them.
-
-    Raises:
-        CheckpointError: the biases are of another number of heads, or of no square grid.
-    """
+    """Map words, types and positions; return the config keys that follow from them."""
     take, weights, hidden = mapping.take, mapping.weights, config["hidden"]
     types = mapping.shape("text_embeddings.token_type_embeddings.weight")[0]
     bert_type = take("text_embeddings.token_type_embeddings.weight", types, hidden)[:1]
@@ -163,12 +159,12 @@ def _map_heads(mapping: VLMoMapping, hidden: int, vocab: int) -> dict[str, Any]:
         mapping.norm("word_head.norm", "mlm_score.transform.LayerNorm", hidden)
         weights["word_head.weight"] = take("mlm_score.decoder.weight", vocab, hidden)
         weights["word_head.bias"] = take("mlm_score.bias", vocab)
-    for ours, theirs in (("", ""), ("fused_", "vl_")):
-        if mapping.has(f"itc_{theirs}image_proj."):
+    for name, source in (("", ""), ("fused_", "vl_")):
+        if mapping.has(f"itc_{source}image_proj."):
             for side in ("image", "text"):
-                mapping.linear(f"{ours}{side}_projection", f"itc_{theirs}{side}_proj.fc", hidden, hidden, bias=False)
-            weights[f"{ours}log_scale"] = take(f"logit_{theirs}scale")
-            config["contrast"] = "both" if theirs else "unimodal"
+                mapping.linear(f"{name}{side}_projection", f"itc_{source}{side}_proj.fc", hidden, hidden, bias=False)
+            weights[f"{name}log_scale"] = take(f"logit_{source}scale")
+            config["contrast"] = "both" if source else "unimodal"
     return config
 
 

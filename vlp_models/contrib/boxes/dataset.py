@@ -67,23 +67,26 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
         raise DataError(f"params.yaml: `descriptions` must be 0 or more, found {params.descriptions}")
     counts = {"examples": 0, "images": 0, "statements": 0}
     for split in ("train", "val", "test"):
-        wanted: int = getattr(params, split)
-        if not wanted:
+        count: int = getattr(params, split)
+        if not count:
             continue
         root = directory / split
         lines = []
-        groups = (wanted + 3) // 4
+        groups = (count + 3) // 4
         with progress_bar(f"boxes {split}", groups, "groups") as bar:
             for n in range(groups):
                 rng = random.Random(f"{params.seed}/{split}/{n}")
                 group = make_group(rng, params.statements, simple=params.simple)
-                for m, example in enumerate(group[: wanted - 4 * n]):
+                for m, example in enumerate(group[: count - 4 * n]):
                     described = [
                         write_descriptions(rng, example.scene, order, params.descriptions)
                         for order in ORDERS[: params.permutations]
                     ]
                     lines.append(json.dumps(_record(n, m, example, described)))
-                    _draw(example, root / "images" / str(n % DIRECTORIES), f"{split}-{n}-{m}", params.permutations)
+                    images = root / "images" / str(n % DIRECTORIES)
+                    images.mkdir(parents=True, exist_ok=True)
+                    for k, order in enumerate(ORDERS[: params.permutations]):
+                        draw(example.scene, order).save(images / f"{split}-{n}-{m}-{k}.png", compress_level=6)
                     counts["examples"] += 1
                     counts["images"] += params.permutations
                     counts["statements"] += len(example.statements)
@@ -109,12 +112,6 @@ def _record(n: int, m: int, example: Example, described: list[list[str]]) -> dic
     }
 
 
-def _draw(example: Example, directory: Path, stem: str, permutations: int) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for k, order in enumerate(ORDERS[:permutations]):
-        draw(example.scene, order).save(directory / f"{stem}-{k}.png", compress_level=6)
-
-
 SLOTS = ("left", "middle", "right")
 _WALLS: dict[str, Callable[[Item], bool]] = {
     "the base": lambda i: i.y + i.size >= BOX,
@@ -128,8 +125,8 @@ def write_descriptions(rng: random.Random, scene: Scene, order: Sequence[int], n
     """Return `number` descriptions of the scene drawn with box `order[0]` leftmost."""
     boxes = [scene.boxes[k] for k in order]
     families = _TOWER if scene.kind == "tower" else _SCATTER
-    chosen = rng.choices([f for _, f in families], [weight for weight, _ in families], k=number)
-    return [family(make_writer(rng, scene), boxes) for family in chosen]
+    drawn_families = rng.choices([f for _, f in families], [weight for weight, _ in families], k=number)
+    return [family(make_writer(rng, scene), boxes) for family in drawn_families]
 
 
 def _contents(w: Writer, boxes: Sequence[Box]) -> str:
@@ -149,9 +146,9 @@ def _sizes(w: Writer, boxes: Sequence[Box]) -> str:
 
 def _each_box(w: Writer, boxes: Sequence[Box]) -> str:
     """the boxes have two one and three yellow items; the towers have two one and three blocks"""
-    what, test = _some_kind(w)
+    phrase, test = _some_kind(w)
     counts = [w.number(sum(map(test, box))) if any(map(test, box)) else "no" for box in boxes]
-    return f"the {plural_of(w.box)} have {counts[0]} {counts[1]} and {counts[2]} {plural_of(what)}"
+    return f"the {plural_of(w.box)} have {counts[0]} {counts[1]} and {counts[2]} {plural_of(phrase)}"
 
 
 def _over_all(w: Writer, boxes: Sequence[Box]) -> str:
@@ -167,10 +164,10 @@ def _over_all(w: Writer, boxes: Sequence[Box]) -> str:
 
 def _who_has(w: Writer, boxes: Sequence[Box]) -> str:
     """two boxes have a yellow circle"""
-    what, test = _some_kind(w)
+    phrase, test = _some_kind(w)
     n = sum(any(map(test, box)) for box in boxes)
     box = w.box if n == 1 else plural_of(w.box)
-    return f"{w.number(n) if n else 'no'} {box} {'has' if n == 1 else 'have'} {_a(what)}"
+    return f"{w.number(n) if n else 'no'} {box} {'has' if n == 1 else 'have'} {_a(phrase)}"
 
 
 def _at_walls(w: Writer, boxes: Sequence[Box]) -> str:
@@ -241,8 +238,8 @@ def _join_list(w: Writer, kinds: Counter[str], order: Iterable[str]) -> str:
     return " ".join([*parts[:-1], "and", parts[-1]]) if len(parts) > 1 else "".join(parts) or "nothing"
 
 
-def _a(what: str) -> str:
-    return f"an {what}" if what[0] in "aeiou" else f"a {what}"
+def _a(phrase: str) -> str:
+    return f"an {phrase}" if phrase[0] in "aeiou" else f"a {phrase}"
 
 
 _SCATTER: list[tuple[float, Callable[[Writer, Sequence[Box]], str]]] = [
@@ -294,8 +291,9 @@ def make_group(rng: random.Random, statements: int, *, simple: bool = False) -> 
 
 def _scenes(rng: random.Random, max_items: int) -> list[Example]:
     kind: Literal["tower", "scatter"] = "tower" if rng.random() < 0.47 else "scatter"
-    one, two = (sample(rng, kind, max_items) for _ in range(2))
-    return [Example(scene) for scene in (one, two, _alter(rng, one, max_items), _alter(rng, two, max_items))]
+    first, second = (sample(rng, kind, max_items) for _ in range(2))
+    altered = [_alter(rng, scene, max_items) for scene in (first, second)]
+    return [Example(scene) for scene in (first, second, *altered)]
 
 
 def _alter(rng: random.Random, scene: Scene, max_items: int) -> Scene:

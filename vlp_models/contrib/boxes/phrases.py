@@ -33,11 +33,11 @@ def content(w: Writer) -> Content:
 def _count(w: Writer) -> Content:
     """a black circle; exactly two blue items; only one item"""
     box = w.rng.choice(w.scene.boxes)
-    what = describe(w, w.rng.choice(box), bare=0.12)
+    phrase = describe(w, w.rng.choice(box), bare=0.12)
     if w.scene.kind == "scatter" and w.chance(0.15):
-        what = placed(w, what)
-    how_many = quantity(w, what.count(box))
-    return what.after(how_many), lambda b: how_many.test(what.count(b))
+        phrase = placed(w, phrase)
+    how_many = quantity(w, phrase.count(box))
+    return phrase.after(how_many), lambda b: how_many.test(phrase.count(b))
 
 
 def _list(w: Writer) -> Content:
@@ -46,11 +46,11 @@ def _list(w: Writer) -> Content:
     length = 3 if w.chance(0.25) else 2
     nouns = [describe(w, w.rng.choice(box), bare=0.0) for _ in range(length)]
     all_a = w.chance(0.45)
-    parts = [(what, some(w) if all_a else quantity(w, what.count(box))) for what in nouns]
-    parts = [(what, how_many) for what, how_many in parts if how_many.words != "no"] or [(nouns[0], some(w))]
-    texts = [what.after(how_many) for what, how_many in parts]
+    parts = [(phrase, some(w) if all_a else quantity(w, phrase.count(box))) for phrase in nouns]
+    parts = [(phrase, how_many) for phrase, how_many in parts if how_many.words != "no"] or [(nouns[0], some(w))]
+    texts = [phrase.after(how_many) for phrase, how_many in parts]
     text = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
-    return text, lambda b: all(how_many.test(what.count(b)) for what, how_many in parts)
+    return text, lambda b: all(how_many.test(phrase.count(b)) for phrase, how_many in parts)
 
 
 def _total(w: Writer) -> Content:
@@ -61,8 +61,8 @@ def _total(w: Writer) -> Content:
     how_many = quantity(w, actual)
     if how_many.words in ("a", "no"):
         how_many = exactly(w, actual)
-    what = noun(w)
-    return what.after(how_many), lambda b: how_many.test(len(b))
+    phrase = noun(w)
+    return phrase.after(how_many), lambda b: how_many.test(len(b))
 
 
 def _only_colors(w: Writer) -> Content:
@@ -76,22 +76,22 @@ def _only_colors(w: Writer) -> Content:
         if w.chance(0.3):
             return f"{items} of only {color} {w.color}", lambda b: all(i.color == color for i in b)
         return f"only {color} {items}", lambda b: all(i.color == color for i in b)
-    one, two = w.rng.sample(COLORS, 2)
-    pair = frozenset((one, two))
+    first, second = w.rng.sample(COLORS, 2)
+    pair = frozenset((first, second))
     n = len(w.rng.choice(w.scene.boxes))
     if w.chance(0.25) and n > 1:
         number = w.number(n)
         text = w.one_of(
-            f"{number} {items} of only {one} and {two} {w.color}",
-            f"{number} {items} of {one} and {two} {w.color}",
-            f"only {number} {one} and {two} {items}",
-            f"{number} {items} with only {one} and {two} {w.color}",
+            f"{number} {items} of only {first} and {second} {w.color}",
+            f"{number} {items} of {first} and {second} {w.color}",
+            f"only {number} {first} and {second} {items}",
+            f"{number} {items} with only {first} and {second} {w.color}",
         )
         return text, lambda b: len(b) == n and _colors(b) == pair
     text = w.one_of(
-        f"only {one} and {two} {items}",
-        f"only {one} and {two} {items}",
-        f"{items} of only {one} and {two} {w.color}",
+        f"only {first} and {second} {items}",
+        f"only {first} and {second} {items}",
+        f"{items} of only {first} and {second} {w.color}",
     )
     return text, lambda b: _colors(b) == pair
 
@@ -123,24 +123,24 @@ def _of_which(w: Writer) -> Content:
     box = w.rng.choice(w.scene.boxes)
     n = len(box)
     total = w.one_of("", "exactly ") + f"{w.number(n)} {w.item if n == 1 else plural_of(w.item)}"
-    what = describe(w, w.rng.choice(box), bare=0.0)
+    phrase = describe(w, w.rng.choice(box), bare=0.0)
     if w.chance(0.3):
         color = w.rng.choice(box).color
         text = f"{total} which {'is' if n == 1 else 'are'} {w.one_of('', 'of ')}{color}"
         text += f" {w.color}" if " of " in text.split("which")[1] else ""
         return text, lambda b: len(b) == n and all(i.color == color for i in b)
-    k = max(1, what.count(box) + w.rng.choice((-1, 0, 0, 0, 1)))
+    k = max(1, phrase.count(box) + w.rng.choice((-1, 0, 0, 0, 1)))
     kind = exactly(w, k) if w.chance(0.8) else quantity(w, k)
     if kind.words in ("no", "a"):
         kind = exactly(w, k)
-    if what.singular.endswith(f" {w.item}") and w.chance(0.7):
-        rest = what.singular.removesuffix(f" {w.item}")
+    if phrase.singular.endswith(f" {w.item}") and w.chance(0.7):
+        rest = phrase.singular.removesuffix(f" {w.item}")
     else:
-        rest = what.plural if kind.plural else f"a {what.singular}"
+        rest = phrase.plural if kind.plural else f"a {phrase.singular}"
     text = w.one_of(
         f"{total} of which {kind.words} {kind.is_are} {rest}", f"{total} {kind.words} of which {kind.is_are} {rest}"
     )
-    return text, lambda b: len(b) == n and kind.test(what.count(b))
+    return text, lambda b: len(b) == n and kind.test(phrase.count(b))
 
 
 def _only_one(w: Writer) -> Content:
@@ -164,18 +164,18 @@ def _only_one(w: Writer) -> Content:
 def _colors_and(w: Writer) -> Content:
     """items of all 3 different colors and a blue square; only black items and a triangle touching the wall"""
     first, test_first = _variety(w) if w.chance(0.5) else _only_colors(w)
-    what = describe(w, bare=0.0)
+    phrase = describe(w, bare=0.0)
     if w.scene.kind == "scatter" and w.chance(0.4):
-        what = placed(w, what, negated=0.1)
-    return f"{first} and {what.after(some(w))}", lambda b: test_first(b) and any(map(what.test, b))
+        phrase = placed(w, phrase, negated=0.1)
+    return f"{first} and {phrase.after(some(w))}", lambda b: test_first(b) and any(map(phrase.test, b))
 
 
 def _near(w: Writer) -> Content:
     """a blue item closely touching a yellow item"""
-    one, two = describe(w, bare=0.0), describe(w, bare=0.0)
+    first, second = describe(w, bare=0.0), describe(w, bare=0.0)
     words = w.one_of("closely touching", "touching", "near", "close to")
-    return f"a {one.singular} {words} a {two.singular}", lambda b: any(
-        one.test(i) and two.test(j) and 0 <= gap(i, j) <= 3 for i in b for j in b if i is not j
+    return f"a {first.singular} {words} a {second.singular}", lambda b: any(
+        first.test(i) and second.test(j) and 0 <= gap(i, j) <= 3 for i in b for j in b if i is not j
     )
 
 
@@ -262,7 +262,7 @@ def stacked_words(w: Writer, low: str, high: str) -> str:
 
 
 def has_stacked(b: Box, low: str, high: str) -> bool:
-    return any(one.color == low and two.color == high for one, two in pairwise(b))
+    return any(below.color == low and above.color == high for below, above in pairwise(b))
 
 
 def _run(w: Writer) -> Content:

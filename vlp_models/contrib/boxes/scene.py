@@ -123,18 +123,18 @@ def _any_item(rng: random.Random) -> Item:
 def _scatter(rng: random.Random, items: list[Item]) -> Box:
     placed: list[Item] = []
     for item in sorted(items, key=lambda item: -item.size):  # large items first: they need the space
-        place = _find_place(rng, item, placed)
-        if place is not None:
-            placed.append(place)
+        moved = _find_place(rng, item, placed)
+        if moved is not None:
+            placed.append(moved)
     return tuple(placed)
 
 
-def _find_place(rng: random.Random, item: Item, others: list[Item]) -> Item | None:
+def _find_place(rng: random.Random, item: Item, placed: list[Item]) -> Item | None:
     """Return `item` moved to where it touches no other item, or None after 60 tries."""
     for _ in range(60):
         limit = BOX - item.size
         moved = item._replace(x=min(rng.randrange(BOX), limit), y=min(rng.randrange(BOX), limit))
-        if all(gap(moved, other) >= 1 for other in others):
+        if all(gap(moved, other) >= 1 for other in placed):
             return moved
     return None
 
@@ -185,9 +185,9 @@ def _add(rng: random.Random, boxes: list[list[Item]]) -> None:
     if not room:
         return
     box = rng.choice(room)
-    place = _find_place(rng, _any_item(rng), box)
-    if place is not None:
-        box.append(place)
+    item = _find_place(rng, _any_item(rng), box)
+    if item is not None:
+        box.append(item)
 
 
 def _remove(rng: random.Random, boxes: list[list[Item]]) -> None:
@@ -200,8 +200,8 @@ def _remove(rng: random.Random, boxes: list[list[Item]]) -> None:
 def _swap_colors(rng: random.Random, boxes: list[list[Item]]) -> None:
     """Swap the colors of two items: every count over the whole image stays the same."""
     places = [(box, at) for box in boxes for at in range(len(box))]
-    (one, i), (two, j) = rng.sample(places, 2) if len(places) > 1 else (places[0], places[0])
-    one[i], two[j] = one[i]._replace(color=two[j].color), two[j]._replace(color=one[i].color)
+    (a, i), (b, j) = rng.sample(places, 2) if len(places) > 1 else (places[0], places[0])
+    a[i], b[j] = a[i]._replace(color=b[j].color), b[j]._replace(color=a[i].color)
 
 
 def _restack(rng: random.Random, boxes: list[list[Item]]) -> None:

@@ -43,8 +43,8 @@ def write_sentence(rng: random.Random, scene: Scene, *, simple: bool = False) ->
     if simple:
         table = [(weight, family) for weight, family in table if family in _SIMPLE]
     family = rng.choices([f for _, f in table], [weight for weight, _ in table])[0]
-    made = family(writer)
-    return Sentence(add_typos(rng, made.text), made.test)
+    sentence = family(writer)
+    return Sentence(add_typos(rng, sentence.text), sentence.test)
 
 
 def _there(w: Writer, how_many: Quantity, rest: str) -> str:
@@ -92,64 +92,64 @@ def _one_of_the(w: Writer) -> Sentence:
 
 def _count_all(w: Writer) -> Sentence:
     """There are 2 yellow circles; There are exactly two blue objects touching the edge; There is no circle ..."""
-    what = describe(w)
+    phrase = describe(w)
     if w.scene.kind == "scatter" and w.chance(0.6):
-        what = placed(w, what)
-    actual = what.count(w.scene.items())
+        phrase = placed(w, phrase)
+    actual = phrase.count(w.scene.items())
     how_many = exactly(w, _about(w, actual)) if w.chance(0.25) else quantity(w, actual)
-    return Sentence(_there(w, how_many, what.after(how_many)), lambda s: how_many.test(what.count(s.items())))
+    return Sentence(_there(w, how_many, phrase.after(how_many)), lambda s: how_many.test(phrase.count(s.items())))
 
 
 def _two_kinds(w: Writer) -> Sentence:
     """There is 1 blue triangle and 1 yellow triangle (anywhere)"""
     nouns = [describe(w, bare=0.0) for _ in range(2)]
-    pairs = [(what, exactly(w, _about(w, what.count(w.scene.items())))) for what in nouns]
-    text = " and ".join(what.after(how_many) for what, how_many in pairs)
+    pairs = [(phrase, exactly(w, _about(w, phrase.count(w.scene.items())))) for phrase in nouns]
+    text = " and ".join(phrase.after(how_many) for phrase, how_many in pairs)
     return Sentence(
         _there(w, pairs[0][1], text),
-        lambda s: all(how_many.test(what.count(s.items())) for what, how_many in pairs),
+        lambda s: all(how_many.test(phrase.count(s.items())) for phrase, how_many in pairs),
     )
 
 
 def _each_box(w: Writer) -> Sentence:
     """Each box has at least 1 black item; There is a yellow block in each tower"""
-    what = describe(w)
-    how_many = quantity(w, min(map(what.count, w.scene.boxes)), high=3)
+    phrase = describe(w)
+    how_many = quantity(w, min(map(phrase.count, w.scene.boxes)), high=3)
     if how_many.words == "no":
         how_many = some(w)
-    test: BoxTest = lambda b: how_many.test(what.count(b))  # noqa: E731
+    test: BoxTest = lambda b: how_many.test(phrase.count(b))  # noqa: E731
     text = w.one_of(
-        f"each {w.box} has {what.after(how_many)}",
-        _there(w, how_many, f"{what.after(how_many)} in each {w.box}"),
-        f"all the {plural_of(w.box)} have {what.after(how_many)}",
+        f"each {w.box} has {phrase.after(how_many)}",
+        _there(w, how_many, f"{phrase.after(how_many)} in each {w.box}"),
+        f"all the {plural_of(w.box)} have {phrase.after(how_many)}",
     )
     return Sentence(text, lambda s: all(map(test, s.boxes)))
 
 
 def _touching(w: Writer) -> Sentence:
     """None of the blue triangles are touching the edge; Exactly 3 triangles are not touching the wall; ..."""
-    what = describe(w)
+    phrase = describe(w)
     words, at = place(w)
-    here = lambda i: what.test(i) and at(i)  # noqa: E731
-    away = lambda i: what.test(i) and not at(i)  # noqa: E731
+    here = lambda i: phrase.test(i) and at(i)  # noqa: E731
+    away = lambda i: phrase.test(i) and not at(i)  # noqa: E731
     roll = w.rng.random()
     if roll < 0.3:
-        return Sentence(f"none of the {what.plural} are {words}", lambda s: not any(map(here, s.items())))
+        return Sentence(f"none of the {phrase.plural} are {words}", lambda s: not any(map(here, s.items())))
     if roll < 0.4:
-        return Sentence(f"all the {what.plural} are {words}", lambda s: not any(map(away, s.items())))
+        return Sentence(f"all the {phrase.plural} are {words}", lambda s: not any(map(away, s.items())))
     if roll < 0.5:
         return Sentence(
-            f"there is a {w.box} where none of the {what.plural} are {words}",
-            lambda s: any(any(map(what.test, b)) and not any(map(here, b)) for b in s.boxes),
+            f"there is a {w.box} where none of the {phrase.plural} are {words}",
+            lambda s: any(any(map(phrase.test, b)) and not any(map(here, b)) for b in s.boxes),
         )
     test, negation = (away, "not ") if w.chance(0.4) else (here, "")
     if roll < 0.65:
-        return Sentence(f"the {what.singular} is {negation}{words}", lambda s: any(map(test, s.items())))
+        return Sentence(f"the {phrase.singular} is {negation}{words}", lambda s: any(map(test, s.items())))
     how_many = quantity(w, sum(map(test, w.scene.items())))
     if how_many.words == "no":
         how_many = some(w)
     return Sentence(
-        f"{what.after(how_many)} {how_many.is_are} {negation}{words}",
+        f"{phrase.after(how_many)} {how_many.is_are} {negation}{words}",
         lambda s: how_many.test(sum(map(test, s.items()))),
     )
 
@@ -189,9 +189,9 @@ def _level_of_towers(w: Writer) -> Sentence:
                 lambda s: towers.test(sum(level_is(b, level, color) for b in s.boxes)),
             )
     how_many = some(w) if w.chance(0.5) else quantity(w, actual, high=3)
-    what = noun(w, color=color)
+    phrase = noun(w, color=color)
     return Sentence(
-        _there(w, how_many, f"{what.after(how_many)} as the {part} of a tower{tail}"),
+        _there(w, how_many, f"{phrase.after(how_many)} as the {part} of a tower{tail}"),
         lambda s: how_many.test(sum(map(test, s.boxes))),
     )
 
@@ -199,18 +199,18 @@ def _level_of_towers(w: Writer) -> Sentence:
 def _of_the_three(w: Writer) -> Sentence:
     """Two of the three towers has a black base; One of the three towers is blue; all the towers have ... at the top"""
     color = w.rng.choice(w.scene.items()).color
-    whole = w.chance(0.2)
+    whole_tower = w.chance(0.2)
     words, level = tower_level(w)
-    test: BoxTest = (lambda b: all(i.color == color for i in b)) if whole else lambda b: level_is(b, level, color)
+    test: BoxTest = (lambda b: all(i.color == color for i in b)) if whole_tower else lambda b: level_is(b, level, color)
     n = max(1, min(3, sum(map(test, w.scene.boxes)) + w.rng.choice((-1, 0, 0, 1))))
     has = f"a {color} {w.item} {words}"
     if level == 0 and w.chance(0.4):
         has = f"a {color} base"
     if n == 3:
-        text = f"all the {plural_of(w.box)} {f'are {color}' if whole else f'have {has}'}"
+        text = f"all the {plural_of(w.box)} {f'are {color}' if whole_tower else f'have {has}'}"
     else:
-        verb = w.one_of("is", "are" if n > 1 else "is") if whole else w.one_of("has", "have" if n > 1 else "has")
-        text = f"{w.number(n)} of the {w.one_of('three ', '')}{plural_of(w.box)} {verb} {color if whole else has}"
+        verb = w.one_of("is", "are" if n > 1 else "is") if whole_tower else w.one_of("has", "have" if n > 1 else "has")
+        text = f"{w.number(n)} of the {w.one_of('three ', '')}{plural_of(w.box)} {verb} {color if whole_tower else has}"
     return Sentence(text, lambda s: sum(map(test, s.boxes)) == n)
 
 
@@ -281,8 +281,8 @@ def _same_part(w: Writer) -> Sentence:
 
     def test(s: Scene) -> bool:
         colors = [b[level].color for b in s.boxes]
-        most = max(colors.count(c) for c in COLORS)
-        return most >= 2 if how == "at least " else most == 2
+        same = max(colors.count(c) for c in COLORS)
+        return same >= 2 if how == "at least " else same == 2
 
     words = w.one_of(
         f"that has the same {part} {w.color}", f"with {w.item} of same {w.color} at {w.one_of('the ', '')}{part}"
@@ -299,7 +299,7 @@ def _single(b: Box) -> bool:
 
 
 def _times_stacked(b: Box, low: str, high: str) -> int:
-    return sum(one.color == low and two.color == high for one, two in pairwise(b))
+    return sum(below.color == low and above.color == high for below, above in pairwise(b))
 
 
 def _about(w: Writer, actual: int) -> int:
