@@ -198,7 +198,8 @@ def keep_layout(original: str, dumped: str, changed: str) -> str:
         if high - low == old_high - old_low:
             source |= {low + i: (old_low + i, old_low + i + 1) for i in range(high - low)}
         else:
-            source |= {i: (old_low, old_high) if i == low else (old_high, old_high) for i in range(low, high)}
+            source |= dict.fromkeys(range(low, high), (old_high, old_high))
+            source[low] = old_low, old_high
 
     # 2. dump -> changed dump: equal lines are copied from `old`, all others are those of the changed dump.
     result: list[str] = []

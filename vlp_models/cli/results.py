@@ -19,8 +19,11 @@ from vlp_models.params import Params
 Scores = dict[tuple[str, str, str, str], float]  # run, dataset, split, metric -> value
 STEPS = 3
 # What a commit of a project consists of, next to its code. Folders are named as a whole.
-PROJECT_FOLDERS = ("packages", "promotions", "presets", "plugins")
-PROJECT_FILES = ("dvc.lock", "params.yaml", "dvc.yaml", *PROJECT_FOLDERS, "*.dvc", WITHDRAWN)
+PROJECT_FOLDERS = ("packages/", "promotions/", "presets/", "plugins/")
+PROJECT_FILES = (
+    *("dvc.lock", "params.yaml", "dvc.yaml"),
+    *("packages", "promotions", "presets", "plugins", "*.dvc", WITHDRAWN),
+)
 ADDRESS = "http://127.0.0.1:5000"
 
 
@@ -185,5 +188,5 @@ def find_uncommitted(root: Path) -> list[str]:
     start = len(os.fsdecode(prefix).rstrip("\n"))
     paths = [os.fsdecode(entry[3:])[start:] for entry in status.split(b"\0") if entry]
     # A folder of the project stands for all files in it.
-    names = {next((folder for folder in PROJECT_FOLDERS if path.startswith(f"{folder}/")), path) for path in paths}
+    names = {path.partition("/")[0] if path.startswith(PROJECT_FOLDERS) else path for path in paths}
     return sorted(names, key=lambda path: (path not in PROJECT_FILES, path))

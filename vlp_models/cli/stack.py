@@ -229,8 +229,11 @@ def register_deployments(stack: Stack) -> None:
 
     It may fail or be interrupted after it has paused some. If this process is killed, the next `vlp up` resumes them.
     """
-    active = {d["id"] for d in stack.call("/deployments/filter", {}) if any(s["active"] for s in d["schedules"])}
-    stack.save(**{TO_RESUME: sorted(active | set(stack.record.get(TO_RESUME, []))) or None})
+    active = set(stack.record.get(TO_RESUME, []))
+    for deployment in stack.call("/deployments/filter", {}):
+        if any(schedule["active"] for schedule in deployment["schedules"]):
+            active.add(deployment["id"])
+    stack.save(**{TO_RESUME: sorted(active) or None})
     try:
         stack.prefect("deploy", "--all")
     finally:
@@ -256,7 +259,8 @@ def start_worker(stack: Stack) -> None:
     if running is None:
         name = f"{socket.gethostname()} {datetime.now():%Y-%m-%d %H:%M:%S}"
         stack.start("worker", "worker", "start", "--pool", POOL, "--name", name)
-        stack.wait("worker", lambda: name in {w["name"] for w in stack.call(f"/work_pools/{POOL}/workers/filter", {})})
+        workers = f"/work_pools/{POOL}/workers/filter"
+        stack.wait("worker", lambda: any(worker["name"] == name for worker in stack.call(workers, {})))
     _say("worker", _started(stack, "worker", running))
 
 

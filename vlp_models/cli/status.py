@@ -130,7 +130,9 @@ def _collect_stale(root: Path, result: Status) -> None:
         result.notes.append("dvc status: a stage is running" if busy else f"dvc status: {plain_text(lines[0])}")
     else:
         for name, changes in stages.items():
-            reasons = [kind for change in changes for kind in (change if isinstance(change, dict) else [change])]
+            reasons: list[str] = []
+            for change in changes:
+                reasons += change if isinstance(change, dict) else [change]
             result.stale[name] = list(dict.fromkeys(reasons))
 
 

@@ -125,10 +125,12 @@ def format_lineage(record: dict[str, Any], *, hashes: bool = False) -> list[str]
     for split, counts in sorted(record["data"].get("shards", {}).get("counts", {}).items()):
         lines.append(f"data         {split}: {_inline({key: count for key, count in counts.items() if count})}")
     lines.append(f"quarantined  {_inline(record['data']['quarantined']) or 'nothing'}")
-    # Of the validation: its result, and the reasons of a failure.
     validation = record["validation"]
-    result = "not on record" if validation is None else "passed" if validation["passed"] else "failed: "
-    lines.append(f"validation   {result}" + "; ".join((validation or {}).get("reasons", [])))
+    if validation is None:
+        lines.append("validation   not on record")
+    else:
+        reasons = "; ".join(validation.get("reasons", []))
+        lines.append("validation   " + ("passed" if validation["passed"] else "failed: ") + reasons)
     for parent in record["parents"]:
         digest = parent.get("sha256", "") if hashes else parent.get("sha256", "")[:12]
         details = [parent.get("id"), digest and f"sha256 {digest}", parent.get("note")]

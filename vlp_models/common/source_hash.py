@@ -47,9 +47,8 @@ def other_package(folder: Path) -> Path | None:
     package = folder.absolute() / PACKAGE
     if not (package / "cli").is_dir() or ROOT.samefile(package):
         return None
-    running, other = (
-        {path.relative_to(root): path.read_bytes() for path in root.rglob("*.py")} for root in (ROOT, package)
-    )
+    running = {path.relative_to(ROOT): path.read_bytes() for path in ROOT.rglob("*.py")}
+    other = {path.relative_to(package): path.read_bytes() for path in package.rglob("*.py")}
     return None if running == other else package
 
 

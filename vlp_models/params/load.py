@@ -266,9 +266,10 @@ def _apply_defaults(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
                 raise ParamsError(f"{file}: unknown key `defaults.{section}.{key}`{suggestion(str(key), keys)}")
         entries = full.get(section)
         if isinstance(entries, dict):
-            full[section] = {
-                name: merged(values, entry) if isinstance(entry, dict) else entry for name, entry in entries.items()
-            }
+            full[section] = dict(entries)
+            for name, entry in entries.items():
+                if isinstance(entry, dict):
+                    full[section][name] = merged(values, entry)
     return full
 
 

@@ -27,6 +27,6 @@ def page_environment(package: str) -> Environment:
 
 def format_number(value: float) -> str:
     """Format large counts as integers, other numbers with up to two decimals."""
-    return (
-        f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:,.2f}".rstrip("0").rstrip(".")
-    )
+    if float(value).is_integer() and abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
