@@ -10,7 +10,8 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -317,7 +318,8 @@ def test_the_endpoint_is_stored_with_the_launch(
         monkeypatch.setattr(job, "end", lambda: "ended")
         return job
 
-    monkeypatch.setattr(seam, "_engine", lambda kind: start)
+    engine = SimpleNamespace(start=start)
+    monkeypatch.setitem(sys.modules, f"vlp_models.contrib.launchers.{seam.ENGINES[kind]}", cast(ModuleType, engine))
     assert launch(made, Workspace(tmp_path), "pretrain", "tden", "params.yaml") == 0
     assert Launch.read(tmp_path / ".work" / "launches" / "pretrain-tden").endpoint == stored
     assert job.cleaned_up and not job.canceled

@@ -86,10 +86,7 @@ class TrainJob:
 
 
 def start(launch: Launch, params: Params) -> TrainJob:
-    """
-    Raises:
-        LaunchError: no image or volume in params.yaml, the Kubernetes API does not respond, or it refuses the job.
-    """
+    """Create the TrainJob; an error without an image or volume, or if Kubernetes refuses it."""
     p = params.launchers.kubeflow
     for key in ("image", "volume"):
         if not getattr(p, key):

@@ -26,7 +26,6 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,10 +82,7 @@ class Launch:
 
     @classmethod
     def read(cls, folder: Path) -> Launch:
-        """
-        Raises:
-            LaunchError: this machine does not see the folder.
-        """
+        """Read the launch of a folder; an error if this machine does not see it."""
         try:
             return cls(**json.loads((folder / LAUNCH).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -127,11 +123,18 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
             f"params.yaml: `trainer.launcher: {kind}` needs `trainer.accelerator: gpu` or `cpu`: the engine reserves "
             "GPUs before a process can look for them"
         )
-    start = _engine(kind)
-    root = workspace.root.resolve()
-    wanted = Launch(
+    try:
+        engine = importlib.import_module(f"vlp_models.contrib.launchers.{ENGINES[kind]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != PACKAGES.get(kind):
+            raise
+        raise MissingToolError(
+            f"params.yaml: `trainer.launcher: {kind}` needs the package {PACKAGES[kind]}: "
+            f"`uv pip install 'vlp-flows[{kind}]'`"
+        ) from None
+    request = Launch(
         id=uuid.uuid4().hex[:12],
-        root=str(root),
+        root=str(workspace.root.resolve()),
         stage=stage,
         key=key,
         params_file=params_file,
@@ -142,36 +145,19 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
         endpoint=params.launchers.torchrun.endpoint if kind == "torchrun" else "",
         machine=describe_machine(),
     )
-    folder = wanted.folder
+    folder = request.folder
     shutil.rmtree(folder, ignore_errors=True)  # processes of an earlier launch find another id, and stop
     folder.mkdir(parents=True, exist_ok=True)  # an earlier process may have written to it again
-    write_json(folder / LAUNCH, asdict(wanted))
-    logger.info("%s: starting on %s by %s", wanted.name, _count(wanted), kind)
+    write_json(folder / LAUNCH, asdict(request))
+    nodes = "one node" if request.nodes == 1 else f"{request.nodes} nodes"
+    processes = f"{request.devices} {'process' if request.devices == 1 else 'processes'} each"
+    logger.info("%s: starting on %s, %s by %s", request.name, nodes, processes, kind)
     try:
-        job = start(wanted, params)
+        job: Job = engine.start(request, params)
     except BaseException:
         (folder / STOP).touch()  # a signal may come after the engine has accepted the job
         raise
-    return _exit_code(wanted, _follow(job, wanted))
-
-
-def _engine(kind: str) -> Callable[[Launch, Params], Job]:
-    try:
-        module = importlib.import_module(f"vlp_models.contrib.launchers.{ENGINES[kind]}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != PACKAGES.get(kind):
-            raise
-        raise MissingToolError(
-            f"params.yaml: `trainer.launcher: {kind}` needs the package {PACKAGES[kind]}: "
-            f"`uv pip install 'vlp-flows[{kind}]'`"
-        ) from None
-    start: Callable[[Launch, Params], Job] = module.start
-    return start
-
-
-def _count(launch: Launch) -> str:
-    nodes = "one node" if launch.nodes == 1 else f"{launch.nodes} nodes"
-    return f"{nodes}, {launch.devices} {'process' if launch.devices == 1 else 'processes'} each"
+    return _exit_code(request, _follow(job, request))
 
 
 def _follow(job: Job, launch: Launch) -> str:
@@ -221,11 +207,7 @@ def _stop(job: Job, launch: Launch, output: _Output) -> str:
 
 
 def _exit_code(launch: Launch, ended: str) -> int:
-    """Return the training's exit code.
-
-    Raises:
-        LaunchError: the training has none.
-    """
+    """Return the training's exit code; an error if it has none."""
     folder = launch.folder
     if (outcome := read_outcome(folder)) is not None:
         if outcome["message"]:
@@ -254,29 +236,20 @@ class _Output:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._read: dict[Path, int] = {}
+        self._copied: dict[Path, int] = {}  # bytes of each log
 
     def copy(self) -> None:
-        try:
-            logs = sorted(self._launch.folder.glob("node-*.log"))
-        except OSError:  # the file system does not respond: the next call copies them
-            return
-        for path in logs:
-            for line in self._new_lines(path):
+        with contextlib.suppress(OSError):  # the file system does not respond: the next call copies the rest
+            for path in sorted(self._launch.folder.glob("node-*.log")):
                 prefix = f"[{path.stem.split('-', 2)[2]}] " if self._launch.nodes > 1 else ""
-                print(f"{prefix}{line}", file=sys.stderr, flush=True)
-
-    def _new_lines(self, path: Path) -> Iterator[str]:
-        start = self._read.get(path, 0)
-        try:
-            with path.open("rb") as file:
-                file.seek(start)
-                data = file.read()
-        except OSError:
-            return
-        whole = data.rfind(b"\n") + 1
-        self._read[path] = start + whole
-        yield from data[:whole].decode("utf-8", "replace").splitlines()
+                start = self._copied.get(path, 0)
+                with path.open("rb") as file:
+                    file.seek(start)
+                    data = file.read()
+                data = data[: data.rfind(b"\n") + 1]  # whole lines
+                self._copied[path] = start + len(data)
+                for line in data.decode("utf-8", "replace").splitlines():
+                    print(f"{prefix}{line}", file=sys.stderr, flush=True)
 
 
 def is_there(path: Path) -> bool:
@@ -295,10 +268,10 @@ def last_line(error: BaseException) -> str:
 def read_outcome(folder: Path) -> dict[str, Any] | None:
     """Return host, code and message of the training's end; None before it."""
     try:
-        found: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+        outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found
+    return outcome
 
 
 def write_outcome(folder: Path, host: str, code: int, message: str = "") -> None:

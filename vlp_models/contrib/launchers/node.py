@@ -61,8 +61,9 @@ def run_node(folder: Path, index: int, endpoint: str = "", stop_requested: Calla
 def _run_agent(launch: Launch, index: int, endpoint: str, stop_requested: Callable[[], bool]) -> int:
     """Run torchrun to its end; return its exit code."""
     folder = launch.folder
-    if index == 0:
-        _remove_stopped_outcome(folder)
+    outcome = read_outcome(folder) if index == 0 else None
+    if outcome is not None and outcome["code"] in STOPPED:  # of an attempt that the engine has started again
+        (folder / OUTCOME).unlink()
     log = folder / f"node-{index}-{socket.gethostname()}.log"
     with _signs_of_life(log.with_suffix(".alive")), log.open("ab") as output:
         own_pid = os.getpid()
@@ -77,12 +78,12 @@ def _run_agent(launch: Launch, index: int, endpoint: str, stop_requested: Callab
             start_new_session=True,
             preexec_fn=lambda: _set_signals(own_pid),
         )
-        over, asked = math.inf, False
+        over, stopping = math.inf, False
         while agent.poll() is None:  # not wait(): a handler of signals may ask the process as well
             over = min(over, time.monotonic()) if is_there(folder / OUTCOME) else math.inf
-            if stop_requested() and not asked:
+            if stop_requested() and not stopping:
                 agent.terminate()
-                asked = True
+                stopping = True
             if time.monotonic() > over + LINGER:
                 _kill(agent)
             time.sleep(POLL)
@@ -93,13 +94,6 @@ def _set_signals(parent: int) -> None:
     """Let torchrun and its processes die with this one, and ignore the signal that SLURM sends to all of a job's."""
     die_with_parent(parent)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-
-
-def _remove_stopped_outcome(folder: Path) -> None:
-    """Remove the outcome of an attempt that was stopped, and that the engine has started again."""
-    outcome = read_outcome(folder)
-    if outcome is not None and outcome["code"] in STOPPED:
-        (folder / OUTCOME).unlink()
 
 
 def _kill(agent: subprocess.Popen[bytes]) -> None:
@@ -113,10 +107,7 @@ def _kill(agent: subprocess.Popen[bytes]) -> None:
 
 
 def _check(launch: Launch) -> None:
-    """
-    Raises:
-        LaunchError: this node has other code or packages, a host name that does not resolve, or too few GPUs.
-    """
+    """Refuse a node with other code or packages, a host name that does not resolve, or too few GPUs."""
     if difference := explain_difference(launch.machine):
         raise LaunchError(difference)
     if launch.nodes > 1:  # the processes of all nodes connect to one of them by its host name
@@ -129,21 +120,21 @@ def _check(launch: Launch) -> None:
     if launch.gpu:
         import torch
 
-        found = torch.cuda.device_count()
-        if found < launch.devices:
+        gpus = torch.cuda.device_count()
+        if gpus < launch.devices:
             raise LaunchError(
-                f"has {found} GPUs; `trainer.devices: {launch.devices}` with `trainer.accelerator: gpu` needs "
+                f"has {gpus} GPUs; `trainer.devices: {launch.devices}` with `trainer.accelerator: gpu` needs "
                 f"{launch.devices} on every node"
             )
 
 
 def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
-    together = ["--standalone", "--local-addr=127.0.0.1"]  # a container's host name may not resolve
+    options = ["--standalone", "--local-addr=127.0.0.1"]  # a container's host name may not resolve
     if launch.nodes > 1:
         conf = f"is_host={int(index == 0)},join_timeout={JOIN_SECONDS}"
-        together = [f"--nnodes={launch.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
-        together += [f"--rdzv-id={launch.id}", f"--rdzv-conf={conf}"]
-    return [*together, f"--nproc-per-node={launch.devices}", f"--max-restarts={RESTARTS}"]
+        options = [f"--nnodes={launch.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+        options += [f"--rdzv-id={launch.id}", f"--rdzv-conf={conf}"]
+    return [*options, f"--nproc-per-node={launch.devices}", f"--max-restarts={RESTARTS}"]
 
 
 def _environment(launch: Launch) -> dict[str, str]:
@@ -181,11 +172,11 @@ def main() -> None:
     parser.add_argument("--endpoint", default=":".join(master) if all(master) else "")
     arguments = parser.parse_args()
     configure_logging()
-    asked = threading.Event()
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.set())
+        signal.signal(number, lambda *_: stop.set())
     try:
-        code = run_node(arguments.folder, arguments.index, arguments.endpoint, asked.is_set)
+        code = run_node(arguments.folder, arguments.index, arguments.endpoint, stop.is_set)
     except VLPError as error:
         print(f"{socket.gethostname()}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

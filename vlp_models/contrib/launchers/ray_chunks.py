@@ -136,8 +136,12 @@ class RayMapper:
         except ray.exceptions.RayTaskError:  # not of the chunk, whose errors are values: a bug of this file
             raise
         except ray.exceptions.RayError as error:
+            attempts = "before it started"
+            with suppress(OSError):  # each worker that tried the chunk wrote a line
+                nodes = (marks / str(number)).read_text(encoding="utf-8").splitlines()
+                attempts = f"{len(nodes)} times, on {', '.join(dict.fromkeys(nodes))}"
             raise ProcessLostError(
-                f"cluster at {self._address}: a chunk was lost with its worker {_attempts(marks / str(number))} "
+                f"cluster at {self._address}: a chunk was lost with its worker {attempts} "
                 f"({first_line(error)}). Finished chunks are kept: check memory, disk and "
                 "/tmp/ray/session_latest/logs of these nodes, then run the stage again"
             ) from None
@@ -146,15 +150,6 @@ class RayMapper:
         if outcome == "failed":
             raise value
         return value
-
-
-def _attempts(mark: Path) -> str:
-    """Describe where a lost chunk was tried, from the lines that its workers wrote."""
-    try:
-        tried = mark.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "before it started"
-    return f"{len(tried)} times, on {', '.join(dict.fromkeys(tried))}"
 
 
 class _Nodes:
@@ -166,11 +161,7 @@ class _Nodes:
         self.slots = self._count()
 
     def require(self) -> None:
-        """Wait a while for a node that fits a worker.
-
-        Raises:
-            ParamsError: no node does in time.
-        """
+        """Wait a while for a node that fits a worker; an error if none comes in time."""
         deadline = time.monotonic() + NODES_SECONDS
         while not self.slots:
             if time.monotonic() > deadline:
@@ -185,11 +176,7 @@ class _Nodes:
             self.slots = self._count()
 
     def refresh(self) -> None:
-        """Look at the nodes again, unless that was done seconds ago.
-
-        Raises:
-            ProcessLostError: no node that fits a worker has been there for a minute.
-        """
+        """Count the nodes again, unless that was done seconds ago; an error if none has been there for a minute."""
         now = time.monotonic()
         if now - self._checked < CHECK_SECONDS:
             return
@@ -197,7 +184,8 @@ class _Nodes:
         if slots:
             self.slots, self._last_fit = slots, now
         elif now - self._last_fit > GONE_SECONDS:
-            lost = sorted({_describe(node) for node in self._ray.nodes() if not node["Alive"]})
+            dead = [node for node in self._ray.nodes() if not node["Alive"]]
+            lost = sorted({f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in dead})
             raise ProcessLostError(
                 f"cluster at {self._address}: no node is left for the workers; lost: {', '.join(lost) or 'none'}. "
                 "Finished chunks are kept: start nodes, then run the stage again"
@@ -210,10 +198,6 @@ class _Nodes:
                 cpus, gpus = node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)
                 slots += min(cpus // self._cpus, gpus // self._gpus if self._gpus else float("inf"))
         return int(slots)
-
-
-def _describe(node: dict[str, Any]) -> str:
-    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 # ---- The connection ----------------------------------------------------------------------------------------------
@@ -261,11 +245,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _check_answers(address: str) -> None:
-    """Check that a Ray server answers, which Ray itself tries for minutes.
-
-    Raises:
-        ParamsError: it does not.
-    """
+    """Check that a Ray server answers, which Ray itself tries for minutes."""
     name = f"params.yaml: `cluster.address: {address}`"
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and "/" not in host and port.isdecimal() and int(port) < 1 << 16):
@@ -334,13 +314,13 @@ def worker_task() -> Callable[[dict[str, Any], bytes, int, bytes], tuple[str, An
             pass
         package = f"vlp-flows {setup['package']['version']}"
         install = f"install {package} there, with the packages of requirements.lock"
-        found = importlib.util.find_spec("vlp_models")
-        if found is None:
+        spec = importlib.util.find_spec("vlp_models")
+        if spec is None:
             return "refused", f"node {node} has no package vlp_models; {install}"
         try:
             here = importlib.import_module("vlp_models.contrib.launchers.ray_chunks")
         except ImportError as error:
-            return "refused", f"node {node} has another version of vlp_models in {found.origin} ({error}); {install}"
+            return "refused", f"node {node} has another version of vlp_models in {spec.origin} ({error}); {install}"
         outcome: tuple[str, Any] = here.run_in_worker(node, setup, function, number, item)
         return outcome
 

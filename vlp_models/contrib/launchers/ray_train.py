@@ -65,10 +65,7 @@ class RayRun:
 
 
 def start(launch: Launch, params: Params) -> RayRun:
-    """
-    Raises:
-        LaunchError: no cluster answers, or it lacks the CPUs or GPUs.
-    """
+    """Start the run; an error if no cluster answers, or it lacks the CPUs or GPUs."""
     address = params.cluster.address or "auto"
     if address.startswith("ray://"):
         raise LaunchError(

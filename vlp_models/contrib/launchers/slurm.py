@@ -94,10 +94,7 @@ class SlurmJob:
 
 
 def start(launch: Launch, params: Params) -> SlurmJob:
-    """
-    Raises:
-        LaunchError: SLURM is not installed, or refuses the job.
-    """
+    """Submit the job; an error if SLURM is not installed, or refuses it."""
     p, settings = params.launchers.slurm, dict(params.launchers.slurm.options)
     try:
         executor = submitit.SlurmExecutor(folder=launch.folder / "slurm", max_num_timeout=p.requeues)

@@ -50,10 +50,7 @@ class LocalNode:
 
 
 def start(launch: Launch, params: Params) -> LocalNode:
-    """
-    Raises:
-        LaunchError: several nodes, but no place to meet.
-    """
+    """Start this machine's processes; several nodes need an endpoint where they meet."""
     if launch.nodes > 1:
         if not launch.endpoint:
             raise LaunchError(
@@ -71,7 +68,7 @@ def join(root: Path, index: int) -> None:
         LaunchError: a training was started without a place to meet.
     """
     logger.info("waiting for trainings of %s with `trainer.num_nodes` above 1", root)
-    left: Counter[str] = Counter()  # launch -> how often this machine has taken part
+    attempts: Counter[str] = Counter()  # launch -> how often this machine has taken part
     while True:
         for path in sorted((root / ".work" / "launches").glob(f"*/{LAUNCH}")):
             try:
@@ -79,7 +76,7 @@ def join(root: Path, index: int) -> None:
             except LaunchError:  # being replaced
                 continue
             over = any(is_there(path.parent / name) for name in (OUTCOME, ENDED, STOP))
-            if launch.nodes < 2 or over or left[launch.id] > RESTARTS:
+            if launch.nodes < 2 or over or attempts[launch.id] > RESTARTS:
                 continue
             if not launch.endpoint:
                 raise LaunchError(
@@ -90,5 +87,5 @@ def join(root: Path, index: int) -> None:
             logger.info("%s: taking part", launch.name)
             code = run_node(path.parent, index, launch.endpoint)
             logger.info("%s: %s", launch.name, "ended" if code == 0 else f"torchrun exited with {code}")
-            left[launch.id] += 1
+            attempts[launch.id] += 1
         time.sleep(2 * POLL)
