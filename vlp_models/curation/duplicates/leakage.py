@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -119,28 +119,41 @@ def find_leaks(
         DataError: a file is damaged.
     """
     # blocks of rows, not of ids: `validate` removes repeated ids only later
-    count = sum(_count_held_out(files, held_out))
-    starts = range(0, count, indexed)
-    batch_count = -(-_count_rows(files) // BATCH)
+    rows = held_out_rows = 0
+    for path in files:
+        if path.exists():
+            with _damaged_file_errors(path), open_parquet(path) as file:
+                rows += file.metadata.num_rows
+                for batch in file.iter_batches(columns=["image_id"]):
+                    held_out_rows += sum(name in held_out for name in batch["image_id"].to_pylist())
+    starts = range(0, held_out_rows, indexed)
+    batch_count = -(-rows // BATCH)
     # more processes than blocks: cut the batches of all images into shares
     shares = max(1, min(workers // max(1, len(starts)), batch_count // _WORTH_A_PROCESS)) if mapper is None else 1
     tasks = [_Task(start, start + indexed, share, shares) for start in starts for share in range(shares)]
-    parts = track(
-        (mapper or LocalMapper(max(1, min(workers, len(tasks))))).map(
-            partial(_find_in_block, files, held_out, rules), tasks
-        ),
-        description="searching for copies of evaluation images",
-        total=len(tasks),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-        transient=True,
-    )
+    search = partial(_find_in_block, files, held_out, rules)
+    parts = _search_all(search, tasks, "searching for copies of evaluation images", workers, mapper)
     blocks: dict[int, _BlockLeaks] = {}
     for task, part in zip(tasks, parts, strict=True):
         block = blocks.setdefault(task.first, _BlockLeaks([], part.groups))  # shares of a block have the same groups
         block.leaks.extend(part.leaks)
     leaks = [leak for block in blocks.values() for leak in _list_leaks(block, held_out)]
     return sorted(leaks, key=lambda leak: (leak.image_id, -RANK[leak.split], leak.copy_of))
+
+
+def _search_all(
+    search: Callable[[Any], T], tasks: Sequence[Any], description: str, workers: int, mapper: Mapper | None
+) -> Iterable[T]:
+    """Yield the result of each task in order, with a progress bar on a terminal."""
+    results = (mapper or LocalMapper(max(1, min(workers, len(tasks))))).map(search, tasks)
+    return track(
+        results,
+        description=description,
+        total=len(tasks),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
 
 
 class _Task(NamedTuple):
@@ -248,16 +261,8 @@ def find_near_duplicates(
     count = sum(1 for _ in _read_fingerprints([file], {}, train=True))
     # each process indexes a block, and streams all images of the dataset past it
     blocks = [(first, first + INDEXED) for first in range(0, count, INDEXED)]
-    parts = track(
-        (mapper or LocalMapper(max(1, min(workers, len(blocks))))).map(
-            partial(_find_pairs_in_block, file, rules, fixed), blocks
-        ),
-        description="searching for near-duplicates",
-        total=len(blocks),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-        transient=True,
-    )
+    search = partial(_find_pairs_in_block, file, rules, fixed)
+    parts = _search_all(search, blocks, "searching for near-duplicates", workers, mapper)
     for part in parts:
         yield from part
 
@@ -326,24 +331,6 @@ def batches(rows: Iterable[tuple[T, Fingerprint]], size: int = BATCH) -> Iterato
         names = [name for name, _ in batch]
         fingerprints = [fingerprint for _, fingerprint in batch]
         yield names, fingerprints
-
-
-def _count_rows(files: Iterable[Path]) -> int:
-    count = 0
-    for path in files:
-        if path.exists():
-            with _damaged_file_errors(path), open_parquet(path) as file:
-                count += file.metadata.num_rows
-    return count
-
-
-def _count_held_out(files: Iterable[Path], held_out: Mapping[str, str]) -> Iterator[int]:
-    """Yield the number of rows of evaluation images, file by file and batch by batch."""
-    for path in files:
-        if path.exists():
-            with _damaged_file_errors(path):
-                for batch in open_parquet(path).iter_batches(columns=["image_id"]):
-                    yield sum(name in held_out for name in batch["image_id"].to_pylist())
 
 
 def _read_fingerprints(

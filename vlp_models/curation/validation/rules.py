@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlp_models.data.tables import ID_COLUMN, SPLITS
-from vlp_models.data.views import TABLES, View
+from vlp_models.data.views import TABLES
 from vlp_models.params import ValidateParams
 
 ANSWERS_PER_QUESTION = 10
@@ -69,6 +69,17 @@ REQUIRED = {
 }
 
 
+TEXT_RULES = (  # name and column, reason, description
+    ("text_letters", "no letter of any script in {text!r}", "the text has letters"),
+    (
+        "text_clean",
+        "a control or replacement character in {text!r}",
+        "the text has no control or replacement character",
+    ),
+    ("text_not_url", "nothing but a URL: {text!r}", "the text is more than a URL"),
+)
+
+
 def passes(check: Check, value: Any) -> bool:
     """Return whether one value passes a check; a null breaks `Present` and nothing else."""
     if isinstance(check, Present):
@@ -95,30 +106,34 @@ def rules_for(table: str, params: ValidateParams) -> list[Rule]:
     # braces are filled with the columns of a bad row
     repeated = "its id already belongs to the row read from {id_of}"
     rules.append(Rule(table, "id_unique", "id_of", OneOf(("this row",)), repeated, "the id occurs once"))
-    if table != "images":
-        rules += _image_rules(table) if view is None or view.has_image else [_split_rule(table)]
+    if view is not None and not view.has_image:
+        rules.append(_split_rule(table))
+    elif table != "images":  # the row names an image
+        listed, valid = OneOf(("good", "quarantined")), OneOf(("good", "unknown"))
+        unknown, quarantined = "image {image_id} is not in the dataset", "image {image_id} is quarantined"
+        rules += [
+            Rule(table, "image_known", "image_state", listed, unknown, "its image is in the dataset"),
+            Rule(table, "image_good", "image_state", valid, quarantined, "its image is not quarantined"),
+        ]
     if view is not None:
         if view.images == "several":
             rules += _other_image_rules(table)
         if view.has_text:
-            rules += _text_rules(table)
-        rules += _value_rules(view)
+            for name, reason, valid_text in TEXT_RULES:
+                rules.append(Rule(table, name, name, OneOf((True,)), reason, valid_text))
+        # columns whose values are listed in the view
+        for column in view.columns:
+            if column.values:
+                values = ", ".join(filter(None, column.values))
+                reason = f"{column.name} {{{column.name}!r}} is not one of {values}"
+                check, description = OneOf(column.values), f"{column.name} is one of {values}"
+                rules.append(Rule(table, f"{column.name}_known", column.name, check, reason, description))
     return rules + OWN_RULES.get(table, lambda _: [])(params)
 
 
 def _split_rule(table: str) -> Rule:
     reason = "split {split!r} is not one of " + ", ".join(SPLITS)
     return Rule(table, "split_known", "split", OneOf(SPLITS), reason, f"the split is one of {', '.join(SPLITS)}")
-
-
-def _image_rules(table: str) -> list[Rule]:
-    """Rules of a row that names an image."""
-    listed, valid = OneOf(("good", "quarantined")), OneOf(("good", "unknown"))
-    unknown, quarantined = "image {image_id} is not in the dataset", "image {image_id} is quarantined"
-    return [
-        Rule(table, "image_known", "image_state", listed, unknown, "its image is in the dataset"),
-        Rule(table, "image_good", "image_state", valid, quarantined, "its image is not quarantined"),
-    ]
 
 
 def _other_image_rules(table: str) -> list[Rule]:
@@ -132,30 +147,6 @@ def _other_image_rules(table: str) -> list[Rule]:
         Rule(table, "other_images_good", "other_quarantined", EMPTY, bad, all_good),
         Rule(table, "images_of_one_split", "splits_apart", EMPTY, leak, "all its images are in one split"),
     ]
-
-
-def _text_rules(table: str) -> list[Rule]:
-    rules = {
-        "text_letters": ("no letter of any script in {text!r}", "the text has letters"),
-        "text_clean": (
-            "a control or replacement character in {text!r}",
-            "the text has no control or replacement character",
-        ),
-        "text_not_url": ("nothing but a URL: {text!r}", "the text is more than a URL"),
-    }
-    return [Rule(table, name, name, OneOf((True,)), reason, valid) for name, (reason, valid) in rules.items()]
-
-
-def _value_rules(view: View) -> list[Rule]:
-    """Rules of columns whose values are listed in the view."""
-    rules = []
-    for column in view.columns:
-        if column.values:
-            values = ", ".join(filter(None, column.values))
-            reason = f"{column.name} {{{column.name}!r}} is not one of {values}"
-            check, valid = OneOf(column.values), f"{column.name} is one of {values}"
-            rules.append(Rule(view.name, f"{column.name}_known", column.name, check, reason, valid))
-    return rules
 
 
 def _own_image_rules(params: ValidateParams) -> list[Rule]:
