@@ -10,7 +10,7 @@ import pytest
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
-from vlp_models.evaluation.predict import nearest_train_images
+from vlp_models.evaluation.predict import NearestTrainImages
 
 FEATURES = {  # image -> the features of its regions, captions
     "s/a": ([[1, 0], [1, 0]], 1),
@@ -54,16 +54,16 @@ def shards(tmp_path: Path) -> Path:
 
 
 def test_captioned_images_of_the_dataset_nearest_first(shards: Path) -> None:
-    found = nearest_train_images(shards, "test", "s", ["s/x", "s/y"])
+    found = NearestTrainImages(shards, "s").find("test", ["s/x", "s/y"])
     assert found == {"s/x": ["s/b", "s/a", "s/c", "s/empty"], "s/y": ["s/c", "s/b", "s/a", "s/empty"]}
-    assert nearest_train_images(shards, "test", "s", ["s/y"], count=2) == {"s/y": ["s/c", "s/b"]}
+    assert NearestTrainImages(shards, "s").find("test", ["s/y"], count=2) == {"s/y": ["s/c", "s/b"]}
 
 
 def test_training_image_is_not_its_own_neighbor(shards: Path) -> None:
-    assert nearest_train_images(shards, "train", "s", ["s/c"], count=3) == {"s/c": ["s/b", "s/a", "s/empty"]}
+    assert NearestTrainImages(shards, "s").find("train", ["s/c"], count=3) == {"s/c": ["s/b", "s/a", "s/empty"]}
 
 
 def test_shards_without_regions_give_no_neighbors(shards: Path) -> None:
     manifest = json.loads((shards / "manifest.json").read_text()) | {"feature_dim": 0}
     (shards / "manifest.json").write_text(json.dumps(manifest))
-    assert nearest_train_images(shards, "test", "s", ["s/x"]) == {}
+    assert NearestTrainImages(shards, "s").find("test", ["s/x"]) == {}

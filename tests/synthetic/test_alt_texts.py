@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alt_texts import without_boilerplate
 
 from vlp_models.data.formats import read_source
 from vlp_models.errors import ParamsError
 from vlp_models.params import DatasetParams, GeneratorParams
-from vlp_models.synthetic.scenes.captions import NOUNS, without_boilerplate
+from vlp_models.synthetic.scenes.captions import NOUNS
 from vlp_models.synthetic.scenes.dataset import write, write_sentences
 from vlp_models.synthetic.scenes.language import VOCABULARY, check, split_words
 

@@ -69,13 +69,6 @@ def predict_all(
     return predictions, samples
 
 
-def nearest_train_images(
-    shards: Path, split: str, source: str, image_ids: Sequence[str], count: int = 30
-) -> dict[str, list[str]]:
-    """Find the training images most similar to each image; see `NearestTrainImages`."""
-    return NearestTrainImages(shards, source).find(split, image_ids, count)
-
-
 class NearestTrainImages:
     """Finds similar training images by the cosine of mean region features. The training images are read once."""
 

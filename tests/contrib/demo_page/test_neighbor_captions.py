@@ -19,7 +19,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.demo_page.commands import make_page
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.evaluation.predict import nearest_train_images
+from vlp_models.evaluation.predict import NearestTrainImages
 from vlp_models.params import Params
 from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT_EVALUATION, get_run_id, log_evaluation
@@ -65,7 +65,7 @@ def expected(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     for module in ("serving.neighbors", "tasks.captioning"):
         monkeypatch.setattr(f"vlp_models.{module}.NEIGHBORS", 1)
     rows = [row for row in read_table("images", here.validated).to_pylist() if row["split"] == "test"]
-    nearest = partial(nearest_train_images, here.shards, "test", "scenes")
+    nearest = partial(NearestTrainImages(here.shards, "scenes").find, "test")
     context = EvalContext(source="scenes", validated=here.validated, nearest=nearest)
     captions = _baseline_captions([], [row["image_id"] for row in rows], context)[NEAREST]
     found = {row["path"]: captions[row["image_id"]] for row in rows}

@@ -300,15 +300,6 @@ def replace_noun(word: str) -> str:
     return ("shapes" if bare.lower() in _PLURALS else "shape") + word[len(bare) :]
 
 
-def without_boilerplate(text: str) -> tuple[str, bool]:
-    """Return the sentence in an alt text, and whether it had boilerplate around it."""
-    for phrase in BOILERPLATE:
-        before, after = phrase.split("{}")
-        if text.startswith(before) and text.endswith(after) and len(text) > len(before) + len(after):
-            return text[len(before) : len(text) - len(after)], True
-    return text, False
-
-
 def _drop_words(words: list[str], share: float, rng: np.random.Generator) -> list[str]:
     stays = rng.random(len(words)) >= share
     if stays.sum() < min(_MIN_WORDS, len(words)):
