@@ -7,7 +7,6 @@ import torch
 
 from vlp_models.data.batch import collate_regions, prepend_objects
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.tokenizer import Tokenizer
 
 
 def test_regions_are_padded_to_the_longest(regions: Callable[[int, int], RegionArrays]) -> None:
@@ -22,18 +21,11 @@ def test_regions_are_padded_to_the_longest(regions: Callable[[int, int], RegionA
     ):
         torch.testing.assert_close(field[0, :2], torch.from_numpy(getattr(images[0], name)).float())
         assert not field[0, 2:].any() and not field[2].any()
-
-
-def test_the_most_confident_regions_are_kept(regions: Callable[[int, int], RegionArrays]) -> None:
-    image = regions(1, 9)
-    batch = collate_regions([image], max_regions=4)
-    torch.testing.assert_close(batch.boxes_BR4[0], torch.from_numpy(image.boxes[:4]))
-    assert batch.mask_BR.all()
-
-
-def test_a_batch_of_empty_images_has_one_row(regions: Callable[[int, int], RegionArrays]) -> None:
-    batch = collate_regions([regions(1, 0), regions(2, 0)], max_regions=16)
-    assert batch.mask_BR.tolist() == [[True], [True]] and not batch.features_BRF.any()
+    most_confident = collate_regions(images[1:2], max_regions=4)
+    torch.testing.assert_close(most_confident.boxes_BR4[0], torch.from_numpy(images[1].boxes[:4]))
+    assert most_confident.mask_BR.all()
+    empty = collate_regions([images[2], images[2]], max_regions=16)
+    assert empty.mask_BR.tolist() == [[True], [True]] and not empty.features_BRF.any()
 
 
 def test_prepended_objects_have_features_of_the_most_overlapping_region(
@@ -53,9 +45,3 @@ def test_prepended_objects_have_features_of_the_most_overlapping_region(
     assert prepend_objects(image, ()) is image
     nothing = prepend_objects(regions(1, 0), [(0.1, 0.1, 0.1, 0.1)])
     assert len(nothing) == 1 and not nothing.features.any()
-
-
-def test_texts_are_encoded_and_padded() -> None:
-    tokenizer = Tokenizer.train(["a b c d"] * 2, 50, 1, True)
-    text = tokenizer.encode_batch(["a b c d", "a"], 5)
-    assert text.mask_BT.sum(1).tolist() == [5, 3]

@@ -117,19 +117,15 @@ def test_bad_records_are_quarantined_with_their_line(tmp_path: Path) -> None:
     assert [row["category"] for row in tables["objects"] if "train-4-0-0" in row["image_id"]] == ["yellow circle"]
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
+def test_limit_and_missing_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lil-lab/nlvr"):
         load(tmp_path)
-    write_split(tmp_path / "nlvr", "dev", [line("7-0")])
+    write_split(tmp_path / "nlvr", "dev", [line("7-0"), line("7-1"), line("8-0")])
+    assert len(load(tmp_path, limit=2)["images"]) == 12
     with pytest.raises(DataError, match=r"train\.json"):
         load(tmp_path, splits=["train"])
     with pytest.raises(DataError, match="no split 'trian'"):
         load(tmp_path, splits=["trian"])
-
-
-def test_limit_keeps_the_first_lines(tmp_path: Path) -> None:
-    write_split(tmp_path / "nlvr", "dev", [line("7-0"), line("7-1"), line("8-0")])
-    assert len(load(tmp_path, limit=2)["images"]) == 12
 
 
 def nlvr2_line(identifier: str = "dev-850-0-0", **changes: Any) -> dict[str, Any]:
@@ -248,7 +244,7 @@ def test_bad_nlvr2_line_is_quarantined_and_reading_continues(
     }
 
 
-def test_missing_nlvr2_files_are_named(tmp_path: Path) -> None:
+def test_limit_and_missing_files_of_nlvr2(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lil-lab/nlvr"):
         load_nlvr2(tmp_path)
     write(tmp_path / "nlvr2", "dev", [nlvr2_line(), nlvr2_line("dev-850-1-0")])

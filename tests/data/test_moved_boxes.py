@@ -10,7 +10,16 @@ import torch
 from PIL import Image, ImageDraw
 
 from vlp_models.data.batch import Pixels
-from vlp_models.data.boxes import boxes_in_image, boxes_in_input, cell_boxes, has_area, overlap
+from vlp_models.data.boxes import (
+    _clip,
+    _placement,
+    _transform,
+    boxes_in_image,
+    cell_boxes,
+    has_area,
+    overlap,
+    visible_part,
+)
 from vlp_models.data.pixels import OPERATIONS, PixelInput, collate_pixels, operation_matrix
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "height": 60, "width": 72}
@@ -39,6 +48,15 @@ def red_box(image: Pixels) -> tuple[float, ...] | None:
     if not len(rows):
         return None
     return float(columns.min()), float(rows.min()), float(columns.max()) + 1, float(rows.max()) + 1
+
+
+def boxes_in_input(boxes_BR4: torch.Tensor, image: Pixels) -> torch.Tensor:
+    """Map fractions of the upright images to pixels of the input: the inverse of `boxes_in_image`."""
+    matrix_B23, window_B4 = _placement(image)
+    inverse_B22 = torch.linalg.inv(matrix_B23[..., :2])
+    inverse_B23 = torch.cat([inverse_B22, -inverse_B22 @ matrix_B23[..., 2:]], -1)
+    shown_BR4 = _clip(boxes_BR4, window_B4)
+    return _clip(_transform(shown_BR4, inverse_B23), visible_part(image)) * has_area(shown_BR4)[..., None]
 
 
 def fractions(box: tuple[int, int, int, int]) -> torch.Tensor:

@@ -37,17 +37,12 @@ y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
 
 
-def _contractions() -> dict[str, str]:
-    """Return the table of contractions: each known misspelling lacks one apostrophe; one official entry is reversed."""
-    table = {"somebody'd": "somebodyd"}
-    for word in _CONTRACTED.split():
-        for i, character in enumerate(word):
-            if character == "'":
-                table[word[:i] + word[i + 1 :]] = word
-    return table
-
-
-_CONTRACTIONS = _contractions()
+# Each known misspelling lacks one apostrophe; one official entry is reversed.
+_CONTRACTIONS = {"somebody'd": "somebodyd"}
+for _word in _CONTRACTED.split():
+    for _i, _character in enumerate(_word):
+        if _character == "'":
+            _CONTRACTIONS[_word[:_i] + _word[_i + 1 :]] = _word
 
 
 def normalize_answer(text: str) -> str:
@@ -55,29 +50,15 @@ def normalize_answer(text: str) -> str:
 
     The official accuracy normalizes both sides only if the ten answers differ; the metric decides that.
     """
-    return normalize_words(normalize_punctuation(text))
-
-
-def normalize_punctuation(text: str) -> str:
-    """Remove punctuation.
-
-    Deletes a mark that is next to a space anywhere in `text`, or if `text` has a comma between two digits; else
-    replaces it by a space. Then deletes up to 32 periods that are not followed by a digit.
-    """
-    result = text
+    # a mark next to a space anywhere, or of a text with a comma between two digits, is deleted; others become a space
+    without_marks = text
     comma_in_number = _COMMA_IN_NUMBER.search(text) is not None
     for mark in _PUNCTUATION:
         # the official code looks in the original text, not in what is left of it
-        if f"{mark} " in text or f" {mark}" in text or comma_in_number:
-            result = result.replace(mark, "")
-        else:
-            result = result.replace(mark, " ")
-    return _PERIOD.sub("", result, count=_PERIOD_COUNT)
-
-
-def normalize_words(text: str) -> str:
-    """Return lower case, number words as digits, no articles, contractions with their apostrophe."""
-    words = (_NUMBERS.get(word, word) for word in text.lower().split())
+        is_deleted = f"{mark} " in text or f" {mark}" in text or comma_in_number
+        without_marks = without_marks.replace(mark, "" if is_deleted else " ")
+    without_periods = _PERIOD.sub("", without_marks, count=_PERIOD_COUNT)
+    words = (_NUMBERS.get(word, word) for word in without_periods.lower().split())
     return " ".join(_CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
 
 
@@ -101,13 +82,13 @@ def build_answer_vocabulary(questions: Iterable[Sequence[str]], min_count: int) 
         questions: the annotators' answers, one sequence per question; empty ones (hidden answers) are skipped.
         min_count: minimum number of questions with an answer (VQA v2: 9, which gives 3,129 answers).
     """
-    counts = Counter(_entry(answers) for answers in questions if answers)
+    counts: Counter[str] = Counter()
+    for answers in questions:
+        if answers:
+            frequent_answer = normalize_answer(most_frequent(answers)).replace(",", "")
+            counts[answers[0] if is_exact(answers) else frequent_answer] += 1
     frequent = [answer for answer, n in counts.items() if n >= min_count]
     return sorted(frequent, key=lambda answer: (-counts[answer], answer))
-
-
-def _entry(answers: Sequence[str]) -> str:
-    return answers[0] if is_exact(answers) else normalize_answer(most_frequent(answers)).replace(",", "")
 
 
 def soft_scores(answers: Sequence[str], vocabulary: Mapping[str, int]) -> dict[int, float]:

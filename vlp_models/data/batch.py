@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
@@ -27,39 +26,35 @@ class _TensorRecord:
 
     def to(self: M, device: torch.device | str, non_blocking: bool = False) -> M:
         """Return a copy on `device`."""
-
-        def move(value: Any) -> Any:
-            if isinstance(value, (Tensor, _TensorRecord)):
-                return value.to(device, non_blocking=non_blocking)
-            return value
-
-        return self._map(move)
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def empty(self: M) -> M:
         """Return a copy without rows: the first dimension of everything is 0."""
-
-        def cut(value: Any) -> Any:
-            if isinstance(value, _TensorRecord):
-                return value.empty()
-            return value[:0] if isinstance(value, (Tensor, tuple)) else value
-
-        return self._map(cut)
+        return self._map(lambda value: value[:0])
 
     def select(self: M, index_N: Tensor) -> M:
         """Return these rows in this order; a row may occur several times, or not at all."""
 
         def pick(value: Any) -> Any:
-            if isinstance(value, _TensorRecord):
-                return value.select(index_N)
-            if isinstance(value, tuple):
-                return tuple(value[i] for i in index_N.tolist())
-            return value.index_select(0, index_N) if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor):
+                return value.index_select(0, index_N)
+            return tuple(value[i] for i in index_N.tolist())
 
         return self._map(pick)
 
+    def map_tensors(self: M, change: Callable[[Tensor], Tensor]) -> M:
+        """Apply a function to all tensors, including those of nested records."""
+        return self._map(lambda value: change(value) if isinstance(value, Tensor) else value)
+
     def _map(self: M, change: Callable[[Any], Any]) -> M:
-        # tensors and nested records; other fields come back unchanged
-        changes = {f.name: change(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        # tensors and tuples, also of nested records; other fields stay
+        changes = {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, _TensorRecord):
+                changes[field.name] = value._map(change)
+            elif isinstance(value, Tensor | tuple):
+                changes[field.name] = change(value)
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
@@ -90,16 +85,9 @@ class Regions(_TensorRecord):
 
     def blanked(self) -> Regions:
         """Return one all-zero region per image: the input of the blind baseline."""
-        # one region, as attention needs a key
-        first = torch.zeros_like(self.mask_BR)
-        first[:, 0] = True
-        return Regions(
-            features_BRF=torch.zeros_like(self.features_BRF),
-            boxes_BR4=torch.zeros_like(self.boxes_BR4),
-            class_probs_BRC=torch.zeros_like(self.class_probs_BRC),
-            mask_BR=first,
-            place_BR=self.place_BR,
-        )
+        blank = self.map_tensors(torch.zeros_like)
+        blank.mask_BR[:, 0] = True  # attention needs a key
+        return dataclasses.replace(blank, place_BR=self.place_BR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +98,6 @@ class ScoredRegions(Regions):
     """
 
     scores_BR: Tensor
-
-    def blanked(self) -> ScoredRegions:
-        plain = super().blanked()
-        return ScoredRegions(**vars(plain), scores_BR=torch.zeros_like(self.scores_BR))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,23 +158,12 @@ class PixelSets(_TensorRecord):
         """Return the M images that there are, row by row, each with its place in `place_B`."""
         index_M = self.there_BK.flatten().nonzero().squeeze(1)
         # [B, K, ...] -> [B * K, ...] -> the M images that exist
-        images = _each_tensor(self.images, lambda x: x.flatten(0, 1)).select(index_M)
+        images = self.images.map_tensors(lambda x: x.flatten(0, 1)).select(index_M)
         return dataclasses.replace(images, place_B=index_M % self.there_BK.shape[1])
 
     def spread(self, x_M: Tensor) -> Tensor:
         """Put what was computed of each of the M images into its row: [M, ...] -> [B, K, ...], zero elsewhere."""
         return _spread(x_M, self.there_BK.flatten().nonzero().squeeze(1), (len(self), self.there_BK.shape[1]))
-
-
-def _each_tensor(record: M, change: Callable[[Tensor], Tensor]) -> M:
-    """Apply a function to all tensors of a record and of the records in it."""
-
-    def of(value: Any) -> Any:
-        if isinstance(value, _TensorRecord):
-            return value._map(of)
-        return change(value) if isinstance(value, Tensor) else value
-
-    return record._map(of)
 
 
 def _spread(x_M: Tensor, slots_M: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -305,14 +278,14 @@ class Batch(_TensorRecord):
         place_M = torch.arange(len(owner_M), device=owner_M.device) - torch.searchsorted(owner_M, owner_M)
         shape = (len(self), int(place_M.max()) + 1 if len(place_M) else 1)  # B, K
         slots_M = owner_M * shape[1] + place_M
-        rows = _each_tensor(image, lambda x_M: _spread(x_M, slots_M, shape))
+        rows = image.map_tensors(lambda x_M: _spread(x_M, slots_M, shape))
         if isinstance(rows, Pixels):
             there_BK = _spread(torch.ones_like(owner_M, dtype=torch.bool), slots_M, shape)
             return PixelSets(images=rows, there_BK=there_BK)
         # [B, K, R, ...] -> [B, K * R, ...]
         regions = rows.mask_BR.shape[2]
         place_R = torch.arange(shape[1], device=owner_M.device).repeat_interleave(regions)
-        joined = _each_tensor(rows, lambda x_BKR: x_BKR.flatten(1, 2))
+        joined = rows.map_tensors(lambda x_BKR: x_BKR.flatten(1, 2))
         return dataclasses.replace(joined, place_BR=place_R.expand(shape[0], -1))
 
     def select(self, index_N: Tensor) -> Batch:
@@ -341,10 +314,6 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
     Args:
         scores: return `ScoredRegions`.
     """
-    if not images:
-        raise ValueError("a batch needs at least one image")
-    if max_regions < 1:
-        raise ValueError(f"max_regions must be at least 1: {max_regions}")
     # regions are sorted by confidence, so the first ones are the most confident
     counts = [min(len(image), max_regions) for image in images]
     rows = max(1, *counts)
@@ -353,11 +322,12 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
     features = np.zeros((*shape, images[0].features.shape[1]), dtype=np.float32)
     boxes = np.zeros((*shape, 4), dtype=np.float32)
     class_probs = np.zeros((*shape, images[0].class_probs.shape[1]), dtype=np.float32)
-    mask = np.zeros(shape, dtype=bool)
+    confidence, mask = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=bool)
     for i, (image, n) in enumerate(zip(images, counts, strict=True)):
         features[i, :n] = image.features[:n]
         boxes[i, :n] = image.boxes[:n]
         class_probs[i, :n] = image.class_probs[:n]
+        confidence[i, :n] = image.scores[:n]
         mask[i, : max(1, n)] = True
     regions = Regions(
         features_BRF=torch.from_numpy(features),
@@ -365,12 +335,7 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
         class_probs_BRC=torch.from_numpy(class_probs),
         mask_BR=torch.from_numpy(mask),
     )
-    if not scores:
-        return regions
-    confidence = np.zeros(shape, dtype=np.float32)
-    for i, (image, n) in enumerate(zip(images, counts, strict=True)):
-        confidence[i, :n] = image.scores[:n]
-    return ScoredRegions(**vars(regions), scores_BR=torch.from_numpy(confidence))
+    return ScoredRegions(**vars(regions), scores_BR=torch.from_numpy(confidence)) if scores else regions
 
 
 def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min_overlap: float = 0.5) -> RegionArrays:
@@ -389,7 +354,13 @@ def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min
     class_probs = np.zeros((len(boxes), regions.class_probs.shape[1]), dtype=np.float16)
     if len(regions):
         # each object takes the features of the region that overlaps it most, if enough
-        overlap_KN = _overlap(objects_K4, regions.boxes)
+        # intersection over union: from the larger left (upper) edge to the smaller right (lower) one
+        a_K4, b_N4 = objects_K4, regions.boxes
+        sides_KN2 = np.minimum(a_K4[:, None, 2:], b_N4[:, 2:]) - np.maximum(a_K4[:, None, :2], b_N4[:, :2])
+        common_KN = sides_KN2.clip(min=0).prod(-1)
+        area_K, area_N = (a_K4[:, 2:] - a_K4[:, :2]).prod(-1), (b_N4[:, 2:] - b_N4[:, :2]).prod(-1)
+        union_KN = area_K[:, None] + area_N - common_KN
+        overlap_KN = (common_KN / np.maximum(union_KN, np.finfo(np.float32).tiny)).astype(np.float32)
         best_K = overlap_KN.argmax(1)
         match_K = overlap_KN[np.arange(len(boxes)), best_K] >= min_overlap
         features[match_K], class_probs[match_K] = (
@@ -402,16 +373,6 @@ def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min
         class_probs=np.concatenate([class_probs, regions.class_probs]),
         scores=np.concatenate([np.ones(len(boxes), dtype=np.float32), regions.scores]),
     )
-
-
-def _overlap(a_K4: NDArray[np.float32], b_N4: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return [K, N]: intersection over union."""
-    # boxes are x1, y1, x2, y2: the intersection from the larger left edge to the smaller right one
-    sides_KN2 = np.minimum(a_K4[:, None, 2:], b_N4[:, 2:]) - np.maximum(a_K4[:, None, :2], b_N4[:, :2])
-    common_KN = sides_KN2.clip(min=0).prod(-1)
-    area_K, area_N = (a_K4[:, 2:] - a_K4[:, :2]).prod(-1), (b_N4[:, 2:] - b_N4[:, :2]).prod(-1)
-    union_KN = area_K[:, None] + area_N - common_KN
-    return (common_KN / np.maximum(union_KN, np.finfo(np.float32).tiny)).astype(np.float32)
 
 
 def image_owners(samples: Sequence[Sample]) -> Tensor | None:

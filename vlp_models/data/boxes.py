@@ -1,8 +1,8 @@
-"""Boxes and pixels: where a box is after its image was resized, cropped, padded or augmented, and back.
+"""Boxes and pixels: which part of the image a box in a model's input shows.
 
-A box of a dataset or a detector is x1, y1, x2, y2 as fractions of the upright image. `Pixels.placement` records what
-was done to each image of a batch. A rotated or sheared box becomes the smallest upright box around it. A box that is
-not visible has no area (`has_area`).
+A box of a dataset or a detector is x1, y1, x2, y2 as fractions of the upright image. `Pixels.placement` records how
+each image of a batch was resized, cropped, padded or augmented. A rotated or sheared box becomes the smallest upright
+box around it. A box that is not visible has no area (`has_area`).
 
 Shape suffixes: B images, R boxes.
 """
@@ -13,18 +13,6 @@ import torch
 from torch import Tensor
 
 from vlp_models.data.batch import Pixels
-
-
-def boxes_in_input(boxes_BR4: Tensor, image: Pixels) -> Tensor:
-    """Map fractions of the upright images to pixels of the model's input, clipped to the visible part. [B, R, 4]"""
-    matrix_B23, window_B4 = _placement(image)
-    # x_image = A x_input + b, so x_input = A^-1 x_image - A^-1 b
-    inverse_B22 = torch.linalg.inv(matrix_B23[..., :2])
-    inverse_B23 = torch.cat([inverse_B22, -inverse_B22 @ matrix_B23[..., 2:]], -1)
-    # a box in the cropped part has no area, and gets none in the input
-    shown_BR4 = _clip(boxes_BR4, window_B4)
-    input_BR4 = _clip(_transform(shown_BR4, inverse_B23), visible_part(image))
-    return input_BR4 * has_area(shown_BR4)[..., None]
 
 
 def boxes_in_image(boxes_BR4: Tensor, image: Pixels) -> Tensor:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -121,13 +120,10 @@ class FeatureStore:
             )
         try:
             # image id -> chunk, first row and number of regions
-            self._rows = SortedRows.open(directory / "index.parquet", "image_id", INDEX_SCHEMA, _check_index)
+            self._rows = SortedRows.open(directory / "index.parquet", "image_id", INDEX_SCHEMA)
         except (OSError, pa.ArrowException, ValueError) as error:
             raise DataError(f"{directory / 'index.parquet'}: {error}; run `dvc repro features`") from None
         self._chunks: dict[int, Any] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def __contains__(self, image_id: str) -> bool:
         return self._rows.find(image_id) is not None
@@ -180,14 +176,6 @@ def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
         raise DataError(f"image {image_id}: boxes must be fractions of width and height, 0 to 1")
 
 
-def _check_index(rows: pa.Table) -> None:
-    """Check that rows of the index have no null or negative value; a ValueError names the column."""
-    rows.validate(full=True)
-    for name in INDEX_SCHEMA.names:
-        if rows[name].null_count or (name != "image_id" and pc.any(pc.less(rows[name], 0)).as_py()):
-            raise ValueError(f"column `{name}` has null or negative values")
-
-
 def _read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / "manifest.json"
     try:
@@ -221,7 +209,7 @@ class FeatureCache:
         self._ids: SortedRows | None = None
         try:
             self._store = FeatureStore(directory)
-            self._ids = SortedRows.open(directory / HASHES, "sha256", _HASHES_SCHEMA, _check_hashes)
+            self._ids = SortedRows.open(directory / HASHES, "sha256", _HASHES_SCHEMA)
         except (OSError, pa.ArrowException, ValueError, DataError):
             return
 
@@ -234,12 +222,6 @@ class FeatureCache:
             return self._store.get(row["image_id"])
         except DataError:
             return None
-
-
-def _check_hashes(rows: pa.Table) -> None:
-    rows.validate(full=True)
-    if rows["image_id"].null_count or rows["sha256"].null_count:
-        raise ValueError("null values")
 
 
 def cache_features(features: Path, images: Iterable[Mapping[str, Any]], directory: Path) -> None:

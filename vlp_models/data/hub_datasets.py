@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from vlp_models.errors import DataError, MissingToolError, ParamsError, first_line
@@ -119,19 +119,22 @@ def download(name: str, root: str) -> Path:
     with _hub_errors(name, dataset):
         get(allow_patterns=[CARD, *_patterns(dataset, METADATA)])  # small; this stores the list of all files
         listed = hub.get_cached_repo_tree(dataset.repo, repo_type="dataset", revision=dataset.revision)
-        files = {file.path: file for file in listed if _is_visible(file.path, dataset.folder)}
+        # files of the folder, without hidden ones
+        files = {}
+        for file in listed:
+            path = PurePosixPath(file.path)
+            if path.is_relative_to(dataset.folder) and not is_hidden(path.relative_to(dataset.folder)):
+                files[file.path] = file
         endings = _choose_layout(name, dataset, files)
         snapshot = Path(get(allow_patterns=_patterns(dataset, endings)))
-    for path, file in files.items():
-        if _is_data(path, endings):
-            _check_hash(name, dataset, snapshot / path, file)
+    for name_in_repo, file in files.items():
+        if _is_data(name_in_repo, endings):
+            _check_hash(name, dataset, snapshot / name_in_repo, file)
     return snapshot / dataset.folder
 
 
-def _is_visible(path: str, folder: str) -> bool:
-    """Return whether a file is in the folder, and not hidden there."""
-    file = PurePosixPath(path)
-    return file.is_relative_to(folder) and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+def is_hidden(path: PurePath) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _choose_layout(name: str, dataset: HubDataset, files: Iterable[str]) -> tuple[str, ...]:
@@ -225,14 +228,10 @@ def _hub_errors(name: str, dataset: HubDataset) -> Iterator[None]:
         code = error.response.status_code
         way_out = token if code in (401, 403) else "run the same command again; what is downloaded is kept"
         raise DataError(f"{where}: {constants.ENDPOINT} answered with the status {code}; {way_out}") from None
-    except DataError:
-        raise
-    except OSError as error:
-        if error.errno is not None:  # the disk's
-            raise
-        raise DataError(f"{where}: {_explain_offline(dataset)}") from None
     except Exception as error:
-        if not type(error).__module__.startswith("httpx"):  # of the client's library for HTTP
+        # the client's HTTP library; an OSError with a number is the disk's
+        is_network = type(error).__module__.startswith("httpx")
+        if not is_network and not (isinstance(error, OSError) and error.errno is None):
             raise
         raise DataError(f"{where}: {_explain_offline(dataset)}") from None
 

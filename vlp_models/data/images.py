@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vlp_models.data.names import fold_name
+from vlp_models.data.names import Names
 
 FORMATS = {
     ".jpg": "JPEG",
@@ -95,7 +95,12 @@ def check_header(image: Image.Image, max_pixels: int, limit: str) -> None:
             "image_not_a_bomb",
             f"{width}x{height} is {width * height:,} pixels; {limit} {max_pixels:,}",
         )
-    if get_format(image) != "JPEG" and _is_animated(image):
+    try:
+        # a JPEG with a second image in it is no animation
+        is_animated = get_format(image) != "JPEG" and bool(getattr(image, "is_animated", False))
+    except Exception as error:  # Pillow looks for a second frame
+        raise decode_error(error) from None
+    if is_animated:
         raise ImageError("image_still", "an animation; save one of its frames as a file")
 
 
@@ -103,7 +108,7 @@ def _explain_unreadable(content: bytes, error: Exception) -> str:
     """Return why Pillow cannot read a file; formats of cameras and scanners are named."""
     unsupported = "a TIFF" if content.startswith(TIFF) else ISO_MEDIA.get(content[4:12], "")
     if not unsupported:
-        return f"not an image: begins with {content[:8]!r} ({_name(error)})"
+        return f"not an image: begins with {content[:8]!r} ({type(error).__name__})"
     *formats, last = dict.fromkeys(FORMATS.values())
     return f"{unsupported}, which is not supported; save it as one of {', '.join(formats)} or {last}"
 
@@ -133,13 +138,6 @@ def apply_exif_orientation(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _is_animated(image: Image.Image) -> bool:
-    try:
-        return bool(getattr(image, "is_animated", False))
-    except Exception as error:  # Pillow looks for a second frame
-        raise decode_error(error) from None
-
-
 def get_format(image: Image.Image) -> str:
     """Return Pillow's name of the format; a JPEG with a second image in it (MPO) is a JPEG."""
     return "JPEG" if image.format == "MPO" else str(image.format)
@@ -152,7 +150,7 @@ def is_misnamed(path: Path, actual: str) -> bool:
 
 def decode_error(error: Exception) -> ImageError:
     """Return the error for an image that Pillow cannot decode."""
-    return ImageError("image_decodes", f"damaged or cut short: {_name(error)}: {error}")
+    return ImageError("image_decodes", f"damaged or cut short: {type(error).__name__}: {error}")
 
 
 def read_file(path: Path) -> bytes:
@@ -169,10 +167,6 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ImageError("image_present", f"cannot be read: {error.strerror}") from None
-
-
-def _name(error: Exception) -> str:
-    return type(error).__name__
 
 
 def read_file_inside(folder: Path, relative: str) -> bytes:
@@ -225,7 +219,7 @@ def read_file_inside(folder: Path, relative: str) -> bytes:
 MAX_IMAGE_PIXELS = 50_000_000
 
 
-_folded: dict[tuple[int, int, int], dict[str, list[str]]] = {}  # device, inode and time of a folder -> folded names
+_names: dict[tuple[int, int, int], Names] = {}  # device, inode and time of a folder -> its names
 
 
 def _open_inside(folder: int, name: str, flags: int) -> int:
@@ -236,14 +230,11 @@ def _open_inside(folder: int, name: str, flags: int) -> int:
         status = os.fstat(folder)
         # a changed folder is listed again
         key = (status.st_dev, status.st_ino, status.st_mtime_ns)
-        if key not in _folded:
-            if len(_folded) >= 8:
-                _folded.clear()
-            # folded name -> names
-            listing = _folded[key] = {}
-            for file_name in os.listdir(folder):
-                listing.setdefault(fold_name(file_name), []).append(file_name)
-        candidates = _folded[key].get(fold_name(name), [])
-        if len(candidates) != 1:
+        if key not in _names:
+            if len(_names) >= 8:
+                _names.clear()
+            _names[key] = Names(os.listdir(folder))
+        match = _names[key].match(name)
+        if match is None:
             raise
-        return os.open(candidates[0], flags, dir_fd=folder)
+        return os.open(match, flags, dir_fd=folder)

@@ -99,8 +99,6 @@ class InputReader:
     def __init__(
         self, inputs: ModelInputs, tokenizer: Tokenizer | None, *, max_text_len: int, max_regions: int
     ) -> None:
-        if inputs.text and tokenizer is None:
-            raise ValueError("a model that reads texts needs a tokenizer")
         self.inputs = inputs
         self.tokenizer = tokenizer
         self.max_text_len = max_text_len
@@ -179,9 +177,7 @@ def prepare_images(
         return [{"pixels": encode(picture)} for picture in pictures]
     if inputs.image is None:
         return [{} for _ in pictures]
-    if extractor is None:
-        raise ValueError("a model that reads regions needs an extractor")
-    return [{"regions": regions} for regions in extractor.extract(pictures)]
+    return [{"regions": regions} for regions in cast(ExtractsRegions, extractor).extract(pictures)]
 
 
 def blanked(batch: Batch) -> Batch:

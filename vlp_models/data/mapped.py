@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from vlp_models.data.tables import SCHEMAS, damage_errors, read_batches
 
 PIECE = 65_536  # rows
 MAPPED = 200_000  # a file with at least this many rows is mapped
-
-Check = Callable[[pa.Table], None]
 
 
 def copy_path(file: Path, name: str) -> Path:
@@ -86,30 +85,23 @@ class SortedRows:
         self._key = key
         self._names = table.schema.names
         self._first: list[Any] = [piece[key][0].as_py() for piece in self._pieces]
-        self._length = len(table)
 
     @classmethod
-    def open(cls, file: Path, key: str, schema: pa.Schema, check: Check) -> SortedRows:
+    def open(cls, file: Path, key: str, schema: pa.Schema) -> SortedRows:
         """Read or map a Parquet file, whose rows may have any order.
 
-        Args:
-            check: raises a ValueError if rows are invalid; a key must not be null.
-
         Raises:
-            OSError, pyarrow.ArrowException, ValueError: no such file, or a damaged one.
+            OSError, pyarrow.ArrowException: no such file, or a damaged one, or one with null or negative values.
         """
         if is_mapped(file, file.stem):
-            write_copy = _Copy(file, key, schema, check).write
+            write_copy = partial(_write_sorted, file=file, key=key, schema=schema)
             with contextlib.suppress(OSError):  # folder not writable or full: keep the rows in memory
                 return cls(map_rows(file, file.stem, schema, write_copy), key)
         rows = pq.read_table(file, schema=schema)
-        check(rows)
+        _check(rows)
         # Arrow sorts by UTF-8 bytes, which is also Python's order of strings
         wide = rows.set_column(rows.schema.names.index(key), key, rows[key].cast(pa.large_string()))
         return cls(wide.sort_by(key).combine_chunks(), key)
-
-    def __len__(self) -> int:
-        return self._length
 
     def find(self, value: str) -> dict[str, Any] | None:
         """Return the row with this value; None if it is not found."""
@@ -137,18 +129,12 @@ class ImagePaths:
         schema = pa.schema([SCHEMAS["images"].field(name) for name in ("image_id", "path")])
         if file.exists():
             with damage_errors(file):
-                self._rows = SortedRows.open(file, "image_id", schema, _check_paths)
+                self._rows = SortedRows.open(file, "image_id", schema)
 
     def find(self, image_id: str) -> str | None:
         """Return the path of an image as the table has it; None if it has no such image."""
         row = self._rows.find(image_id) if self._rows is not None else None
         return None if row is None else str(row["path"])
-
-
-def _check_paths(rows: pa.Table) -> None:
-    rows.validate(full=True)
-    if rows["image_id"].null_count:
-        raise pa.ArrowInvalid("an image without an id")
 
 
 class MappedValues:
@@ -176,38 +162,31 @@ class MappedValues:
         return any(value == other for other in self)
 
 
-class _Copy:
-    """Writes a sorted copy of a file, which is sorted on disk unless it has that order already."""
+def _check(rows: pa.Table) -> None:
+    """Check that no value is null or a negative number; an ArrowInvalid names the column."""
+    rows.validate(full=True)
+    for field in rows.schema:
+        is_number = pa.types.is_integer(field.type)
+        if rows[field.name].null_count or (is_number and pc.any(pc.less(rows[field.name], 0)).as_py()):
+            raise pa.ArrowInvalid(f"column `{field.name}` has null or negative values")
 
-    def __init__(self, file: Path, key: str, schema: pa.Schema, check: Check) -> None:
-        self._file, self._key, self._schema, self._check = file, key, schema, check
 
-    def write(self, writer: pa.ipc.RecordBatchWriter, folder: Path) -> None:
-        if self._check_rows():
-            _write(writer, self._rows(), self._schema)
-            return
+def _write_sorted(writer: pa.ipc.RecordBatchWriter, folder: Path, file: Path, key: str, schema: pa.Schema) -> None:
+    """Write the rows of a file in the order of `key`; they are sorted on disk unless they have that order already."""
+    # check all rows, and whether they are in order
+    last, in_order = "", True
+    for rows in read_batches([file], PIECE, schema.names):
+        _check(rows)
+        values = rows[key].combine_chunks()
+        # within this batch, and with the last value of the one before
+        in_order = in_order and last <= values[0].as_py() and not pc.any(pc.greater(values[:-1], values[1:])).as_py()
+        last = values[-1].as_py()
+    with contextlib.ExitStack() as stack:
+        pieces = read_batches([file], PIECE, schema.names)
         # too large to sort in memory
-        with Database.within(folder) as database:
-            database.load("rows", self._rows(), self._schema)
-            _write(writer, database.stream(f'SELECT * FROM rows ORDER BY "{self._key}"', PIECE), self._schema)
-
-    def _rows(self) -> Iterator[pa.Table]:
-        return read_batches([self._file], PIECE, self._schema.names)
-
-    def _check_rows(self) -> bool:
-        """Check all rows; return whether they are sorted."""
-        last, in_order = "", True
-        for rows in self._rows():
-            self._check(rows)
-            values = rows[self._key].combine_chunks()
-            # within this batch, and with the last value of the one before
-            in_order = (
-                in_order and last <= values[0].as_py() and not pc.any(pc.greater(values[:-1], values[1:])).as_py()
-            )
-            last = values[-1].as_py()
-        return in_order
-
-
-def _write(writer: pa.ipc.RecordBatchWriter, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
-    for table in tables:
-        writer.write_table(table.cast(schema).combine_chunks(), PIECE)
+        if not in_order:
+            database = stack.enter_context(Database.within(folder))
+            database.load("rows", pieces, schema)
+            pieces = database.stream(f'SELECT * FROM rows ORDER BY "{key}"', PIECE)
+        for rows in pieces:
+            writer.write_table(rows.cast(schema).combine_chunks(), PIECE)

@@ -60,8 +60,7 @@ def _is_another_number(name: str, other: str) -> bool:
     The same digits in another order, or more zeros in front, may be a typo.
     """
     numbers, other_numbers = re.findall(r"[0-9]+", name), re.findall(r"[0-9]+", other)
-    # img_012 and img_021
-    same_digits = sorted("".join(numbers)) == sorted("".join(other_numbers))
+    same_digits = sorted("".join(numbers)) == sorted("".join(other_numbers))  # img_012 and img_021
     same_values = [*map(int, numbers)] == [*map(int, other_numbers)]
     same_text = re.sub(r"[0-9]+", "0", name) == re.sub(r"[0-9]+", "0", other)
     return same_text and not (same_digits or same_values)

@@ -225,22 +225,20 @@ def random_box(width: int, height: int, scale: tuple[float, float], rng: np.rand
     return left, top, left + w, top + h
 
 
-def _pad_factor(image: Image.Image, config: PixelInput) -> float:
-    """Return the scale at which the image fits into the target size and into the limits of both sides."""
-    factors = [config.width / image.width, config.height / image.height]
-    sides = (config.longer, max(image.size)), (config.shorter, min(image.size))
-    return min(factors + [limit / side for limit, side in sides if limit])
-
-
 def _resizing(
     image: Image.Image, config: PixelInput, resize: Literal["squash", "crop", "pad"]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the width and height to resize an image to, and the left and top of the center crop (0, 0 without)."""
     if resize == "squash":
         return (config.width, config.height), (0, 0)
-    # crop: the smallest size of the same aspect ratio that covers the target
-    covering = max(config.width / image.width, config.height / image.height)
-    factor = covering if resize == "crop" else _pad_factor(image, config)
+    factors = [config.width / image.width, config.height / image.height]
+    if resize == "crop":
+        # the smallest size of the same aspect ratio that covers the target
+        factor = max(factors)
+    else:
+        # the largest one that fits into the target and into the limits of both sides
+        sides = (config.longer, max(image.size)), (config.shorter, min(image.size))
+        factor = min(factors + [limit / side for limit, side in sides if limit])
     width, height = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     if resize == "pad":
         return (width, height), (0, 0)

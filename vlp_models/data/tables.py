@@ -74,16 +74,14 @@ _FIXED_SCHEMAS = {"images": _IMAGES, "objects": _OBJECTS, "quarantine": _QUARANT
 _FIXED_IDS = {"images": "image_id", "objects": "object_id"}
 
 
-def _schema(name: str) -> pa.Schema:
-    return _FIXED_SCHEMAS[name] if name in _FIXED_SCHEMAS else TABLES[name].schema
-
-
-def _id_column(name: str) -> str:
-    return _FIXED_IDS[name] if name in _FIXED_IDS else TABLES[name].id_column
-
-
-SCHEMAS: Mapping[str, pa.Schema] = Computed(lambda: ("images", *TABLES, "objects", "quarantine"), _schema)
-ID_COLUMN: Mapping[str, str] = Computed(lambda: ("images", *TABLES, "objects"), _id_column)
+SCHEMAS: Mapping[str, pa.Schema] = Computed(
+    lambda: ("images", *TABLES, "objects", "quarantine"),
+    lambda name: _FIXED_SCHEMAS[name] if name in _FIXED_SCHEMAS else TABLES[name].schema,
+)
+ID_COLUMN: Mapping[str, str] = Computed(
+    lambda: ("images", *TABLES, "objects"),
+    lambda name: _FIXED_IDS[name] if name in _FIXED_IDS else TABLES[name].id_column,
+)
 
 
 LANGUAGES = "languages.jsonl"  # of captions, next to their table: image_id, caption_id, language
@@ -152,8 +150,6 @@ class TableWriter:
         self._closed = False
 
     def append(self, row: dict[str, Any]) -> None:
-        if self._closed:
-            raise ValueError(f"{self.path}: already written")
         self._held.append(row)
         if len(self._held) == BATCH_ROWS:
             self._flush()
@@ -302,16 +298,19 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(path, pre_buffer=False)
 
 
-def read_batches(paths: Iterable[Path], size: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of files of one schema, `size` at a time; the last batch may be smaller."""
+def read_batches(
+    paths: Iterable[Path], size: int, columns: Sequence[str] | None = None, keep: pc.Expression | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of files of one schema that `keep` selects, `size` at a time; the last batch may be smaller."""
     # a batch of Arrow ends with its row group: join them, so that all batches but the last have the same size
     pending: list[pa.Table] = []
     count = 0
     for path in paths:
         with damage_errors(path), open_parquet(path) as file:
             for batch in file.iter_batches(batch_size=size, columns=None if columns is None else list(columns)):
-                pending.append(pa.Table.from_batches([batch]))
-                count += len(batch)
+                rows = pa.Table.from_batches([batch])
+                pending.append(rows if keep is None else rows.filter(keep))
+                count += len(pending[-1])
                 while count >= size:
                     table = pa.concat_tables(pending)
                     yield table.slice(0, size)

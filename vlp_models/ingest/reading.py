@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from vlp_models.curation.duplicates.hashes import HashJob, hash_all, stored_name
 from vlp_models.curation.validation.columns import text_columns
 from vlp_models.curation.validation.rules import passes, rules_for
 from vlp_models.curation.validation.text import caption_key
-from vlp_models.data.formats.base import RecordError, Tables, get_sentence, get_text, printable
-from vlp_models.data.formats.pairs import read_group, read_language, read_pairs
+from vlp_models.data.formats.base import RecordError, Tables, get_sentence, printable
+from vlp_models.data.formats.pairs import read_group, read_image_name, read_language, read_pairs, read_split
 from vlp_models.data.images import ImageError
-from vlp_models.data.tables import SPLITS, standard_split
+from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.ingest.index import BLOCK, signed
 from vlp_models.ingest.submissions import Submission
@@ -75,26 +74,29 @@ class Staging:
             provenance = printable(line)
             self._add_unreadable(tables)
             try:
-                row = _fields(record)
-                path_key = _normalize(row.path)
+                path, split = read_image_name(record), read_split(record) or "train"
+                if split not in SPLITS:
+                    raise RecordError(f"split {split!r} is not one of {', '.join(SPLITS)}", rule="split_known")
+                caption, group, language = get_sentence(record, "caption"), read_group(record), read_language(record)
+                path_key = _normalize(path)
                 # the first row of an image decides its split, and the first with a group its group
                 run(
                     "INSERT OR IGNORE INTO images (path, path_key, split, together, provenance) "
                     "VALUES (?, ?, ?, '', ?)",
-                    (row.path, path_key, row.split, provenance),
+                    (path, path_key, split, provenance),
                 )
-                image, split, together, first_provenance = run(
+                image, first_split, together, first_provenance = run(
                     "SELECT id, split, together, provenance FROM images WHERE path_key = ?", (path_key,)
                 ).fetchone()
-                if split != row.split:
-                    reason = f"the image is {row.split} here and {split} in {first_provenance}"
+                if split != first_split:
+                    reason = f"the image is {split} here and {first_split} in {first_provenance}"
                     raise RecordError(reason, rule="split_disjoint")
-                if row.together and not together:
-                    run("UPDATE images SET together = ? WHERE id = ?", (row.together, image))
-                elif row.together not in ("", together):
-                    reason = f"the image is of group {row.together!r} here and of {together!r} elsewhere"
+                if group and not together:
+                    run("UPDATE images SET together = ? WHERE id = ?", (group, image))
+                elif group not in ("", together):
+                    reason = f"the image is of group {group!r} here and of {together!r} elsewhere"
                     raise RecordError(reason, rule="group_unique")
-                columns = {"text": row.caption, **text_columns(row.caption)}
+                columns = {"text": caption, **text_columns(caption)}
                 for rule in rules:
                     if not passes(rule.check, columns[rule.column]):
                         raise RecordError(rule.reason.format_map(columns), rule=rule.name)
@@ -103,7 +105,7 @@ class Staging:
                 continue
             run(
                 "INSERT INTO pairs (image, caption, language, provenance) VALUES (?, ?, ?, ?)",
-                (image, row.caption, row.language, provenance),
+                (image, caption, language, provenance),
             )
         self._add_unreadable(tables)
         run(
@@ -172,33 +174,6 @@ class Staging:
             "INSERT INTO pairs (provenance, verdict, rule, reason) VALUES (?, 'bad', ?, ?)",
             (provenance, rule, printable(reason)),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Fields:
-    """A row of a listing; `together` and `language` may be empty."""
-
-    path: str
-    caption: str
-    split: str
-    together: str
-    language: str
-
-
-def _fields(record: dict[str, Any]) -> _Fields:
-    path = get_text(record, "image").strip()
-    if not path or "\0" in path:
-        raise RecordError(f"`image` is not a path: {path!r}")
-    split = standard_split(get_text(record, "split")) if record.get("split") is not None else ""
-    if split and split not in SPLITS:
-        raise RecordError(f"split {split!r} is not one of {', '.join(SPLITS)}", rule="split_known")
-    return _Fields(
-        path=path,
-        caption=get_sentence(record, "caption"),
-        split=split or "train",
-        together=read_group(record),
-        language=read_language(record),
-    )
 
 
 def _normalize(path: str) -> str:

@@ -98,19 +98,6 @@ def extracted_in(directory: Path, *, write: bool = False) -> Iterator[None]:
         _extracted.reset(token)
 
 
-def _take_spool() -> Path | None:
-    directory = _spool.get()
-    _spool.set(None)
-    return directory
-
-
-def _rows(directory: Path | None) -> dict[str, Rows]:
-    if directory is None:
-        return {name: [] for name in (*SCHEMAS, *LINES)}
-    writers: dict[str, Rows] = {name: TableWriter(name, directory) for name in SCHEMAS}
-    return writers | {name: _Lines(directory / file) for name, file in LINES.items()}
-
-
 class _Lines:
     """`Rows` without a schema: one JSON object per line; no file if there are no rows."""
 
@@ -133,15 +120,16 @@ class _Lines:
         if self._file is not None:
             self._file.close()
 
-    def moved_aside(self) -> _Lines:
-        """Rename its own file and return an empty replacement."""
-        self.close()
-        path = self._path
-        self._path = path.rename(path.with_name(f".{path.name}.whole"))
-        return _Lines(path)
-
-    def delete(self) -> None:
+    def filtered(self, keep: Callable[[Row], bool]) -> _Lines:
+        """Write the file again with some of its rows, and return them."""
+        rows = _Lines(self._path.with_name(f".{self._path.name}.filtered"))
+        rows.extend(row for row in self if keep(row))
+        rows.close()
         self._path.unlink()
+        if len(rows):
+            rows._path.rename(self._path)
+        rows._path = self._path
+        return rows
 
     def __len__(self) -> int:
         return self._count
@@ -161,7 +149,7 @@ class Tables:
     which the prepare stage reads from the file. `truth` rows have `image_id` and any other keys of the source.
     """
 
-    directory: Path | None = field(default_factory=_take_spool)  # None: rows are lists
+    directory: Path | None = field(default_factory=_spool.get)  # None: rows are lists
     skipped: Counter[str] = field(
         default_factory=Counter
     )  # valid records that are not used, by kind, e.g. crowd regions
@@ -175,7 +163,13 @@ class Tables:
     rows: dict[str, Rows] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = _rows(self.directory)
+        if self.directory is None:
+            self.rows = {name: [] for name in (*SCHEMAS, *LINES)}
+            return
+        # a directory is for one `Tables`: the next ones are in memory
+        _spool.set(None)
+        self.rows = {name: TableWriter(name, self.directory) for name in SCHEMAS}
+        self.rows |= {name: _Lines(self.directory / file) for name, file in LINES.items()}
 
     def __getitem__(self, table: str) -> Rows:
         return self.rows[table]
@@ -219,16 +213,11 @@ class Tables:
     def keep_lines(self, of: Callable[[str], bool]) -> None:
         """Remove ground truth and languages of all images for which `of` is false."""
         for name in LINES:
-            # rows in files are written again; lists are filtered
-            before = self[name]
-            if isinstance(before, _Lines) and len(before):
-                after = before.moved_aside()
-                after.extend(row for row in before if of(row["image_id"]))
-                after.close()
-                before.delete()
-                self.rows[name] = after
-            elif not isinstance(before, _Lines):
-                self.rows[name] = [row for row in before if of(row["image_id"])]
+            rows = self[name]
+            if not isinstance(rows, _Lines):
+                self.rows[name] = [row for row in rows if of(row["image_id"])]
+            elif len(rows):
+                self.rows[name] = rows.filtered(lambda row: of(row["image_id"]))
 
     def quarantine(self, table: str, row_id: str, rule: str, reason: str, provenance: str) -> None:
         """Add one bad row to the quarantine. `row_id` may be empty if the record has no readable id.
@@ -249,6 +238,10 @@ class Tables:
                 "provenance": provenance,
             }
         )
+
+    def add_caption(self, caption_id: str, image_id: str, text: str, provenance: str) -> None:
+        row = {"caption_id": caption_id, "image_id": image_id, "text": text, "provenance": provenance}
+        self["captions"].append(row)
 
     @contextmanager
     def record(self, table: str, provenance: str, row_id: str = "") -> Iterator[None]:
@@ -397,9 +390,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-BEFORE = ".whole.parquet"
-
-
 def remove_images(tables: Tables, images: Set[str]) -> int:
     """Remove all rows about these images, also pairs with one of them, from all tables except `images`.
 
@@ -410,30 +400,25 @@ def remove_images(tables: Tables, images: Set[str]) -> int:
     for name, schema in SCHEMAS.items():
         if name == "images" or "image_id" not in schema.names:
             continue
-        before = len(tables[name])
-        tables.rows[name] = _filter_rows(name, tables, images)
-        count += before - len(tables[name])
+        rows = tables[name]
+        if isinstance(rows, TableWriter):
+            rows.close()
+            # rename the file, and write it again without the rows
+            before = rows.path.rename(rows.path.with_name(".whole.parquet"))
+            with TableWriter(name, rows.path.parent) as writer:
+                for batch in read_batches([before], BATCH_ROWS):
+                    writer.write(batch.filter(pc.invert(_mask_rows(batch, images))))
+            before.unlink()
+            remaining: Rows = writer
+        else:
+            remaining = []
+            for row in rows:
+                if images.isdisjoint([row["image_id"], *(row.get(OTHER_IMAGES.name) or ())]):
+                    remaining.append(row)
+        tables.rows[name] = remaining
+        count += len(rows) - len(remaining)
     tables.keep_lines(lambda image: image not in images)
     return count
-
-
-def _filter_rows(name: str, tables: Tables, images: Set[str]) -> Rows:
-    rows = tables[name]
-    if not isinstance(rows, TableWriter):
-        return [row for row in rows if images.isdisjoint(_image_ids(row))]
-    rows.close()
-    # rename the file, and write it again without the rows
-    before = rows.path.rename(rows.path.with_name(BEFORE))
-    remaining = TableWriter(name, rows.path.parent)
-    for batch in read_batches([before], BATCH_ROWS):
-        remaining.write(batch.filter(pc.invert(_mask_rows(batch, images))))
-    remaining.close()
-    before.unlink()
-    return remaining
-
-
-def _image_ids(row: Row) -> list[str]:
-    return [row["image_id"], *(row.get(OTHER_IMAGES.name) or ())]
 
 
 def _mask_rows(batch: pa.Table, images: Set[str]) -> pa.Array:

@@ -39,7 +39,7 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_lines, read_records
-from vlp_models.data.formats.splits import KarpathyEntry, hold_out, photo_id, read_karpathy, safe_name
+from vlp_models.data.formats.splits import KarpathyEntry, check_splits, hold_out, photo_id, read_karpathy, safe_name
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -77,7 +77,16 @@ def read(name: str, params: CocoParams, base: Path) -> Tables:
     Raises:
         DataError: a file is missing or not in the format, or files under `all` have no Karpathy file.
     """
-    _check(name, params)
+    if not (params.captions or params.instances or params.karpathy):
+        raise DataError(f"params.yaml: data.{name} lists no images; give captions, instances or a karpathy file")
+    for section in ("captions", "instances", "questions", "annotations"):
+        files_by_split = getattr(params, section)
+        check_splits(f"data.{name}.{section}", files_by_split, also="all")
+        if "all" in files_by_split and section in ("captions", "instances") and not params.karpathy:
+            raise DataError(
+                f"params.yaml: data.{name}.{section}.all: files of every split need data.{name}.karpathy, "
+                f"the file with the splits; without one use the keys {', '.join(SPLITS)}"
+            )
     root = base / params.root
     tables = Tables()
     images = _Images(name=name, root=root, params=params, tables=tables)
@@ -100,20 +109,6 @@ def read(name: str, params: CocoParams, base: Path) -> Tables:
     if params.scene_graphs:
         _read_truth(root / params.scene_graphs, images, tables)
     return tables
-
-
-def _check(name: str, params: CocoParams) -> None:
-    if not (params.captions or params.instances or params.karpathy):
-        raise DataError(f"params.yaml: data.{name} lists no images; give captions, instances or a karpathy file")
-    for section in ("captions", "instances", "questions", "annotations"):
-        for key in getattr(params, section):
-            if key not in (*SPLITS, "all"):
-                raise DataError(f"params.yaml: data.{name}.{section}.{key}: expected one of {', '.join(SPLITS)}, all")
-            if key == "all" and section in ("captions", "instances") and not params.karpathy:
-                raise DataError(
-                    f"params.yaml: data.{name}.{section}.all: files of every split need data.{name}.karpathy, "
-                    f"the file with the splits; without one use the keys {', '.join(SPLITS)}"
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,14 +207,9 @@ class _Images:
                 continue
             # the captions in the file, if there is no captions file
             for index, (sentence_id, text) in enumerate(entry.sentences):
-                self.tables["captions"].append(
-                    {
-                        "caption_id": join_id(self.name, sentence_id),
-                        "image_id": join_id(self.name, local),
-                        "text": text,
-                        "provenance": f"{entry.provenance}.sentences[{index}]",
-                    }
-                )
+                provenance = f"{entry.provenance}.sentences[{index}]"
+                caption_id, image_id = join_id(self.name, sentence_id), join_id(self.name, local)
+                self.tables.add_caption(caption_id, image_id, text, provenance)
 
     def add(
         self,
@@ -291,14 +281,8 @@ def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
             # from here on errors have the caption's id
             with tables.record("captions", provenance, join_id(images.name, local)):
                 images.check_annotated(image, path)
-                tables["captions"].append(
-                    {
-                        "caption_id": join_id(images.name, local),
-                        "image_id": join_id(images.name, image),
-                        "text": get_sentence(record, "caption"),
-                        "provenance": provenance,
-                    }
-                )
+                text = get_sentence(record, "caption")
+                tables.add_caption(join_id(images.name, local), join_id(images.name, image), text, provenance)
 
 
 def _read_objects(path: Path, images: _Images, tables: Tables) -> None:

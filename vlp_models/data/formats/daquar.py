@@ -23,10 +23,9 @@ from typing import ClassVar
 
 from vlp_models.data.formats.base import RecordError, Tables, fills, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_text, require_directory
-from vlp_models.data.formats.splits import ListedParams, hold_out, read_lists
+from vlp_models.data.formats.splits import ListedParams, check_splits, hold_out, read_lists
 from vlp_models.data.images import FORMATS
 from vlp_models.data.names import Names
-from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 
 ALL = "all_qa_pairs.txt"
@@ -118,9 +117,7 @@ def read(name: str, params: DaquarParams, base: Path) -> Tables:
 
 def _files(name: str, params: DaquarParams, root: Path) -> dict[str, list[str]]:
     """Return split, or `all`, -> files."""
-    for split in params.questions:
-        if split not in (*SPLITS, "all"):
-            raise DataError(f"params.yaml: data.{name}.questions.{split}: expected one of {', '.join(SPLITS)}, all")
+    check_splits(f"data.{name}.questions", params.questions, also="all")
     if params.questions:
         return params.questions
     if (root / ALL).is_file():

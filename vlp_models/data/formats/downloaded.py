@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get_sentence, image_row, join_id
+from vlp_models.data.formats.base import RecordError, Tables, fills, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_json, require_directory
-from vlp_models.data.formats.splits import hold_out
+from vlp_models.data.formats.splits import check_splits, hold_out
 from vlp_models.data.images import FORMATS
-from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
 from vlp_models.params import SourceParams
 
@@ -104,9 +103,10 @@ def read_sbu(name: str, params: SourceParams, base: Path) -> Tables:
                 continue
             text = get_sentence({"caption": captions[row]}, "caption")
             split = hold_out(tables, params, pair_id, str(row))
-            image: Row = {"image_id": pair_id, "provenance": provenance}
-            tables["images"].append(image_row(**image, source=name, split=split, path=os.path.normpath(photo)))
-            tables["captions"].append({**image, "caption_id": pair_id, "text": text})
+            file = os.path.normpath(photo)
+            image = image_row(pair_id, source=name, split=split, path=file, provenance=provenance)
+            tables["images"].append(image)
+            tables.add_caption(pair_id, pair_id, text, provenance)
     photos.require_any(f"data.{name}: {path}")
     return tables
 
@@ -137,10 +137,9 @@ def read_conceptual_captions(name: str, params: ConceptualCaptionsParams, base: 
     files = params.captions or {split: [file] for split, file in FILES.items() if (root / file).is_file()}
     if not files:
         raise DataError(f"{root}: contains none of {', '.join(FILES.values())}; name yours in data.{name}.captions")
+    check_splits(f"data.{name}.captions", files)
     tables = Tables()
     for split, several in files.items():
-        if split not in SPLITS:
-            raise DataError(f"params.yaml: data.{name}.captions.{split}: expected one of {', '.join(SPLITS)}")
         if len(several) != 1:
             raise DataError(
                 f"params.yaml: data.{name}.captions.{split}: only one file per split, since ids are row numbers"
@@ -174,8 +173,9 @@ def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures:
             count += 1
             image_id = join_id(name, local)
             image_split = hold_out(tables, params, image_id, local) if split == "train" else split
-            image: Row = {"image_id": image_id, "provenance": provenance}
             text = get_sentence({"caption": parts[0]}, "caption")
-            tables["images"].append(image_row(**image, source=name, split=image_split, path=os.path.normpath(picture)))
-            tables["captions"].append({**image, "caption_id": image_id, "text": text})
+            file = os.path.normpath(picture)
+            image = image_row(image_id, source=name, split=image_split, path=file, provenance=provenance)
+            tables["images"].append(image)
+            tables.add_caption(image_id, image_id, text, provenance)
     pictures.require_any(f"data.{name}: {path}")

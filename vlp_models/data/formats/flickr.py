@@ -22,6 +22,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vlp_models.data.formats.base import RecordError, Tables, fills, get_id, get_sentence, image_row, join_id
@@ -50,20 +51,6 @@ class Captioned:
     provenance: str
 
 
-def read_tokens(path: Path, tables: Tables) -> Iterator[Captioned]:
-    """Yield the lines of a `.token` file; malformed lines are quarantined.
-
-    Raises:
-        DataError: the file is missing, or no line has the format.
-    """
-    return _lines(path, tables, _token)
-
-
-def read_piped(path: Path, tables: Tables) -> Iterator[Captioned]:
-    """Yield the lines of Flickr30k's `results.csv` after its header; malformed lines are quarantined."""
-    return _lines(path, tables, _piped, header=True)
-
-
 def read_quoted(path: Path, tables: Tables) -> Iterator[Captioned]:
     """Yield the rows of a csv with the columns image and caption; captions are numbered per photo, in their order."""
     # per photo
@@ -74,60 +61,18 @@ def read_quoted(path: Path, tables: Tables) -> Iterator[Captioned]:
         numbers[file] += 1
 
 
-def fill(
-    tables: Tables, name: str, params: ListedParams, lines: Iterator[Captioned], splits: Mapping[str, str], folder: Path
-) -> None:
-    """Add photos and captions.
-
-    Photos that are in no list, and listed photos without a caption, are skipped and counted; `params.limit` keeps the
-    first photos of each split.
-
-    Args:
-        splits: photo id -> split.
-        folder: directory of the photos.
-    """
-    listed = Names(splits)
-    files: dict[str, str] = {}  # photo -> its first file name
-    counts: Counter[str] = Counter()  # split -> photos
-    cut: set[str] = set()  # photos beyond the limit
-    for line in lines:
-        with tables.record("captions", line.provenance):
-            file = safe_name(get_id({"file": line.file}, "file"))
-            # lists name photos by Flickr's id, captions by file name
-            photo, image_id = listed.match(photo_id(file)), join_id(name, stem(file))
-            if photo is None:
-                tables.skipped["captions of unlisted photos"] += 1
-                continue
-            caption_id = f"{image_id}#{line.number}"
-            with tables.record("captions", line.provenance, caption_id):
-                if files.get(photo, file) != file:
-                    raise RecordError(f"photo {photo} was {files[photo]} before and is {file} here", rule="id_unique")
-                if photo not in files:
-                    # a photo is added with its first caption
-                    files[photo], split = file, splits[photo]
-                    if split == "train":
-                        split = hold_out(tables, params, image_id, photo)
-                    if params.limit and counts[split] >= params.limit:
-                        cut.add(photo)
-                    else:
-                        counts[split] += 1
-                        path = os.path.normpath(folder / file)
-                        row = image_row(image_id, source=name, split=split, path=path, provenance=line.provenance)
-                        tables["images"].append(row)
-                # captions of photos beyond the limit are dropped with them
-                if photo not in cut:
-                    text = get_sentence({"caption": line.text}, "caption")
-                    row = {"caption_id": caption_id, "image_id": image_id, "text": text, "provenance": line.provenance}
-                    tables["captions"].append(row)
-    # copies of the datasets often lack some captions
-    bare = len(splits.keys() - files.keys())
-    if bare:
-        tables.skipped["listed photos without a caption"] += bare
-
-
 def _lines(
     path: Path, tables: Tables, parse: Callable[[str], tuple[str, str, str]], *, header: bool = False
 ) -> Iterator[Captioned]:
+    """Yield the captions that `parse` finds in the lines of a file; malformed lines are quarantined.
+
+    Args:
+        parse: line -> file name of the photo, number and text of its caption; raises `RecordError`.
+        header: the first line names columns.
+
+    Raises:
+        DataError: no line has the format.
+    """
     good, bad, first = 0, 0, 0
     for number, line in enumerate(open_lines(path, "captions of photos"), start=1):
         if not line.strip() or (header and number == 1):
@@ -168,9 +113,16 @@ FLICKR8K_LISTS = {
     "val": "Flickr_8k.devImages.txt",
     "test": "Flickr_8k.testImages.txt",
 }
-FLICKR8K_CAPTIONS = {"Flickr8k.token.txt": read_tokens, "captions.txt": read_quoted}
+CaptionReader = Callable[[Path, Tables], Iterator[Captioned]]
+FLICKR8K_CAPTIONS: dict[str, CaptionReader] = {
+    "Flickr8k.token.txt": partial(_lines, parse=_token),
+    "captions.txt": read_quoted,
+}
 FLICKR30K_LISTS = {"train": "train.txt", "val": "val.txt", "test": "test.txt"}
-FLICKR30K_CAPTIONS = {"results_20130124.token": read_tokens, "results.csv": read_piped}
+FLICKR30K_CAPTIONS: dict[str, CaptionReader] = {
+    "results_20130124.token": partial(_lines, parse=_token),
+    "results.csv": partial(_lines, parse=_piped, header=True),
+}
 
 
 @fills("captions")
@@ -202,16 +154,56 @@ def _read(
     params: ListedParams,
     root: Path,
     dataset: str,
-    files: Mapping[Path, Callable[[Path, Tables], Iterator[Captioned]]],
+    files: Mapping[Path, CaptionReader],
     lists: Mapping[str, str],
 ) -> Tables:
-    """Read the first caption file that exists, and the photos' splits."""
+    """Read the first caption file that exists, and the photos' splits.
+
+    Photos that are in no list, and listed photos without a caption, are skipped and counted; `params.limit` keeps the
+    first photos of each split.
+    """
     tables = Tables()
     # the authors' file comes before those of copies
     path = next((path for path in files if path.is_file()), None)
     if path is None:
         names = ", ".join(dict.fromkeys(path.name for path in files))
         raise DataError(f"{root}: contains none of {names}; is it {dataset}'s folder?")
-    listed = read_lists(name, params, root, lists, tables)
-    fill(tables, name, params, files[path](path, tables), listed.splits, photo_folder(root, params.images))
+    splits = read_lists(name, params, root, lists, tables).splits
+    folder = photo_folder(root, params.images)
+    listed = Names(splits)
+    photos: dict[str, str] = {}  # photo -> its first file name
+    counts: Counter[str] = Counter()  # split -> photos
+    cut: set[str] = set()  # photos beyond the limit
+    for line in files[path](path, tables):
+        with tables.record("captions", line.provenance):
+            file = safe_name(get_id({"file": line.file}, "file"))
+            # lists name photos by Flickr's id, captions by file name
+            photo, image_id = listed.match(photo_id(file)), join_id(name, stem(file))
+            if photo is None:
+                tables.skipped["captions of unlisted photos"] += 1
+                continue
+            caption_id = f"{image_id}#{line.number}"
+            with tables.record("captions", line.provenance, caption_id):
+                if photos.get(photo, file) != file:
+                    raise RecordError(f"photo {photo} was {photos[photo]} before and is {file} here", rule="id_unique")
+                if photo not in photos:
+                    # a photo is added with its first caption
+                    photos[photo], split = file, splits[photo]
+                    if split == "train":
+                        split = hold_out(tables, params, image_id, photo)
+                    if params.limit and counts[split] >= params.limit:
+                        cut.add(photo)
+                    else:
+                        counts[split] += 1
+                        location, provenance = os.path.normpath(folder / file), line.provenance
+                        row = image_row(image_id, source=name, split=split, path=location, provenance=provenance)
+                        tables["images"].append(row)
+                # captions of photos beyond the limit are dropped with them
+                if photo not in cut:
+                    text = get_sentence({"caption": line.text}, "caption")
+                    tables.add_caption(caption_id, image_id, text, line.provenance)
+    # copies of the datasets often lack some captions
+    bare = len(splits.keys() - photos.keys())
+    if bare:
+        tables.skipped["listed photos without a caption"] += bare
     return tables

@@ -39,15 +39,14 @@ from vlp_models.data.formats.base import (
     Tables,
     fills,
     get_sentence,
-    get_text,
     is_utf8,
     join_id,
     printable,
 )
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
-from vlp_models.data.formats.pairs import join_mentions, read_group, read_language
+from vlp_models.data.formats.pairs import join_mentions, read_group, read_image_name, read_language, read_split
 from vlp_models.data.formats.splits import SplitsParams
-from vlp_models.data.hub_datasets import METADATA, PARQUET, SUFFIXES, TAR, download, is_on_hub
+from vlp_models.data.hub_datasets import METADATA, PARQUET, SUFFIXES, TAR, download, is_hidden, is_on_hub
 from vlp_models.data.images import MAX_BYTES
 from vlp_models.data.tables import SPLITS, TableWriter, standard_split
 from vlp_models.errors import DataError, first_line
@@ -113,7 +112,7 @@ def _find_files(root: Path) -> tuple[str, list[Path]]:
     for path in root.rglob("*"):
         layout = METADATA[0] if path.name in METADATA else path.suffix
         # hidden: the Hub's cache and git
-        if _hidden(path.relative_to(root)) or not path.is_file():
+        if is_hidden(path.relative_to(root)) or not path.is_file():
             continue
         if layout in paths:
             paths[layout].append(path)
@@ -254,9 +253,7 @@ class _Reader:
 
     def _locate(self, metadata: Path, row: Row, column: str) -> tuple[str, Path]:
         """Return id and file of an image that the metadata names, relative to their folder."""
-        image = get_text(row, column).strip()
-        if not image or "\0" in image:
-            raise RecordError(f"`{column}` is not a path: {image!r}")
+        image = read_image_name(row, column)
         # ids are paths from the root: metadata in several folders may name equal files
         folder = metadata.parent.relative_to(self.root).as_posix()
         key = posixpath.normpath(posixpath.join(folder, image.replace("\\", "/")))
@@ -288,10 +285,9 @@ class _Reader:
             if not several:
                 raise RecordError(f"`{caption}` is an empty list")
             # the column `split` wins over the file's name
-            split = _split_of(relative) if self._split_by_files else ""
-            is_named = row.get("split") is not None
-            if is_named:
-                split = standard_split(get_text(row, "split"))
+            split, is_named = read_split(row), row.get("split") is not None
+            if not is_named and self._split_by_files:
+                split = _split_of(relative)
             if self._splits and split not in self._splits:
                 self.tables.skipped["rows of splits that `splits` does not name"] += 1
                 return True
@@ -428,7 +424,3 @@ def _split_of(relative: str) -> str:
             if (split := standard_split(word)) in SPLITS:
                 return split
     return ""
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)

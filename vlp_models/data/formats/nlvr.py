@@ -25,7 +25,6 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get, get_id, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import read_lines, require_directory
@@ -176,14 +175,7 @@ def _statements(
                 )
                 # a true sentence describes the image
                 if captions and label:
-                    tables["captions"].append(
-                        {
-                            "caption_id": f"{image_id}{suffix}",
-                            "image_id": image_id,
-                            "text": text,
-                            "provenance": provenance,
-                        }
-                    )
+                    tables.add_caption(f"{image_id}{suffix}", image_id, text, provenance)
     return readable
 
 
@@ -197,14 +189,7 @@ def _descriptions(tables: Tables, images: list[tuple[str, int]], record: Row, pr
             with tables.record("captions", provenance, f"{image_id}-d{index}"):
                 if not isinstance(text, str):
                     raise RecordError(f"a description is {text!r}, expected a text")
-                tables["captions"].append(
-                    {
-                        "caption_id": f"{image_id}-d{index}",
-                        "image_id": image_id,
-                        "text": text,
-                        "provenance": provenance,
-                    }
-                )
+                tables.add_caption(f"{image_id}-d{index}", image_id, text, provenance)
 
 
 def _label(record: Row) -> bool | None:
@@ -225,11 +210,15 @@ def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provena
         boxes = get(record, "structured_rep", list)
         if len(boxes) != 3 or not all(isinstance(box, list) for box in boxes):
             raise RecordError("`structured_rep` does not have three boxes")
-        items = []
+        items = []  # box, category, and x, y and size in pixels within the box
         for index, box in enumerate(boxes):
             for item in box:
                 with tables.record("objects", provenance, images[0][0]):
-                    items.append((index, *_item(item)))
+                    color, shape = str(get(item, "color", str)).lower(), str(get(item, "type", str)).lower()
+                    if color not in COLORS or shape not in SHAPES:
+                        raise RecordError(f"unknown item {color!r} {shape!r}", rule="category_known")
+                    x, y, size = (get(item, key, (int, float)) for key in ("x_loc", "y_loc", "size"))
+                    items.append((index, f"{COLORS[color]} {shape}", x, y, size))
         # image k shows the same items, with the boxes in another order
         for image_id, k in images:
             for number, (index, category, x, y, size) in enumerate(items):
@@ -248,15 +237,6 @@ def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provena
                         "provenance": provenance,
                     }
                 )
-
-
-def _item(item: Any) -> tuple[str, int, int, int]:
-    """Return (category, x, y, size): "blue circle", pixels within its box."""
-    color, shape = str(get(item, "color", str)).lower(), str(get(item, "type", str)).lower()
-    if color not in COLORS or shape not in SHAPES:
-        raise RecordError(f"unknown item {color!r} {shape!r}", rule="category_known")
-    x, y, size = (get(item, key, (int, float)) for key in ("x_loc", "y_loc", "size"))
-    return f"{COLORS[color]} {shape}", x, y, size
 
 
 def _attributes(x: float, y: float, size: float) -> list[str]:

@@ -45,12 +45,12 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import open_lines, read_csv, read_lines, require_directory
-from vlp_models.data.formats.splits import Division, hold_out, split_held_out
+from vlp_models.data.formats.splits import Division, check_splits, hold_out, split_held_out
+from vlp_models.data.hub_datasets import is_hidden
 from vlp_models.data.joins import Database
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import (
     BATCH_ROWS,
-    SPLITS,
     UNKNOWN,
     TableWriter,
     read_batches,
@@ -115,7 +115,16 @@ def read(name: str, params: PairsParams, base: Path) -> Tables:
     """
     if not params.pairs:
         raise DataError(f"params.yaml: data.{name}.pairs: name the CSV or JSONL file, relative to data.{name}.root")
-    return join_mentions(name, params, lambda tables, mentions: _read_mentions(name, params, base, tables, mentions))
+
+    def write(tables: Tables, mentions: TableWriter) -> None:
+        rows = islice(_records(name, params, base, tables), params.limit or None)
+        for number, (path, prefix, local, line, record) in enumerate(rows, start=1):
+            row_id, provenance = join_id(name, local), prefix + line
+            with tables.record("captions", provenance, row_id):
+                mention = _read_mention(record, path, prefix)
+                mentions.append({"number": number, **mention, "caption_id": row_id, "provenance": provenance})
+
+    return join_mentions(name, params, write)
 
 
 def join_mentions(name: str, params: SourceParams, write: Callable[[Tables, TableWriter], None]) -> Tables:
@@ -209,17 +218,6 @@ def _describe_problems(tables: Tables, missing: list[str], checked: int) -> list
     return problems
 
 
-def _read_mentions(name: str, params: PairsParams, base: Path, tables: Tables, mentions: TableWriter) -> None:
-    """Write a row for each readable pair."""
-    rows = islice(_records(name, params, base, tables), params.limit or None)
-    for number, (path, prefix, local, provenance, record) in enumerate(rows, start=1):
-        row_id = join_id(name, local)
-        provenance = prefix + provenance
-        with tables.record("captions", provenance, row_id):
-            mention = _read_mention(record, path, prefix)
-            mentions.append({"number": number, **mention, "caption_id": row_id, "provenance": provenance})
-
-
 def _records(name: str, params: PairsParams, base: Path, tables: Tables) -> Iterator[tuple[Path, str, str, str, Row]]:
     """Yield (file, prefix of its images' ids, id of the caption, provenance, record) of each row."""
     files = _files(name, base / params.root, params.pairs)
@@ -233,21 +231,32 @@ def _records(name: str, params: PairsParams, base: Path, tables: Tables) -> Iter
 
 def _read_mention(record: Row, path: Path, prefix: str) -> Row:
     """Return the fields of a row of the file `path`."""
-    image = get_text(record, "image").strip()
-    if not image or "\0" in image:
-        raise RecordError(f"`image` is not a path: {image!r}")
+    image = read_image_name(record)
     # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
     slashes = image.replace("\\", "/")
     key = prefix + slashes.lstrip("/") if prefix else slashes
     text = get_sentence(record, "caption")
     return {
         "text": text,
-        "split": standard_split(get_text(record, "split")) if record.get("split") is not None else "",
+        "split": read_split(record),
         "key": posixpath.normpath(key),
         "together": read_group(record),
         "language": read_language(record),
         "path": os.path.normpath(path.parent / image),
     }
+
+
+def read_image_name(record: Row, key: str = "image") -> str:
+    """Return the path of a row's image as written, without white space around it."""
+    image = get_text(record, key).strip()
+    if not image or "\0" in image:
+        raise RecordError(f"`{key}` is not a path: {image!r}")
+    return image
+
+
+def read_split(record: Row) -> str:
+    """Return a row's split, standardized; empty if it names none."""
+    return standard_split(get_text(record, "split")) if record.get("split") is not None else ""
 
 
 def read_group(record: Row) -> str:
@@ -266,12 +275,6 @@ def _add_images(name: str, params: SourceParams, tables: Tables, database: Datab
         for piece in database.stream(_IMAGES):
             yield from piece.to_pylist()
 
-    def split_of(row: Row, image_id: str) -> str:
-        unit = row["together"] or row["key"]
-        if division:
-            return division.split_of(unit)
-        return hold_out(tables, params, image_id, unit) if row["split"] == "train" else str(row["split"])
-
     # divide the images if no row names a split
     named = database.value(f"SELECT count(*) FROM ({_IMAGES}) WHERE split <> ''")
     division = None if named else Division(row["together"] or row["key"] for row in image_rows())
@@ -280,10 +283,13 @@ def _add_images(name: str, params: SourceParams, tables: Tables, database: Datab
             tables.divided[join_id(name, row["key"].lstrip("/"))] = row["together"] or row["key"]
     for row in image_rows():
         image_id = join_id(name, row["key"].lstrip("/"))
-        split = split_of(row, image_id)
-        tables["images"].append(
-            image_row(image_id, source=name, split=split, path=row["path"], provenance=row["provenance"])
-        )
+        unit, split = row["together"] or row["key"], row["split"]
+        if division:
+            split = division.split_of(unit)
+        elif split == "train":
+            split = hold_out(tables, params, image_id, unit)
+        image = image_row(image_id, source=name, split=split, path=row["path"], provenance=row["provenance"])
+        tables["images"].append(image)
 
 
 def _add_captions(name: str, tables: Tables, database: Database) -> None:
@@ -310,28 +316,17 @@ def _add_captions(name: str, tables: Tables, database: Database) -> None:
                 elif row["language"]:
                     ids = {"image_id": image_id, "caption_id": row["caption_id"]}
                     tables["languages"].append({**ids, "language": row["language"]})
-                tables["captions"].append(
-                    {
-                        "caption_id": row["caption_id"],
-                        "image_id": image_id,
-                        "text": row["text"],
-                        "provenance": row["provenance"],
-                    }
-                )
+                tables.add_caption(row["caption_id"], image_id, row["text"], row["provenance"])
 
 
 def _files(name: str, root: Path, pattern: str) -> list[tuple[Path, str]]:
     """Return the files of pairs, each with the prefix of its images' ids."""
     if "*" not in pattern:
         return [(root / pattern, "")]
-    paths = sorted(path for path in root.glob(pattern) if path.is_file() and not _hidden(path.relative_to(root)))
+    paths = sorted(path for path in root.glob(pattern) if path.is_file() and not is_hidden(path.relative_to(root)))
     if not paths:
         raise DataError(f"{root / pattern}: no file matches data.{name}.pairs; `vlp ingest` makes the first batch")
     return [(path, f"{path.parent.relative_to(root).as_posix()}/".removeprefix("./")) for path in paths]
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
@@ -361,9 +356,8 @@ def read_texts(name: str, params: TextsParams, base: Path) -> Tables:
     if not params.texts:
         raise DataError(f"params.yaml: data.{name}.texts names no file; e.g. texts: {{train: [sentences.txt]}}")
     tables = Tables()
+    check_splits(f"data.{name}.texts", params.texts)
     for split, files in params.texts.items():
-        if split not in SPLITS:
-            raise DataError(f"params.yaml: data.{name}.texts.{split}: expected one of {', '.join(SPLITS)}")
         count = 0
         for file in files:
             for number, line in enumerate(open_lines(root / file, "texts, one a line"), start=1):

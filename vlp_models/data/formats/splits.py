@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vlp_models.data.formats.base import RecordError, Tables, get, get_id, get_sentence, get_text, is_utf8
 from vlp_models.data.formats.files import read_records, read_text
@@ -48,6 +48,18 @@ class ListedParams(SourceParams):
 
     split_files: dict[str, list[str]] = field(default_factory=dict)  # image lists by split
     karpathy: str = ""  # Karpathy file that assigns the splits
+
+
+def check_splits(where: str, splits: Iterable[str], also: str = "") -> None:
+    """Check the splits that are keys of `where` in params.yaml.
+
+    Raises:
+        DataError: one is neither a split nor `also`.
+    """
+    valid_splits = [*SPLITS, also] if also else SPLITS
+    for split in splits:
+        if split not in valid_splits:
+            raise DataError(f"params.yaml: {where}.{split}: expected one of {', '.join(valid_splits)}")
 
 
 def select_splits(
@@ -235,27 +247,21 @@ def read_lists(name: str, params: ListedParams, root: Path, official: Mapping[st
                 f"data.{name}: {root} contains none of {', '.join(official.values())}, which define the "
                 f"splits; put the official lists there, or name your own in data.{name}.split_files"
             )
+        check_splits(f"data.{name}.split_files", files)
         for split, several in files.items():
-            if split not in SPLITS:
-                raise DataError(f"params.yaml: data.{name}.split_files.{split}: expected one of {', '.join(SPLITS)}")
-            for file in several:
-                _read_list(_find(file, folders), split, splits, names, tables)
+            for path in (_find(file, folders) for file in several):
+                lines = read_text(path, f"the names of the photos of {split}").split("\n")
+                for number, line in enumerate(lines, start=1):
+                    file, provenance = line.strip(), f"{path.name}:{number}"
+                    if not is_utf8(line):
+                        tables.quarantine("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
+                    elif file:
+                        _add_listed(file, split, provenance, splits, names, tables)
     return Listed(splits=splits, files=names)
 
 
 def _find(file: str, folders: list[Path]) -> Path:
     return next((folder / file for folder in folders if (folder / file).is_file()), folders[0] / file)
-
-
-def _read_list(path: Path, split: str, splits: dict[str, str], names: dict[str, str], tables: Tables) -> None:
-    for number, line in enumerate(read_text(path, f"the names of the photos of {split}").split("\n"), start=1):
-        if not line.strip():
-            continue
-        file, provenance = line.strip(), f"{path.name}:{number}"
-        if not is_utf8(line):
-            tables.quarantine("images", "", "text_utf8", f"not UTF-8: {line[:40]!r}", provenance)
-        else:
-            _add_listed(file, split, provenance, splits, names, tables)
 
 
 def _add_listed(
@@ -297,12 +303,12 @@ def read_karpathy(path: Path, tables: Tables, sentences: bool) -> dict[str, Karp
             image_id = PurePosixPath(filename).stem if record.get("cocoid") is None else get_id(record, "cocoid")
             split = standard_split(get_text(record, "split"))
             folder = safe_name(get_text(record, "filepath")) if record.get("filepath") else ""
+            captions: list[tuple[str, str]] = []
+            for index, sentence in enumerate(get(record, "sentences", list) if sentences else ()):
+                with tables.record("captions", f"{provenance}.sentences[{index}]"):
+                    captions.append((get_id(sentence, "sentid"), get_sentence(sentence, "raw")))
             entry = KarpathyEntry(
-                split=split,
-                filepath=folder,
-                filename=filename,
-                sentences=tuple(_sentences(record, tables, provenance)) if sentences else (),
-                provenance=provenance,
+                split=split, filepath=folder, filename=filename, sentences=tuple(captions), provenance=provenance
             )
             if image_id in entries:
                 first = entries[image_id]
@@ -326,14 +332,6 @@ def safe_name(name: str) -> str:
     if not name or path.is_absolute() or ".." in path.parts or "\0" in name or re.match("[A-Za-z]:/", slashes):
         raise RecordError(f"{name!r} is not a path inside the dataset", rule="path_inside")
     return slashes
-
-
-def _sentences(record: Any, tables: Tables, provenance: str) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for index, sentence in enumerate(get(record, "sentences", list)):
-        with tables.record("captions", f"{provenance}.sentences[{index}]"):
-            pairs.append((get_id(sentence, "sentid"), get_sentence(sentence, "raw")))
-    return pairs
 
 
 def bucket_of(name: str) -> float:

@@ -73,6 +73,7 @@ def read(name: str, params: VisualGenomeParams, base: Path) -> Tables:
 def _read_images(name: str, params: VisualGenomeParams, root: Path, tables: Tables) -> set[str]:
     """Add the images; return the ids of those that are listed but skipped."""
     excluded = _excluded(root, params, tables)
+    folder = root / params.images if (root / params.images).is_dir() else root
     image_ids: set[str] = set()
     # regions and objects of these images are skipped
     cut: set[str] = set()
@@ -95,17 +96,9 @@ def _read_images(name: str, params: VisualGenomeParams, root: Path, tables: Tabl
                 file = safe_name("/".join(_address(record).parts[-2:]))
                 width, height = get_size(record)
                 image_id = join_id(name, local)
-                tables["images"].append(
-                    image_row(
-                        image_id,
-                        source=name,
-                        split=hold_out(tables, params, image_id, local),
-                        path=_path(root, params.images, file),
-                        provenance=provenance,
-                        width=width,
-                        height=height,
-                    )
-                )
+                split, path = hold_out(tables, params, image_id, local), os.path.normpath(folder / file)
+                about = {"source": name, "split": split, "path": path, "provenance": provenance}
+                tables["images"].append(image_row(image_id, **about, width=width, height=height))
                 image_ids.add(local)
     return cut
 
@@ -117,11 +110,6 @@ def _address(record: Any) -> PurePosixPath:
         return PurePosixPath(urlsplit(url).path)
     except ValueError as error:
         raise RecordError(f"`url` is not an address: {url!r:.60} ({error})") from None
-
-
-def _path(root: Path, images: str, file: str) -> str:
-    inside = root / images
-    return os.path.normpath((inside if inside.is_dir() else root) / file)
 
 
 def _excluded(root: Path, params: VisualGenomeParams, tables: Tables) -> set[str]:
@@ -159,14 +147,7 @@ def _read_regions(path: Path, name: str, cut: set[str], tables: Tables) -> None:
                             tables.skipped["repeated phrases of an image"] += 1
                             continue
                         phrases.add(text.casefold())
-                        tables["captions"].append(
-                            {
-                                "caption_id": join_id(name, local),
-                                "image_id": join_id(name, owner),
-                                "text": text,
-                                "provenance": where,
-                            }
-                        )
+                        tables.add_caption(join_id(name, local), join_id(name, owner), text, where)
 
 
 def _read_objects(path: Path, name: str, cut: set[str], tables: Tables) -> None:

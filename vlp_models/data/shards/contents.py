@@ -117,8 +117,9 @@ def write_contents(
         for file in hashes.get(split, ()):
             table = pq.read_table(file)
             for kind in facts:
-                for (view, source), samples in _group_samples(table, kind).items():
-                    dataset_hashes[kind, view, source].setdefault(split, _Hash()).add(samples)
+                values = (table[name].to_pylist() for name in ("view", "source", kind))
+                for view, source, sample_hash in zip(*values, strict=True):
+                    dataset_hashes[kind, view, source].setdefault(split, _Hash()).add(sample_hash)
     for kind, kind_facts in facts.items():
         write_json(directory / facts_file(kind), kind_facts)
         for name, columns in VIEWS.items():
@@ -143,9 +144,9 @@ class _Hash:
         self._samples = 0
         self._sha256 = hashlib.sha256()
 
-    def add(self, hashes: Sequence[bytes]) -> None:
-        self._samples += len(hashes)
-        self._sha256.update(b"".join(hashes))
+    def add(self, sample_hash: bytes) -> None:
+        self._samples += 1
+        self._sha256.update(sample_hash)
 
     def summary(self) -> dict[str, Any]:
         return {"samples": self._samples, "sha256": self._sha256.hexdigest()}
@@ -175,12 +176,3 @@ def _hash_image(shards: Path, split: str, row: Mapping[str, Any], kind: Kind) ->
     name, size = f"{row['key']}.{extension}", row[f"{kind}_size"]
     member = read_member(shards / shard_name(split, row["shard"]), name, row[f"{kind}_offset"], size)
     return hashlib.sha256(member).digest()
-
-
-def _group_samples(table: pa.Table, kind: Kind) -> dict[tuple[str, str], list[bytes]]:
-    """Return (view, dataset) -> hashes of its samples, in order."""
-    hashes: dict[tuple[str, str], list[bytes]] = defaultdict(list)
-    columns = (table[name].to_pylist() for name in ("view", "source", kind))
-    for view, source, sample_hash in zip(*columns, strict=True):
-        hashes[view, source].append(sample_hash)
-    return hashes

@@ -60,22 +60,6 @@ class ShardsManifest:
     def num_classes(self) -> int:
         return len(self.classes)
 
-    def check(self) -> None:
-        """Check types and ranges.
-
-        Raises:
-            TypeError, ValueError: a field has another type, or is out of range.
-        """
-        check_numbers({"feature_dim": self.feature_dim})
-        texts = (self.detector_id, *self.classes, *self.sources)
-        counts: list[Any] = [""]  # not a number: refused below
-        if isinstance(self.counts, dict):
-            counts = [count for split in self.counts.values() for count in split.values()]
-        if not isinstance(self.feature_dim, int) or self.feature_dim < 0 or not all(isinstance(t, str) for t in texts):
-            raise TypeError("feature_dim must be an integer, the rest are names")
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise TypeError("counts must be integers, by split and view")
-
 
 def read_manifest(directory: Path) -> ShardsManifest:
     """Read the manifest of the shards.
@@ -93,7 +77,14 @@ def read_manifest(directory: Path) -> ShardsManifest:
             sources=tuple(value["sources"]),
             counts=value["counts"],
         )
-        manifest.check()
+        # types and ranges
+        numbers = [manifest.feature_dim]
+        for counts in manifest.counts.values():
+            numbers += counts.values()
+        check_numbers({"feature_dim": manifest.feature_dim})
+        names = (manifest.detector_id, *manifest.classes, *manifest.sources)
+        if not all(isinstance(name, str) for name in names) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise TypeError("feature_dim and counts must be integers, the rest are names")
         return manifest
     except FileNotFoundError:
         raise DataError(f"{file}: no such file; run `dvc repro shards`") from None
@@ -129,7 +120,7 @@ class ShardDataset(Dataset[Sample]):
         Raises:
             DataError: no shards here, or requested regions or pixels are missing, or the shards at `stream.address`
                 are different.
-            ParamsError: an unknown view, a source that is not in the shards, or repeats below 1.
+            ParamsError: an unknown view, a source that is not in the shards.
         """
         if view not in VIEWS:
             raise ParamsError(f"unknown view `{view}`; available: {', '.join(VIEWS)}")
@@ -216,7 +207,14 @@ class ShardDataset(Dataset[Sample]):
                 other_images.append([{"image_id": image_id} for image_id in row.get(OTHER_IMAGES.name) or ()])
             else:
                 other_images.append(self._other_images.of(number))
-        members = self._fetch([*rows, *itertools.chain.from_iterable(other_images)])
+        members: dict[str, bytes] = {}  # by name, if shards are streamed
+        if self.blocks is not None:
+            first, last = self._first_and_last_member()
+            spans = []
+            for image in [*rows, *itertools.chain.from_iterable(other_images)]:
+                end = padded(image[f"{last}_offset"] + image[f"{last}_size"])
+                spans.append((image["shard"], image[f"{first}_offset"] - BLOCK, end))
+            members = self.blocks.fetch(spans)
         return [self._sample(row, images, members) for row, images in zip(rows, other_images, strict=True)]
 
     def image_spans(self) -> Iterator[NDArray[np.int64]]:
@@ -246,16 +244,6 @@ class ShardDataset(Dataset[Sample]):
         if by_block:
             self.layout = Layout.of(self.image_spans, stream.block_mb << 20)
         self.blocks = BlockReader(store, self.split, self.layout, stream.buffer_mb << 20)
-
-    def _fetch(self, images: Iterable[Mapping[str, Any]]) -> dict[str, bytes]:
-        """Return the members of these images by name if shards are streamed; otherwise none."""
-        if self.blocks is None:
-            return {}
-        first, last = self._first_and_last_member()
-        return self.blocks.fetch(
-            (row["shard"], row[f"{first}_offset"] - BLOCK, padded(row[f"{last}_offset"] + row[f"{last}_size"]))
-            for row in images
-        )
 
     def _sample(
         self, row: dict[str, Any], other_images: Iterable[dict[str, Any]], members: Mapping[str, bytes]
@@ -353,8 +341,6 @@ def _select(
     check_sources(sources, available)
     epoch_rows: list[NDArray[np.uint32]] = []  # per repeat of a dataset
     for name, repeats in sorted(sources.items(), key=lambda entry: (-entry[1], entry[0])):
-        if repeats < 1:
-            raise ParamsError(f"sources: `{name}: {repeats}`; remove a dataset from the list to skip it")
         dataset_rows = index.where(pc.field("source") == name)
         if rows is not None:
             dataset_rows = np.intersect1d(dataset_rows, rows)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vlp_models.data.mapped import PIECE, is_mapped, map_rows
 from vlp_models.data.shards.archive import BLOCK, KEY
 from vlp_models.data.shards.write import LOCATION_COLUMNS, view_schema
-from vlp_models.data.tables import open_parquet
+from vlp_models.data.tables import read_batches
 from vlp_models.data.views import View
 from vlp_models.errors import DataError
 
@@ -136,28 +136,12 @@ def _map_rows(file: Path, view: View, columns: list[str]) -> pa.Table:
     schema = pa.schema([view_schema(view).field(name) for name in columns])
 
     def write(writer: pa.ipc.RecordBatchWriter, _folder: Path) -> None:
-        for piece in _read_pieces(file, view, columns):
-            rows = piece.cast(schema)
-            check_index(pa.Table.from_batches([rows]))
-            writer.write_batch(rows)
+        for piece in read_batches([file], PIECE, ["view", *columns], keep=pc.field("view") == view.name):
+            rows = piece.select(columns).cast(schema).combine_chunks()
+            check_index(rows)
+            writer.write_batch(rows.to_batches()[0])
 
     return map_rows(file, f"{file.stem}-{view.name}", schema, write)
-
-
-def _read_pieces(file: Path, view: View, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the view's rows, `PIECE` at a time; the last piece may be smaller."""
-    pending, count = [], 0  # rows that were read and not yielded yet
-    with open_parquet(file) as parquet:
-        for batch in parquet.iter_batches(batch_size=PIECE, columns=["view", *columns]):
-            rows = pa.Table.from_batches([batch]).filter(pc.field("view") == view.name).select(columns)
-            pending.append(rows)
-            count += len(rows)
-            while count >= PIECE:
-                table = pa.concat_tables(pending)
-                yield table.slice(0, PIECE).combine_chunks().to_batches()[0]
-                pending, count = [table.slice(PIECE)], count - PIECE
-    if count:
-        yield pa.concat_tables(pending).combine_chunks().to_batches()[0]
 
 
 KINDS = ("regions", "pixels")

@@ -134,8 +134,9 @@ class ResumableLoader(DataLoader[Batch]):
                 f"{order.length} samples are too few for a batch of {batch_size}; lower batch_size, or check the split "
                 "and `sources`"
             )
+        self.order = order
+        self.epoch = 0
         self._cursor = _Cursor(order, sample_seeds)
-        self._epoch = 0
         self._yielded = 0
         self._continue = True
         super().__init__(
@@ -148,22 +149,14 @@ class ResumableLoader(DataLoader[Batch]):
             generator=torch.Generator(),
         )
 
-    @property
-    def order(self) -> EpochOrder:
-        return self._cursor.order
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # A generator: nothing happens before the first batch is requested.
         # An epoch that was complete or interrupted is over, unless its state was just loaded.
         if self._yielded == len(self) or (self._yielded and not self._continue):
-            self._epoch, self._yielded = self._epoch + 1, 0
+            self.epoch, self._yielded = self.epoch + 1, 0
         self._continue = False
         # the batch sampler reads these when iteration begins
-        self._cursor.epoch, self._cursor.start = self._epoch, self._yielded
+        self._cursor.epoch, self._cursor.start = self.epoch, self._yielded
         self.generator.manual_seed(self.order.seed)
         # this rank may have no sample of the last batch; it has some of every other
         last = self.order.length - (self.order.steps - 1) * self.order.batch_size
@@ -189,7 +182,7 @@ class ResumableLoader(DataLoader[Batch]):
 
     def state_dict(self) -> dict[str, int]:
         """Return epoch, batches returned of it, and batches per epoch."""
-        return {"epoch": self._epoch, "batches": self._yielded, "steps": len(self)}
+        return {"epoch": self.epoch, "batches": self._yielded, "steps": len(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a saved state.
@@ -203,4 +196,4 @@ class ResumableLoader(DataLoader[Batch]):
                 f"the saved run had {state['steps']} batches per epoch, this one has {len(self)}: the data or "
                 "batch_size changed, so the run cannot be resumed; start it from scratch"
             )
-        self._epoch, self._yielded, self._continue = int(state["epoch"]), int(state["batches"]), True
+        self.epoch, self._yielded, self._continue = int(state["epoch"]), int(state["batches"]), True

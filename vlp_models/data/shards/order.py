@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -139,28 +139,20 @@ class GroupedOrder(EpochOrder):
         mixed = sample_numbers(self.length)
         rng.shuffle(mixed)
         by_image = mixed[np.argsort(self.images[mixed], kind="stable")]
+        images = self.images[by_image]
+        # the first sample of each image, in the order by image; then each one's position among the texts of its image
+        begins = np.flatnonzero(np.diff(images, prepend=images[:1] + 1)).astype(np.uint32)
+        positions = sample_numbers(self.length)
+        positions -= np.repeat(begins, np.diff(begins, append=np.uint32(self.length)))
+        # the number of each sample's run: every `texts_per_image` texts another one begins
+        runs = np.cumsum(positions % self.texts_per_image == 0, dtype=np.uint32) - np.uint32(1)
         # permute the runs: sort by a random rank per run (there are at most as many runs as samples)
-        runs = self._number_runs(self.images[by_image])
         mixed = sample_numbers(self.length)
         rng.shuffle(mixed)
         return by_image[np.argsort(mixed[runs], kind="stable")]
 
-    def _number_runs(self, images: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the number of each sample's run, where `images` has the samples of an image next to each other."""
-        # the first sample of each image, in the order by image
-        begins = np.flatnonzero(np.diff(images, prepend=images[:1] + 1)).astype(np.uint32)
-        positions = sample_numbers(len(images))  # position among the texts of its image
-        positions -= np.repeat(begins, np.diff(begins, append=np.uint32(len(images))))
-        return np.cumsum(positions % self.texts_per_image == 0, dtype=np.uint32) - np.uint32(1)
-
     def sample_seed(self, epoch: int, index: int) -> int:
         return super().sample_seed(epoch, int(self.images[index]))
-
-
-def first_positions(names: Iterable[str]) -> NDArray[np.uint32]:
-    """Return uint32 [N]: the first position of each name. Holds every name; see `ShardDataset.first_positions`."""
-    first: dict[str, int] = {}
-    return np.fromiter((first.setdefault(name, position) for position, name in enumerate(names)), np.uint32)
 
 
 LANES = 8  # of one batch: up to as many processes read no block twice
@@ -178,11 +170,6 @@ class BlockOrder(EpochOrder):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "_first", np.cumsum(self.layout.counts) - self.layout.counts)
-
-    def permutation(self, epoch: int) -> NDArray[np.integer]:
-        """Return int64 [length]: all batches concatenated; for small datasets."""
-        batches = [_Epoch(self, epoch).batch(step) for step in range(self.steps)]
-        return np.concatenate(batches) if batches else np.zeros(0, np.int64)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[int]]:
         order = _Epoch(self, epoch)

@@ -173,7 +173,8 @@ class BlockReader:
         name = shard_name(self.split, shard)
         data = self.store.read(name, begin, end)
         try:
-            members = tar_file_iterator(io.BytesIO(data), select_files=_has_image_data)
+            # texts are in the index
+            members = tar_file_iterator(io.BytesIO(data), select_files=lambda name: not name.endswith(".json"))
             return {member["fname"]: member["data"] for member in members}
         except Exception as error:  # tarfile raises anything on bad contents
             raise DataError(
@@ -183,11 +184,6 @@ class BlockReader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": OrderedDict(), "_size": 0, "_pool": None, "_process": 0}
-
-
-def _has_image_data(name: str) -> bool:
-    """Return whether a member must be read; texts are in the index."""
-    return not name.endswith(".json")
 
 
 @overload

@@ -26,26 +26,12 @@ import pyarrow.parquet as pq
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.archive import REGIONS, encode_regions
 from vlp_models.data.tables import RowGroups
-from vlp_models.data.views import TABLES, VIEWS, View, index_columns
+from vlp_models.data.views import LOCATION, TABLES, VIEWS, View, index_columns
 
 _LONGEST_KEY = 72  # with its extension a name fits into USTAR's 100 bytes
 
-_LOCATION = pa.schema(
-    [
-        ("view", pa.string()),
-        ("sample_id", pa.string()),
-        ("image_id", pa.string()),
-        ("source", pa.string()),
-        ("shard", pa.int32()),  # -1: the sample has no image
-        ("key", pa.string()),  # name of the image's members
-        ("regions_offset", pa.int64()),
-        ("regions_size", pa.int64()),  # 0: the shards have no regions
-        ("pixels_offset", pa.int64()),
-        ("pixels_size", pa.int64()),  # 0: the shards have no pixels
-        ("pixels_extension", pa.string()),
-    ]
-)
-LOCATION_COLUMNS = tuple(_LOCATION.names[1:])
+_LOCATION = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in LOCATION.items()])
+LOCATION_COLUMNS = tuple(_LOCATION.names[1:])  # without the view
 
 
 def index_schema() -> pa.Schema:
@@ -114,8 +100,18 @@ class ShardWriter:
         if self._tar is None or self._in_shard == self._images_per_shard:
             self._next_shard()
         key = member_key(record.image_id)
+        # the view `images` has no table: its captions are those of the image
+        references = [row["text"] for row in record.rows.get("captions", ())]
+        rows: list[dict[str, Any]] = [{"view": "images", "sample_id": record.image_id, "captions": references}]
+        texts: dict[str, Any] = {name: getattr(record, name) for name in ("image_id", "source", "width", "height")}
+        for name, view in TABLES.items():
+            samples = [view.index_row(row, record.width, record.height) for row in record.rows.get(name, ())]
+            rows += [{"view": name} | sample for sample in samples]
+            if samples:
+                texts[name] = [{"id": sample.pop("sample_id"), **sample} for sample in samples]
         # in the tar: texts, pixels, regions. `Layout` depends on the order of the last two
-        self._write(f"{key}.json", _json_bytes(record))
+        content = json.dumps(texts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        self._write(f"{key}.json", content.encode())
         location: dict[str, Any] = {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": record.pixels_extension}
         if record.pixels is not None:
             location["pixels_offset"], location["pixels_size"] = self._write(
@@ -129,7 +125,6 @@ class ShardWriter:
             self._counts["regions"] += len(record.regions)
         location |= {"image_id": record.image_id, "source": record.source, "shard": self._number, "key": key}
         # one row per view and sample of the image, all with the image's location
-        rows = _index_rows(record)
         self._rows += [row | location for row in rows]
         self._counts.update(row["view"] for row in rows)
         self._in_shard += 1
@@ -200,35 +195,3 @@ def join_parts(directory: Path, split: str, parts: Parts) -> None:
             index.write(pa.Table.from_pydict(rows.to_pydict(), schema=schema))
             for tar in part.glob("*.tar"):
                 shutil.move(tar, directory / tar.name)
-
-
-def _samples(record: ImageRecord) -> dict[str, list[dict[str, Any]]]:
-    """Return the samples of each view except `images`: their id and the columns of the view."""
-    samples = {}
-    for name, view in TABLES.items():
-        if record.rows.get(name):
-            samples[name] = [view.index_row(row, record.width, record.height) for row in record.rows[name]]
-    return samples
-
-
-def _json_bytes(record: ImageRecord) -> bytes:
-    image = {
-        "image_id": record.image_id,
-        "source": record.source,
-        "width": record.width,
-        "height": record.height,
-    }
-    texts = {}
-    for view, rows in _samples(record).items():
-        texts[view] = [{"id": row.pop("sample_id"), **row} for row in rows]
-    return json.dumps(image | texts, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _index_rows(record: ImageRecord) -> list[dict[str, Any]]:
-    """Return the rows of every view, without the location of the image."""
-    # the view `images` has no table: its captions are those of the image
-    references = [row["text"] for row in record.rows.get("captions", ())]
-    rows: list[dict[str, Any]] = [{"view": "images", "sample_id": record.image_id, "captions": references}]
-    for view, samples in _samples(record).items():
-        rows += [{"view": view} | sample for sample in samples]
-    return rows

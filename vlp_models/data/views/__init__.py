@@ -16,7 +16,18 @@ from vlp_models.errors import ParamsError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["OTHER_IMAGES", "TABLES", "TEXT", "VIEWS", "VIEW_MODULES", "Column", "Computed", "View", "index_columns"]
+__all__ = [
+    "LOCATION",
+    "OTHER_IMAGES",
+    "TABLES",
+    "TEXT",
+    "VIEWS",
+    "VIEW_MODULES",
+    "Column",
+    "Computed",
+    "View",
+    "index_columns",
+]
 
 VIEW_MODULES = Table(
     "views",
@@ -32,10 +43,22 @@ VIEW_MODULES = Table(
     },
 )
 V = TypeVar("V")
-# Names of files next to the tables of the views, and columns of the index that locate a sample.
+# names of files next to the tables of the views
 _OTHER_TABLES = ("images", "objects", "quarantine", "truth", "languages", "near_duplicates", "boxed")
-_LOCATION = ("view", "sample_id", "image_id", "source", "shard", "key", "regions_offset", "regions_size")
-_LOCATION += ("pixels_offset", "pixels_size", "pixels_extension")  # type: ignore[assignment]
+# columns of the index that locate a sample, which every view has, with Arrow's name of their type
+LOCATION = {
+    "view": "string",
+    "sample_id": "string",
+    "image_id": "string",
+    "source": "string",
+    "shard": "int32",  # -1: the sample has no image
+    "key": "string",  # name of the image's members
+    "regions_offset": "int64",
+    "regions_size": "int64",  # 0: the shards have no regions
+    "pixels_offset": "int64",
+    "pixels_size": "int64",  # 0: the shards have no pixels
+    "pixels_extension": "string",
+}
 
 
 class Computed(Mapping[str, V]):
@@ -88,7 +111,7 @@ def index_columns() -> dict[str, pa.DataType]:
         # columns of one name share a column of the index, so they need one type
         for column in view.indexed:
             where = f"the column `{column.name}` of the view {name}"
-            if column.name in _LOCATION:
+            if column.name in LOCATION:
                 raise ParamsError(f"{where} has the name of a column that every sample has; rename it")
             if types.setdefault(column.name, column.type) != column.type:
                 raise ParamsError(f"{where} has another type in another view; rename it")
