@@ -74,12 +74,9 @@ def test_tags_become_names_and_boxes_follow(tmp_path: Path) -> None:
     assert [row["object_id"] for row in tables["objects"]] == [f"vcr/train-5#{i}" for i in range(4)]
     assert [row["category"] for row in tables["objects"]] == OBJECTS
     assert tables["objects"][1]["provenance"] == f"train.jsonl:1, {IMAGE}.json#boxes[1]"
-
-
-def test_test_lines_hide_their_labels(tmp_path: Path) -> None:
     hidden = {key: value for key, value in line("test-0").items() if not key.endswith("_label")}
     write(tmp_path / "vcr", "test", [hidden])
-    (row,) = load(tmp_path)["choices"]
+    (row,) = load(tmp_path, splits=["test"])["choices"]
     assert row["answer_label"] is None and row["rationale_label"] is None
 
 

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,12 +40,9 @@ def write_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes], format: int =
 def test_shards_round_trip(build_shards: Build, record: Record) -> None:
     records = [record(i, pixels=True) for i in range(7)]
     directory = build_shards(train=records)
-    assert sorted(p.name for p in directory.glob("*.tar")) == [
-        "train-00000000.tar",
-        "train-00000001.tar",
-        "train-00000002.tar",
-    ]
-    found = [item for tar in sorted(directory.glob("*.tar")) for item in read_shard(tar)]
+    tars = sorted(directory.glob("*.tar"))
+    assert [tar.name for tar in tars] == [f"train-{number:08d}.tar" for number in range(3)]
+    found = [item for tar in tars for item in read_shard(tar)]
     assert [value["json"]["image_id"] for _, value in found] == [r.image_id for r in records]
     for (key, value), wanted in zip(found, records, strict=True):
         assert key == member_key(wanted.image_id)
@@ -135,24 +133,17 @@ def test_forbidden_members_are_refused(member: tarfile.TarInfo, reason: str, tmp
     assert [p.name for p in tmp_path.iterdir()] == ["train-00000000.tar"]
 
 
-def test_pax_headers_are_refused(tmp_path: Path) -> None:
-    member = info("good.json")
-    member.pax_headers = {"path": "../escape.json"}
-    path = write_tar(tmp_path / "a.tar", (member, b"{}"), format=tarfile.PAX_FORMAT)
+def test_archives_with_extended_headers_or_huge_or_duplicate_members_are_refused(tmp_path: Path) -> None:
+    path, extended, huge = tmp_path / "a.tar", info("good.json"), info("a.json")
+    extended.pax_headers = {"path": "../escape.json"}
+    write_tar(path, (extended, b"{}"), format=tarfile.PAX_FORMAT)
     with pytest.raises(DataError, match="refused"):
         check_tar(path)
-
-
-def test_a_huge_member_is_refused_by_its_header(tmp_path: Path) -> None:
-    member = info("a.json")
-    member.size = 1 << 33
-    (tmp_path / "a.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT))
+    huge.size = 1 << 33
+    path.write_bytes(huge.tobuf(tarfile.GNU_FORMAT))
     with pytest.raises(DataError, match="8589934592 bytes"):
-        check_tar(tmp_path / "a.tar")
-
-
-def test_duplicate_name_is_refused(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", (info("a.json"), b"{}"), (info("a.json"), b"{}"))
+        check_tar(path)
+    write_tar(path, (info("a.json"), b"{}"), (info("a.json"), b"{}"))
     with pytest.raises(DataError, match="duplicate member"):
         check_tar(path)
 
@@ -165,8 +156,9 @@ def test_truncated_archive_is_refused(keep: int, build_shards: Build, record: Re
         check_tar(path)
 
 
-def safetensors_of(header: bytes) -> bytes:
-    return struct.pack("<Q", len(header)) + header
+EMPTY_SAFETENSORS = struct.pack("<Q", 2) + b"{}"
+BOMB_CHUNK = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + BOMB_CHUNK + struct.pack(">I", zlib.crc32(BOMB_CHUNK))
 
 
 @pytest.mark.parametrize(
@@ -177,25 +169,16 @@ def safetensors_of(header: bytes) -> bytes:
         ("a.json", b"\xff"),
         ("a.json", b"[" * 100_000),
         ("a.regions.safetensors", b"\x80\x04cos\nsystem\n."),
-        ("a.regions.safetensors", safetensors_of(b"{}")),
+        ("a.regions.safetensors", EMPTY_SAFETENSORS),
         ("a.regions.safetensors", b"\xff" * 16),
         ("a.png", b"GIF89a"),
+        ("a.png", BOMB),
         ("a.txt", b"\xff"),
     ],
 )
 def test_a_malformed_member_is_named(name: str, data: bytes, tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", (info(name), data))
     with pytest.raises(DataError, match=f"x.tar: {name}: not a valid"):
-        list(read_shard(path))
-
-
-def test_an_image_bomb_is_refused(tmp_path: Path) -> None:
-    import zlib
-
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
-    path = write_tar(tmp_path / "x.tar", (info("a.png"), b"\x89PNG\r\n\x1a\n" + chunk))
-    with pytest.raises(DataError, match=r"a\.png"):
         list(read_shard(path))
 
 

@@ -131,18 +131,19 @@ def test_reads_a_bert_vocabulary(tmp_path: Path) -> None:
         (b"[PAD]\n\xff\n", "not UTF-8"),
     ],
 )
-def test_bad_vocabularies_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_bad_vocabularies_and_settings_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes(content)
     with pytest.raises(DataError, match=message):
         Tokenizer.from_vocab(tmp_path / "vocab.txt", lowercase=True)
-
-
-def test_missing_and_invalid_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match=r"tokenizer\.json: no such file"):
         Tokenizer.load(tmp_path)
-    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}', encoding="utf-8")
-    with pytest.raises(DataError, match="not tokenizer settings"):
-        Tokenizer.load(tmp_path)
+    for settings, problem in (
+        ('{"version": "1.0"}', "not tokenizer settings"),
+        ('{"format": "vlp-tokenizer/1", "lowercase": 1}', "must be true or false"),
+    ):
+        (tmp_path / "tokenizer.json").write_text(settings, encoding="utf-8")
+        with pytest.raises(DataError, match=problem):
+            Tokenizer.load(tmp_path)
 
 
 def test_truncated_text_has_no_learned_end(tokenizer: Tokenizer) -> None:
