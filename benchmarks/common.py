@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: result files, random regions, a beam search of full length, and a clock."""
+"""Shared by the benchmarks: result files, `vlp` in a folder, random regions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
-    from vlp_models.data.batch import Image, Regions
-    from vlp_models.models.decoding.search import DecodingModel, Hypothesis
+    from vlp_models.data.batch import Regions
 
 RESULTS = Path(__file__).parent / "results"
-LENGTH = 20  # tokens of every sentence: the models' [SEP] is made impossible
-SEP_ID = 3
 
 
 def write_result(name: str, record: Mapping[str, Any]) -> str:
@@ -63,23 +57,3 @@ def random_regions(images: int, regions: int, feature_dim: int, *, classes: int 
         class_probs_BRC=torch.randn(images, regions, classes, generator=generator).softmax(-1),
         mask_BR=torch.ones(images, regions, dtype=torch.bool),
     )
-
-
-def decode(model: DecodingModel, image: Image, beam: int) -> list[Hypothesis]:
-    """Decode by beam search, and check that no sentence ended early."""
-    from vlp_models.models.decoding.search import beam_search
-
-    hypotheses = beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=SEP_ID, beam_size=beam)
-    assert all(len(hypothesis.ids) == LENGTH for hypothesis in hypotheses)
-    return hypotheses
-
-
-def seconds(work: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds that `work` takes, including pending work on the device."""
-    import torch
-
-    start = clock()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start

@@ -15,14 +15,15 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-from functools import partial
+import time
 
 import torch
-from common import LENGTH, SEP_ID, decode, random_regions, seconds, write_result
+from common import random_regions, write_result
 from torch import Tensor
 
 from vlp_models.data.batch import Image
 from vlp_models.models import DataFacts, build_model
+from vlp_models.models.decoding.search import DecodingModel, Hypothesis, beam_search
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.tden.model import GENERATION, TDEN
 from vlp_models.models.tden.state import VisualStates
@@ -30,6 +31,8 @@ from vlp_models.models.tden.state import VisualStates
 SMALL = {"hidden": 128, "heads": 4, "intermediate": 512}
 SMALL |= dict.fromkeys(["object_layers", "sentence_layers", "encoder_layers", "decoder_layers"], 2)
 BEAM, REGIONS, FEATURE_DIM = 5, 16, 256
+LENGTH = 20  # tokens of every sentence: [SEP] is made impossible
+SEP_ID = 3
 
 
 class WholePrefix:
@@ -68,16 +71,25 @@ def build(paper: bool) -> TDEN:
     return model.eval().to(DEVICE)
 
 
+def decode(model: DecodingModel, image: Image) -> tuple[list[Hypothesis], float]:
+    """Return the sentences of a beam search, and its seconds, including pending work on the device."""
+    start = time.perf_counter()
+    hypotheses = beam_search(model, image, max_len=LENGTH, bos_id=2, eos_id=SEP_ID, beam_size=BEAM)
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    elapsed = time.perf_counter() - start
+    assert all(len(hypothesis.ids) == LENGTH for hypothesis in hypotheses), "a sentence ended early"
+    return hypotheses, elapsed
+
+
 def main(arguments: argparse.Namespace) -> None:
     model, image = build(arguments.paper), random_regions(arguments.images, REGIONS, FEATURE_DIM).to(DEVICE)
     uncached = WholePrefix(model)
     with torch.no_grad():
-        cached_result, uncached_result = decode(model, image, BEAM), decode(uncached, image, BEAM)
+        cached_result, uncached_result = decode(model, image)[0], decode(uncached, image)[0]
         assert [h.ids for h in cached_result] == [h.ids for h in uncached_result], "the two decode differently"
-        pairs = [
-            tuple(seconds(partial(decode, way, image, BEAM), DEVICE) for way in (model, uncached))  # alternating
-            for _ in range(arguments.repeats)
-        ]
+        # the two alternate, so that other load on the machine affects both
+        pairs = [(decode(model, image)[1], decode(uncached, image)[1]) for _ in range(arguments.repeats)]
     cached, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
     record = {
         "claim": "beam search with K/V caches against whole prefixes",
