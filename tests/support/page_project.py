@@ -72,7 +72,11 @@ def register_model(client: Any, params: Params, workspace: Workspace, task: str,
         content=hash_bundle(bundle),
         evaluation=evaluation,
         tags={"run": run, "model": "tden", "family": "tden", "task": task},
-        lineage={"params": {"data": {"scenes": {}}, "generate": {"scenes": {}}}},
+        lineage={
+            "params": {"data": {"scenes": {}}, "generate": {"scenes": {}}, "finetune": {}},
+            "data": {},
+            "parents": [],
+        },
     )
     return register(client, record)
 

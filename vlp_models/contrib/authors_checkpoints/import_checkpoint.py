@@ -115,6 +115,7 @@ def import_checkpoint(
     lengths = _lengths(imported, max_text_len, max_regions)
     labels = _labels(answers, imported)
 
+    # Build the whole model at random, then load the weights: what they lack stays random.
     seed = model_params.seed if model_params else 1
     torch.manual_seed(seed)
     from_data = {field.name for field in dataclasses.fields(data.facts)}  # set by the data, not by the config

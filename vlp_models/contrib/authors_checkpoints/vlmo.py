@@ -112,6 +112,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
 def _map_embeddings(mapping: VLMoMapping, config: Mapping[str, Any]) -> dict[str, Any]:
     """Map words, types and positions; return the config keys that follow from them."""
     take, weights, hidden = mapping.take, mapping.weights, config["hidden"]
+    # BERT's type 0 belongs to every word: its vector becomes a part of each word's.
     types = mapping.shape("text_embeddings.token_type_embeddings.weight")[0]
     bert_type = take("text_embeddings.token_type_embeddings.weight", types, hidden)[:1]
     words = take("text_embeddings.word_embeddings.weight", config["vocab_size"], hidden)

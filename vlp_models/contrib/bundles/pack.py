@@ -48,6 +48,7 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions
     _check_recorded(params, workspace, run)
     names = [SCORES, ITEMS, *sorted(file.name for file in evaluated.glob("predictions-*.jsonl") if predictions)]
     files = {name: (evaluated / name).read_bytes() for name in names}
+    # Secrets of params.yaml (webhooks, passwords) never leave the project.
     for name, text in lineage_files(workspace).items():
         if name != "requirements.lock":  # long; its hash is in the lineage, and the commit has it
             files[name] = redact_yaml(text).encode()
@@ -67,6 +68,7 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions
     }
     files[MANIFEST] = to_json(manifest).encode()
     bundle = RunBundle(path=path, manifest=manifest, files=files)
+    # What `vlp replay` would refuse, or find different, is not written.
     try:
         check_manifest(manifest, files)
     except ValueError as error:

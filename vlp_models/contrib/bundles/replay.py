@@ -103,6 +103,7 @@ def score(bundle: RunBundle) -> list[Finding]:
                 wrong.append(f"{where}: {name} {record[name]}, from its items {number}")
         name = scores.metric if statistic else f"{scores.metric}, by its statistic {scores.statistic!r}"
         checked.setdefault(f"{scores.dataset} {scores.split}", []).append(name)
+    # The other scores have no items; a headline score without them could be any number.
     for dataset, split, metric in [key for key, record in records.items() if record["value"] is not None]:
         if metric in with_items:
             wrong.append(f"{metric} on {dataset} {split}: has a score, but no items")
@@ -146,6 +147,7 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
         )
     with scratch_directory(workspace.root / ".work" / "replay") as folder:
         copy = Workspace(folder)
+        # Evaluate in a folder of links: the project's own reports stay as they are.
         for name in ("data", "checkpoints", "plugins", "packages"):
             if (workspace.root / name).exists():
                 (copy.root / name).symlink_to(workspace.root / name)

@@ -161,6 +161,7 @@ def _check_same_run(
     manifest: Mapping[str, Any], lineage: Any, records: Sequence[Mapping[str, Any]], params: Any
 ) -> None:
     """Check that the other files are of the manifest's run. Only the scores may be of an earlier commit."""
+    # params.yaml may leave a key out: then its default is in the lineage, which has all values.
     run, defaults = params["finetune"][manifest["run"]], (params.get("defaults") or {}).get("finetune") or {}
     evaluate = {**lineage["params"]["evaluate"], **(params.get("evaluate") or {})}
     seed = lineage["params"]["finetune"][manifest["run"]]["seed"]

@@ -148,6 +148,7 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
         raise DataError(f"confidence {settings.confidence:g}: must be at least 0.5 and less than 1")
     metrics = _metrics(runs, settings.metrics)
     comparisons = len(metrics) * len(challengers)
+    # The smallest p of a resampling is about 2 / resamples, and Holm multiplies it by the comparisons.
     if settings.resamples < (needed := int(2 * comparisons / (1 - settings.confidence)) + 1):
         raise DataError(
             f"{settings.resamples:,} resamples cannot show anything at this confidence: {needed:,} are needed"
@@ -155,6 +156,7 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
     pairs: list[tuple[Row, Gain | None]] = []  # not judged yet; gain: None with fewer than two clusters
     left_out: dict[str, tuple[str, ...]] = {}
     equal_seeds: list[str] = []
+    # All models are compared on the same items in the same order, metric by metric.
     for metric in metrics:
         evidence, missing = _pair(runs, metric, settings)
         equal_seeds += _check_seeds(runs, evidence, metric)
@@ -184,6 +186,7 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
                 runs=(len(by_model[baseline]), len(by_model[challenger])),
             )
             pairs.append((row, gain))
+    # Holm corrects all comparisons together, so the verdicts come after all gains.
     ps = [gain.two_sided_p() if gain and gain.is_finite and row.clusters >= MIN_GROUPS else None for row, gain in pairs]
     corrected = iter(holm([p for p in ps if p is not None]))
     rows = []
@@ -210,6 +213,7 @@ def _judge(row: Row, gain: Gain | None, comparisons: int, settings: Settings) ->
     if not np.any(gain.bootstrap_S):
         reason = "the same scores on all items: nothing to estimate a difference from"
         return dataclasses.replace(row, reason=reason)
+    # A verdict needs both: a corrected p, and an interval on one side of zero.
     low, high = gain.interval(alpha)
     certain = row.p_holm <= 1 - settings.confidence
     verdict: Verdict = "inconclusive"

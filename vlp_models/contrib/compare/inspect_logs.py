@@ -77,6 +77,7 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
         row = {**(sample.get("metadata") or {}), "id": str(sample["id"])}
         item = text(row.get(item_column))
         rows[item] = {**row, "doc_hash": _hash_of_sample(sample)}
+        # A score is a value, or a dictionary of several, which become the metrics SCORER/NAME.
         for scorer, score in (sample.get("scores") or {}).items():
             score = score.get("value") if isinstance(score, dict) else None
             by_name = score if isinstance(score, dict) else {"": score}
@@ -86,6 +87,7 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
                     others.setdefault(metric, f"sample {item}: {metric} is {str(value)[:50]!r}, not a number")
                 elif not math.isnan(number):
                     values.setdefault(metric, {}).setdefault(item, []).append(number)
+    # A scorer with any text among its values, such as an explanation, is no metric.
     values = {metric: numbers for metric, numbers in values.items() if metric not in others}
     if columns.score:
         if columns.score not in values:

@@ -177,6 +177,7 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
     if columns.score and not values:
         raise ValueError(f"no number in {columns.score}; there are: {', '.join(rows[0])}")
     same = _drop_repeated(values, logged)
+    # `perplexity` of lm-evaluation-harness is a log-likelihood per item: it gets that name.
     for name in [name for name in values if name.partition(",")[0] == "perplexity"]:
         if all(value <= 0 for _, value in values[name]):  # which no perplexity is
             values[name.replace("perplexity", LOG_LIKELIHOOD)] = values.pop(name)
@@ -185,6 +186,7 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
         flat = [flatten(row) for row, _ in pairs]
         cluster = columns.cluster or first_named((*CLUSTER_NAMES, MEDIA), flat)
         metrics[name] = score_items(flat, [value for _, value in pairs], item, cluster)
+    # Metrics that never have a number are named with an example, others with the items that lack one.
     notes = [f"items: {item}", explain_clusters(cluster), *same]
     if never := sorted(set(skipped) - set(logged)):
         first = {name: rows[0].get(name.partition(",")[0]) for name in never}

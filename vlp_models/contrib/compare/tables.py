@@ -173,6 +173,7 @@ def _table_score(path: Path, row: Row, column: str, line: int) -> float:
     VLMEvalKit's `eval_score` is the mean of `eval_match`, for some datasets a distance. The score is computed from the
     latter as VLMEvalKit's own totals are (`hit_calculate`): the dataset is in the file's name.
     """
+    # VLMEvalKit keeps the match of each reference answer: the best one counts, or their mean.
     if column == "eval_score" and row.get("eval_match") not in ("", None):
         cell = row["eval_match"]
         matches = [float(match) for match in (ast.literal_eval(cell) if isinstance(cell, str) else cell)]

@@ -105,7 +105,6 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
                     tags=dict(version.tags),
                     lineage=read_lineage(client, version),
                     scores=read_scores(client, version),
-                    bundle=bundle,
                 )
                 if task == "retrieval":
                     models |= {"search": PhotoSearch(bundle, workspace, split), "search_card": card}

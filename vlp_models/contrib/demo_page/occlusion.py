@@ -113,6 +113,7 @@ def occlude_cells(
     """
     inputs = cast(ModelInputs, task_model.model.inputs)
     pixel_input = cast(PixelInput, inputs.image)
+    # Cells of the photo, and the same cells in the pixels that the model reads.
     cells_N4 = _grid_cells(photo, pixel_input)
     # A cell at the edge may be placed half a pixel outside, and a slice would count -1 from the other end
     corners = place_boxes(cells_N4, photo, pixel_input).round().clip(min=0).astype(int).tolist()

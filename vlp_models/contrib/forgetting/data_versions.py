@@ -78,6 +78,7 @@ class DataVersions:
 
         Files that the checkpoint did not read may be of another version.
         """
+        # Equal hashes of the files that it read mean the same version, whatever else changed.
         hashes = {name: inputs[name] for name in trained_on_inputs(inputs)}
         key = frozenset(hashes.items())
         if hashes and key not in self._cache:
@@ -108,6 +109,7 @@ class DataVersions:
         """Return the version whose data/shards has these files; `outs` has the other outputs of that time."""
         links = self.workspace.root / ".work" / "forget"
         shards = _linked(links / md5, files, FILES)
+        # Equal copies are found by the hashes in the table of images.
         tables = _cached(self.workspace.root, outs.get("data/validated", ""))
         count, images = self._find_equal(tables["images.parquet"]) if "images.parquet" in tables else (0, frozenset())
         complete = count > 0

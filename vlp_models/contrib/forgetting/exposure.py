@@ -109,6 +109,7 @@ class CheckpointExposures:
             provenance: from its checkpoint or its resume state.
             detector_id: of the regions its model reads; empty: it reads none.
         """
+        # The run itself comes first, then its regions, its start, its tokenizer and its captioner.
         settings, inputs = run_settings(run, provenance), provenance.get("inputs", {})
         if settings is None or not trained_on_inputs(inputs):
             return [Exposure(name=run, state="unknown", how="its provenance is missing")]
@@ -243,6 +244,7 @@ def resume_state_exposure(state: Leftover, checkpoints: CheckpointExposures) -> 
     except READ_ERRORS as error:
         how = f"cannot be determined from its {PROVENANCE}: {first_line(error)}"
         return Exposure(name=name, state="unknown", how=how)
+    # A state that was saved before the first update with the image is clean, unlike the run that goes on.
     if run.first is not None and state.step < run.first.update:
         how = f"update {state.step}; the run first uses it in update {run.first.update}"
         run = Exposure(name=name, state="clean", how=how)

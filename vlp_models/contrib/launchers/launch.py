@@ -167,6 +167,7 @@ def _follow(job: Job, launch: Launch) -> str:
     try:
         while (ended := job.end()) is None:
             output.copy()
+            # A training that has an outcome is over; the engine gets some time to notice.
             outcome = read_outcome(launch.folder)
             final = outcome is not None and outcome["code"] not in STOPPED
             over = min(over, time.monotonic()) if final else math.inf
@@ -215,6 +216,7 @@ def _exit_code(launch: Launch, ended: str) -> int:
         return int(outcome["code"])
     if (folder / STOP).exists():
         raise Terminated
+    # No outcome: the node that fell silent first is the likely cause.
     nodes = sorted(folder.glob("node-*.alive"))
     if not nodes:
         raise LaunchError(

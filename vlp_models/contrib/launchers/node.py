@@ -79,6 +79,7 @@ def _run_agent(launch: Launch, index: int, endpoint: str, stop_requested: Callab
             preexec_fn=lambda: _set_signals(own_pid),
         )
         over, stopping = math.inf, False
+        # Once there is an outcome, torchrun may only linger for nodes that have not reported theirs.
         while agent.poll() is None:  # not wait(): a handler of signals may ask the process as well
             over = min(over, time.monotonic()) if is_there(folder / OUTCOME) else math.inf
             if stop_requested() and not stopping:

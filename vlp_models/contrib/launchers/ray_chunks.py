@@ -110,6 +110,7 @@ class RayMapper:
         unfinished: set[Any] = set()
         try:
             while True:
+                # Keep `limit` chunks in progress, but do not run far ahead of the oldest unfinished one.
                 limit = self._workers or nodes.slots
                 while len(unfinished) < limit and len(ordered) < AHEAD * limit:
                     entry = next(submitted, None)
@@ -123,6 +124,7 @@ class RayMapper:
                     ready, _ = ray.wait(list(unfinished), timeout=CHECK_SECONDS)
                     unfinished.difference_update(ready)
                     nodes.refresh()
+                # Results leave in the order of the items.
                 while ordered and ordered[0][1] not in unfinished:
                     yield self._result(ray, *ordered.popleft(), marks)
         finally:

@@ -30,6 +30,7 @@ def _train_on_node(config: dict[str, str]) -> None:
         with socket.socket() as free:
             free.bind(("", 0))
             endpoint = f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+    # All nodes meet at the address of the first.
     endpoint = broadcast_from_rank_zero(endpoint)
     code = run_node(folder, index, endpoint)
     if code and not (folder / OUTCOME).exists():

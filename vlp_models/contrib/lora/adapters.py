@@ -71,6 +71,7 @@ def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
             f"params.yaml: `{where}`: not for a model with `images_per_text` above 1, whose vectors for the images' "
             "places would stay at zero"
         )
+    # Only rank and ratio of alpha and rank matter; the layers are named in full, so none is adapted by chance.
     config = peft.LoraConfig(
         r=params.rank,
         lora_alpha=params.alpha,  # type: ignore[arg-type]  # a number; only rank and ratio matter

@@ -186,6 +186,7 @@ def new(
     table, target = KINDS[kind].table, KINDS[kind].target.format(name=name, Name=class_name(name))
     workspace, params_file = Workspace(), Path("params.yaml")
     with run_lock(workspace, "new"):
+        # Files first: params.yaml can only name a plugin that can be imported. All or nothing.
         declared = {k: dict(v) for k, v in load_params(params_file).plugins.items()}
         written: list[Path] = []
         try:

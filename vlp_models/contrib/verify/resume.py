@@ -74,6 +74,7 @@ def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: in
         whole, killed = temporary / "whole", temporary / "killed"
         for folder in (whole, killed):
             _prepare(folder, workspace, kind, name, start, steps)
+        # The killed training resumes from its last checkpoint in the second call.
         _train(whole, kind, name)
         killed_at = _train(killed, kind, name, kill=True)
         _train(killed, kind, name)

@@ -201,6 +201,7 @@ def outputs(model: nn.Module, batch: Batch) -> dict[str, list[Tensor]]:
 
 def check_rows(trial: Trial) -> None:
     """Check that a sample alone gives what it gives in a batch of three, the middle one with an empty text."""
+    # Rows of different images and lengths, so that padding and neighbors would show.
     reader = trial.reader()
     samples = trial.scenes.samples(trial.view, reader)[::5][:3]
     samples[1] = dataclasses.replace(samples[1], text="")
@@ -279,6 +280,7 @@ def check_decoding(trial: Trial) -> None:
     order = torch.tensor([2, 0, 0, 1])  # as a beam search does: hypotheses move, double and end
     state = model.start(image, max_len=STEPS)
     token_N = torch.full((len(image),), trial.scenes.tokenizer.cls_id)
+    # Decode greedily, and reorder the hypotheses midway; then read the whole texts at once.
     ids_NT, stepped = token_N[:, None], []
     for step in range(STEPS):
         logits_NV, state = model.step(token_N, state)

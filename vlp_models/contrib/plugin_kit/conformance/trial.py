@@ -163,6 +163,7 @@ def pretraining_batch(trial: Trial, *, seeded: bool = True, first: int = 0, last
 
 def objective_loss(trial: Trial, names: Sequence[str], scheme: str = "none") -> Callable[..., Any]:
     """Return the loss of these objectives, as the pretraining stage makes it, with equal heads in every call."""
+    # Heads that an objective adds are drawn here: the same in every call and process.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = add_objectives(trial.model, names, trial.scenes.facts, "recipe.objectives", trial.family)
