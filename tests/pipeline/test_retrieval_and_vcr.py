@@ -215,7 +215,7 @@ def test_invalid_option_stops_the_pipeline_before_it_starts(
 
 
 def test_registry_ranks_a_run_with_two_datasets(done: tuple[Workspace, Params]) -> None:
-    from vlp_models.evaluation.ranking import rank_runs
+    from vlp_models.registry.promotion.ranking import rank_runs
 
     workspace, params = done
     best = {task: several[0].run for task, several in rank_runs(params, workspace).items()}

@@ -13,10 +13,10 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.formats import pairs, source_params
 from vlp_models.data.tables import SPLITS, count_values
 from vlp_models.errors import DataError
-from vlp_models.evaluation.ranking import competing_runs, ranked_on_the_test
 from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.retrieval import MAX_CHANCE, TOP_KS, chance
 from vlp_models.params import Params
+from vlp_models.registry.promotion.ranking import competing_runs, describe_splits, gate_rule
 
 MAX_BYTES = 20_000_000  # of a file of pairs that is read to its end here; a longer one has enough images
 FIRST_ROWS = 10_000  # that are checked of a longer one
@@ -113,5 +113,6 @@ def _explain_ranking(params: Params, task: str, counts: dict[str, Counter[str]])
     else:
         return []
     if len(runs) > 1:
-        return [ranked_on_the_test(params, task, why)]
+        metric, split = gate_rule(params, task).metric, params.promotion.split
+        return [describe_splits(f"{task}: runs", split, metric, params.promotion, why)]
     return [f"{task}: one run, so nothing is ranked ({why}); it is judged on {params.promotion.split}"]

@@ -42,10 +42,10 @@ def promote_task(
         DataError: nothing is registered. LedgerError: the ledger was changed, or it and MLflow disagree.
         TrackingError: MLflow cannot be reached.
     """
-    from vlp_models.evaluation.ranking import competing_runs, gate_rule
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
+    from vlp_models.registry.promotion.ranking import competing_runs, gate_rule
     from vlp_models.registry.serving_cache import refresh_serving_cache
     from vlp_models.serving.bundle import hash_bundle
 

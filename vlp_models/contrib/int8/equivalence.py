@@ -22,12 +22,12 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.int8.layers import quantize_linears
 from vlp_models.errors import DataError
-from vlp_models.evaluation.ranking import gate_rule
 from vlp_models.metrics.bootstrap import MIN_GROUPS, interval, paired
 from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_sums
 from vlp_models.params import Params
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
 from vlp_models.registry.promotion.gate import MetricSpec, measure
+from vlp_models.registry.promotion.ranking import gate_rule
 from vlp_models.serving.bundle import CHECKPOINT, CODE, read_bundle_info, update_content
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import read_item_scores

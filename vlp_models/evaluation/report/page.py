@@ -20,7 +20,6 @@ from vlp_models.common.pages import page_environment
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import SPLITS
-from vlp_models.evaluation.ranking import describe_ranking, gate_rule
 from vlp_models.evaluation.report.charts import MAX_LINES, interval_bar, line_chart
 from vlp_models.evaluation.report.galleries import GALLERIES, Examples, choose_highlights, read_examples
 from vlp_models.evaluation.report.pictures import Pictures, read_figures
@@ -35,6 +34,7 @@ from vlp_models.evaluation.report.variants import Comparison, VariantRow, compar
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, explain_few
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params
+from vlp_models.registry.promotion.ranking import describe_ranking, gate_rule
 from vlp_models.registry.receipts import hash_decisions, read_decisions
 from vlp_models.tasks import TASKS, task_class
 

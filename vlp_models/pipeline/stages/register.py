@@ -1,7 +1,7 @@
 """register: register every fine-tuning run as a version in MLflow's registry; a task's best gets alias `challenger`.
 
-evaluation/ranking.py ranks the runs; text-only controls are not registered. Each bundle predicts one image before
-MLflow is touched. Running the stage again creates no second version unless what predicts has changed: weights,
+registry/promotion/ranking.py ranks the runs; text-only controls are not registered. Each bundle predicts one image
+before MLflow is touched. Running the stage again creates no second version unless what predicts has changed: weights,
 features, tokenizer, or the code that serves them.
 """
 
@@ -18,12 +18,12 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output
 from vlp_models.data.tables import stream_table
 from vlp_models.errors import CheckpointError
-from vlp_models.evaluation.ranking import Candidate, describe_ranking, rank_runs
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_files, lineage_record, lineage_tags, training_inputs, variant_hash
 from vlp_models.registry.evaluations import ITEMS
 from vlp_models.registry.mlflow_run import DataInput, find_training_run, send_unsent
+from vlp_models.registry.promotion.ranking import RankedRun, describe_ranking, rank_runs
 from vlp_models.serving.bundle import (
     BUNDLE,
     hash_bundle,
@@ -55,7 +55,7 @@ class RunBundle:
     """
 
     task: str
-    candidate: Candidate
+    candidate: RankedRun
     is_challenger: bool
     bundle: Path
     info: CheckpointInfo

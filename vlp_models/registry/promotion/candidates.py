@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import VLPError
+from vlp_models.errors import DataError, VLPError
 from vlp_models.metrics.score import ItemScores
+from vlp_models.params.operations import PromotionParams
 from vlp_models.registry.client import raise_if_away, store_errors
 from vlp_models.registry.evaluations import read_latest_evaluation
 from vlp_models.registry.promotion.gate import (
@@ -23,6 +24,7 @@ from vlp_models.registry.promotion.gate import (
     find_datasets,
     measure,
 )
+from vlp_models.registry.promotion.ranking import best_first, describe_splits
 from vlp_models.registry.versions import CHALLENGER, find_run_versions, find_version_by_alias
 
 if TYPE_CHECKING:
@@ -51,89 +53,147 @@ class Candidate:
         return plain | ({"reason": self.reason} if self.reason else {})
 
 
-def get_run_names(version: ModelVersion | None) -> tuple[str, str]:
-    """Return the run that made a version and that run's model; empty strings if it has no such tags."""
-    tags = {} if version is None else version.tags
-    return tags.get("run", ""), tags.get("model", "")
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The version to judge, by `spec`.
+
+    skip_reason: why it need not be judged; empty: it must. selected_on: the split on which it was the best of several;
+    empty: there was no choice. measured: of how many. ranking: a sentence on the two splits.
+    """
+
+    version: int | None
+    spec: MetricSpec
+    skip_reason: str = ""
+    candidates: list[Candidate] = field(default_factory=list)
+    selected_on: str = ""
+    measured: int = 1
+    ranking: str = ""
 
 
-def find_candidates(client: MlflowClient, name: str, runs: Iterable[str]) -> list[ModelVersion]:
-    """Return the newest version of each run, the challenger first; the challenger alone if no run has a version."""
-    challenger = find_version_by_alias(client, name, CHALLENGER)
-    found = {int(v.version): v for v in find_run_versions(client, name, runs).values()}
-    if not found:
-        return [challenger] if challenger is not None else []
-    first = int(challenger.version) if challenger is not None else None
-    return sorted(found.values(), key=lambda v: int(v.version) != first)
+def choose_best(
+    client: MlflowClient,
+    name: str,
+    spec: MetricSpec,
+    params: PromotionParams,
+    *,
+    direction: str,
+    runs: Iterable[str],
+    champion: int | None,
+    withdrawn: Collection[str],
+) -> Choice:
+    """Return the best of the newest versions of all runs.
 
-
-def read_candidate_scores(client: MlflowClient, versions: Sequence[ModelVersion]) -> list[list[ItemScores] | str]:
-    """Return each version's latest scores per item, or the reason why there are none.
+    Args:
+        name: of the registered model.
+        runs: if none of them has a version, the challenger is the only candidate.
+        withdrawn: contents of versions that were rolled back or withdrawn.
 
     Raises:
-        TrackingError: the artifact store does not answer.
+        DataError: nothing is registered.
     """
-    found: list[list[ItemScores] | str] = []
-    for version in versions:
-        try:
-            scores = read_latest_evaluation(client, version)
-            found.append(scores or "missing metric: no scores per item are stored with the version")
-        except store_errors(VLPError) as error:
-            raise_if_away(error, f"version {version.version}")
-            found.append(f"unreadable scores: {error}")
-    return found
+    by_number = {int(v.version): v for v in find_run_versions(client, name, runs).values()}  # runs may share a version
+    challenger = find_version_by_alias(client, name, CHALLENGER)
+    if challenger is not None and (not by_number or int(challenger.version) in by_number):
+        by_number = {int(challenger.version): challenger} | by_number  # first among equals
+    versions = list(by_number.values())
+    if not versions:
+        if champion is None:
+            raise DataError(f"{name}: no challenger to promote; `dvc repro register` registers one")
+        return Choice(version=None, spec=spec, skip_reason="there is no challenger")
+
+    # Select on another split than the test: the best of several on the test is biased upward on that test set.
+    scores = [_read_scores(client, version) for version in versions]
+    spec = _narrow(spec, scores)
+    selected_on: str = params.select_on
+    select_spec = dataclasses.replace(spec, split=selected_on)
+    candidates = _rank(versions, scores, _narrow(select_spec, scores), direction, withdrawn)
+    unscored = [c.version for c in candidates if c.value is None and not c.withdrawn]
+    if unscored:  # not all were scored there: select on the test
+        selected_on = spec.split
+        candidates = _rank(versions, scores, spec, direction, withdrawn)
+
+    eligible = [candidate for candidate in candidates if not candidate.withdrawn]
+    if not eligible:
+        number = candidates[0].version
+        skip_reason = f"version {number} was rolled back; to promote it again, pass --version {number}"
+        return Choice(version=number, spec=spec, skip_reason=skip_reason, candidates=candidates)
+    best = eligible[0]
+    if best.value is None:  # none can be measured: refuse the first that is not champion, with its reason
+        best = next((c for c in eligible if c.version != champion), best)
+    skip_reason = ""
+    if best.version == champion:
+        skip_reason = f"version {best.version} is already the champion"
+        if len(eligible) > 1:
+            skip_reason += f", and the best of {len(eligible)} candidates"
+    measured = max(1, sum(c.value is not None for c in eligible))
+    ranking = f"one candidate was scored, so nothing was ranked; it is judged on {params.split}"
+    if measured > 1:
+        why = f"not all were scored on {params.select_on} (version {', '.join(map(str, unscored))})"
+        ranking = describe_splits(f"{measured} candidates", selected_on, spec.metric, params, why)
+    return Choice(
+        version=best.version,
+        spec=spec,
+        skip_reason=skip_reason,
+        candidates=candidates,
+        selected_on=selected_on if measured > 1 else "",
+        measured=measured,
+        ranking=ranking,
+    )
 
 
-def rank_candidates(
+def _read_scores(client: MlflowClient, version: ModelVersion) -> list[ItemScores] | str:
+    """Return a version's latest scores per item, or the reason why there are none; a store that is away raises."""
+    try:
+        scores = read_latest_evaluation(client, version)
+        return scores or "missing metric: no scores per item are stored with the version"
+    except store_errors(VLPError) as error:
+        raise_if_away(error, f"version {version.version}")
+        return f"unreadable scores: {error}"
+
+
+def _narrow(spec: MetricSpec, scores: Sequence[list[ItemScores] | str]) -> MetricSpec:
+    """Restrict `spec` to the datasets that all evaluations share, unless it names its own or they share none."""
+    if spec.datasets:
+        return spec
+    datasets = [find_datasets(items, spec) for items in scores if not isinstance(items, str)]
+    shared = set.intersection(*filter(None, datasets)) if any(datasets) else set()
+    return dataclasses.replace(spec, datasets=tuple(sorted(shared)))
+
+
+def _rank(
     versions: Sequence[ModelVersion],
     scores: Sequence[list[ItemScores] | str],
     spec: MetricSpec,
     direction: str,
     withdrawn: Collection[str],
-) -> tuple[list[Candidate], MetricSpec]:
-    """Return the versions as candidates, best first, and `spec` narrowed to the datasets that all of them share.
-
-    Candidates without a value come last; equals keep their order.
-
-    Args:
-        scores: see `read_candidate_scores`.
-        withdrawn: contents of versions that were rolled back or withdrawn.
-    """
-    spec = _narrow(spec, [found for found in scores if not isinstance(found, str)])
-    reference: Measurement | None = None
+) -> list[Candidate]:
+    """Return the versions as candidates, best first; those without a value come last."""
+    reference: Measurement | None = None  # the first that could be measured; the others must be comparable with it
     candidates = []
-    for version, own_scores in zip(versions, scores, strict=True):
-        found = own_scores if isinstance(own_scores, str) else measure(own_scores, spec)
+    for version, items in zip(versions, scores, strict=True):
+        measurement = items if isinstance(items, str) else measure(items, spec)
         value, reason = None, ""
         is_withdrawn = version.tags.get("content") in withdrawn
         if is_withdrawn:
             reason = "it was rolled back"
-        elif isinstance(found, str):
-            reason = found
+        elif isinstance(measurement, str):
+            reason = measurement
         else:
-            reference = reference or found
+            reference = reference or measurement
             try:
-                check_comparable(reference, found)
-                value = found.value()
+                check_comparable(reference, measurement)
+                value = measurement.value()
             except NotComparableError as error:
                 reason = f"not compared: {error}"
-        run, run_model = get_run_names(version)
         candidates.append(
             Candidate(
                 version=int(version.version),
-                run=run,
-                run_model=run_model,
+                run=version.tags.get("run", ""),
+                run_model=version.tags.get("model", ""),
                 value=value,
                 reason=reason,
                 withdrawn=is_withdrawn,
             )
         )
-    sign = 1.0 if direction == "lower" else -1.0
-    return sorted(candidates, key=lambda c: (c.value is None, 0.0 if c.value is None else sign * c.value)), spec
-
-
-def _narrow(spec: MetricSpec, evaluations: Sequence[Sequence[ItemScores]]) -> MetricSpec:
-    """Restrict `spec` to the datasets that all evaluations share, unless it names its own or they share none."""
-    sets = [found for scores in evaluations if (found := find_datasets(scores, spec))]
-    shared = set.intersection(*sets) if sets else set()
-    return spec if spec.datasets or not shared else dataclasses.replace(spec, datasets=tuple(sorted(shared)))
+    order = best_first([candidate.value for candidate in candidates], direction)
+    return [candidates[position] for position in order]

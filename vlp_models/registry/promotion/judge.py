@@ -116,16 +116,17 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         return Verdict(reasons=[f"unreadable version: {error}"], conclusive=False)
     challenger = measure(scores, case.spec) if scores else "missing metric: no scores per item are stored"
     if isinstance(challenger, str):
-        why = [r.get("note", "") for r in records if r["metric"] == case.spec.metric and r["split"] == case.spec.split]
-        challenger = "; ".join([challenger, *(f"{case.spec}: {note}" for note in dict.fromkeys(why) if note)])
-        return Verdict(reasons=[challenger], conclusive=False)
+        spec = case.spec
+        notes = [r.get("note", "") for r in records if r["metric"] == spec.metric and r["split"] == spec.split]
+        reason = "; ".join([challenger, *(f"{spec}: {note}" for note in dict.fromkeys(notes) if note)])
+        return Verdict(reasons=[reason], conclusive=False)
     verdict = check_floors(challenger, rule, lineage.get("validation"), params.allow_unvalidated)
     size = check_size(challenger, params.min_images)
     if case.champion is None and rule.beat_baselines:
-        beaten = find_baselines(records, case.spec, judging_of(case.task).baselines_to_beat)
-        lost = check_baselines(beaten, rule, case.spec)
-        lost.conclusive = size.passed
-        verdict.merge(lost)
+        baselines = find_baselines(records, case.spec, judging_of(case.task).baselines_to_beat)
+        against_baselines = check_baselines(baselines, rule, case.spec)
+        against_baselines.conclusive = size.passed  # too few images are no evidence for a baseline either
+        verdict.merge(against_baselines)
     verdict.merge(size)
     if case.champion is None or not size.passed:
         return verdict
@@ -139,11 +140,12 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         elif variant and variant == champion_tags.get(VARIANT_HASH):
             gained = Verdict(reasons=["gain: none: it differs from the champion in its seed only"])
         else:
-            ours, theirs = (
-                measure_other_seeds(client, side, challenger, case.spec) for side in (version, champion_version)
-            )
-            allowed = None if get_error is None else get_error(challenger.test, (1 + len(ours), 1 + len(theirs)))
-            gained = compare_to_champion(challenger, champion, rule, params, alpha=allowed, other_seeds=(ours, theirs))
+            challenger_seeds = measure_other_seeds(client, version, challenger, case.spec)
+            champion_seeds = measure_other_seeds(client, champion_version, challenger, case.spec)
+            runs = (1 + len(challenger_seeds), 1 + len(champion_seeds))
+            alpha = None if get_error is None else get_error(challenger.test, runs)
+            other_seeds = (challenger_seeds, champion_seeds)
+            gained = compare_to_champion(challenger, champion, rule, params, alpha=alpha, other_seeds=other_seeds)
         gained.numbers["champion_reevaluated"] = reevaluated
     except store_errors(NotComparableError, VLPError) as error:
         raise_if_away(error, f"champion, version {case.champion}")
@@ -186,9 +188,9 @@ def _measure_champion(case: GateCase, challenger: Measurement, lineage: dict[str
         except Exception as error:  # any failure: a refusal on record is more useful than a traceback at night
             raise_if_away(error, name)
             raise DataError(f"its evaluation failed: {type(error).__name__}: {error}") from error
-        found = _measure_like(read_item_scores(directory / ITEMS), case.spec, challenger)
+        measurement = _measure_like(read_item_scores(directory / ITEMS), case.spec, challenger)
         log_evaluation(case.client, get_run_id(version), directory)
-    return found, True
+    return measurement, True
 
 
 def measure_other_seeds(
@@ -202,10 +204,11 @@ def measure_other_seeds(
     variant = version.tags.get(VARIANT_HASH, "") if version is not None else ""
     if version is None or not variant:
         return []
-    known_weights, found = {version.tags.get("weights")}, []
+    measurements: list[Measurement] = []
+    measured_weights = {version.tags.get("weights")}
     others = [v for v in client.search_model_versions(f"name='{version.name}'") if v.tags.get(VARIANT_HASH) == variant]
     for other in sorted(others, key=lambda v: -int(v.version)):
-        if other.version == version.version or other.tags.get("weights") in known_weights:
+        if other.version == version.version or other.tags.get("weights") in measured_weights:
             continue
         try:
             stored = read_evaluations(client, other)
@@ -214,25 +217,21 @@ def measure_other_seeds(
             continue
         for scores in stored:
             try:
-                found.append(_measure_like(scores, spec, like))
-                known_weights.add(other.tags.get("weights"))
+                measurements.append(_measure_like(scores, spec, like))
+                measured_weights.add(other.tags.get("weights"))
                 break
-            except NotComparableError:
+            except NotComparableError:  # an evaluation on another test
                 continue
-    return found
+    return measurements
 
 
 def _measure_like(scores: list[ItemScores], spec: MetricSpec, like: Measurement) -> Measurement:
-    """Measure `scores` on the test of `like`.
-
-    Raises:
-        NotComparableError: they are of another test, or lack the metric.
-    """
-    found = measure(scores, spec)
-    if isinstance(found, str):
-        raise NotComparableError(found)
-    check_comparable(like, found)
-    return found
+    """Measure `scores`; NotComparableError if they are of another test than `like`, or lack the metric."""
+    measurement = measure(scores, spec)
+    if isinstance(measurement, str):
+        raise NotComparableError(measurement)
+    check_comparable(like, measurement)
+    return measurement
 
 
 def check_readable(version: ModelVersion, hash_bundle: Callable[[Path], str]) -> None:

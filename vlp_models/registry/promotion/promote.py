@@ -8,7 +8,6 @@ decided.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
@@ -19,19 +18,12 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact, redacted
 from vlp_models.errors import DataError
 from vlp_models.params.operations import PromotionParams
-from vlp_models.registry.promotion.candidates import (
-    Candidate,
-    find_candidates,
-    get_run_names,
-    rank_candidates,
-    read_candidate_scores,
-)
+from vlp_models.registry.promotion.candidates import Choice, choose_best
 from vlp_models.registry.promotion.gate import GateOutcome, MetricSpec, Spending, Verdict, count_runs, spend_budget
 from vlp_models.registry.promotion.judge import GateCase, GateServices, check_readable, judge
 from vlp_models.registry.promotion.ledger import LedgerError
 from vlp_models.registry.promotion.reconcile import (
     PromotionContext,
-    Reconciled,
     Registry,
     describe_version,
     describe_way_out,
@@ -106,30 +98,54 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
         LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
         DataError: nothing is registered under `ctx.model`.
     """
+    params, rule = request.params, request.params.gate(ctx.task)
     with ctx.ledger.locked():
         try:
-            found = reconcile(ctx)
+            agreed = reconcile(ctx)
         except LedgerError:
             registry = read_registry(ctx.client, ctx.model)
             if request.version is None or request.version != registry.champion:
                 raise
             return _accept(ctx, request.version, registry)
-        rule = request.params.gate(ctx.task)
-        choice = _choose(ctx, request, found)
+        champion, registry = agreed.champion, agreed.registry
+
+        # The version to judge: the requested one, else the best of all runs.
+        datasets = (request.dataset,) if request.dataset else ()
+        spec = MetricSpec(metric=rule.metric or request.metric, split=params.split, datasets=datasets)
+        if request.version is None:
+            choice = choose_best(
+                ctx.client,
+                ctx.model,
+                spec,
+                params,
+                direction=rule.direction,
+                runs=request.runs,
+                champion=champion,
+                withdrawn=agreed.state.withdrawn,
+            )
+        else:
+            requested = f"version {request.version}"
+            choice = Choice(
+                version=request.version,
+                spec=spec,
+                skip_reason=f"{requested} is already the champion" if request.version == champion else "",
+                ranking=f"{requested} was requested, so nothing was ranked; it is judged on {params.split}",
+            )
         if choice.version is None or choice.skip_reason:
-            return _make_decision(ctx, "unchanged", choice, found.champion, [choice.skip_reason])
+            return _make_decision(ctx, "unchanged", choice, champion, [choice.skip_reason])
+
+        contents = (registry.content(choice.version), registry.content(champion))
 
         def get_spending(test: str, runs: tuple[int, int] | None) -> Spending:
-            assert choice.version is not None
             return spend_budget(
                 ctx.ledger.entries(),
-                request.params,
+                params,
                 model=ctx.model,
                 test=test,
-                contents=(_content(found.registry, choice.version), _content(found.registry, found.champion)),
+                contents=contents,
                 runs=runs,
                 confidence=rule.confidence,
-                num_candidates=choice.measured if choice.selected_on == request.params.split else 1,
+                num_candidates=choice.measured if choice.selected_on == params.split else 1,
             )
 
         case = GateCase(
@@ -137,29 +153,33 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
             task=ctx.task,
             model=ctx.model,
             version=choice.version,
-            champion=found.champion,
+            champion=champion,
             spec=choice.spec,
-            params=request.params,
+            params=params,
             services=request.services,
         )
         verdict = judge(case, lambda test, runs: get_spending(test, runs).alpha)
         if "test" in verdict.numbers:
             spent = get_spending(verdict.numbers["test"], count_runs(verdict.numbers))
-            verdict.numbers |= spent.numbers(request.params.error_budget)
+            verdict.numbers |= spent.numbers(params.error_budget)
             verdict.numbers |= {"selected_on": choice.selected_on} if choice.selected_on else {}
-        forced = bool(request.force and found.champion is None and verdict.reasons and verdict.numbers)
+        forced = bool(request.force and champion is None and verdict.reasons and verdict.numbers)
         action: Action = "promoted" if verdict.passed or forced else "refused"
         decision = _make_decision(
             ctx,
             action,
             choice,
-            found.champion,
+            champion,
             verdict.reasons,
             verdict=verdict,
             force_reason=request.force if forced else "",
         )
-        _check_unchanged(ctx, found.registry)
-        _append_decision(ctx, decision, found.registry)
+
+        # The gate takes minutes, and another checkout has no part in this lock.
+        now = read_registry(ctx.client, ctx.model)
+        if (now.champion, now.head) != (registry.champion, registry.head):
+            raise LedgerError(f"{ctx.model}: another checkout decided meanwhile: {describe_way_out(ctx, now)}")
+        _append_decision(ctx, decision, registry)
         if decision.action == "promoted":
             move_aliases(ctx)
         return decision
@@ -179,28 +199,29 @@ def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str], *, champ
         DataError: there is no previous champion, its files are damaged, or another version is champion.
     """
     with ctx.ledger.locked():
-        found = reconcile(ctx, allow_missing=True)
-        if found.completed is not None and found.completed["action"] == "rolled back":
+        agreed = reconcile(ctx, allow_missing=True)
+        state, champion = agreed.state, agreed.champion
+        if agreed.completed is not None and agreed.completed["action"] == "rolled back":
             logger.warning("%s: completed the rollback that was interrupted; run again for another one", ctx.model)
-            return Decision(**found.completed["decision"])
-        if champion_now is not None and found.state.champion != champion_now:
-            done = found.state.last_move
-            if done is not None and (done["action"], done.get("from")) == ("rolled back", champion_now):
+            return Decision(**agreed.completed["decision"])
+        if champion_now is not None and state.champion != champion_now:
+            last = state.last_move
+            if last is not None and (last["action"], last.get("from")) == ("rolled back", champion_now):
                 logger.info("%s: version %d was rolled back before", ctx.model, champion_now)
-                return Decision(**done["decision"])
-            now = describe_version(found.state.champion)
+                return Decision(**last["decision"])
+            now = describe_version(state.champion)
             raise DataError(f"{ctx.model}: version {champion_now} is not the champion by the ledger; {now} is")
-        if found.previous is None and (found.champion is not None or not found.state.champions):
-            now = f"version {found.champion} is its first" if found.champion else "it has no champion"
+        if agreed.previous is None and (champion is not None or not state.champions):
+            now = f"version {champion} is its first" if champion else "it has no champion"
             raise DataError(f"{ctx.model}: no earlier champion to go back to; {now} (`vlp history {ctx.task}`)")
-        if found.previous is not None:
-            version = find_version_by_number(ctx.client, ctx.model, found.previous)
+        if agreed.previous is not None:
+            version = find_version_by_number(ctx.client, ctx.model, agreed.previous)
             assert version is not None
             check_readable(version, hash_bundle)
-        choice = _Choice(version=found.previous, spec=MetricSpec(metric="", split=""))
-        champion = found.state.champion if found.champion is None else found.champion
-        decision = _make_decision(ctx, "rolled back", choice, champion, [])
-        _append_decision(ctx, decision, found.registry)
+        choice = Choice(version=agreed.previous, spec=MetricSpec(metric="", split=""))
+        # A champion that is no longer registered has its number in the ledger only.
+        decision = _make_decision(ctx, "rolled back", choice, state.champion if champion is None else champion, [])
+        _append_decision(ctx, decision, agreed.registry)
         move_aliases(ctx)
         return decision
 
@@ -212,15 +233,15 @@ def withdraw(ctx: PromotionContext, versions: Set[int], reason: str) -> int | No
         LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
     """
     with ctx.ledger.locked():
-        found = reconcile(ctx, allow_missing=True)
-        contents = {found.registry.contents[n] for n in versions if found.registry.contents.get(n)}
+        agreed = reconcile(ctx, allow_missing=True)
+        contents = {agreed.registry.content(number) for number in versions} - {""}
         ctx.ledger.append(
             {
                 "action": "withdrawn",
                 "task": ctx.task,
                 "model": ctx.model,
                 "version": None,
-                "from": found.champion,
+                "from": agreed.champion,
                 "versions": sorted(versions),
                 "contents": sorted(contents),
                 "reason": reason,
@@ -236,7 +257,7 @@ def withdraw(ctx: PromotionContext, versions: Set[int], reason: str) -> int | No
 
 def _accept(ctx: PromotionContext, version: int, registry: Registry) -> Decision:
     """Record MLflow's champion in the ledger, which has another one."""
-    choice = _Choice(version=version, spec=MetricSpec(metric="", split=""))
+    choice = Choice(version=version, spec=MetricSpec(metric="", split=""))
     before = ctx.ledger.state(ctx.model).champion
     reason = (
         f"version {version} is MLflow's champion; recorded in the ledger, whose champion was {describe_version(before)}"
@@ -254,9 +275,9 @@ def _append_decision(ctx: PromotionContext, decision: Decision, registry: Regist
             "task": decision.task,
             "model": decision.model,
             "version": decision.version,
-            "content": _content(registry, decision.version),
+            "content": registry.content(decision.version),
             "from": decision.champion,
-            "from_content": _content(registry, decision.champion),
+            "from_content": registry.content(decision.champion),
             "by": ctx.user,
             "run": decision.run,
             "run_model": decision.run_model,
@@ -267,128 +288,22 @@ def _append_decision(ctx: PromotionContext, decision: Decision, registry: Regist
     )
 
 
-def _content(registry: Registry, version: int | None) -> str:
-    return "" if version is None else registry.contents.get(version, "")
-
-
-def _check_unchanged(ctx: PromotionContext, before: Registry) -> None:
-    """Check that no other checkout decided while the gate was at work.
-
-    Raises:
-        LedgerError: one did; nothing was recorded here.
-    """
-    now = read_registry(ctx.client, ctx.model)
-    if (now.champion, now.head) != (before.champion, before.head):
-        raise LedgerError(f"{ctx.model}: another checkout decided meanwhile: {describe_way_out(ctx, now)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Choice:
-    """The version to judge, by `spec`.
-
-    skip_reason: why it need not be judged; empty: it must. selected_on: the split on which it was the best of several;
-    empty: there was no choice. measured: of how many. ranking: a sentence on the two splits.
-    """
-
-    version: int | None
-    spec: MetricSpec
-    skip_reason: str = ""
-    candidates: list[Candidate] = field(default_factory=list)
-    selected_on: str = ""
-    measured: int = 1
-    ranking: str = ""
-
-
-def _choose(ctx: PromotionContext, request: GateRequest, found: Reconciled) -> _Choice:
-    """Return the requested version, else the best of all runs.
-
-    Raises:
-        DataError: nothing is registered.
-    """
-    params, rule = request.params, request.params.gate(ctx.task)
-    datasets = (request.dataset,) if request.dataset else ()
-    spec = MetricSpec(metric=rule.metric or request.metric, split=params.split, datasets=datasets)
-    if request.version is not None:
-        is_champion = request.version == found.champion
-        skip_reason = f"version {request.version} is already the champion" if is_champion else ""
-        ranking = f"version {request.version} was requested, so nothing was ranked; it is judged on {params.split}"
-        return _Choice(version=request.version, spec=spec, skip_reason=skip_reason, ranking=ranking)
-    versions = find_candidates(ctx.client, ctx.model, request.runs)
-    if not versions:
-        if found.champion is None:
-            raise DataError(f"{ctx.model}: no challenger to promote; `dvc repro register` registers one")
-        return _Choice(version=None, spec=spec, skip_reason="there is no challenger")
-    # Select on another split than the test: the best of several on the test is biased upward on that test set.
-    scores, withdrawn = read_candidate_scores(ctx.client, versions), found.state.withdrawn
-    candidates, spec = rank_candidates(versions, scores, spec, rule.direction, withdrawn)
-    select_spec = dataclasses.replace(spec, split=params.select_on)
-    selected, _ = rank_candidates(versions, scores, select_spec, rule.direction, withdrawn)
-    if any(c.value is None and not c.withdrawn for c in selected):  # not all were scored there: select on the test
-        select_spec = spec
-    else:
-        candidates = selected
-    eligible = [candidate for candidate in candidates if not candidate.withdrawn]
-    if not eligible:
-        number = candidates[0].version
-        skip_reason = f"version {number} was rolled back; to promote it again, pass --version {number}"
-        return _Choice(version=number, spec=spec, skip_reason=skip_reason, candidates=candidates)
-    best = eligible[0]
-    if best.value is None:  # none can be measured: refuse the first that is not champion, with its reason
-        best = next((c for c in eligible if c.version != found.champion), best)
-    skip_reason = ""
-    if best.version == found.champion:
-        others = f", and the best of {len(eligible)} candidates" if len(eligible) > 1 else ""
-        skip_reason = f"version {best.version} is already the champion{others}"
-    measured = max(1, sum(c.value is not None for c in eligible))
-    unscored = [c.version for c in selected if c.value is None and not c.withdrawn]
-    return _Choice(
-        version=best.version,
-        spec=spec,
-        skip_reason=skip_reason,
-        candidates=candidates,
-        selected_on=select_spec.split if measured > 1 else "",
-        measured=measured,
-        ranking=_describe_ranking(spec, params, select_spec.split, measured, unscored),
-    )
-
-
-def _describe_ranking(
-    spec: MetricSpec, params: PromotionParams, selected_on: str, measured: int, unscored: Sequence[int]
-) -> str:
-    """Say on which split the candidates were ranked, and on which the best is judged.
-
-    Args:
-        unscored: versions without a value on `params.select_on`.
-    """
-    if measured < 2:
-        return f"one candidate was scored, so nothing was ranked; it is judged on {params.split}"
-    ranked = f"{measured} candidates are ranked on {selected_on} by {spec.metric}"
-    if selected_on != params.split:
-        return f"{ranked}; the best is judged on {params.split}"
-    why = (
-        f"not all were scored on {params.select_on} (version {', '.join(map(str, unscored))})"
-        if params.select_on != params.split
-        else f"`promotion.select_on` is {params.select_on}"
-    )
-    return f"{ranked}, and the best is judged there too ({why}), so its gain is biased upward"
-
-
 def _make_decision(
     ctx: PromotionContext,
     action: Action,
-    choice: _Choice,
+    choice: Choice,
     champion: int | None,
     reasons: list[str],
     *,
     verdict: Verdict | None = None,
     force_reason: str = "",
 ) -> Decision:
-    run, run_model = get_run_names(
-        None if choice.version is None else find_version_by_number(ctx.client, ctx.model, choice.version)
-    )
-    champion_run, champion_run_model = get_run_names(
-        None if champion is None else find_version_by_number(ctx.client, ctx.model, champion)
-    )
+    made_by = []  # the run that made a version, and its model; empty strings if it has no such tags
+    for number in (choice.version, champion):
+        version = None if number is None else find_version_by_number(ctx.client, ctx.model, number)
+        tags = {} if version is None else version.tags
+        made_by.append((tags.get("run", ""), tags.get("model", "")))
+    (run, run_model), (champion_run, champion_run_model) = made_by
     return Decision(
         action=action,
         task=ctx.task,

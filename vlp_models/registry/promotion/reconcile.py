@@ -54,6 +54,10 @@ class Registry:
     def champion(self) -> int | None:
         return self.aliases.get(CHAMPION)
 
+    def content(self, version: int | None) -> str:
+        """Return the content of a version; empty for None, or if it is not registered."""
+        return "" if version is None else self.contents.get(version, "")
+
     def locate(self, promoted: Promoted | None) -> int | None:
         """Return the number of a version of the ledger; another one than there if the registry was rebuilt."""
         if promoted is None:
@@ -88,12 +92,13 @@ class Reconciled:
 
 
 def read_registry(client: MlflowClient, model: str) -> Registry:
-    found = find_model(client, model)
+    registered = find_model(client, model)
+    aliases = {} if registered is None else dict(registered.aliases)
     return Registry(
-        aliases={alias: int(version) for alias, version in found.aliases.items()} if found is not None else {},
+        aliases={alias: int(version) for alias, version in aliases.items()},
         contents={int(v.version): v.tags.get("content", "") for v in client.search_model_versions(f"name='{model}'")},
-        head=found.tags.get(LEDGER_TAG, "") if found is not None else "",
-        exists=found is not None,
+        head="" if registered is None else registered.tags.get(LEDGER_TAG, ""),
+        exists=registered is not None,
     )
 
 
@@ -134,10 +139,11 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
     if champion != state.champion:  # registered again under another number
         expected.add(None)
     if registry.champion not in expected:
-        ours, theirs = describe_version(champion), describe_version(registry.champion)
+        by_ledger = describe_version(champion)
         raise LedgerError(
-            f"{ctx.model}: champion by {ctx.ledger.path.name} is {ours}, by MLflow {theirs}; somebody moved the alias. "
-            f"Set it back to {ours} in MLflow, or {_accept_hint(ctx, registry)}"
+            f"{ctx.model}: champion by {ctx.ledger.path.name} is {by_ledger}, by MLflow "
+            f"{describe_version(registry.champion)}; somebody moved the alias. Set it back to {by_ledger} in "
+            f"MLflow, or {_accept_hint(ctx, registry)}"
         )
     completed = None
     if registry.exists and (registry.head != state.head or registry.champion != champion):
@@ -186,10 +192,10 @@ def move_aliases(ctx: PromotionContext) -> Registry:
     client, model = ctx.client, ctx.model
     state, registry = ctx.ledger.state(model), read_registry(client, model)
     champion, previous = registry.locate_champion(state), registry.locate_previous(state)
-    wanted = {CHAMPION: champion, PREVIOUS: previous}
+    aliases = {CHAMPION: champion, PREVIOUS: previous}
     if champion is not None and registry.aliases.get(CHALLENGER) == champion:
-        wanted[CHALLENGER] = None
-    for alias, version in wanted.items():
+        aliases[CHALLENGER] = None
+    for alias, version in aliases.items():
         if registry.aliases.get(alias) == version:
             continue
         if version is None:

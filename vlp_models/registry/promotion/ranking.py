@@ -1,0 +1,185 @@
+"""Rank the runs of a task by its metric: before they are registered, and as versions before the gate judges the best.
+
+The split is `promotion.select_on` if all were scored on it, else the split of the promotion test, on which the best of
+several is biased upward; `register`, the report, `vlp plan` and `vlp promote` print which. Values on different datasets
+are not comparable: runs compete on `tracking.dataset` or, without it, on the datasets that all of them were scored on.
+Text-only controls do not compete. A run that was not scored there, such as a stage of a curriculum, comes last and has
+no value.
+
+candidates.py ranks versions, by their scores per item; here are the runs, by their scores.json.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlp_models.common.io import read_json
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import ParamsError
+from vlp_models.params import Params
+from vlp_models.params.operations import GateParams, PromotionParams
+from vlp_models.tasks.judging import judging_of
+
+Scores = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedRun:
+    """A run that may become its task's champion. value: of the task's metric; None: not scored on that test."""
+
+    run: str
+    model: str
+    family: str
+    variant: str
+    seed: int
+    scores: Scores
+    value: float | None
+
+
+def competing_runs(params: Params, task: str) -> list[str]:
+    """Return the task's runs that may become its champion: all but text-only controls."""
+    return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
+
+
+def gate_rule(params: Params, task: str) -> GateParams:
+    """Return `promotion.tasks.TASK` with metric and direction filled in: from params.yaml, else the task's own."""
+    rule, judging = params.promotion.gate(task), judging_of(task)
+    metric = rule.metric or params.tracking.metric.get(task) or judging.metric
+    direction = rule.direction
+    if direction == "task":
+        direction = judging.direction if metric == judging.metric else "higher"
+    return replace(rule, metric=metric, direction=direction)
+
+
+def best_first(values: Sequence[float | None], direction: str) -> list[int]:
+    """Return the positions of the values, best first; None comes last, and equals keep their order."""
+    sign = 1.0 if direction == "lower" else -1.0
+    scored = [position for position, value in enumerate(values) if value is not None]
+    scored.sort(key=lambda position: sign * (values[position] or 0.0))
+    return scored + [position for position, value in enumerate(values) if value is None]
+
+
+def describe_splits(candidates: str, ranked_on: str, metric: str, promotion: PromotionParams, why: str) -> str:
+    """Say on which split candidates are ranked, on which the best is judged, and why if that is the same.
+
+    Args:
+        candidates: who is ranked, such as `vqa: runs`.
+        why: they are not ranked on `promotion.select_on`; unused if that is the test itself.
+    """
+    ranked = f"{candidates} are ranked on {ranked_on} by {metric}"
+    if ranked_on != promotion.split:
+        return f"{ranked}; the best is judged on {promotion.split}"
+    if promotion.select_on == promotion.split:
+        why = f"`promotion.select_on` is {promotion.select_on}"
+    return f"{ranked}, and the best is judged there too ({why}), so its gain is biased upward"
+
+
+def describe_ranking(params: Params, task: str, scores: Mapping[str, Scores]) -> str:
+    """Say on which split the runs of a task are ranked, and on which the best one is judged.
+
+    Args:
+        scores: run -> the records of its scores.json, of the competing runs.
+    """
+    metric, promotion = gate_rule(params, task).metric, params.promotion
+    if len(scores) < 2:
+        return f"{task}: one run, so nothing is ranked; it is judged on {promotion.split} by {metric}"
+    split, values = _split_to_rank_on(promotion, metric, scores)
+    if split == promotion.split and not any(values.values()):
+        return f"{task}: no run has {metric} on {promotion.split}, so nothing is ranked"
+    unselected = []
+    for name, by_dataset in values.items():
+        if by_dataset.keys() - _values(promotion.select_on, metric, scores[name]).keys():
+            unselected.append(name)
+    why = f"not scored on {promotion.select_on}: {', '.join(unselected)}"
+    return describe_splits(f"{task}: runs", split, metric, promotion, why)
+
+
+def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[RankedRun]]:
+    """Return task -> its runs, best first; equal ones and those without a value in the order of params.yaml.
+
+    Raises:
+        ParamsError: the runs of a task share no dataset.
+        DataError: a run has not been evaluated.
+    """
+    ranked: dict[str, list[RankedRun]] = {}
+    for task in dict.fromkeys(run.task for run in params.finetune.values()):
+        names = competing_runs(params, task)
+        if not names:
+            continue
+        scores = {name: read_json(workspace.evaluation(name) / "scores.json") for name in names}
+        means = _mean_values(params, task, scores)
+        order = best_first([means.get(name) for name in names], gate_rule(params, task).direction)
+        ranked[task] = [
+            RankedRun(
+                run=name,
+                model=params.model_of(name),
+                family=params.family_at(f"finetune/{name}"),
+                variant=params.variant_of(name),
+                seed=params.finetune[name].seed,
+                scores=scores[name],
+                value=means.get(name),
+            )
+            for name in (names[position] for position in order)
+        ]
+    return ranked
+
+
+def _mean_values(params: Params, task: str, scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Return run -> mean of the task's metric over the datasets to compare on; runs that lack one are left out."""
+    metric, split = gate_rule(params, task).metric, params.promotion.split
+    _, all_values = _split_to_rank_on(params.promotion, metric, scores)
+    values = {name: by_dataset for name, by_dataset in all_values.items() if by_dataset}
+    if not values:
+        records = [record for run_records in scores.values() for record in run_records]
+        if not any(record["metric"] == metric and record["split"] == split for record in records):
+            raise ParamsError(
+                f"params.yaml: no run of {task} has {metric} on {split}, which versions are compared by; add {split} "
+                "to `evaluate.splits`, or set `promotion.split` and `tracking.metric`"
+            )
+        return {}
+    dataset = params.tracking.dataset.get(task)
+    if dataset:
+        datasets = {dataset}
+        scored = {name for by_dataset in values.values() for name in by_dataset}
+        if dataset not in scored:
+            raise ParamsError(
+                f"params.yaml: tracking.dataset.{task}: no run was scored on `{dataset}` {split}; datasets with "
+                f"scores: {', '.join(sorted(scored))}"
+            )
+    else:
+        datasets = set.intersection(*(set(by_dataset) for by_dataset in values.values()))
+        if not datasets:
+            listed = "; ".join(f"{name} on {', '.join(by_dataset)}" for name, by_dataset in values.items())
+            raise ParamsError(
+                f"params.yaml: the runs of {task} were scored on different datasets ({listed}) and cannot be ranked; "
+                f"name the dataset to compare on: `tracking.dataset: {{{task}: NAME}}`"
+            )
+    means = {}
+    for name, by_dataset in values.items():
+        if datasets <= by_dataset.keys():  # a VCR run of one subtask has no Q->AR
+            means[name] = math.fsum(by_dataset[dataset] for dataset in datasets) / len(datasets)
+    return means
+
+
+def _split_to_rank_on(
+    promotion: PromotionParams, metric: str, scores: Mapping[str, Scores]
+) -> tuple[str, dict[str, dict[str, float]]]:
+    """Return the split that ranks, and each run's values there: dataset -> value."""
+    judged = {name: _values(promotion.split, metric, records) for name, records in scores.items()}
+    selected = {name: _values(promotion.select_on, metric, records) for name, records in scores.items()}
+    unselected = [name for name, by_dataset in judged.items() if by_dataset.keys() - selected[name].keys()]
+    if unselected or not any(judged.values()):
+        return promotion.split, judged  # some runs were not scored on the selection split
+    return promotion.select_on, selected
+
+
+def _values(split: str, metric: str, scores: Scores) -> dict[str, float]:
+    """Return dataset -> value of the metric on the split, where it could be computed."""
+    return {
+        s["dataset"]: float(s["value"])
+        for s in scores
+        if s["metric"] == metric and s["split"] == split and s["value"] is not None and math.isfinite(s["value"])
+    }
