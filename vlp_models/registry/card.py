@@ -44,12 +44,6 @@ def make_model_card(
         not_served: why it cannot predict from an image; empty: it can.
         holds_captions: whether the bundle holds training captions to look up (tasks/caption_search.py).
     """
-    rows = ["| dataset | split | metric | value | 95% interval | n |", "|---|---|---|---|---|---|"]
-    for score in scores:
-        value = "not computed" if score.get("value") is None else f"{score['value']:.2f}"
-        interval = f"{score['low']:.2f} to {score['high']:.2f}" if score.get("low") is not None else ""
-        measured_on = f"{score['dataset']} | {score['split']} | {score['metric']}"
-        rows.append(f"| {measured_on} | {value} | {interval} | {score.get('n', '')} |")
     sizes = ("hidden", "heads", "intermediate", "layers", "patch")
     size = ", ".join(f"{key} {info.model_config[key]}" for key in sizes if key in info.model_config)
     use = f"Not served: {not_served}." if not_served else "Input: an image, and a text if the task takes one."
@@ -62,14 +56,14 @@ def make_model_card(
         use += " It reads no regions: the bundle holds no detector."
     if holds_captions:
         use += " The bundle holds its training captions and looks them up."
-    scores_table, facts = "\n".join(rows), "\n".join(f"- {key}: `{value}`" for key, value in lineage.items())
+    facts = "\n".join(f"- {key}: `{value}`" for key, value in lineage.items())
     return f"""# {name}
 
 {info.family.upper()} (model `{info.name}`) fine-tuned for {info.task}. Size: {size or "see config.json"}.
 {use}
 
 ## Scores
-{scores_table}
+{_score_table(scores)}
 
 Trained on the datasets named in the lineage. Scores on synthetic scenes say nothing about photographs.
 
@@ -101,7 +95,10 @@ def make_hub_card(
 
     assert info.task is not None
     reported = [score for score in scores if "(" not in score["metric"] and "gain over" not in score["metric"]]
-    datasets = list(dict.fromkeys([*_trained_on(lineage), *(score["dataset"] for score in reported)]))
+    params = lineage.get("params", {})
+    sources = params.get("finetune", {}).get(lineage.get("run", ""), {}).get("sources", {})
+    trained_on = sources or params.get("data", {})
+    datasets = list(dict.fromkeys([*trained_on, *(score["dataset"] for score in reported)]))
     front = {
         "library_name": "vlp-flows",
         "license": license,
@@ -114,6 +111,8 @@ def make_hub_card(
     }
     limit = HOLDS_CAPTIONS if holds_captions else ""
     weights = f"\nThe linear layers have weights of 8 bits; the scores are those of float32. {int8}.\n" if int8 else ""
+    keys = [key for key in ("git_commit", "run", "model", "family", "variant", "seed") if key in lineage]
+    facts = "\n".join(f"- {key}: `{lineage[key]}`" for key in keys)
     text = yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False, allow_unicode=True)
     return f"""---
 {text}---
@@ -131,7 +130,7 @@ model = VLP.from_pretrained("PATH OR REPOSITORY")
 
 ## Scores
 
-{_scores_with_baselines(reported)}
+{_score_table(reported, with_baselines=True) if reported else "None are registered."}
 
 In percent, except for ranks; intervals over the test images. A score without an interval has too few test images.
 {weights}
@@ -150,51 +149,48 @@ photographs. The model repeats what its data states, mistakes and biases include
 
 ## Lineage
 
-{_describe_lineage(lineage)}
+{facts}
 """
-
-
-def _trained_on(lineage: Mapping[str, Any]) -> list[str]:
-    params = lineage.get("params", {})
-    own = params.get("finetune", {}).get(lineage.get("run", ""), {}).get("sources", {})
-    return list(own or params.get("data", {}))
 
 
 def _results(task: str, scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the scores as the results of a model-index: one entry per dataset and split."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    metrics_of: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for score in scores:
         if score["value"] is not None:
             kind = "".join(c if c.isalnum() else "_" for c in score["metric"].lower())
             metric = {"type": kind, "name": score["metric"], "value": round(float(score["value"]), 2)}
-            found.setdefault((score["dataset"], score["split"]), []).append(metric)
+            metrics_of.setdefault((score["dataset"], score["split"]), []).append(metric)
     return [
         {
             "task": {"type": PIPELINE_TAGS.get(task, task)},
             "dataset": {"name": dataset, "type": dataset, "split": split},
             "metrics": metrics,
         }
-        for (dataset, split), metrics in found.items()
+        for (dataset, split), metrics in metrics_of.items()
     ]
 
 
-def _scores_with_baselines(scores: Sequence[Mapping[str, Any]]) -> str:
-    rows = ["| dataset | split | metric | value | 95% interval | n | baselines |", "|---|---|---|---|---|---|---|"]
+def _score_table(scores: Sequence[Mapping[str, Any]], *, with_baselines: bool = False) -> str:
+    """Return the records of scores.json as a Markdown table."""
+    columns = ["dataset", "split", "metric", "value", "95% interval", "n", *(["baselines"] if with_baselines else [])]
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for score in scores:
-        value = "not computed" if score["value"] is None else f"{score['value']:.2f}"
+        value = "not computed" if score.get("value") is None else f"{score['value']:.2f}"
         interval = f"{score['low']:.2f} to {score['high']:.2f}" if score.get("low") is not None else ""
-        baselines = ", ".join(f"{name} {found:.2f}" for name, found in (score.get("baselines") or {}).items())
-        cells = (score["dataset"], score["split"], score["metric"], value, interval, score.get("n", ""), baselines)
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(rows) if scores else "None are registered."
+        cells = [score["dataset"], score["split"], score["metric"], value, interval, str(score.get("n", ""))]
+        if with_baselines:
+            baselines = score.get("baselines") or {}
+            cells.append(", ".join(f"{name} {baseline:.2f}" for name, baseline in baselines.items()))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def _describe_data(lineage: Mapping[str, Any], datasets: Sequence[str]) -> str:
     counts = lineage.get("data", {}).get("shards", {}).get("counts", {}).get("train", {})
     numbers = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count and name != "shards")
-    text = f"Trained on {', '.join(datasets) or 'unknown data'}" + (
-        f": {numbers} in the train split." if numbers else "."
-    )
+    text = f"Trained on {', '.join(datasets) or 'unknown data'}"
+    text += f": {numbers} in the train split." if numbers else "."
     validation = lineage.get("validation")
     if validation:
         text += " The data passed validation." if validation["passed"] else " The data did not pass validation."
@@ -203,15 +199,10 @@ def _describe_data(lineage: Mapping[str, Any], datasets: Sequence[str]) -> str:
 
 def _describe_license(license: str, borrowed: Sequence[BorrowedWeights]) -> str:
     if not borrowed:
-        own = "No license was stated for this model." if license == "unknown" else f"License: `{license}`."
-        return f"{own} All weights were trained from random initial values."
+        stated = "No license was stated for this model." if license == "unknown" else f"License: `{license}`."
+        return f"{stated} All weights were trained from random initial values."
     sources = "; ".join(f"{w.role} `{w.source}` ({w.license or 'unknown license'})" for w in borrowed)
     return f"License: `{license}`. The model started from weights of others, whose licenses apply as well: {sources}."
-
-
-def _describe_lineage(lineage: Mapping[str, Any]) -> str:
-    facts = {key: lineage[key] for key in ("git_commit", "run", "model", "family", "variant", "seed") if key in lineage}
-    return "\n".join(f"- {key}: `{value}`" for key, value in facts.items())
 
 
 def make_signature(task: str, prediction: Mapping[str, Any]) -> Any:
@@ -240,12 +231,12 @@ def make_example(task: str) -> Any:
     request = task_class(task).request
     if request is None:
         return None
-    image = draw_example_image()
+    image = _draw_example_image()
     row: dict[str, Any] = {"image": image if request.images == 1 else [image] * request.images}
     return pd.DataFrame([row | ({"text": EXAMPLE_TEXT} if request.text else {})])
 
 
-def draw_example_image() -> str:
+def _draw_example_image() -> str:
     """Return a red circle on gray as a base64 PNG."""
     image = Image.new("RGB", (EXAMPLE_SIDE, EXAMPLE_SIDE), (200, 200, 200))
     ImageDraw.Draw(image).ellipse((16, 16, 48, 48), fill=(220, 30, 30))

@@ -9,9 +9,9 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from vlp_models.common.lock import file_lock
@@ -100,7 +100,13 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     uri = tracking_uri(params, root)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    with tracking_errors(uri), _database_lock(uri, project_root(root)):
+    home = project_root(root).absolute()
+    # MLflow creates its tables on first use, and two processes that do so at once get in each other's way.
+    lock: AbstractContextManager[Any] = nullcontext()
+    if uri.startswith(SQLITE):
+        file = home / ".work" / "locks" / "mlflow.lock"
+        lock = file_lock(file, "process that opens MLflow's database", wait=300, announce_after=30)
+    with tracking_errors(uri), lock:
         if uri.startswith(SQLITE):
             # MLflow retries a database that cannot be opened for over three minutes; fail at once instead.
             with closing(sqlite3.connect(uri.removeprefix(SQLITE).partition("?")[0], timeout=10)) as database:
@@ -112,11 +118,11 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
             if uri.startswith("http"):
                 location = None  # the server's default
             elif not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", params.artifacts):  # a path, not an address like s3://...
-                location = (project_root(root) / params.artifacts).absolute().as_uri()
+                location = (home / params.artifacts).as_uri()
             # Without the tag, MLflow's UI opens the experiment in its view of traces, which hides the runs.
             client.create_experiment(params.experiment, artifact_location=location, tags=EXPERIMENT_TAGS)
-        elif uri.startswith(f"{SQLITE}{project_root(root).absolute()}/"):
-            _check_not_moved(experiment.artifact_location, project_root(root), params.artifacts)
+        elif uri.startswith(f"{SQLITE}{home}/"):
+            _check_not_moved(experiment.artifact_location, home, params.artifacts)
         mlflow.set_experiment(params.experiment)
     return client
 
@@ -128,30 +134,18 @@ def _check_not_moved(location: str, home: Path, artifacts: str) -> None:
         location: of the experiment's files.
         artifacts: `tracking.artifacts`, a path in the project. If it was changed, older files stay where they were.
     """
-    address, below = urlsplit(location), Path(artifacts).parts
+    address, relative_parts = urlsplit(location), Path(artifacts).parts
     folder = Path(unquote(address.path))
-    if address.scheme != "file" or Path(artifacts).is_absolute() or folder.parts[-len(below) :] != below:
+    depth = len(relative_parts)
+    if address.scheme != "file" or Path(artifacts).is_absolute() or folder.parts[-depth:] != relative_parts:
         return
-    before = Path(*folder.parts[: -len(below)])
-    if before == home or before.is_relative_to(home) or (before.exists() and before.samefile(home)):
+    original = Path(*folder.parts[:-depth])
+    if original == home or original.is_relative_to(home) or (original.exists() and original.samefile(home)):
         return
     raise TrackingError(
-        f"mlflow.db was created in {before} and holds absolute paths; to use it in {home}, move the project back, or "
+        f"mlflow.db was created in {original} and holds absolute paths; to use it in {home}, move the project back, or "
         "move mlflow.db away and run `vlp run register`: champions are found again by their contents"
     )
-
-
-@contextmanager
-def _database_lock(uri: str, home: Path) -> Iterator[None]:
-    """Hold a lock while a SQLite database is opened: MLflow creates its tables on first use, and two processes that do
-    so at once get in each other's way."""
-    if not uri.startswith(SQLITE):
-        yield
-        return
-    with file_lock(
-        home / ".work" / "locks" / "mlflow.lock", "process that opens MLflow's database", wait=300, announce_after=30
-    ):
-        yield
 
 
 @contextmanager
@@ -169,15 +163,15 @@ def tracking_errors(uri: str) -> Iterator[None]:
 
 def _explain_failure(uri: str, error: Exception) -> str:
     """Return a sentence on a failed request: the file that the system refused, or the reason that MLflow gives."""
-    kept = "then run again: finished work is kept"
+    remedy = "then run again: finished work is kept"
     is_system_error = isinstance(error, OSError) and error.errno is not None and error.filename
     if is_system_error or is_disk_full(error):
-        return redact(f"MLflow at {uri} failed: {explain_system_error(error)}, {kept}")
+        return redact(f"MLflow at {uri} failed: {explain_system_error(error)}, {remedy}")
     if uri.startswith(SQLITE):
         file = Path(uri.removeprefix(SQLITE).partition("?")[0])
         denied = explain_access(file) or explain_access(file.parent)  # SQLite writes its journal next to the file
         if denied:
-            return redact(f"MLflow at {uri} failed: {denied}, {kept}")
+            return redact(f"MLflow at {uri} failed: {denied}, {remedy}")
     lines = str(error).splitlines() or [type(error).__name__]
     reason = plain_text(next((line for line in lines if "rror" in line), lines[0])[:200])
     if "Max retries exceeded" in reason:  # the whole text repeats the address several times
@@ -185,7 +179,7 @@ def _explain_failure(uri: str, error: Exception) -> str:
     way_out = "check that it is running (`tracking.uri` in params.yaml)"
     if uri.startswith(SQLITE):
         way_out = "check that its disk is neither full nor damaged; if the file is damaged, restore it from a backup"
-    return redact(f"MLflow at {uri} failed ({reason}); {way_out}, {kept}")
+    return redact(f"MLflow at {uri} failed ({reason}); {way_out}, {remedy}")
 
 
 @contextmanager
@@ -206,8 +200,8 @@ def mlflow_errors(params: Params) -> Iterator[None]:
         from sqlalchemy.exc import SQLAlchemyError
 
         is_database_error = isinstance(error, (SQLAlchemyError, sqlite3.Error))
-        known = (MlflowException, requests.RequestException, *bucket_errors())
-        if not is_database_error and not isinstance(error, known):
+        store_types = (MlflowException, requests.RequestException, *bucket_errors())
+        if not is_database_error and not isinstance(error, store_types):
             raise
         uri = tracking_uri(params.tracking, Path.cwd())
         if is_database_error or is_disk_full(error):
@@ -246,8 +240,8 @@ def is_away(error: Exception) -> bool:
     return away and not _MISSING_FILE.search(str(error))
 
 
-def raise_if_away(error: Exception, what: str) -> None:
-    """Raise if `error` means that a store is away or busy; return if it is about `what` itself.
+def raise_if_away(error: Exception, subject: str) -> None:
+    """Raise if `error` means that a store is away or busy; return if it is about the subject itself.
 
     Raises:
         TrackingError, BusyError: no decision is possible now.
@@ -257,7 +251,7 @@ def raise_if_away(error: Exception, what: str) -> None:
     if is_away(error):
         line = first_line(error)
         raise TrackingError(
-            f"{what}: the artifact store does not answer ({line}); nothing was decided, run again"
+            f"{subject}: the artifact store does not answer ({line}); nothing was decided, run again"
         ) from None
 
 
@@ -283,32 +277,26 @@ def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:
     return next((m for m in client.search_registered_models(f"name='{name}'") if m.name == name), None)
 
 
-def find_version_by_content(client: MlflowClient, name: str, content: str) -> ModelVersion | None:
-    """Return the newest version with this content whose files still exist, or None."""
-    return next(filter(_has_files, _versions_with_content(client, name, content)), None)
+def find_version_by_content(
+    client: MlflowClient, name: str, content: str, number: int | None = None
+) -> ModelVersion | None:
+    """Return the newest version with this content (and number) whose files still exist, or None.
 
-
-def has_version(client: MlflowClient, name: str, number: int, content: str) -> bool:
-    """Return whether the registry holds this version with this content and its files."""
-    found = [v for v in _versions_with_content(client, name, content) if int(v.version) == number]
-    return bool(found) and _has_files(found[0])
-
-
-def _versions_with_content(client: MlflowClient, name: str, content: str) -> list[ModelVersion]:
-    found = [v for v in client.search_model_versions(f"name='{name}'") if v.tags.get("content") == content]
-    return sorted(found, key=lambda version: -int(version.version))
-
-
-def _has_files(version: ModelVersion) -> bool:
-    """Return whether the version's files exist; a store that does not answer raises."""
+    A store that does not answer raises.
+    """
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
-    try:
-        return bool(mlflow.artifacts.list_artifacts(f"models:/{version.name}/{version.version}"))
-    except MlflowException as error:
-        if error.error_code not in NOT_FOUND_CODES:
-            raise
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    return False
+    versions = [v for v in client.search_model_versions(f"name='{name}'") if v.tags.get("content") == content]
+    for version in sorted(versions, key=lambda version: -int(version.version)):
+        if number is not None and int(version.version) != number:
+            continue
+        try:
+            if mlflow.artifacts.list_artifacts(f"models:/{version.name}/{version.version}"):
+                return version
+        except MlflowException as error:
+            if error.error_code not in NOT_FOUND_CODES:
+                raise
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+    return None

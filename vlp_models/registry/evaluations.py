@@ -102,14 +102,14 @@ def read_scores(client: MlflowClient, version: ModelVersion) -> list[dict[str, A
 
 def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], files: Mapping[str, str]) -> str:
     """Keep the record and `files` (name -> text) with the run, secrets removed; return the stored record's sha256."""
-    kept = {name: redact_yaml(text) if name.endswith(YAML) else redact(text) for name, text in files.items()}
-    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in kept.items()}
-    record = {**redacted(dict(record)), "kept": hashes}
-    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
-    client.log_text(run_id, text, f"{LINEAGE}/{RECORD}")
-    for name, kept_text in kept.items():
-        client.log_text(run_id, kept_text, f"{LINEAGE}/{name}")
-    return hashlib.sha256(text.encode()).hexdigest()
+    stored, hashes = {}, {}
+    for name, text in files.items():
+        stored[name] = redact_yaml(text) if name.endswith(YAML) else redact(text)
+        hashes[name] = hashlib.sha256(stored[name].encode()).hexdigest()
+    record_text = json.dumps({**redacted(dict(record)), "kept": hashes}, indent=2, sort_keys=True, ensure_ascii=False)
+    for name, text in {RECORD: record_text, **stored}.items():
+        client.log_text(run_id, text, f"{LINEAGE}/{name}")
+    return hashlib.sha256(record_text.encode()).hexdigest()
 
 
 def read_lineage(client: MlflowClient, version: ModelVersion) -> dict[str, Any] | None:

@@ -38,8 +38,10 @@ def find_borrowed(lineage: Mapping[str, Any]) -> list[BorrowedWeights]:
     They are those that its chain of checkpoints and its params name, and each checkpoint that has changed since, whose
     own origin is unknown.
     """
-    found = dict.fromkeys(_sources(lineage))
-    return [BorrowedWeights(role=role, source=source, license=_license(source, model)) for role, source, model in found]
+    return [
+        BorrowedWeights(role=role, source=source, license=_find_license(source, architecture))
+        for role, source, architecture in dict.fromkeys(_sources(lineage))
+    ]
 
 
 def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -54,12 +56,14 @@ def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, model in params.get("models", {}).items():
         if name in models:
             config = model.get("config", {})
-            architecture = config.get("stem_backbone") or config.get("backbone") or ""
-            yield from (
-                (role, model[key], architecture if key == "image_init" else "")
-                for role, key in (("imported", "init"), ("image weights", "image_init"), ("text weights", "text_init"))
-                if model.get(key)
-            )
+            backbone = config.get("stem_backbone") or config.get("backbone") or ""
+            for role, key, architecture in (
+                ("imported", "init", ""),
+                ("image weights", "image_init", backbone),
+                ("text weights", "text_init", ""),
+            ):
+                if model.get(key):
+                    yield role, model[key], architecture
     if any(parent["role"] == "detector" for parent in parents):
         features, detector = params.get("features", {}), params.get("detector", {})
         if features.get("source") == "timm":
@@ -71,22 +75,22 @@ def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "vocabulary", tokenizer["vocab"], ""
 
 
-def _license(source: str, model: str) -> str:
+def _find_license(source: str, architecture: str) -> str:
+    """Return the license of a source of weights; empty if it is unknown.
+
+    Args:
+        architecture: timm's name, for `timm` without one.
+    """
     if source.startswith(PREFIX):
         return license_of(source.removeprefix(PREFIX))
-    if library_of(source) == "timm":
-        return _timm_license(source.partition(":")[2] or model)
+    if library_of(source) == "timm":  # each of timm's weights has a license of its own; that of timm's code is another
+        with contextlib.suppress(ImportError, RuntimeError):
+            import timm
+
+            config: Any = timm.get_pretrained_cfg(source.partition(":")[2] or architecture)
+            return str((config and config.license) or "")
+        return ""
     return license_of("torchvision") if library_of(source) else ""
-
-
-def _timm_license(model: str) -> str:
-    """Return the license of timm's own weights of a model; timm's code has another."""
-    with contextlib.suppress(ImportError, RuntimeError):
-        import timm
-
-        known: Any = timm.get_pretrained_cfg(model)
-        return str((known and known.license) or "")
-    return ""
 
 
 def hub_identifier(borrowed: list[BorrowedWeights]) -> str:

@@ -79,15 +79,15 @@ class VisionLanguageModel(PythonModel):
     def _read_columns(self, table: pd.DataFrame) -> tuple[list[Any], list[str] | None]:
         """Return images and texts of the request's rows; no texts if the task takes none."""
         if not 0 < len(table) <= MAX_ROWS:
-            found = f"{len(table)} rows; the limit is {MAX_ROWS}" if len(table) else "no rows"
-            raise RequestError(f"the request has {found}")
+            rows = f"{len(table)} rows; the limit is {MAX_ROWS}" if len(table) else "no rows"
+            raise RequestError(f"the request has {rows}")
         kind, task = self.predictor.request.text, self.predictor.task
         for column in ("image", "text") if kind else ("image",):
             if column not in table:
-                what = (
-                    f"`text`, a {kind} per image" if column == "text" else "`image`, the base64 text of an image file"
+                meaning = f"a {kind} per image" if column == "text" else "the base64 text of an image file"
+                raise RequestError(
+                    f"a request for {task} needs the column `{column}`, {meaning}; found {', '.join(map(str, table))}"
                 )
-                raise RequestError(f"a request for {task} needs the column {what}; found {', '.join(map(str, table))}")
         texts = list(table["text"]) if kind else []
         try:
             for text in texts:

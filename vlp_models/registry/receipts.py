@@ -26,16 +26,14 @@ def read_registered(reports: Path) -> dict[str, list[Receipt]]:
     Empty if the file is missing or damaged.
     """
     try:
-        found = json.loads((reports / "registered.json").read_text(encoding="utf-8"))
+        registered = json.loads((reports / "registered.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
-        return {}
-    return {
-        task: [receipt for receipt in receipts if isinstance(receipt, dict)]
-        for task, receipts in found.items()
-        if isinstance(receipts, list) and receipts
-    }
+    receipts_by_task = {}
+    for task, receipts in registered.items() if isinstance(registered, dict) else ():
+        if isinstance(receipts, list) and receipts:
+            receipts_by_task[task] = [receipt for receipt in receipts if isinstance(receipt, dict)]
+    return receipts_by_task
 
 
 def find_challenger(receipts: list[Receipt]) -> Receipt | None:
@@ -65,27 +63,37 @@ def find_lost_versions(params: TrackingParams, root: Path) -> list[str]:
     receipts = [receipt for receipt in receipts if receipt.keys() >= {"name", "version", "content"}]
     if not receipts or not params.uri:
         return []
-    from vlp_models.registry.client import connect, database_exists, has_version, tracking_errors, tracking_uri
+    from vlp_models.registry.client import (
+        connect,
+        database_exists,
+        find_version_by_content,
+        tracking_errors,
+        tracking_uri,
+    )
 
     uri = tracking_uri(params, root)
+    lost = receipts
     if database_exists(uri):
-        client = connect(params, root)
+        client, lost = connect(params, root), []
         with tracking_errors(uri):
-            receipts = [r for r in receipts if not has_version(client, r["name"], int(r["version"]), r["content"])]
-    return [f"{receipt['name']}/{receipt['version']}" for receipt in receipts]
+            for receipt in receipts:
+                name, number = receipt["name"], int(receipt["version"])
+                if find_version_by_content(client, name, receipt["content"], number) is None:
+                    lost.append(receipt)
+    return [f"{receipt['name']}/{receipt['version']}" for receipt in lost]
 
 
 def read_decisions(reports: Path) -> dict[str, dict[str, Any]]:
     """Return task -> the gate's last decision (reports/promotion/TASK.json); damaged files are skipped."""
-    found = {}
+    decisions = {}
     for file in sorted((reports / "promotion").glob("*.json")):
         try:
             decision = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(decision, dict):
-            found[file.stem] = decision
-    return found
+            decisions[file.stem] = decision
+    return decisions
 
 
 def decision_numbers(decision: dict[str, Any]) -> dict[str, Any]:

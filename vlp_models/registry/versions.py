@@ -108,21 +108,16 @@ def register(client: MlflowClient, record: VersionRecord) -> RegisteredVersion:
     if version is None:
         version = _create_version(client, record)
     else:
-        _update_version(client, record, version)
+        run_id = get_run_id(version)
+        tags = {key: value for key, value in record.tags.items() if key not in version.tags}
+        tags[CURRENT_EVALUATION] = log_evaluation(client, run_id, record.evaluation)
+        lineage = read_lineage(client, version)
+        if lineage is None or not (lineage.get("validation") or {}).get("passed"):
+            tags[LINEAGE_HASH] = log_lineage(client, run_id, record.lineage, record.lineage_files)
+        for key, text in tags.items():
+            client.set_model_version_tag(record.name, str(version.version), key, text)
     client.set_registered_model_alias(record.name, run_alias(record.run), str(version.version))
     return RegisteredVersion(name=record.name, version=int(version.version), created=created)
-
-
-def _update_version(client: MlflowClient, record: VersionRecord, version: ModelVersion) -> None:
-    run_id, tags = get_run_id(version), dict(record.tags)
-    lineage = read_lineage(client, version)
-    if lineage is None or not (lineage.get("validation") or {}).get("passed"):
-        digest = log_lineage(client, run_id, record.lineage, record.lineage_files)
-        client.set_model_version_tag(record.name, str(version.version), LINEAGE_HASH, digest)
-    folder = log_evaluation(client, run_id, record.evaluation)
-    missing = {key: value for key, value in tags.items() if key not in version.tags}
-    for key, value in {**missing, CURRENT_EVALUATION: folder}.items():
-        client.set_model_version_tag(record.name, str(version.version), key, value)
 
 
 def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion:
@@ -135,9 +130,14 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
     with tempfile.TemporaryDirectory() as temporary, _start_registration(client, record) as run:
         run_id = run.info.run_id
         (record.bundle / "README.md").write_text(record.card, encoding="utf-8")
-        # The package itself travels with the model, and so do the packages of plugins.
-        folders = {package.name: package} | plugin_packages()
-        code = _copy_packages(folders, Path(temporary) / "code")
+        # The package itself travels with the model, and so do the packages and single modules of plugins.
+        code = Path(temporary) / "code"
+        code.mkdir()
+        for name, source in ({package.name: package} | plugin_packages()).items():
+            if source.is_dir():
+                shutil.copytree(source, code / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            else:
+                shutil.copy(source, code / source.name)
         mlflow.set_tags({**record.tags, **({PARENT: record.training_run_id} if record.training_run_id else {})})
         mlflow.log_metrics(dict(record.metrics))
         log_inputs(client, run_id, record.inputs)
@@ -145,7 +145,7 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
             name=record.name,
             python_model=str(package / "registry" / "pyfunc_model.py"),
             artifacts={BUNDLE: str(record.bundle)},
-            code_paths=code,
+            code_paths=sorted(map(str, code.iterdir())),
             signature=make_signature(record.task, record.prediction),
             input_example=make_example(record.task) if record.prediction else None,
             pip_requirements=[f"{name}=={package_version(name).partition('+')[0]}" for name in REQUIREMENTS],
@@ -161,6 +161,10 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
         }
         if record.training_run_id:
             tags["trained_in"] = record.training_run_id
+        description = record.card
+        if len(description) > MAX_DESCRIPTION:  # in whole lines
+            rest = "\n\nThe rest is in model_card.md, a file of this version's run.\n"
+            description = description[: MAX_DESCRIPTION - len(rest)].rpartition("\n")[0] + rest
         if find_model(client, record.name) is None:
             client.create_registered_model(record.name, description=f"{record.task}: versions made by this pipeline")
         return client.create_model_version(
@@ -168,28 +172,9 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
             source=f"models:/{logged.model_id}",
             run_id=run_id,
             tags=tags,
-            description=_shorten(record.card),
+            description=description,
             model_id=logged.model_id,
         )
-
-
-def _shorten(card: str) -> str:
-    """Return the beginning of a card, in whole lines, if it is longer than MLflow's databases store."""
-    if len(card) <= MAX_DESCRIPTION:
-        return card
-    rest = "\n\nThe rest is in model_card.md, a file of this version's run.\n"
-    return card[: MAX_DESCRIPTION - len(rest)].rpartition("\n")[0] + rest
-
-
-def _copy_packages(packages: Mapping[str, Path], target: Path) -> list[str]:
-    """Copy packages, without caches and hidden files, and single modules to `target`; return their paths there."""
-    target.mkdir()
-    for name, source in packages.items():
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-        else:
-            shutil.copy(source, target / source.name)
-    return sorted(map(str, target.iterdir()))
 
 
 def _start_registration(client: MlflowClient, record: VersionRecord) -> Any:
@@ -204,23 +189,19 @@ def _start_registration(client: MlflowClient, record: VersionRecord) -> Any:
     return mlflow.start_run(run_name=name, tags={"vlp.registering": record.content})
 
 
-def set_challenger(client: MlflowClient, name: str, version: int) -> None:
-    client.set_registered_model_alias(name, CHALLENGER, str(version))
-
-
 def find_run_versions(client: MlflowClient, name: str, runs: Iterable[str]) -> dict[str, ModelVersion]:
     """Return run -> its newest version, in the order of `runs`; runs without a version are left out."""
     registered = find_model(client, name)
     aliases = dict(registered.aliases) if registered is not None else {}
     versions = {str(v.version): v for v in client.search_model_versions(f"name='{name}'")} if aliases else {}
-    found = {run: versions.get(str(aliases.get(run_alias(run)))) for run in runs}
-    return {run: version for run, version in found.items() if version is not None}
+    newest = {run: versions.get(str(aliases.get(run_alias(run)))) for run in runs}
+    return {run: version for run, version in newest.items() if version is not None}
 
 
 def find_version_by_number(client: MlflowClient, name: str, number: int) -> ModelVersion | None:
     """Return the version with this number; None if the registry answers that it does not exist."""
-    found = client.search_model_versions(f"name='{name}'")
-    return next((version for version in found if int(version.version) == number), None)
+    versions = client.search_model_versions(f"name='{name}'")
+    return next((version for version in versions if int(version.version) == number), None)
 
 
 def find_version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
@@ -280,13 +261,13 @@ def download_bundle(version: ModelVersion) -> Path:
     if is_on_this_machine(version):
         files = Path(mlflow.artifacts.download_artifacts(address))
     else:
-        folder = tempfile.mkdtemp(dir=_downloads().name)
+        folder = tempfile.mkdtemp(dir=_downloads_folder().name)
         files = Path(mlflow.artifacts.download_artifacts(address, dst_path=folder))
     return files / "artifacts" / BUNDLE
 
 
 @cache
-def _downloads() -> tempfile.TemporaryDirectory[str]:
+def _downloads_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="vlp-versions-")
 
 

@@ -7,8 +7,6 @@ features, tokenizer, or the code that serves them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +45,7 @@ MAX_TEST_IMAGES = 50  # candidates for the smoke test; the first that exists on 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunBundle:
+class BundledRun:
     """The bundle of one run, ready to be registered.
 
     is_challenger: it is the best of its task. not_served: why it cannot predict from an image; empty: it can.
@@ -55,7 +53,7 @@ class RunBundle:
     """
 
     task: str
-    candidate: RankedRun
+    ranked: RankedRun
     is_challenger: bool
     bundle: Path
     info: CheckpointInfo
@@ -73,142 +71,138 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.registry.client import connect, tracking_errors, tracking_uri
     from vlp_models.registry.serving_cache import refresh_serving_cache
-    from vlp_models.registry.versions import CHAMPION, find_version_by_alias, register, set_challenger
+    from vlp_models.registry.versions import CHALLENGER, CHAMPION, find_version_by_alias, register
 
-    with record_timing(workspace, "register"), _make_bundles(params, workspace) as bundles:
+    with record_timing(workspace, "register"), scratch_directory(workspace.root / ".work" / "bundles") as folder:
+        bundles = _make_bundles(params, workspace, folder)
         client = connect(params.tracking, workspace.root)
-        send_unsent(params.tracking, workspace.root)  # of trainings that ended while MLflow did not answer
+        send_unsent(params.tracking, workspace.root)
         receipts: dict[str, list[dict[str, Any]]] = {}
+        challengers: dict[str, int] = {}  # registered model -> version
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
-            for run_bundle in bundles:
-                record = _make_record(client, params, workspace, run_bundle)
+            for bundled in bundles:
+                record = _make_record(client, params, workspace, bundled)
                 version = register(client, record)
                 receipt: dict[str, Any] = {"name": version.name, "version": version.version}
                 receipt |= {name: record.tags[name] for name in ("run", "model", "family", "variant")}
-                receipt |= {"content": record.content, "challenger": run_bundle.is_challenger}
-                receipts.setdefault(run_bundle.task, []).append(receipt)
-                state = "registered" if version.created else "already registered"
+                receipt |= {"content": record.content, "challenger": bundled.is_challenger}
+                receipts.setdefault(bundled.task, []).append(receipt)
                 champion = find_version_by_alias(client, version.name, CHAMPION)
-                is_champion = champion is not None and int(champion.version) == version.version
-                role = ", the champion" if is_champion else ", the challenger" if run_bundle.is_challenger else ""
+                role = ""
+                if bundled.is_challenger:
+                    challengers[version.name], role = version.version, ", the challenger"
+                if champion is not None and int(champion.version) == version.version:
+                    role = ", the champion"
+                state = "registered" if version.created else "already registered"
                 logger.info("%s version %d%s: %s (run %s)", version.name, version.version, role, state, record.run)
-            for receipt in (receipt for several in receipts.values() for receipt in several):
-                if receipt["challenger"]:
-                    set_challenger(client, receipt["name"], receipt["version"])
+            # Only after all runs of a task are registered, so that a killed stage moves no alias.
+            for name, number in challengers.items():
+                client.set_registered_model_alias(name, CHALLENGER, str(number))
             refresh_serving_cache(params, workspace.root, receipts)
         write_json(workspace.reports / "registered.json", receipts)
 
 
-@contextmanager
-def _make_bundles(params: Params, workspace: Workspace) -> Iterator[list[RunBundle]]:
-    """Yield a bundle of every run to register, the best of each task first; those to be served pass a smoke test."""
-    ranked = sorted(rank_runs(params, workspace).items())
-    images = _find_test_images(workspace)
-    with scratch_directory(workspace.root / ".work" / "bundles") as temporary:
-        bundles = []
-        for task, runs in ranked:
-            if len(runs) > 1:
-                scores = {candidate.run: candidate.scores for candidate in runs}
-                logger.info("%s", describe_ranking(params, task, scores))
-            for rank, candidate in enumerate(runs):
-                bundle = temporary / candidate.run / BUNDLE
-                bundle.mkdir(parents=True)
-                checkpoint = require_output(
-                    workspace.checkpoint(f"finetune/{candidate.run}"), f"finetune@{candidate.run}"
+def _make_bundles(params: Params, workspace: Workspace, folder: Path) -> list[BundledRun]:
+    """Write a bundle of every run, the best of each task first; those to be served must predict an image."""
+    test_images = _find_test_images(workspace)
+    bundles = []
+    for task, runs in sorted(rank_runs(params, workspace).items()):
+        if len(runs) > 1:
+            logger.info("%s", describe_ranking(params, task, {ranked.run: ranked.scores for ranked in runs}))
+        for rank, ranked in enumerate(runs):
+            bundle = folder / ranked.run / BUNDLE
+            bundle.mkdir(parents=True)
+            checkpoint = require_output(workspace.checkpoint(f"finetune/{ranked.run}"), f"finetune@{ranked.run}")
+            if read_checkpoint_info(checkpoint).detector_id:
+                require_output(workspace.detector, "detector")
+            info = write_bundle(
+                bundle,
+                checkpoint=checkpoint,
+                detector=workspace.detector,
+                features=to_plain(params.features),
+                search=workspace.evaluation(ranked.run) / SEARCH,
+            )
+            not_served = why_not_served(bundle)
+            trial = SmokeTest() if not_served else smoke_test(bundle, test_images)
+            if trial.problem:
+                raise CheckpointError(
+                    f"register: run `{ranked.run}` (model `{ranked.model}`, task {task}) cannot be served: "
+                    f"{trial.problem}. Nothing was registered"
                 )
-                if read_checkpoint_info(checkpoint).detector_id:  # it reads regions
-                    require_output(workspace.detector, "detector")
-                info = write_bundle(
-                    bundle,
-                    checkpoint=checkpoint,
-                    detector=workspace.detector,
-                    features=to_plain(params.features),
-                    search=workspace.evaluation(candidate.run) / SEARCH,
+            bundles.append(
+                BundledRun(
+                    task=task,
+                    ranked=ranked,
+                    is_challenger=rank == 0 and ranked.value is not None,
+                    bundle=bundle,
+                    info=info,
+                    not_served=not_served,
+                    prediction=trial.prediction,
                 )
-                # A model that predicts from an image must do so now, before MLflow is touched.
-                reason = why_not_served(bundle)
-                trial = SmokeTest() if reason else smoke_test(bundle, images)
-                if trial.problem:
-                    raise CheckpointError(
-                        f"register: run `{candidate.run}` (model `{candidate.model}`, task {task}) cannot be served: "
-                        f"{trial.problem}. Nothing was registered"
-                    )
-                bundles.append(
-                    RunBundle(
-                        task=task,
-                        candidate=candidate,
-                        is_challenger=rank == 0 and candidate.value is not None,
-                        bundle=bundle,
-                        info=info,
-                        not_served=reason,
-                        prediction=trial.prediction,
-                    )
-                )
-        yield bundles
+            )
+    return bundles
 
 
-def _make_record(client: MlflowClient, params: Params, workspace: Workspace, run_bundle: RunBundle) -> VersionRecord:
+def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bundled: BundledRun) -> VersionRecord:
     from vlp_models.registry.card import make_model_card
     from vlp_models.registry.client import model_name
     from vlp_models.registry.versions import VARIANT_HASH, VersionRecord
 
-    candidate, name = run_bundle.candidate, model_name(params.tracking, run_bundle.task)
+    ranked, bundle = bundled.ranked, bundled.bundle
+    name = model_name(params.tracking, bundled.task)
     facts = lineage_tags(
         workspace.root,
         params=to_plain(params),
         data=workspace.shards / "manifest.json",
-        command=f"dvc repro finetune@{candidate.run}",
+        command=f"dvc repro finetune@{ranked.run}",
     )
-    # names that MLflow accepts: letters, digits, `_-. ` (a `/` would make a group in its UI)
+    names = {"run": ranked.run, "model": ranked.model, "family": ranked.family, "variant": ranked.variant}
+    # MLflow accepts letters, digits and `_-. ` in a metric's name; a `/` would make a group in its UI.
     metrics = {}
-    for score in candidate.scores:
+    for score in ranked.scores:
+        key = f"{score['dataset']}.{score['split']}.{score['metric']}"
         if score["value"] is not None:
-            metric = f"{score['dataset']}.{score['split']}.{score['metric']}"
-            metric = "".join(c if c.isalnum() or c in "_-. " else "_" for c in metric)
-            metrics[metric] = float(score["value"])
-    names = {"run": candidate.run, "model": candidate.model, "family": candidate.family, "variant": candidate.variant}
+            metrics["".join(c if c.isalnum() or c in "_-. " else "_" for c in key)] = float(score["value"])
+    # The datasets that it was trained on, then those that it was scored on.
+    inputs = training_inputs(workspace, params.finetune[ranked.run].sources)
+    uri = workspace.relative(workspace.shards)
+    items = read_item_scores(workspace.evaluation(ranked.run) / ITEMS)
+    counts = {(s.dataset, s.split, s.test): len(s.items) for s in items}
+    for (dataset, split, test), count in sorted(counts.items()):
+        inputs.append(
+            DataInput(name=f"{dataset} {split}", context="evaluation", digest=test, uri=uri, counts={"items": count})
+        )
     return VersionRecord(
         name=name,
-        task=run_bundle.task,
-        run=candidate.run,
-        bundle=run_bundle.bundle,
-        content=hash_bundle(run_bundle.bundle),
-        evaluation=workspace.evaluation(candidate.run),
+        task=bundled.task,
+        run=ranked.run,
+        bundle=bundle,
+        content=hash_bundle(bundle),
+        evaluation=workspace.evaluation(ranked.run),
         metrics=metrics,
         tags={
             **facts,
             **names,
-            "task": run_bundle.task,
-            "weights": hash_weights(run_bundle.bundle),
-            "seed": str(candidate.seed),
-            VARIANT_HASH: variant_hash(params, workspace, candidate.run),
-            "served": f"no: {run_bundle.not_served}" if run_bundle.not_served else "yes",
+            "task": bundled.task,
+            "weights": hash_weights(bundle),
+            "seed": str(ranked.seed),
+            VARIANT_HASH: variant_hash(params, workspace, ranked.run),
+            "served": f"no: {bundled.not_served}" if bundled.not_served else "yes",
         },
         card=make_model_card(
             name=name,
-            info=run_bundle.info,
-            scores=candidate.scores,
+            info=bundled.info,
+            scores=ranked.scores,
             lineage=facts | names,
-            not_served=run_bundle.not_served,
-            holds_captions=(run_bundle.bundle / SEARCH / CAPTIONS).exists(),
+            not_served=bundled.not_served,
+            holds_captions=(bundle / SEARCH / CAPTIONS).exists(),
         ),
-        prediction=run_bundle.prediction,
-        inputs=_find_inputs(params, workspace, run_bundle),
-        training_run_id=find_training_run(client, workspace.training(f"finetune/{candidate.run}")),
-        lineage=lineage_record(params, workspace, candidate.run),
+        prediction=bundled.prediction,
+        inputs=inputs,
+        training_run_id=find_training_run(client, workspace.training(f"finetune/{ranked.run}")),
+        lineage=lineage_record(params, workspace, ranked.run),
         lineage_files=lineage_files(workspace),
     )
-
-
-def _find_inputs(params: Params, workspace: Workspace, run_bundle: RunBundle) -> list[DataInput]:
-    """Return the datasets that the run was trained on and scored on."""
-    items = read_item_scores(workspace.evaluation(run_bundle.candidate.run) / ITEMS)
-    scored = {(s.dataset, s.split, s.test): len(s.items) for s in items}
-    uri = workspace.relative(workspace.shards)
-    return training_inputs(workspace, params.finetune[run_bundle.candidate.run].sources) + [
-        DataInput(name=f"{dataset} {split}", context="evaluation", digest=test, uri=uri, counts={"items": count})
-        for (dataset, split, test), count in sorted(scored.items())
-    ]
 
 
 def _find_test_images(workspace: Workspace) -> list[Path]:

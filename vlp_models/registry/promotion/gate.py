@@ -36,7 +36,7 @@ class NotComparableError(Exception):
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What the gate found. reasons: empty if the version may be promoted.
+    """The gate's finding. reasons: empty if the version may be promoted.
 
     conclusive: whether a reason is evidence against the version; otherwise the test cannot decide.
     """
@@ -97,8 +97,8 @@ def measure(scores: Sequence[ItemScores], spec: MetricSpec) -> Measurement | str
     available = [s for s in scores if s.split == spec.split and (not spec.datasets or s.dataset in spec.datasets)]
     chosen = [s for s in available if s.metric == spec.metric and len(s.items)]
     if not chosen:
-        known = ", ".join(sorted({s.metric for s in available})) or "none"
-        return f"missing metric: no scores per item of {spec}; available: {known}"
+        names = ", ".join(sorted({s.metric for s in available})) or "none"
+        return f"missing metric: no scores per item of {spec}; available: {names}"
     if any(not np.isfinite(s.parts_NK).all() for s in chosen):
         return f"non-finite: scores of {spec} contain NaN or infinite values"
     evidence = Evidence(
@@ -107,16 +107,16 @@ def measure(scores: Sequence[ItemScores], spec: MetricSpec) -> Measurement | str
         statistic=chosen[0].evidence().statistic,
         items=[item for s in chosen for item in s.items],
     )
-    found = Measurement(
+    measurement = Measurement(
         metric=spec.metric,
         test=",".join(sorted(f"{s.dataset}/{s.split}:{s.test}" for s in chosen)),
         scorer=",".join(sorted({s.note for s in chosen})),
         evidence=evidence,
-        slices=[own for s in chosen for own in s.slices],
+        slices=[item_slices for s in chosen for item_slices in s.slices],
     )
-    if not np.isfinite(found.value()):
-        return f"non-finite: {spec} is {found.value()}"
-    return found
+    if not np.isfinite(measurement.value()):
+        return f"non-finite: {spec} is {measurement.value()}"
+    return measurement
 
 
 def find_datasets(scores: Sequence[ItemScores], spec: MetricSpec) -> set[str]:
@@ -147,10 +147,10 @@ def check_floors(
     if validation is None and not allow_unvalidated:
         verdict.reasons.append("unvalidated: no validation of its data is on record")
     if validation is not None and not validation.get("passed"):
-        why = "; ".join(validation.get("reasons", [])) or "no reason on record"
-        verdict.reasons.append(f"failed validation: {why}")
+        reasons = "; ".join(validation.get("reasons", [])) or "no reason on record"
+        verdict.reasons.append(f"failed validation: {reasons}")
     for name, floor in rule.floors.items():
-        rows = [i for i, own in enumerate(challenger.slices) if name == ALL or name in own]
+        rows = [i for i, item_slices in enumerate(challenger.slices) if name == ALL or name in item_slices]
         value = challenger.value(rows) if rows else float("nan")
         is_finite = bool(np.isfinite(value))
         met = is_finite and (value <= floor if rule.direction == "lower" else value >= floor)
@@ -183,7 +183,7 @@ class Baseline:
     name: str
     dataset: str
     value: float
-    own: float
+    own: float  # a column of the ledger's decisions; plain-ok
 
 
 def find_baselines(records: Sequence[Mapping[str, Any]], spec: MetricSpec, names: Sequence[str]) -> list[Baseline]:
@@ -234,61 +234,63 @@ def compare_to_champion(
         NotComparableError: other test data or another scorer.
     """
     alpha = 1 - rule.confidence if alpha is None else alpha
-    ours, theirs = [challenger, *other_seeds[0]], [champion, *other_seeds[1]]
-    for other in (*theirs, *other_seeds[0]):
+    challenger_runs, champion_runs = [challenger, *other_seeds[0]], [champion, *other_seeds[1]]
+    for other in (*champion_runs, *other_seeds[0]):
         check_comparable(challenger, other)
     sign = -1.0 if rule.direction == "lower" else 1.0
     metric, relevant = challenger.metric, rule.relevant_gain_of(challenger.metric)
-    own = sign * (challenger.value() - champion.value())
+    version_gain = sign * (challenger.value() - champion.value())
     numbers: dict[str, Any] = {
         "champion_value": round(champion.value(), 4),
-        "gain": round(own, 4),
+        "gain": round(version_gain, 4),
         "min_gain": rule.min_gain,
         "relevant_gain": relevant,
         "confidence": rule.confidence,
         "power": POWER,
-        "runs": len(ours),
-        "champion_runs": len(theirs),
+        "runs": len(challenger_runs),
+        "champion_runs": len(champion_runs),
     }
-    found = gain_over_seeds(
-        [side.evidence for side in ours],
-        [side.evidence for side in theirs],
+    gain = gain_over_seeds(
+        [run.evidence for run in challenger_runs],
+        [run.evidence for run in champion_runs],
         seed_std=rule.seed_std_of(metric),
         resamples=params.resamples,
         seed=params.seed,
         sign=sign,
     )
-    if found is None:
+    if gain is None:
         reason = "no confidence: fewer than two images to resample"
         return Verdict(reasons=[reason], numbers=numbers, conclusive=False)
-    if not found.is_finite:
+    if not gain.is_finite:
         return Verdict(reasons=[f"non-finite: {metric} of a resample"], numbers=numbers, conclusive=False)
-    low, high = found.interval(alpha)
-    p, detectable = found.p_value(rule.min_gain), found.detectable(rule.min_gain, alpha, POWER)
+    low, high = gain.interval(alpha)
+    p, detectable = gain.p_value(rule.min_gain), gain.detectable(rule.min_gain, alpha, POWER)
     numbers |= {
-        "variant_gain": round(found.value, 4),
+        "variant_gain": round(gain.value, 4),
         "share_above_min_gain": round(1 - p, 4),
         "gain_low": round(low, 4),
         "gain_high": round(high, 4),
         "detectable": round(detectable, 4),
-        "std_items": round(found.items, 4),
-        "std_seeds": round(found.seeds, 4),
-        "seed_std": None if found.seed_std is None else round(found.seed_std, 4),
+        "std_items": round(gain.items, 4),
+        "std_seeds": round(gain.seeds, 4),
+        "seed_std": None if gain.seed_std is None else round(gain.seed_std, 4),
     }
     # Both point estimates must exceed min_gain as well: the share of resamples alone could pass on a skewed metric, and
     # a better variant does not make this one version better.
-    if p <= alpha and min(found.value, own) > rule.min_gain:
+    if p <= alpha and min(gain.value, version_gain) > rule.min_gain:
         return Verdict(numbers=numbers)
-    variants = f", its variant over {len(ours)} vs {len(theirs)} seeds {found.value:+.2f}"
+    variants = ""
+    if len(challenger_runs) + len(champion_runs) > 2:
+        variants = f", its variant over {len(challenger_runs)} vs {len(champion_runs)} seeds {gain.value:+.2f}"
     comparison = (
-        f"gain: {metric} {challenger.value():.2f} vs the champion's {champion.value():.2f}: {own:+.2f}"
-        f"{variants if len(ours) + len(theirs) > 2 else ''} ({low:+.2f} to {high:+.2f})"
+        f"gain: {metric} {challenger.value():.2f} vs the champion's {champion.value():.2f}: {version_gain:+.2f}"
+        f"{variants} ({low:+.2f} to {high:+.2f})"
     )
     if p <= alpha:
         return Verdict(reasons=[f"{comparison}: the variant is better, this version of it is not"], numbers=numbers)
     if high < relevant:
         return Verdict(reasons=[f"{comparison}: a gain of {relevant:g} or more is ruled out"], numbers=numbers)
-    numbers["limited_by"] = "seeds" if found.seeds > found.items else "items"
+    numbers["limited_by"] = "seeds" if gain.seeds > gain.items else "items"
     verdict = Verdict(
         reasons=[
             f"{comparison}: a gain above {rule.min_gain:g} is not shown, and one of {relevant:g} is not ruled out. "
@@ -298,7 +300,7 @@ def compare_to_champion(
         numbers=numbers,
         conclusive=False,
     )
-    if alpha < found.p_value(-np.inf):
+    if alpha < gain.p_value(-np.inf):
         verdict.reasons.append(
             f"budget: this decision may err with probability {alpha:.1g}, and {params.resamples:,} resamples cannot "
             "show one that small; use a fresh test, or raise `promotion.resamples`"
@@ -336,8 +338,8 @@ def check_comparable(challenger: Measurement, champion: Measurement) -> None:
         raise NotComparableError(
             f"the scorers differ: `{challenger.scorer or 'plain'}` here, the champion's `{champion.scorer or 'plain'}`"
         )
-    ours, theirs = (sorted(zip(s.evidence.items, s.evidence.groups, strict=True)) for s in (challenger, champion))
-    if ours != theirs:
+    items = [sorted(zip(s.evidence.items, s.evidence.groups, strict=True)) for s in (challenger, champion)]
+    if items[0] != items[1]:
         raise NotComparableError("the two were not scored on the same items")
     width = champion.evidence.parts_NK.shape[1]
     if challenger.evidence.parts_NK.shape[1] != width:
@@ -395,9 +397,9 @@ def spend_budget(
                 earlier.append(question)
     now = (*contents, runs)
     uses = earlier.index(now) + 1 if now in earlier else len(earlier) + 1
-    kept = 1 - params.spend
-    allowed = min(1 - confidence, params.error_budget * params.spend * kept ** (uses - 1))
-    return Spending(uses=uses, alpha=allowed / num_candidates, remaining=kept ** max(uses, len(earlier)))
+    unspent = 1 - params.spend  # share of the rest of the budget that each decision leaves
+    allowed = min(1 - confidence, params.error_budget * params.spend * unspent ** (uses - 1))
+    return Spending(uses=uses, alpha=allowed / num_candidates, remaining=unspent ** max(uses, len(earlier)))
 
 
 def count_runs(numbers: Mapping[str, Any]) -> tuple[int, int] | None:
