@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def write_bundle(
     from vlp_models.data.views import VIEW_MODULES
     from vlp_models.models import FAMILIES
     from vlp_models.models.checkpoint import ADAPTER_FOLDER
-    from vlp_models.tasks import TASKS
+    from vlp_models.tasks import TASKS, task_class
 
     info = read_checkpoint_info(checkpoint)
     # An adapter refers to a checkpoint that a bundle does not have.
@@ -111,7 +111,7 @@ def write_bundle(
     if search is not None and search.is_dir():
         shutil.copytree(search, bundle / SEARCH, copy_function=link_or_copy)
     # The code of predicting starts in these modules; those of them that are plugins are found by name and target.
-    view = _view_of(info)
+    view = task_class(info.task).prediction_view if info.task else ""
     modules = [*SERVING_MODULES, FAMILIES[info.family]]
     if info.task:
         modules.append(TASKS[info.task])
@@ -124,12 +124,6 @@ def write_bundle(
             plugins[kind] = {name: targets[name]}
     write_content(bundle, modules, plugins)
     return info
-
-
-def _view_of(info: CheckpointInfo) -> str:
-    from vlp_models.tasks import task_class
-
-    return task_class(info.task).prediction_view if info.task else ""
 
 
 def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Mapping[str, str]] | None = None) -> None:
@@ -231,7 +225,10 @@ def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
 def _hash_content(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """Hash the files as they are now, and the code if the version has its own copy (not while it is written)."""
     if _is_export(bundle):  # a repository may have more files, such as .gitattributes; they are not read
-        names = {*_listed_files(bundle, written["files"]), *_files_to_read(bundle)}
+        names = set(_files_to_read(bundle))
+        for name in written["files"]:  # names come from a file, so none may lead out of the folder
+            if not Path(name).is_absolute() and ".." not in Path(name).parts and (bundle / name).is_file():
+                names.add(name)
         return {"files": {name: hash_file(bundle / name) for name in names}, "code": dict(written["code"])}
     root = bundle.parents[1] / CODE
     if not (root / PACKAGE).is_dir():
@@ -255,12 +252,6 @@ def list_files(bundle: Path) -> list[str]:
         CheckpointError: content.json is missing, damaged or of another format.
     """
     return sorted(_read_content(bundle)["files"])
-
-
-def _listed_files(bundle: Path, names: Iterable[str]) -> list[str]:
-    # Names come from a file, so none may lead out of the folder.
-    inside = (name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts)
-    return [name for name in inside if (bundle / name).is_file()]
 
 
 def _files_to_read(export: Path) -> list[str]:

@@ -187,20 +187,16 @@ def find_export(source: str | Path, revision: str | None = None, options: Mappin
         return Path(source)
     if not isinstance(source, str) or not REPOSITORY.fullmatch(source):
         raise DataError(f"{source}: no such folder; a repository of the Hugging Face Hub is named owner/name")
-    return _download(source, revision, dict(options or {}))
-
-
-def _download(repo_id: str, revision: str | None, options: dict[str, Any]) -> Path:
-    """Download a repository, after its config.json alone shows that it is an export."""
     hub = _import_hub()
 
-    def snapshot(commit: str | None, patterns: Sequence[str]) -> Path:
-        return Path(hub.snapshot_download(repo_id, revision=commit, allow_patterns=list(patterns), **options))
+    def download(commit: str | None, patterns: Sequence[str]) -> Path:
+        return Path(hub.snapshot_download(source, revision=commit, allow_patterns=list(patterns), **(options or {})))
 
-    first = _ask_hub(lambda: snapshot(revision, [CONFIG]), repo_id)
-    check_library(first, repo_id)
+    # First config.json alone, which shows whether the repository is an export.
+    folder = _ask_hub(lambda: download(revision, [CONFIG]), source)
+    check_library(folder, source)
     # The folder's name is the commit, so that all files are of one.
-    return _ask_hub(lambda: snapshot(first.name, PATTERNS), repo_id)
+    return _ask_hub(lambda: download(folder.name, PATTERNS), source)
 
 
 def _import_hub() -> Any:

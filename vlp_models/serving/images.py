@@ -129,30 +129,22 @@ def _from_bytes(data: bytes) -> CheckedImage:
     try:
         return _check_file(data, "image bytes")
     except DataError:  # not an image file: perhaps its base64 text
-        text = data.decode("ascii", errors="replace")
-        uri = DATA_URI.match(text)
-        if uri:
-            return _check_file(_unbase64(text[uri.end() :]), "data URI")
-        if len(text) > 64 and BASE64.fullmatch(text):
-            return _check_file(_unbase64(text), "base64 text")
-        raise
+        image = _from_base64(data.decode("ascii", errors="replace"))
+        if image is None:
+            raise
+        return image
 
 
 def _from_text(text: str) -> CheckedImage:
-    uri = DATA_URI.match(text)
-    if uri:
-        return _check_file(_unbase64(text[uri.end() :]), "data URI")
     if len(text) < 1024 and os.path.isfile(text):  # noqa: PTH113 - Path raises for a name too long
         return _from_path(Path(text))
-    if len(text) > 64 and BASE64.fullmatch(text):
-        return _check_file(_unbase64(text), "base64 text")
-    raise DataError(f"{text[:200]}: neither a file nor a base64 image")
+    image = _from_base64(text)
+    if image is None:
+        raise DataError(f"{text[:200]}: neither a file nor a base64 image")
+    return image
 
 
 def _from_request(text: str) -> CheckedImage:
-    uri = DATA_URI.match(text)
-    if uri:
-        return _check_file(_unbase64(text[uri.end() :]), "data URI")
     # One message for every failure, so that a client cannot learn which files exist.
     root = os.environ.get("VLP_IMAGE_ROOT")
     paths = ", nor a file that this server may read" if root else "; this server opens no paths"
@@ -160,22 +152,22 @@ def _from_request(text: str) -> CheckedImage:
     if root and len(text) < 1024 and "\0" not in text:
         with suppress(DataError, OSError, UnicodeEncodeError):
             return replace(_from_path(Path(root).resolve() / text), damaged=refusal)
-    if len(text) > 64 and BASE64.fullmatch(text):
-        return _check_file(_unbase64(text), "base64 text")
-    raise DataError(refusal)
+    image = _from_base64(text)
+    if image is None:
+        raise DataError(refusal)
+    return image
 
 
-def _from_path(path: Path) -> CheckedImage:
-    root = os.environ.get("VLP_IMAGE_ROOT")
-    if root and not path.resolve().is_relative_to(Path(root).resolve()):
-        raise DataError(f"{path}: outside VLP_IMAGE_ROOT, the only folder this server reads images from")
-    if path.stat().st_size > MAX_BYTES:
-        raise DataError(f"{path}: larger than {MAX_BYTES >> 20} MB")
-    return _check_file(path.read_bytes(), str(path))
+def _from_base64(text: str) -> CheckedImage | None:
+    """Check the image in base64 as clients write it: in a URI, in lines, URL-safe, percent-encoded, without padding.
 
-
-def _unbase64(text: str) -> bytes:
-    """Decode base64 as clients write it: in lines, URL-safe, percent-encoded in a URI, without padding."""
+    None if the text is of another kind.
+    """
+    uri = DATA_URI.match(text)
+    if uri:
+        text = text[uri.end() :]
+    elif len(text) <= 64 or not BASE64.fullmatch(text):
+        return None
     if "%" in text:
         text = unquote(text)
     text = "".join(text.split())
@@ -185,9 +177,19 @@ def _unbase64(text: str) -> bytes:
     if not text.endswith("="):
         text += "=" * (-len(text) % 4)
     try:
-        return base64.b64decode(text, validate=True)
+        content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise DataError("the image is not valid base64") from None
+    return _check_file(content, "data URI" if uri else "base64 text")
+
+
+def _from_path(path: Path) -> CheckedImage:
+    root = os.environ.get("VLP_IMAGE_ROOT")
+    if root and not path.resolve().is_relative_to(Path(root).resolve()):
+        raise DataError(f"{path}: outside VLP_IMAGE_ROOT, the only folder this server reads images from")
+    if path.stat().st_size > MAX_BYTES:
+        raise DataError(f"{path}: larger than {MAX_BYTES >> 20} MB")
+    return _check_file(path.read_bytes(), str(path))
 
 
 def decode_checked(content: bytes) -> Image.Image:

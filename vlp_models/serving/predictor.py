@@ -150,6 +150,7 @@ class Predictor(ImageModel):
             DataError: an image cannot be opened, the number of images is wrong, or `check_text` rejects a text.
         """
         self._check_texts(images, texts)
+        # Decoded images and their pixels, since the last batch.
         predictions: list[dict[str, Any]] = []
         groups: list[list[Picture]] = []
         pixels = 0
