@@ -22,8 +22,8 @@ from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.evaluation.report.charts import boxes_overlay, interval_bar, line_chart, nice_ticks
+from vlp_models.evaluation.report.curves import CURVES, read_curves
 from vlp_models.evaluation.report.galleries import GALLERIES, Card, Examples, choose_highlights
-from vlp_models.evaluation.report.page import CURVES, curves
 from vlp_models.evaluation.report.pictures import Picture, Pictures, read_figures
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.stages import report
@@ -172,7 +172,7 @@ def test_a_chart_has_one_quantity(params: Params, workspace: Workspace) -> None:
     """Losses, accuracies in percent and any other figure are charts of their own, with names that are read."""
     text = "step,loss,mlm,mlm_accuracy,val_loss,codes_used\n1,3.0,2.0,0.2,,40\n2,2.5,1.5,0.4,2.6,60\n"
     write_text(workspace.curve("pretrain/tden"), text)
-    (loss, accuracy, other) = curves(params, workspace)
+    (loss, accuracy, other) = read_curves(params, workspace)
     assert (loss.quantity, [name for name, _ in loss.legend]) == ("Loss", ["total", "masked words"])
     assert loss.has_validation and 'class="line c0 dashed"' in loss.chart
     assert (accuracy.quantity, accuracy.last) == ("Accuracy, %", "40.00 after 2 steps")
@@ -190,7 +190,7 @@ def test_an_objective_has_the_same_color_in_all_charts(params: Params, workspace
     recipe = dataclasses.replace(pretrain.recipe, objectives={"ism": 1.0, "moc": 1.0})
     write_text(workspace.curve("pretrain/other"), "step,loss,ism,moc,ism_accuracy\n1,3.0,2.0,1.0,0.5\n")
     both = {"tden": pretrain, "other": dataclasses.replace(pretrain, recipe=recipe)}
-    charts = curves(dataclasses.replace(params, pretrain=both), workspace)
+    charts = read_curves(dataclasses.replace(params, pretrain=both), workspace)
     colors: dict[str, set[int]] = {}
     for chart in charts:
         assert len({number for _, number in chart.legend}) == len(chart.legend)

@@ -7,20 +7,18 @@ before val. Long tables, hashes and further examples are folded.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
-
-from markupsafe import Markup
 
 from vlp_models.common.io import read_json
 from vlp_models.common.pages import page_environment
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import SPLITS
-from vlp_models.evaluation.report.charts import MAX_LINES, interval_bar, line_chart
+from vlp_models.evaluation.report.charts import interval_bar
+from vlp_models.evaluation.report.curves import CURVES, read_curves
 from vlp_models.evaluation.report.galleries import GALLERIES, Examples, choose_highlights, read_examples
 from vlp_models.evaluation.report.pictures import Pictures, read_figures
 from vlp_models.evaluation.report.records import (
@@ -38,7 +36,6 @@ from vlp_models.registry.promotion.ranking import describe_ranking, gate_rule
 from vlp_models.registry.receipts import hash_decisions, read_decisions
 from vlp_models.tasks import TASKS, task_class
 
-NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "waiting_share", "seconds", "gradient_norm")
 SMALL_HIDDEN = 512  # a smaller hidden size is reported in a warning
 HEADLINES = 3
 HUMAN = "human"  # a reference point, not a trivial baseline
@@ -69,42 +66,12 @@ BASELINES = {  # what a baseline is
     HUMAN: "one reference caption, scored against the others; it may be below other baselines, since a metric rewards "
     "the wording that most captions share",
 }
-CURVES = {  # column of a curve -> what it is
-    "loss": "total",
-    "mlm": "masked words",
-    "imlm": "masked words, given the image",
-    "moc": "masked object classes",
-    "mrfr": "masked region features",
-    "mvm": "masked visual codes",
-    "mim": "masked patches",
-    "ism": "image-sentence matching",
-    "itm": "image-text matching",
-    "itc": "image-text contrast",
-    "msg": "masked sentence generation",
-    "ic": "captioning",
-    "ida": "denoising captions",
-    "tifg": "image features from text",
-    "vqa": "answers",
-    "captioning": "next words",
-}
 VARIANTS_SHOWN = 3  # with more, the unfolded table has one metric
 GALLERIES_SHOWN = 4  # before all are folded once more
 STORIES_SHOWN = 3  # models; if there are more, all but two are folded
 ROWS_SHOWN = 6  # of a table of results before the others are folded
 CURVES_SHOWN = 6  # charts; if there are more, all but half of that are folded
 COMPARED_SHOWN = 6  # pairs before the table is folded
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """One chart: one quantity of one training. legend: (name, number of its color); last: the end of the first line."""
-
-    name: str
-    quantity: str
-    chart: Markup
-    legend: list[tuple[str, int]]
-    has_validation: bool
-    last: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +129,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         tables=tables,
         tested=tested_splits(tables),
         rankings=rankings(params, records),
-        curves=curves(params, workspace),
+        curves=read_curves(params, workspace),
         validation=validation,
         quarantined=quarantined(workspace),
         repeated=(validation or {}).get("across_splits", {}).get("captions", {}),
@@ -420,85 +387,6 @@ def _bars(row: Mapping[str, Any]) -> list[tuple[str, float, float, str]]:
     return [(name, value, max(0.0, 100 * value / top), style) for name, value, style in values]
 
 
-def curves(params: Params, workspace: Workspace) -> list[Curve]:
-    """Return the charts of every training of params.yaml: its losses, its accuracies, and any other quantity alone."""
-    result, palette = [], dict[str, int]()
-    for run in [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]:
-        file = workspace.curve(run)
-        if not file.exists():
-            continue
-        with file.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
-        kind, _, name = run.partition("/")
-        settings = getattr(params, kind)[name]
-        parts = [*settings.recipe.objectives] if kind == "pretrain" else [settings.task]
-        columns: dict[str, list[tuple[float, float]]] = {}
-        for column in rows[0] if rows else ():
-            if column and column not in NOT_LOSSES:
-                columns[column] = _points(rows, column)
-        columns = {column: points for column, points in columns.items() if points}
-        if len(parts) == 1 and columns.get(parts[0]) == columns.get("loss"):
-            columns.pop(parts[0], None)  # the only part is the total
-            columns.pop(f"val_{parts[0]}", None)
-        # One chart for the losses, one for the accuracies, and one for each other quantity; the total is drawn first.
-        quantities: dict[str, dict[str, list[tuple[float, float]]]] = {"Loss": {}, "Accuracy, %": {}}
-        for column in sorted(columns, key=lambda column: (column != "loss", column.startswith("val_"))):
-            base = column.removeprefix("val_")
-            if base == "loss" or base in parts:
-                quantities["Loss"][column] = columns[column]
-            elif base.endswith("_accuracy"):
-                quantities["Accuracy, %"][column] = [(x, 100 * y) for x, y in columns[column]]
-            else:
-                quantities.setdefault(base.replace("_", " ").capitalize(), {})[column] = columns[column]
-        result += [_curve(run, quantity, lines, palette) for quantity, lines in quantities.items() if lines]
-    return result
-
-
-def _curve(
-    run: str, quantity: str, lines: Mapping[str, Sequence[tuple[float, float]]], palette: dict[str, int]
-) -> Curve:
-    """Draw one quantity; the validation has the color of its training and is dashed.
-
-    Args:
-        palette: objective -> number of its color in the charts before; new ones are added.
-    """
-    names = list(dict.fromkeys(column.removeprefix("val_") for column in lines))
-    parts = [name.removesuffix("_accuracy") for name in names]
-    numbers = dict(zip(names, _choose_colors(parts, palette), strict=True))
-    labels = {name: CURVES.get(part, part.replace("_", " ")) for name, part in zip(names, parts, strict=True)}
-    labeled, colors = {}, {}
-    for column, points in lines.items():
-        name = column.removeprefix("val_")
-        label = labels[name] + (", validation" if column.startswith("val_") else "")
-        labeled[label], colors[label] = points, numbers[name]
-    step, value = next(iter(lines.values()))[-1]
-    return Curve(
-        name=run,
-        quantity=quantity,
-        chart=line_chart(labeled, f"{run}: {quantity} over steps", colors),
-        legend=[(labels[name], number) for name, number in numbers.items() if number < MAX_LINES],
-        has_validation=any(column.startswith("val_") for column in lines),
-        last=f"{value:,.2f} after {step:,.0f} steps",
-    )
-
-
-def _choose_colors(objectives: Sequence[str], palette: dict[str, int]) -> list[int]:
-    """Return a color number for each line of a chart: the objective's own, unless another line of the chart has it."""
-    numbers: list[int] = []
-    for name in objectives:
-        number = palette.get(name)
-        if number is None or number in numbers:
-            # Not a color of this chart; of the rest, the one that the fewest objectives of other charts have.
-            taken = {*numbers, *(palette[other] for other in objectives if other in palette)}
-            free = [color for color in range(MAX_LINES) if color not in taken]
-            in_use = list(palette.values())
-            number = min(free, key=lambda color: (in_use.count(color), color), default=MAX_LINES)
-        if number < MAX_LINES:
-            palette.setdefault(name, number)
-        numbers.append(number)
-    return numbers
-
-
 def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
     """Return (table, rule, number of rows) of the quarantine, most frequent first."""
     from vlp_models.data.tables import count_values
@@ -576,13 +464,3 @@ def _as_cells(row: VariantRow) -> dict[str, Any]:
         top = max(100.0, row.value, row.high or 0, *row.baselines.values())
         cells["bar"] = interval_bar(row.value, row.low, row.high, row.baselines, top=top, of_seeds=row.seeds > 1)
     return cells
-
-
-def _points(rows: list[dict[str, str]], name: str) -> list[tuple[float, float]]:
-    points = []
-    for row in rows:
-        try:
-            points.append((float(row["step"]), float(row[name])))
-        except (KeyError, TypeError, ValueError):
-            continue  # only some rows have a validation loss
-    return points
