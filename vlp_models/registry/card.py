@@ -94,6 +94,7 @@ def make_hub_card(
     import yaml
 
     assert info.task is not None
+    # Without other decoders, such as `CIDEr (greedy)`, and differences between them.
     reported = [score for score in scores if "(" not in score["metric"] and "gain over" not in score["metric"]]
     params = lineage.get("params", {})
     sources = params.get("finetune", {}).get(lineage.get("run", ""), {}).get("sources", {})

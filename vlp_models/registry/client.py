@@ -82,6 +82,7 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
         DataError: the user has no home folder, which MLflow needs.
     """
     require_home()
+    # Before MLflow is imported, which reads these variables.
     for key, value in DEFAULTS.items():
         os.environ.setdefault(key, value)
     import logging
@@ -164,6 +165,7 @@ def tracking_errors(uri: str) -> Iterator[None]:
 def _explain_failure(uri: str, error: Exception) -> str:
     """Return a sentence on a failed request: the file that the system refused, or the reason that MLflow gives."""
     remedy = "then run again: finished work is kept"
+    # The system names the file; a full disk may also be inside an error of the database.
     is_system_error = isinstance(error, OSError) and error.errno is not None and error.filename
     if is_system_error or is_disk_full(error):
         return redact(f"MLflow at {uri} failed: {explain_system_error(error)}, {remedy}")
@@ -172,6 +174,7 @@ def _explain_failure(uri: str, error: Exception) -> str:
         denied = explain_access(file) or explain_access(file.parent)  # SQLite writes its journal next to the file
         if denied:
             return redact(f"MLflow at {uri} failed: {denied}, {remedy}")
+    # MLflow's messages are long and quote requests: their first line with an error is the reason.
     lines = str(error).splitlines() or [type(error).__name__]
     reason = plain_text(next((line for line in lines if "rror" in line), lines[0])[:200])
     if "Max retries exceeded" in reason:  # the whole text repeats the address several times
@@ -232,6 +235,7 @@ def is_away(error: Exception) -> bool:
     import requests
     from mlflow.exceptions import MlflowException
 
+    # What the network raises; MLflow's and the system's errors say more by their codes.
     away = isinstance(error, (ConnectionError, TimeoutError, requests.RequestException, *bucket_errors()))
     if isinstance(error, MlflowException):
         away = error.error_code not in NOT_FOUND_CODES

@@ -48,6 +48,7 @@ def log_evaluation(client: MlflowClient, run_id: str, directory: Path) -> str:
     Raises:
         DataError: `directory` has no readable scores per item.
     """
+    # Scores of the same items by the same scorers replace each other; all others have a folder of their own.
     items = read_item_scores(directory / ITEMS)
     identity = sorted({(s.dataset, s.split, s.test, s.metric, s.note) for s in items})
     folder = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
@@ -102,6 +103,7 @@ def read_scores(client: MlflowClient, version: ModelVersion) -> list[dict[str, A
 
 def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], files: Mapping[str, str]) -> str:
     """Keep the record and `files` (name -> text) with the run, secrets removed; return the stored record's sha256."""
+    # The record names the stored files by hash, so the hash of the record covers them all.
     stored, hashes = {}, {}
     for name, text in files.items():
         stored[name] = redact_yaml(text) if name.endswith(YAML) else redact(text)

@@ -47,6 +47,7 @@ def find_borrowed(lineage: Mapping[str, Any]) -> list[BorrowedWeights]:
 def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield (role, source, timm's name of the architecture)."""
     params: Mapping[str, Any] = lineage.get("params", {})
+    # The models of its chain of checkpoints, and checkpoints that have changed since they were trained from (`note`).
     parents, models = lineage.get("parents", []), {lineage.get("model", "")}
     for parent in parents:
         if parent["role"] == "starts from":
@@ -64,6 +65,7 @@ def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             ):
                 if model.get(key):
                     yield role, model[key], architecture
+    # What its regions were computed with.
     if any(parent["role"] == "detector" for parent in parents):
         features, detector = params.get("features", {}), params.get("detector", {})
         if features.get("source") == "timm":

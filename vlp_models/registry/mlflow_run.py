@@ -107,6 +107,7 @@ class MLflowRun(CurveLogger):
             shutil.rmtree(folder, ignore_errors=True)
             send_unsent(self.params, self.root)
             return
+        # In a folder that gets its name when it is complete: a kill leaves no half record.
         settings = {"name": self.title, "run_params": self._run_params, "tags": self._tags}
         record = {**settings, "inputs": [asdict(dataset) for dataset in self._inputs], "state": self._state}
         try:
@@ -124,16 +125,6 @@ class MLflowRun(CurveLogger):
             folder,
         )
 
-    @classmethod
-    def from_record(cls, params: TrackingParams, root: Path, work: Path, record: dict[str, Any]) -> MLflowRun:
-        """Continue the run of a record that `end_training` wrote, in another process."""
-        inputs = [DataInput(**dataset) for dataset in record["inputs"]]
-        run_params, tags = record["run_params"], record["tags"]
-        run = cls(params, root, work, title=record["name"], run_params=run_params, tags=tags, inputs=inputs)
-        if not run.key:  # otherwise the state in `work` is newer
-            run._state = record["state"]
-        return run
-
     def _explain(self, error: Exception) -> str:
         cause = error.__cause__ if isinstance(error, TrackingError) and error.__cause__ else error
         failure = "refused a request" if self.refused else "does not answer"
@@ -146,6 +137,7 @@ class MLflowRun(CurveLogger):
         client = self._connect()
         from mlflow.entities import Metric  # after `connect`, which sets what MLflow reads at import
 
+        # Whole rows per request, so that the state's step is exact after each.
         pending: list[Metric] = []
         for row in self._new_rows(log):
             written = int(row.get("time") or time.time() * 1000)
@@ -186,7 +178,16 @@ class MLflowRun(CurveLogger):
             history = client.get_metric_history(self._state["run_id"], name) if name else []
             self._state["step"] = max([self._state["step"], *(int(metric.step) for metric in history)])
         else:
-            self._state["run_id"] = self._create_run(client)
+            # An attempt whose answer was lost may have created the run.
+            experiment = client.get_experiment_by_name(self.params.experiment)
+            assert experiment is not None
+            runs = client.search_runs([experiment.experiment_id], f"tags.`{KEY_TAG}` = '{self.key}'")
+            if runs:
+                run = runs[0]
+            else:
+                tags = {**self._tags, KEY_TAG: self.key}
+                run = client.create_run(experiment.experiment_id, self._state["began"], tags, run_name=self.title)
+            self._state["run_id"] = str(run.info.run_id)
             self._save_state()
         if not self._state["params"]:
             from mlflow.entities import Param
@@ -212,17 +213,6 @@ class MLflowRun(CurveLogger):
             return False
         return True
 
-    def _create_run(self, client: MlflowClient) -> str:
-        """Return the id of a new run, or of the one that an attempt whose answer was lost has created."""
-        experiment = client.get_experiment_by_name(self.params.experiment)
-        assert experiment is not None
-        runs = client.search_runs([experiment.experiment_id], f"tags.`{KEY_TAG}` = '{self.key}'")
-        if runs:
-            return str(runs[0].info.run_id)
-        tags = {**self._tags, KEY_TAG: self.key}
-        run = client.create_run(experiment.experiment_id, self._state["began"], tags, run_name=self.title)
-        return str(run.info.run_id)
-
 
 def unsent_directory(root: Path) -> Path:
     return root / ".work" / "mlflow"
@@ -243,7 +233,17 @@ def send_unsent(params: TrackingParams, root: Path) -> int:
                 folder = path.parent
                 try:
                     record = json.loads(path.read_text(encoding="utf-8"))
-                    run = MLflowRun.from_record(params, root, folder, record)
+                    run = MLflowRun(
+                        params,
+                        root,
+                        folder,
+                        title=record["name"],
+                        run_params=record["run_params"],
+                        tags=record["tags"],
+                        inputs=[DataInput(**dataset) for dataset in record["inputs"]],
+                    )
+                    if not run.key:  # otherwise the state in the folder is newer
+                        run._state = record["state"]
                     uri, ended = record["state"]["uri"], record["ended"]
                 except (ValueError, KeyError, TypeError, AttributeError) as error:  # after a power cut
                     aside = folder.rename(folder.with_name(f".damaged-{folder.name}"))

@@ -108,6 +108,7 @@ def register(client: MlflowClient, record: VersionRecord) -> RegisteredVersion:
     if version is None:
         version = _create_version(client, record)
     else:
+        # What this content lacks: new scores, tags of newer programs, a lineage whose data passed validation.
         run_id = get_run_id(version)
         tags = {key: value for key, value in record.tags.items() if key not in version.tags}
         tags[CURRENT_EVALUATION] = log_evaluation(client, run_id, record.evaluation)
@@ -165,6 +166,7 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
         if len(description) > MAX_DESCRIPTION:  # in whole lines
             rest = "\n\nThe rest is in model_card.md, a file of this version's run.\n"
             description = description[: MAX_DESCRIPTION - len(rest)].rpartition("\n")[0] + rest
+        # The version comes last: what a kill leaves before is one unfinished run, which the next try continues.
         if find_model(client, record.name) is None:
             client.create_registered_model(record.name, description=f"{record.task}: versions made by this pipeline")
         return client.create_model_version(

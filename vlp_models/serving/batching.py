@@ -75,6 +75,7 @@ class BatchingPredictor:
 
         Images are opened in the caller's thread, so a damaged one fails its own request only.
         """
+        # Pixels are reserved from the headers, before any image is decoded, and until the answer is there.
         checked = self.predictor.check(images, texts, untrusted=untrusted)
         pixels = sum(image.pixels for image in itertools.chain.from_iterable(checked))
         with self._pixel_limit.reserve(pixels):
@@ -122,6 +123,7 @@ class BatchingPredictor:
                 for request in batch:
                     self._answer([request])
             return
+        # Each request gets as many predictions as it has groups of images.
         remaining = iter(predictions)
         for request in batch:
             request.answer.set_result([next(remaining) for _ in request.groups])

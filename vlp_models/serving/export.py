@@ -60,7 +60,15 @@ def write_export(bundle: Path, directory: Path, card: str) -> None:
         raise CheckpointError(
             f"{bundle}: a model of the task {model.task} cannot be applied to an image, so not exported"
         )
-    _check_plugins(model)
+    # A plugin of the project is code that no other machine has.
+    for kind, name in (("families", model.task_model.info.family), ("tasks", model.task)):
+        target = active_plugins(kind).get(name, "")
+        if target.startswith(f"{FOLDER}."):
+            raise CheckpointError(
+                f"`plugins.{kind}.{name}: {target}`: an export has no code, so nothing could load it; move the plugin "
+                f"into a package with an entry point in the group vlp_flows.{kind}"
+            )
+    # Checkpoint, tokenizer, input settings, detector, search, card, and last the hashes of all of them.
     with output_directory(directory) as folder:
         checkpoint = checkpoint_folder(bundle)
         for name in (WEIGHTS, LABELS):
@@ -70,7 +78,12 @@ def write_export(bundle: Path, directory: Path, card: str) -> None:
         model.task_model.tokenizer.save_pretrained(folder, model.task_model.info.max_text_len)
         write_json(folder / PREPROCESSOR, _preprocessor_config(model, bundle))
         if any((bundle / DETECTOR).glob("*.safetensors")):  # a grid of cells needs none
-            _copy_detector(bundle / DETECTOR, folder / DETECTOR)
+            (folder / DETECTOR).mkdir()
+            for file in (bundle / DETECTOR).glob("*.safetensors"):
+                shutil.copyfile(file, folder / DETECTOR / file.name)
+            record = json.loads((bundle / DETECTOR / CONFIG).read_text(encoding="utf-8"))
+            # Without the record of its training, which names files of this machine.
+            write_json(folder / DETECTOR / CONFIG, {**record, "training": {}})
         if (bundle / SEARCH).is_dir():
             shutil.copytree(bundle / SEARCH, folder / SEARCH, copy_function=shutil.copyfile)
         (folder / CARD).write_text(card, encoding="utf-8")
@@ -113,17 +126,6 @@ def check_library(folder: Path, source: str) -> None:
     raise CheckpointError(f"{source}: not a model of {LIBRARY}: {CONFIG} has {origin}")
 
 
-def _check_plugins(model: ImageModel) -> None:
-    """Check that the model's and the task's code is in a package, not in the project."""
-    for kind, name in (("families", model.task_model.info.family), ("tasks", model.task)):
-        target = active_plugins(kind).get(name, "")
-        if target.startswith(f"{FOLDER}."):
-            raise CheckpointError(
-                f"`plugins.{kind}.{name}: {target}`: an export has no code, so nothing could load it; move the plugin "
-                f"into a package with an entry point in the group vlp_flows.{kind}"
-            )
-
-
 def _config(model: ImageModel) -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 
@@ -151,12 +153,3 @@ def _preprocessor_config(model: ImageModel, bundle: Path) -> dict[str, Any]:
     if image is None:
         return {"input": "none"}
     return {"input": "regions", **read_features_config(bundle)}
-
-
-def _copy_detector(source: Path, target: Path) -> None:
-    """Copy weights and config.json, without the record of the training, which names files of this machine."""
-    target.mkdir()
-    for file in source.glob("*.safetensors"):
-        shutil.copyfile(file, target / file.name)
-    record = json.loads((source / CONFIG).read_text(encoding="utf-8"))
-    write_json(target / CONFIG, {**record, "training": {}})

@@ -168,6 +168,7 @@ def _from_base64(text: str) -> CheckedImage | None:
         text = text[uri.end() :]
     elif len(text) <= 64 or not BASE64.fullmatch(text):
         return None
+    # A URI may be percent-encoded, an e-mail has lines, and a URL `-_` for `+/` and no padding.
     if "%" in text:
         text = unquote(text)
     text = "".join(text.split())
@@ -267,7 +268,7 @@ def _from_array(array: np.ndarray) -> CheckedImage:
         if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
             raise DataError(f"an image array must hold integers 0 to 255; found {array.dtype}")
         array = array.astype(np.uint8)
-    if array.ndim == 2:
+    if array.ndim == 2:  # gray: [H, W] -> [H, W, 3]
         array = np.repeat(array[:, :, None], 3, axis=2)
     if array.ndim != 3 or array.shape[2] != 3 or array.size > MAX_PIXELS * 3:
         raise DataError(

@@ -39,6 +39,7 @@ class ImageModel:
         from vlp_models.serving.bundle import check_content, checkpoint_folder, use_bundled_plugins
         from vlp_models.tasks.base import load_task_model
 
+        # Before anything of the bundle is loaded: its files are the recorded ones.
         check_content(bundle)
         use_bundled_plugins(bundle)
         self.task_model = load_task_model(checkpoint_folder(bundle), device=device)

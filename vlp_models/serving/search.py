@@ -70,6 +70,7 @@ class ImageSearch:
             for samples in self._batches(range(self.count)):
                 batch = self.task_model.collate(samples).to(self._device)
                 blocks.append(model.embed_image(batch.image).float().cpu().numpy())
+            # Once for all searches: (I, D), 4 D bytes an image.
             self._embedded_ID = np.concatenate(blocks)
         tokens = self.task_model.tokenizer.encode_batch([text], self.task_model.info.max_text_len).to(self._device)
         similarity_I: NDArray[np.float32] = self._embedded_ID @ model.embed_text(tokens).float().cpu().numpy()[0]

@@ -95,6 +95,7 @@ def interval_bar(
     if low is not None and high is not None:
         label += f", {covered} {low:.1f} to {high:.1f}"
     label += "".join(f"; {name} {number:.1f}" for name, number in baselines.items())
+    # A track of full width, the bar, the whisker with its ends, and one tick per baseline.
     parts = [
         f'<svg class="bar" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
         f"<title>{escape(label)}</title>"
@@ -115,6 +116,7 @@ def interval_bar(
 
 def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[float], str]]) -> Markup:
     """Draw labeled boxes over an image of `width` x `height`. boxes: ((x1, y1, x2, y2) as fractions, label)."""
+    # Each box with its label above it, shortened to the width of the image.
     parts = [f'<svg class="boxes" viewBox="0 0 {width:.0f} {height:.0f}" aria-hidden="true">']
     for index, ((x1, y1, x2, y2), label) in enumerate(boxes):
         x, y, w, h = x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height
@@ -146,6 +148,7 @@ def nice_ticks(low: float, high: float, count: int = 6) -> list[float]:
 
 def _thin(points: Sequence[Point]) -> list[Point]:
     """Average adjacent points, so that at most MAX_POINTS remain."""
+    # (N) points -> at most MAX_POINTS means of `size` points each
     size = math.ceil(len(points) / MAX_POINTS)
     if size <= 1:
         return list(points)

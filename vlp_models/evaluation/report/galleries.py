@@ -1,14 +1,14 @@
 """Galleries of the report: test images with what a model predicted and what is right, one gallery per task and model.
 
 Examples are taken at even distances from the predictions, so they are not picked. `choose_highlights` takes the
-pictures at the top of the page from them: right and wrong ones. `GALLERIES` maps a task to
-the function that turns its predictions into cards; a task that is not in it has no gallery.
+pictures at the top of the page from them: right and wrong ones. `GALLERIES` maps a task to the function that turns its
+predictions into cards; a task that is not in it has no gallery.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,42 +235,32 @@ def _vqa_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
     return cards
 
 
-def _nlvr_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
-    statements = _rows_by_id("statements", "statement_id", workspace, predictions)
-    return [
-        _statement_card(row, statements.get(row["statement_id"], {}), pictures.get(row["image_id"], WIDE))
-        for row in predictions
-    ]
-
-
-def _nlvr2_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
-    """Both pictures, the left one first."""
-    by_first_image = [{**row, "image_id": row["image_ids"][0]} for row in predictions]
-    statements = _rows_by_id("image_pairs", "pair_id", workspace, by_first_image)
-    return [
-        _statement_card(row, statements.get(row["pair_id"], {}), *map(pictures.get, row["image_ids"]))
-        for row in predictions
-    ]
-
-
-def _statement_card(
-    row: Prediction, statement: Mapping[str, Any], picture: Picture, second_picture: Picture | None = None
-) -> Card:
-    """A statement with the prediction and the label."""
-    has_label = row["label"] is not None
-    label = f", label {str(row['label']).lower()}" if has_label else ""
-    prediction = Line(
-        text=f"predicted {str(row['prediction']).lower()}",
-        right=row["label"] == row["prediction"] if has_label else None,
-        after=f"(p of true {row['p_true']:.2f}{label})",
-    )
-    return Card(
-        picture=picture,
-        second_picture=second_picture,
-        lines=[Line(text=statement.get("text", ""), strong=True)],
-        below=[prediction],
-        right=prediction.right,
-    )
+def _statement_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+    """Statements about one wide image (NLVR), or about two, the left one first (NLVR2), with prediction and label."""
+    of_pairs = bool(predictions) and "pair_id" in predictions[0]
+    table, key = ("image_pairs", "pair_id") if of_pairs else ("statements", "statement_id")
+    if of_pairs:  # the table's rows are found by their first image
+        predictions = [{**row, "image_id": row["image_ids"][0]} for row in predictions]
+    statements = _rows_by_id(table, key, workspace, predictions)
+    cards = []
+    for row in predictions:
+        label = row["label"]
+        after = "" if label is None else f", label {str(label).lower()}"
+        prediction = Line(
+            text=f"predicted {str(row['prediction']).lower()}",
+            right=None if label is None else label == row["prediction"],
+            after=f"(p of true {row['p_true']:.2f}{after})",
+        )
+        cards.append(
+            Card(
+                picture=pictures.get(row["image_id"]) if of_pairs else pictures.get(row["image_id"], WIDE),
+                second_picture=pictures.get(row["image_ids"][1]) if of_pairs else None,
+                lines=[Line(text=statements.get(row[key], {}).get("text", ""), strong=True)],
+                below=[prediction],
+                right=prediction.right,
+            )
+        )
+    return cards
 
 
 def _entailment_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
@@ -367,9 +357,9 @@ GALLERIES: dict[str, Gallery] = {
         "several right answers, so its percentages need not sum to 100.",
         cards=_vqa_cards,
     ),
-    "nlvr": Gallery(title="True or false", about="evenly spaced statements.", cards=_nlvr_cards, wide=True),
+    "nlvr": Gallery(title="True or false", about="evenly spaced statements.", cards=_statement_cards, wide=True),
     "nlvr2": Gallery(
-        title="True or false of two images", about="evenly spaced statements.", cards=_nlvr2_cards, wide=True
+        title="True or false of two images", about="evenly spaced statements.", cards=_statement_cards, wide=True
     ),
     "entailment": Gallery(
         title="Entailment, neutral or contradiction", about="evenly spaced hypotheses.", cards=_entailment_cards

@@ -111,9 +111,13 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         f"reports/eval/{run}: not evaluated" for run in params.finetune if not workspace.evaluation(run).exists()
     ]
     environment = page_environment("vlp_models.evaluation.report")
-    environment.filters["cost"] = format_cost
+    environment.filters["cost"] = lambda value: "–" if value is None else f"{value:,.0f}"  # a dash: not recorded
     template = environment.get_template("page.html.j2")
     tables = result_tables(params, workspace, records)
+    # (task, dataset) -> the split shown unfolded: the last one that was scored, which is test.
+    tested: dict[tuple[str, str], str] = {}
+    for table in tables:
+        tested.setdefault((table.task, table.dataset), table.split)
     decisions = read_decisions(workspace.reports)
     examples = galleries(params, workspace, missing)
     return template.render(
@@ -127,7 +131,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         headlines=headlines(tables, params.promotion.split),
         highlights=choose_highlights(examples),
         tables=tables,
-        tested=tested_splits(tables),
+        tested=tested,
         rankings=rankings(params, records),
         curves=read_curves(params, workspace),
         validation=validation,
@@ -217,14 +221,6 @@ def data_sizes(params: Params, workspace: Workspace) -> str:
         if images or texts:
             sizes.append(f"{split} {images:,} images" + (f" with {texts}" if texts else ""))
     return f"Data: {join_names(list(params.data))}; {'; '.join(sizes)}." if sizes else ""
-
-
-def tested_splits(tables: Sequence[ResultTable]) -> dict[tuple[str, str], str]:
-    """Return (task, dataset) -> the split shown unfolded: the last one that was scored, which is test."""
-    splits: dict[tuple[str, str], str] = {}
-    for table in tables:
-        splits.setdefault((table.task, table.dataset), table.split)
-    return splits
 
 
 def score_notes(records: Sequence[Record]) -> list[str]:
@@ -358,7 +354,8 @@ def rankings(params: Params, records: Sequence[Record]) -> list[str]:
 def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
     """Return the main figures for the top of the page, on the promotion split if it was scored.
 
-    The best variant by each task's own metric, then by further headline metrics that have a trivial baseline.
+    The best variant by each task's own metric, then by further headline metrics that have a trivial baseline. Each
+    figure has `bars`: (name, value, percent of the longest bar, style).
     """
     figures_by_table: list[list[dict[str, Any]]] = []
     for table in [table for table in tables if table.split == split] or tables:
@@ -370,21 +367,22 @@ def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]
                 lower = metric == "median rank" or (metric == task.metric and task.direction == "lower")
                 best = (min if lower else max)(rows, key=lambda row: row["value"])
                 variant = f" · {best['variant']}" if table.variants > 1 else ""
-                figures.append({**best, "title": f"{table.title} · {table.test_name}{variant}", "bars": _bars(best)})
+                # The model, then the trivial baselines, best first, then the human.
+                bars = [("this model", best["value"], "model")]
+                for name, value in sorted(best["baselines"].items(), key=lambda item: (item[0] == HUMAN, -item[1])):
+                    bars.append((name, value, "human" if name == HUMAN else "trivial"))
+                longest = max(100.0, *(value for _, value, _ in bars))
+                figures.append(
+                    {
+                        **best,
+                        "title": f"{table.title} · {table.test_name}{variant}",
+                        "bars": [(name, value, max(0.0, 100 * value / longest), style) for name, value, style in bars],
+                    }
+                )
         figures_by_table.append(figures)
     # Every table's first figure, then every table's second one, and so on.
     in_turn = [figure for rank in zip_longest(*figures_by_table) for figure in rank if figure is not None]
     return in_turn[: max(HEADLINES, len(figures_by_table))]
-
-
-def _bars(row: Mapping[str, Any]) -> list[tuple[str, float, float, str]]:
-    """Return (name, value, percent of the longest bar, style) of the model, its trivial baselines and a human."""
-    values = [("this model", row["value"], "model")]
-    # The trivial baselines, best first; the human comes last.
-    for name, value in sorted(row["baselines"].items(), key=lambda item: (item[0] == HUMAN, -item[1])):
-        values.append((name, value, "human" if name == HUMAN else "trivial"))
-    top = max(100.0, *(value for _, value, _ in values))
-    return [(name, value, max(0.0, 100 * value / top), style) for name, value, style in values]
 
 
 def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
@@ -447,11 +445,6 @@ def join_names(names: Sequence[str]) -> str:
     if len(names) <= 1:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def format_cost(value: float | None) -> str:
-    """Format a cost; a dash if it was not recorded."""
-    return "–" if value is None else f"{value:,.0f}"
 
 
 def _as_cells(row: VariantRow) -> dict[str, Any]:

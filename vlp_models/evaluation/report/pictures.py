@@ -49,6 +49,7 @@ class Pictures:
         opened = self._open(image_id, draft=longest)
         if isinstance(opened, Picture):
             return opened
+        # The boxes are drawn for the size that the page shows, which may be larger than a small image.
         opened.thumbnail((longest, longest))
         return Picture(
             image_id=image_id,

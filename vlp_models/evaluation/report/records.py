@@ -48,6 +48,7 @@ def costs(params: Params, workspace: Workspace, run: str) -> Record:
     Parameters of the run, total samples, total seconds, and the largest peak memory; None for a figure that one of the
     trainings did not record.
     """
+    # The run itself first, then the trainings that it starts from.
     trainings = [
         read_if_exists(workspace.training(checkpoint)) or {}
         for checkpoint in params.chain(run)

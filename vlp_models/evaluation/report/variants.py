@@ -193,6 +193,7 @@ def compare(
     None with fewer than two variants. Text-only controls are not compared.
     """
     runs: dict[str, list[str]] = {}
+    # variant -> its runs, which differ in their seeds
     for record in records:
         if record["metric"] == metric and record["value"] is not None and not record["control"]:
             runs.setdefault(record["variant"], []).append(record["run"])
@@ -204,38 +205,40 @@ def compare(
     for variant, names in runs.items():
         evidence = []
         for name in names:
-            scores = _read_scores(workspace, name, dataset, split, metric)
+            scores = _read_scores(workspace, name, (dataset, split, metric), reference)
             if isinstance(scores, str):
                 left_out.append(f"{name}: {scores}")
-                continue
-            reference = reference or scores
-            if reason := _why_incomparable(scores, reference):
-                left_out.append(f"{name}: {reason}")
-                continue
-            evidence.append(scores.evidence())
+            else:
+                reference = reference or scores
+                evidence.append(scores.evidence())
         if evidence:
             variants[variant] = evidence
+    # The smallest p that resampling can give must be small enough for the correction for all pairs.
     pair_count = len(variants) * (len(variants) - 1) // 2
     pairs = compare_variants(variants, resamples=max(resamples, pair_count * RESAMPLES_PER_PAIR), seed=SEED)
     return Comparison(metric=metric, direction=direction, pairs=pairs, left_out=left_out)
 
 
-def _read_scores(workspace: Workspace, run: str, dataset: str, split: str, metric: str) -> ItemScores | str:
-    """Return the run's scores per item, or why there are none."""
+def _read_scores(
+    workspace: Workspace, run: str, test: tuple[str, str, str], reference: ItemScores | None
+) -> ItemScores | str:
+    """Return the run's scores per item, or why there are none, or why they are not comparable with the reference.
+
+    Args:
+        test: dataset, split and metric.
+    """
     try:
         items = read_item_scores(workspace.evaluation(run) / ITEMS)
     except DataError as error:
         return str(error)
     for scores in items:
-        if (scores.dataset, scores.split, scores.metric) == (dataset, split, metric) and len(scores.items):
+        if (scores.dataset, scores.split, scores.metric) != test or not len(scores.items):
+            continue
+        if reference is None:
             return scores
+        if scores.test != reference.test or sorted(scores.items) != sorted(reference.items):
+            return "measured on another test"
+        if (scores.note, scores.statistic) != (reference.note, reference.statistic):
+            return f"scored differently ({scores.note or 'default'} instead of {reference.note or 'default'})"
+        return scores
     return "no scores per item"
-
-
-def _why_incomparable(scores: ItemScores, reference: ItemScores) -> str:
-    """Return why two evaluations are not comparable; empty if they are."""
-    if scores.test != reference.test or sorted(scores.items) != sorted(reference.items):
-        return "measured on another test"
-    if (scores.note, scores.statistic) != (reference.note, reference.statistic):
-        return f"scored differently ({scores.note or 'default'} instead of {reference.note or 'default'})"
-    return ""

@@ -112,6 +112,7 @@ def choose_best(
         selected_on = spec.split
         candidates = _rank(versions, scores, spec, direction, withdrawn)
 
+    # The best that was not rolled back.
     eligible = [candidate for candidate in candidates if not candidate.withdrawn]
     if not eligible:
         number = candidates[0].version

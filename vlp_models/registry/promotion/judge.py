@@ -103,6 +103,8 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
     """
     client, params, number = case.client, case.params, case.version
     rule = params.gate(case.task)
+
+    # The version must be what was registered, with scores on the gate's metric.
     version = find_version_by_number(client, case.model, number)
     if version is None:
         return Verdict(reasons=[f"unregistered: {case.model} has no version {number}"], conclusive=False)
@@ -120,6 +122,8 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         notes = [r.get("note", "") for r in records if r["metric"] == spec.metric and r["split"] == spec.split]
         reason = "; ".join([challenger, *(f"{spec}: {note}" for note in dict.fromkeys(notes) if note)])
         return Verdict(reasons=[reason], conclusive=False)
+
+    # What is required of every version, and of a first champion.
     verdict = check_floors(challenger, rule, lineage.get("validation"), params.allow_unvalidated)
     size = check_size(challenger, params.min_images)
     if case.champion is None and rule.beat_baselines:
@@ -130,6 +134,8 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
     verdict.merge(size)
     if case.champion is None or not size.passed:
         return verdict
+
+    # The comparison depends on what differs: the serving alone, the seed alone, or the variant.
     try:
         champion, reevaluated = _measure_champion(case, challenger, lineage)
         champion_version = find_version_by_number(client, case.model, case.champion)
@@ -158,15 +164,14 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
 def _measure_champion(case: GateCase, challenger: Measurement, lineage: dict[str, Any]) -> tuple[Measurement, bool]:
     """Return the champion's scores on the challenger's test, and whether they were made (and stored) just now.
 
-    Raises:
-        NotComparableError: the new scores are of another test: the workspace holds neither version's test data.
-        DataError: the champion is not registered, not readable, or cannot be evaluated here.
+    NotComparableError if the workspace holds neither version's test data, DataError if it cannot be evaluated here.
     """
     assert case.champion is not None
     name = f"champion, version {case.champion}"
     version = find_version_by_number(case.client, case.model, case.champion)
     if version is None:
         raise DataError("it is no longer registered")
+    # Stored scores on the challenger's test, else new ones, which are stored for the next decision.
     reason = "no scores of the champion are stored"
     try:
         stored = read_evaluations(case.client, version)
@@ -206,6 +211,7 @@ def measure_other_seeds(
         return []
     measurements: list[Measurement] = []
     measured_weights = {version.tags.get("weights")}
+    # Newest first; a version with weights that were counted is the same run, registered again.
     others = [v for v in client.search_model_versions(f"name='{version.name}'") if v.tags.get(VARIANT_HASH) == variant]
     for other in sorted(others, key=lambda v: -int(v.version)):
         if other.version == version.version or other.tags.get("weights") in measured_weights:

@@ -74,11 +74,13 @@ class State:
             self.champions = [promoted for promoted in self.champions if promoted.content not in contents]
             self.withdrawn |= contents
         elif action == "rolled back":
+            # The champion goes, and with it earlier ones down to the one that follows it.
             if self.champions:
                 self.withdrawn.add(self.champions.pop().content)
             while self.champions and self.champions[-1].content != content:  # champions that no longer exist
                 self.champions.pop()
         else:
+            # Promoted or accepted; an earlier champion that is accepted again takes its old place.
             earlier = [promoted.content for promoted in self.champions]
             if action == "accepted" and content in earlier:
                 del self.champions[earlier.index(content) :]
@@ -127,6 +129,7 @@ class Ledger:
             "previous": entries[-1]["hash"] if entries else START,
         }
         entry["hash"] = hash_entry(entry)
+        # One write, if the system allows, and on disk before the caller goes on.
         line, is_new = _dump(entry) + b"\n", not self.path.exists()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         before = os.fstat(descriptor).st_size

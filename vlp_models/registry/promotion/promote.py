@@ -134,6 +134,8 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
         if choice.version is None or choice.skip_reason:
             return _make_decision(ctx, "unchanged", choice, champion, [choice.skip_reason])
 
+        # What the decision may spend of its test's error budget; the judge asks before it compares, with the numbers of
+        # seeds, and the decision records the same answer.
         contents = (registry.content(choice.version), registry.content(champion))
 
         def get_spending(test: str, runs: tuple[int, int] | None) -> Spending:
@@ -163,6 +165,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
             spent = get_spending(verdict.numbers["test"], count_runs(verdict.numbers))
             verdict.numbers |= spent.numbers(params.error_budget)
             verdict.numbers |= {"selected_on": choice.selected_on} if choice.selected_on else {}
+        # Only what was measured can be forced, and only as a first champion.
         forced = bool(request.force and champion is None and verdict.reasons and verdict.numbers)
         action: Action = "promoted" if verdict.passed or forced else "refused"
         decision = _make_decision(

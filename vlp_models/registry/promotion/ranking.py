@@ -140,6 +140,7 @@ def _mean_values(params: Params, task: str, scores: Mapping[str, Scores]) -> dic
                 "to `evaluate.splits`, or set `promotion.split` and `tracking.metric`"
             )
         return {}
+    # The datasets to compare on: the one that params.yaml names, else those that all runs were scored on.
     dataset = params.tracking.dataset.get(task)
     if dataset:
         datasets = {dataset}

@@ -121,6 +121,7 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
             f"{ctx.ledger.path}: MLflow's aliases of {ctx.model} follow a line that is not in this ledger; another "
             f"checkout decided, or lines were lost: {describe_way_out(ctx, registry)}"
         )
+    # The ledger's champion in this registry, where it may have another number.
     champion = registry.locate_champion(state)
     if champion is None and state.champions and not allow_missing:
         raise LedgerError(
@@ -145,6 +146,7 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
             f"{describe_version(registry.champion)}; somebody moved the alias. Set it back to {by_ledger} in "
             f"MLflow, or {_accept_hint(ctx, registry)}"
         )
+    # Aliases that are behind follow; that is reported, unless nothing was ever promoted.
     completed = None
     if registry.exists and (registry.head != state.head or registry.champion != champion):
         if registry.head or registry.champion is not None or state.champions:
@@ -204,6 +206,7 @@ def move_aliases(ctx: PromotionContext) -> Registry:
             client.set_registered_model_alias(model, alias, str(version))
     if not registry.exists:
         return registry
+    # The tag comes last: until then, the next call does all of this again.
     if registry.head != state.head:
         client.set_registered_model_tag(model, LEDGER_TAG, state.head)
     after = read_registry(client, model)
