@@ -91,7 +91,7 @@ def test_version_is_registered_promoted_and_read_back(
     )
     downloaded = download_bundle(version)
     assert (downloaded / "checkpoint" / "weights").read_text() == "1"
-    assert downloaded.is_relative_to(versions._downloads().name), "removed when the process ends"
+    assert downloaded.is_relative_to(versions._downloads_folder().name), "removed when the process ends"
     assert read_latest_evaluation(client, version)[0].metric == "accuracy"
     assert (read_lineage(client, version) or {})["validation"] == PASSED
     (known,) = run.inputs.dataset_inputs

@@ -96,12 +96,6 @@ def test_a_promotion_while_the_bundle_is_checked_leaves_an_answer(
     assert bundle.is_dir() and version == f"{NAME} version 1"
 
 
-@pytest.mark.parametrize(("question", "problem"), [("", "blank"), (" ", "blank"), ("a \udcff b", "not valid Unicode")])
-def test_a_question_that_cannot_be_read_is_an_error(here: Workspace, photo: Path, question: str, problem: str) -> None:
-    with pytest.raises(DataError, match=f"the question is {problem}"):
-        predict.answer(str(photo), question, model="vlp-vqa/1")
-
-
 def test_a_damaged_photo_leaves_the_others_their_captions(
     here: Workspace, photo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
