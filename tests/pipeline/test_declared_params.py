@@ -55,7 +55,6 @@ ALLOWED_CALLERS = {
     "check_search": "a check before the training",
     "start_of": "the chain of checkpoints of a run",
     "_open_curve_loggers": "MLflow stores all of params.yaml with a training",
-    "choose_neighbors": "a cache of the commands' answers, whose key holds the settings",
     "lineage_record": "the lineage stores all of params.yaml",
     "variant_hash": "hash of settings that produced the checkpoints",
     "_make_record": "the bundle stores all of params.yaml",

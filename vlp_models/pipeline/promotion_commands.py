@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import write_json
 from vlp_models.common.user import current_user
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import ParamsError
+from vlp_models.errors import ParamsError, VLPError
 from vlp_models.params import Params
 from vlp_models.registry.client import resolve_task
 
@@ -46,7 +46,6 @@ def promote_task(
     from vlp_models.registry.promotion.judge import GateServices
     from vlp_models.registry.promotion.promote import GateRequest, promote
     from vlp_models.registry.promotion.ranking import competing_runs, gate_rule
-    from vlp_models.registry.serving_cache import refresh_serving_cache
     from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
@@ -72,7 +71,7 @@ def promote_task(
         decision = promote(context, request)
         write_json(report_path(workspace, task), decision.to_plain())
         if decision.action == "promoted":
-            refresh_serving_cache(params, workspace.root, [task])
+            _refresh_serving_cache(params, workspace, task)
     return decision
 
 
@@ -97,7 +96,6 @@ def rollback_task(
     """
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.promote import rollback
-    from vlp_models.registry.serving_cache import refresh_serving_cache
     from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
@@ -105,8 +103,18 @@ def rollback_task(
         context = _make_context(params, workspace, task, by)
         decision = rollback(context, hash_bundle, champion_now=champion_now)
         write_json(report_path(workspace, task), decision.to_plain())
-        refresh_serving_cache(params, workspace.root, [task])
+        _refresh_serving_cache(params, workspace, task)
     return decision
+
+
+def _refresh_serving_cache(params: Params, workspace: Workspace, task: str) -> None:
+    """Look up for `vlp caption` and its companions what they apply from now on."""
+    from vlp_models.registry.serving_cache import choose_neighbors, refresh_serving_cache
+
+    refresh_serving_cache(params.tracking, workspace.root, [task])
+    if task == "captioning":
+        with suppress(VLPError):
+            choose_neighbors(params, workspace.root)
 
 
 def history_rows(params: Params, workspace: Workspace, task: str) -> list[dict[str, Any]]:

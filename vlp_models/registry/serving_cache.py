@@ -100,17 +100,15 @@ def choose_neighbors(params: Params, root: Path) -> Baseline | None:
     return baseline
 
 
-def refresh_serving_cache(params: Params, root: Path, tasks: Iterable[str]) -> None:
+def refresh_serving_cache(params: TrackingParams, root: Path, tasks: Iterable[str]) -> None:
     """Look up what the commands apply for these tasks, right after it changed, while MLflow is imported anyway.
 
     What cannot be read is left out: the commands will name the reason. All other answers are dropped, since
     registering again may replace scores without a change of the database.
     """
-    ServingCache(params.tracking, root).file.unlink(missing_ok=True)
+    ServingCache(params, root).file.unlink(missing_ok=True)
     for task in tasks:
         with suppress(*store_errors(VLPError)):
-            client, name = connect(params.tracking, root), model_name(params.tracking, task)
-            if is_on_this_machine(resolve_version(client, params.tracking, name)):
-                open_served_bundle(params.tracking, root, name)
-            if task == "captioning":
-                choose_neighbors(params, root)
+            client, name = connect(params, root), model_name(params, task)
+            if is_on_this_machine(resolve_version(client, params, name)):
+                open_served_bundle(params, root, name)

@@ -76,7 +76,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, "register"), scratch_directory(workspace.root / ".work" / "bundles") as folder:
         bundles = _make_bundles(params, workspace, folder)
         client = connect(params.tracking, workspace.root)
-        send_unsent(params.tracking, workspace.root)
+        send_unsent(params.tracking, workspace.root)  # of trainings that ended while MLflow did not answer
         receipts: dict[str, list[dict[str, Any]]] = {}
         challengers: dict[str, int] = {}  # registered model -> version
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
@@ -98,7 +98,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             # Only after all runs of a task are registered, so that a killed stage moves no alias.
             for name, number in challengers.items():
                 client.set_registered_model_alias(name, CHALLENGER, str(number))
-            refresh_serving_cache(params, workspace.root, receipts)
+            refresh_serving_cache(params.tracking, workspace.root, receipts)
         write_json(workspace.reports / "registered.json", receipts)
 
 
@@ -113,7 +113,7 @@ def _make_bundles(params: Params, workspace: Workspace, folder: Path) -> list[Bu
             bundle = folder / ranked.run / BUNDLE
             bundle.mkdir(parents=True)
             checkpoint = require_output(workspace.checkpoint(f"finetune/{ranked.run}"), f"finetune@{ranked.run}")
-            if read_checkpoint_info(checkpoint).detector_id:
+            if read_checkpoint_info(checkpoint).detector_id:  # it reads regions
                 require_output(workspace.detector, "detector")
             info = write_bundle(
                 bundle,
@@ -122,6 +122,7 @@ def _make_bundles(params: Params, workspace: Workspace, folder: Path) -> list[Bu
                 features=to_plain(params.features),
                 search=workspace.evaluation(ranked.run) / SEARCH,
             )
+            # A model that predicts from an image must do so now, before MLflow is touched.
             not_served = why_not_served(bundle)
             trial = SmokeTest() if not_served else smoke_test(bundle, test_images)
             if trial.problem:
