@@ -103,28 +103,20 @@ def test_invalid_value_in_the_manifest_is_refused(changes: dict[str, Any], tmp_p
         {"task": "nlvr"},
         {"model": "soho"},
         {"seed": 1834},
+        {"value": ...},  # without the key
+        {"low": ...},
     ],
     ids=lambda changes: str(changes)[:40],
 )
 def test_invalid_value_in_a_score_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     manifest, files = contents()
     records = json.loads(files[SCORES])
-    records[-1] |= changes
+    records[-1] = {key: value for key, value in (records[-1] | changes).items() if value is not ...}
     path = write_bundle(tmp_path / "changed.zip", manifest, files | {SCORES: json.dumps(records).encode()})
     with pytest.raises(DataError, match="not a run bundle"):
         open_bundle(path)
     result = CliRunner().invoke(app, ["replay", str(path)])
     assert isinstance(result.exception, DataError)
-
-
-@pytest.mark.parametrize("key", ["dataset", "split", "metric", "value", "low", "high", "seed", "data"])
-def test_score_without_a_key_is_refused(key: str, tmp_path: Path) -> None:
-    manifest, files = contents()
-    records = json.loads(files[SCORES])
-    del records[0][key]
-    path = write_bundle(tmp_path / "changed.zip", manifest, files | {SCORES: json.dumps(records).encode()})
-    with pytest.raises(DataError, match="not a run bundle"):
-        open_bundle(path)
 
 
 def test_score_that_was_not_computed_is_accepted(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def built(scenes: SampleScenes, model: tuple[str, dict[str, Any]]) -> Trial:
 
 
 @torch.no_grad()
-def locate(trial: Trial, samples: Sequence[Sample], share: bool = False) -> Located:
-    batch = trial.reader().collate(samples, share_images=share)
+def locate(trial: Trial, samples: Sequence[Sample]) -> Located:
+    batch = trial.reader().collate(samples)
     assert isinstance(trial.model, LocatesStates)
     return trial.model.locate(batch.image, batch.text)
 
@@ -169,15 +169,6 @@ def test_a_grid_covers_the_image_once(scenes: SampleScenes) -> None:
     expected = [(x / 4, y / 4, (x + 1) / 4, (y + 1) / 4) for y in range(4) for x in range(4)]
     torch.testing.assert_close(found.boxes_NR4[0], torch.tensor(expected))
     assert found.mask_NR.all() and not overlap(found.boxes_NR4[0, 0], found.boxes_NR4[0, 1:]).any()
-
-
-@pytest.mark.parametrize("name", ["tden", "unified_vlp", "xgpt", "vlmo", "soho-pad"])
-def test_texts_that_share_an_image_have_its_boxes(name: str, scenes: SampleScenes) -> None:
-    trial = built(scenes, {**REGION_MODELS, **PIXEL_MODELS}[name])
-    samples = trial.scenes.samples("captions", trial.reader())[:5]
-    shared, copied = locate(trial, samples, share=True), locate(trial, samples)
-    assert torch.equal(shared.boxes_NR4, copied.boxes_NR4) and torch.equal(shared.mask_NR, copied.mask_NR)
-    torch.testing.assert_close(shared.states_NRD, copied.states_NRD)
 
 
 @pytest.mark.parametrize("name", ["tden", "unified_vlp", "xgpt"])
