@@ -200,6 +200,7 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
     model, config_at = _finetuned_model(name, params)
     _check_length(f"finetune.{name}.max_text_len", run.max_text_len, model, config_at)
     _check_task(name, run, task, meta_model(model, config_at), model_name)
+    # evaluation: metrics of plugins, and captions that must fit
     settings = task.evaluate_settings(params.evaluate, run.task)
     for metric in settings.metrics:
         if metric in (task.metric, *task.headlines):
@@ -229,6 +230,7 @@ def _check_task(name: str, run: FinetuneParams, task: type[TaskModel], model: nn
         feature_dim=META_FACTS.feature_dim,
         options=run.options,
     )
+    # any labels: the real ones come from the data
     labels = {"labels": ("yes", "no")} if task.has_labels else {}
     try:
         with without_weights():
@@ -298,6 +300,7 @@ def find_in_use(params: Params) -> InUse:
     from vlp_models.data.views import VIEW_MODULES
     from vlp_models.tasks.base import read_options
 
+    # what the reader of each dataset declares (`fills`)
     filled = {name: filled_views(source.format) for name, source in params.data.items()}
     trained, tested, metrics = {}, {}, {}
     for name, run in params.finetune.items():

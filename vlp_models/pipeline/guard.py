@@ -72,6 +72,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
 @contextmanager
 def _stopped_by_signals(stage: str, *, announce: bool = True) -> Iterator[None]:
     """Raise `Terminated` on SIGTERM and KeyboardInterrupt on SIGINT, wherever the block is."""
+    # the handler runs between any two instructions, and may run more than once
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -102,6 +103,7 @@ def _ancestors() -> list[int]:
     """Return the ids of the processes above this one up to DVC, which runs a stage through a shell."""
     import psutil
 
+    # DVC -> shell -> this process; without a shell DVC is the parent
     ids = [os.getppid()]
     with suppress(psutil.Error):
         parent = psutil.Process(ids[0])

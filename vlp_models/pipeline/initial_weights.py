@@ -62,6 +62,7 @@ def load_text_init(model: nn.Module, p: ModelParams, data: PreparedData, root: P
         CheckpointError: another architecture or other sizes, or a vocabulary that differs from data/tokenizer.
     """
     folder = find_folder(p.text_init, root, where)
+    # the converter maps BERT's names to the family's
     request = ImportRequest(
         facts=data.facts,
         config=p.config,
@@ -146,6 +147,7 @@ def warm_up(
         raise ParamsError(
             f"params.yaml: `{where}.vision_warmup`: the family {p.family} reads no pixels; remove `vision_warmup`"
         )
+    # cells of the image are labeled with the words of the boxes that cover them
     rows = read_boxed(workspace.validated)
     images, words = _warmup_data(rows, workspace)
     if not images:
@@ -189,6 +191,7 @@ def first_warmup_step(record: dict[str, Any], workspace: Workspace, image_ids: S
 
     Computed from the boxes in this workspace. None if it used none of the images.
     """
+    # the same order of images as in the warm-up, from its recorded settings
     images, _ = _warmup_data(read_boxed(workspace.validated), workspace)
     p = VisionWarmupParams(**{name: record[name] for name in asdict(VisionWarmupParams()) if name in record})
     return first_step(images, _options(p, record["seed"]), image_ids)

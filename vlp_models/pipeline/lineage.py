@@ -133,6 +133,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
     inputs = config.get("provenance", {}).get("inputs", {})
     family, code = params.family_at(checkpoint), set[str]()  # code: modules of the chain's trainings
     start_weights: dict[str, str] = {}
+    # every checkpoint from this one back to the initial model
     for name in params.chain(checkpoint):
         kind, _ = split_start(name)
         if kind != "finetune":
@@ -150,6 +151,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
         if kind == "finetune" and params.finetune[name.partition("/")[2]].lora.rank:
             code |= set(ADAPTERS.values())
     modules = [TASKS[params.finetune[run].task], *code]
+    # Seeds and names of runs are not in it: `settings_of` leaves them out.
     identity = {
         "variant": params.variant_of(run),
         "model": config.get("model_config"),
@@ -195,6 +197,7 @@ def validation_record(workspace: Workspace, config: dict[str, Any]) -> dict[str,
     # The report must allow the data, and describe the tables that are there.
     report, counts = read_json(report_file), read_json(manifest_file)["counts"]
     reasons = []
+    # the percentages are rounded, so they are computed again
     for name, table in report["tables"].items():
         if table["rows"] and 100 * table["bad"] / table["rows"] > report["max_bad_percent"] + 1e-3:
             reasons.append(f"{name}: {table['bad']} of {table['rows']} rows are bad")

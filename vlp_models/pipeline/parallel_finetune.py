@@ -66,6 +66,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     names = [name for name in names if f"finetune@{name}" in stale]
     if len(names) < 2:
         return 0
+    # each run gets its share of the CPUs
     at_once = min(params.trainer.parallel_finetune, len(names))
     threads = str(max(1, cpu_count() // at_once))
     # A dumb terminal: two progress bars would overwrite each other.

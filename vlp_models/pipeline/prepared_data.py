@@ -57,6 +57,7 @@ class PreparedData:
         Args:
             more: fields of a task (`task`, `options`, `blank_images`).
         """
+        # models that read pixels do not depend on the detector
         regions = isinstance(model.inputs.image, RegionInput)  # type: ignore[union-attr]
         return CheckpointInfo(
             family=family,
@@ -110,6 +111,7 @@ def load_start(model: nn.Module, info: CheckpointInfo, weights: Mapping[str, Ten
     if info.model_config == to_plain(model.config) or not isinstance(model, LoadsPartially):
         load_checkpoint_weights(model, weights, checkpoint)
         return []
+    # another size: what fits is loaded, the rest is listed
     report = load_partial(model, weights, info.model_config)
     lines = [f"{checkpoint}: another architecture; loaded what fits"]
     lines += [f"  left out: {', '.join(report.left_out)}"] if report.left_out else []

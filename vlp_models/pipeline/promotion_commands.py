@@ -53,6 +53,7 @@ def promote_task(
         raise ParamsError(
             '`--force` needs a reason for the ledger, such as --force "a first model to try the demo page"'
         )
+    # the gate's rule for this task, and how a champion is evaluated again if the test has changed
     rule = gate_rule(params, task)
     request = GateRequest(
         params=dataclasses.replace(params.promotion, tasks={**params.promotion.tasks, task: rule}),
@@ -66,6 +67,7 @@ def promote_task(
         version=version,
         force=(force or "").strip(),
     )
+    # the report is written whatever the decision is
     with mlflow_errors(params):
         context = _make_context(params, workspace, task, by)
         decision = promote(context, request)
@@ -185,6 +187,7 @@ def _make_context(params: Params, workspace: Workspace, task: str, user: str) ->
 
 def explain(decision: Decision) -> list[str]:
     """Return the decision as lines for the terminal."""
+    # versions with the runs that they come from
     champion = describe_run(decision.champion_run, decision.champion_run_model)
     before = f" (was {decision.champion}{champion})" if decision.champion not in (None, decision.version) else ""
     made_by = describe_run(decision.run, decision.run_model)

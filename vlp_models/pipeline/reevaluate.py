@@ -106,6 +106,7 @@ def _make_run(params: Params, lineage: Mapping[str, Any], info: CheckpointInfo) 
         raise DataError("the version compared with has no params on record; register it again") from None
     if settings["task"] != info.task:
         raise DataError(f"the bundle is for the task {info.task}, not {settings['task']}")
+    # evaluation settings that the record does not have, such as the batch size
     template = params.finetune.get(lineage["run"]) or next(iter(params.finetune.values()), None)
     if template is None:
         raise DataError("params.yaml has no fine-tuning run to take the evaluation's settings from")
@@ -215,6 +216,7 @@ def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) 
     version = find_version_by_alias(client, name, alias)
     if version is None:
         raise DataError(f"{name}: no version has the alias `{alias}`")
+    # its own lineage: it is evaluated on the datasets that it was trained for
     lineage = read_lineage(client, version) or {}
     target = workspace.reports / "aliases" / f"{task}-{alias}"
     with (

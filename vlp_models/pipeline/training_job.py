@@ -128,6 +128,7 @@ class TrainingJob:
     def _work_directory(self, modules: Sequence[str]) -> Path:
         """Return the folder of the resume state: another one whenever something that the result depends on changes."""
         trainer = self.params.trainer
+        # what decides the bits of the result besides params and inputs
         hardware: dict[str, Any] = {"accelerator": trainer.accelerator, "precision": trainer.precision}
         hardware["portable"] = is_portable()  # a state of a notebook, which may not be, is not a command's
         if trainer.stream.address:  # block size and window decide the order of samples
@@ -221,6 +222,7 @@ class TrainingJob:
         Args:
             mlflow: the run that has the curve; `register` adds the scores there.
         """
+        # checkpoint, with its manifest and what it was made from
         loaders, info, workspace = training.loaders, training.info, self.workspace
         counts = {"train_samples": len(loaders.train), "val_samples": len(loaders.val)}
         lora = self.section.lora if isinstance(self.section, FinetuneParams) else LoraParams()

@@ -43,6 +43,7 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
     used = read_yaml(params_file)
     params = parse_params(used, params_file)
     _check_settings(params, workspace, stage, key)
+    # inputs that no stage writes may change at any time
     before = _input_files(params, workspace, stage, key)
     yield params
     after = _input_files(params, workspace, stage, key)
@@ -53,6 +54,7 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
             f"{changed[0]}: changed while {name} ran, which may have read the old content; its result is not recorded. "
             "Run the same command again"
         )
+    # the values that dvc.yaml declares for the stage, then and now
     content, now = Path(params_file).read_text(encoding="utf-8"), read_yaml(params_file)
     for param in params_of(read_pipeline(workspace.root), stage, key):
         if _value_at(used, param) != _value_at(now, param):
@@ -60,6 +62,7 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
                 f"{params_file}: `{param}` was edited while {name} ran, which used the old value; its result is not "
                 "recorded. Run the same command again"
             )
+    # DVC reads the file once more, when this process has ended: it compares with this record.
     record_params(workspace.root, f"{stage}@{key}" if key else stage, content)
 
 

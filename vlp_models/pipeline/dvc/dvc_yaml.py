@@ -20,6 +20,7 @@ Stage = dict[str, Any]
 
 def render(stages: Mapping[str, Stage]) -> str:
     """Return the text of dvc.yaml."""
+    # `vars`: what `${...}` in the stages may refer to
     document = {"vars": ["params.yaml"], "stages": dict(stages)}
     text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return HEADER + text

@@ -56,6 +56,7 @@ def files_outside_root(source: DatasetParams) -> list[str]:
     """
     from vlp_models.data.formats import source_params
 
+    # the format declares which of its keys are files
     params = source_params("NAME", source)
     values = [getattr(params, key) for key in params.file_keys]
     named = [file for value in values for file in _flatten(value) if file]
@@ -69,6 +70,7 @@ def local_inputs(params: Params) -> list[str]:
     Absolute paths, packages, downloads and the raw data that a generator writes are left out.
     """
     datasets = [source for name, source in params.data.items() if not find_generator(params, name)]
+    # roots, files outside them, weights and vocabularies, imported features
     named = [source.root for source in datasets if source.root and not is_on_hub(source.root)]
     named += [path for source in datasets for path in files_outside_root(source)]
     sources = [source for source, _ in named_sources(params, regions=True)]
@@ -132,6 +134,7 @@ def _explain_tracking(path: Path, root: Path, key: str) -> str:
             f"copy it out of the git clone {clone.relative_to(root).as_posix()}, for example to data/raw/{path.name}, "
             f"and name the copy in `{key}`"
         )
+    # the command, or first what makes it fail
     quoted = shlex.quote(name)
     add = f"dvc add {quoted} && git add {shlex.quote(f'{name}.dvc')}"
     if run_git(root, "check-ignore", "-q", f"{name}.dvc") is None:
@@ -144,6 +147,7 @@ def find_generator(params: Params, name: str) -> str:
     """Return the entry of `generate` that writes a dataset's folder, or "": scenes for data/raw/scenes/nlvr2."""
     if name in params.generate:
         return name
+    # a generator may write several datasets, in sub-folders of its output
     root = Path(os.path.normpath(params.data[name].root))
     return next((key for key in params.generate if root.is_relative_to(Path("data", "raw", key))), "")
 

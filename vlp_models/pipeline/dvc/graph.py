@@ -139,6 +139,7 @@ class Context:
     @property
     def task_and_model_code(self) -> list[str]:
         """The code of the tasks, families and views in use: their classes name the metrics, and are served."""
+        # once each, in a fixed order: dvc.yaml is compared as text
         tasks = sorted({run.task for run in self.params.finetune.values()})
         families = sorted({model.family for model in self.params.models.values()})
         views = sorted(set(self.used.tested.values()))
@@ -195,6 +196,7 @@ def plan(c: Context) -> Stage:
         "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
         "cmd": "vlp stage plan",
         "params": c.keys(*sections, *runs, INSTRUCTIONS, "trainer.torch_threads", "plugins"),
+        # this package and the project's plugins, whose code `plan` hashes file by file
         "deps": [c.package, *([PLUGINS] if has_own_plugins(c.params.plugins) else [])],
         "outs": ["data/plan"],
     }
@@ -248,6 +250,7 @@ def validate(c: Context) -> Stage:
 def detector(c: Context) -> Stage | None:
     if not c.regions:
         return None
+    # a backbone or a detector: other params, other weights
     timm = c.params.features.source == "timm"
     return {
         "cmd": "vlp stage detector",
@@ -277,6 +280,7 @@ def features(c: Context) -> Stage | None:
 
 
 def tokenizer(c: Context) -> Stage:
+    # a trained vocabulary depends on the texts alone
     vocabulary = [dependency(source) for source, _ in vocabulary_source(c.params)]
     return {
         "cmd": "vlp stage tokenizer",
@@ -304,6 +308,7 @@ def shards(c: Context) -> Stage:
 
 def initial(c: Context) -> Stage:
     models = c.params.models
+    # DVC wants equal dependencies of every entry: one model's `text_init` gives all of them the key
     any_text = any(model.text_init for model in models.values())
     any_image = any(model.image_init for model in models.values())
     entries = {}
@@ -506,6 +511,7 @@ def register(c: Context) -> Stage:
 
 
 def report(c: Context) -> Stage:
+    # what the page shows and ranks by
     evaluated = ("evaluate.gallery", "evaluate.bootstrap", "evaluate.splits")
     ranked_by = ("tracking.metric", "promotion.split", "promotion.select_on", "promotion.tasks")
     return {

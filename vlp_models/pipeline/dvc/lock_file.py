@@ -98,6 +98,7 @@ def repair(root: Path) -> list[str]:
         return []
     if not damaged:
         back_up(root)  # DVC may be killed before its first stage does so
+    # first the locks, then dvc.lock itself
     done = []
     if rwlock_damaged:
         rwlock.unlink()
@@ -194,6 +195,7 @@ def _may_be_running(pid: int, command: str) -> bool:
 
     A DVC command has `dvc` on its command line, a program that uses DVC as a library the name of its script or module.
     """
+    # `python -m package` has the path of its __main__.py as sys.argv[0]
     program = Path(command.partition(" ")[0])
     name = program.parent.name if program.stem == "__main__" else program.stem
     try:

@@ -58,6 +58,7 @@ def _check_params_on_save() -> None:
     """Make DVC fail a stage that has ended, before it records anything, if params.yaml was edited meanwhile."""
     from dvc.dependency.param import ParamsDependency
 
+    # DVC has no hook for this moment: the method is replaced.
     save = ParamsDependency.save
 
     def save_checked(dependency: ParamsDependency) -> None:

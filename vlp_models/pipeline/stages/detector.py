@@ -44,6 +44,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     backbone = params.features.source == "timm"
     if not backbone:
         _check(p, params)
+    # a backbone, the record that there is no detector, or a detector with its classes
     with record_timing(workspace, "detector"), output_directory(workspace.detector) as directory:
         if backbone:
             report: Report = _make_backbone(params.features.timm, workspace, directory)
@@ -100,6 +101,7 @@ def _make_detector(params: Params, workspace: Workspace, directory: Path) -> Rep
     device = torch.device(pick_device(params.trainer.accelerator, params.trainer.torch_threads))
     p = params.detector
     rows = _rows(p, workspace)
+    # the report has what the result has: a loaded detector has no losses or seconds
     report: Report = {"source": p.source, "backbone": p.backbone, "counts": {}}
     if p.source == "train":
         model, config, classes, training = _train(p, rows, workspace, device, report)
@@ -201,6 +203,7 @@ def _load(
 
     where = "params.yaml: `detector.weights`"
     training: dict[str, Any] = {"source": "weights"}
+    # a model of torchvision, or a file with its state dict
     if library_of(p.weights):
         detector = fetch_published(p.weights, p.backbone, where)
         training |= {"weights": p.weights}

@@ -128,11 +128,13 @@ def _load_model(params: Params, workspace: Workspace, key: str, search: Path | N
         require_output(workspace.checkpoint(f"finetune/{key}"), f"finetune@{key}"),
         device=pick_device(params.trainer.accelerator, params.trainer.torch_threads),
     )
+    # params.yaml was edited after the training
     if model.task != finetune.task:
         raise DataError(
             f"checkpoints/finetune/{key} has the task {model.task}, but the run {key} the task {finetune.task}; run "
             f"`dvc repro finetune@{key}`"
         )
+    # Captions to look up come from the version itself, or from the current training data.
     if as_served and search is not None and search.is_dir():
         model.load_search(search)
     else:
@@ -229,6 +231,7 @@ class _Scorer:
         model, metrics = self._model, self._settings.metrics
         if not metrics:
             return scored
+        # a plugin's metric must not hide one of the task's
         names = {score.metric for score in scored.scores}
         if taken := [name for name in metrics if name in names]:
             where = f"params.yaml: `evaluate.metrics: {taken[0]}`"
@@ -247,6 +250,7 @@ class _Scorer:
     ) -> dict[str, Any]:
         """Return a score with its 95% interval, baselines, notes, and its value without the leaked items."""
         resampling = {"resamples": self._settings.bootstrap, "seed": facts["seed"]}
+        # 95% interval by bootstrap over the test's images; None if they are too few
         ends = interval(score.evidence, **resampling)
         bounds = {"low": round(ends[0], 4), "high": round(ends[1], 4)} if ends else {"low": None, "high": None}
         notes = [score.note] if score.note else []
@@ -269,6 +273,7 @@ class _Scorer:
     def _score_items(self, scored: TaskScores, source: str, split: str, samples: list[Sample]) -> list[ItemScores]:
         """Return scores per item, for the metrics that have them."""
         model, validated = self._model, self._workspace.validated
+        # what identifies the test: scores are compared on equal tests only
         test = hash_test_set(samples, VIEWS[model.prediction_view], validated)
         slices = slices_of(samples, validated, model.slices)
         statistics = {**model.statistics}

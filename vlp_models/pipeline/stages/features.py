@@ -83,6 +83,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         if mapper is None:
             mapper = cluster_mapper(params, workspace, gpus=params.cluster.gpus if p.source in ON_GPU else 0)
         job = _Job(params=params, root=workspace.root, work=work, cache=cache, device=device)
+        # Chunks are made by any process in `work`, then linked into the output.
         with output_directory(workspace.features) as directory:
             with Database.within(directory) as database:
                 images = _Images(database, validated)
@@ -185,6 +186,7 @@ def _open(params: Params, workspace: Workspace, device: str, origin: Origin | No
 
 def _identity(params: Params, source: RegionSource, device: str) -> dict[str, Any]:
     """Return everything that an image's regions depend on, except the image."""
+    # the backbone's settings are in its id
     settings = {name: v for name, v in to_plain(params.features).items() if name != "timm"}
     module = type(source).__module__
     packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if params.features.source == "timm" else [])]
@@ -295,6 +297,7 @@ def _make_chunks(mapper: Mapper | None, source: RegionSource, job: _Job, images:
 
 def _write_index(directory: Path, work: Path, chunks: int) -> dict[str, int]:
     """Write the index of the chunks; delete a damaged one from `work`, so that the next run makes it again."""
+    # The index reads the header of every chunk, so that a damaged one is found here.
     try:
         return storage.write_index(directory)
     except DataError as error:
@@ -353,6 +356,7 @@ def _make_chunk_elsewhere(chunk: Chunk, *, job: _Job, origin: Origin | None) -> 
     Returns:
         The number of images, and how many of them were reused.
     """
+    # A worker may get chunks of several jobs: the last source stays open.
     key = (job.work, job.device, origin)
     if key not in _opened:
         _opened.clear()
@@ -369,6 +373,7 @@ def _refuse_missing(images: _Images, workspace: Workspace, work: Path) -> None:
     from vlp_models.vision.imported_features import MISSING, UNREADABLE
 
     rules = (MISSING, UNREADABLE)
+    # split -> (images, those without usable features)
     lost = images.count_lost(_notes(work, images.chunks), rules)
     lines = [
         f"  {split}: {without:,} of {count:,}"

@@ -37,6 +37,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{suggestion(key, params.finetune)}")
     p = params.finetune[key]
     with record_timing(workspace, f"finetune@{key}"):
+        # generated captions are a file that the run depends on
         augmented = None
         if p.augment.captions:
             augmented = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
@@ -68,6 +69,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     task = task_class(p.task)
     labels = task.initial_labels(job.workspace.tokenizer)
     model = build_model(start.family, {**start.model_config, **p.config}, job.data.facts, where=f"{where}.config")
+    # the description that the checkpoint carries; options with their defaults
     info = job.data.describe(
         model,
         family=start.family,

@@ -73,6 +73,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             from vlp_models.pipeline.initial_weights import warm_up
 
             provenance["vision_warmup"] = warm_up(model, p, params.trainer, workspace, where)
+        # a checkpoint like those of trainings, so that every run starts in the same way
         info = data.describe(model, family=p.family, name=key, **lengths)
         info = dataclasses.replace(info, provenance=provenance)
         parameters = sum(weight.numel() for weight in model.parameters())

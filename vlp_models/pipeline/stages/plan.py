@@ -148,6 +148,7 @@ def code_modules() -> dict[str, dict[str, str]]:
     from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS
 
+    # every table of plugins, so that a stage can depend on the code of one entry
     tables = {
         "models": FAMILIES,
         "text_init": READERS,

@@ -61,20 +61,24 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         if not is_on_hub(source.root) and not (workspace.root / source.root).is_dir():
             folder, generator = workspace.root / source.root, find_generator(params, key)
             raise DataError(f"{folder}: no such folder; run `vlp stage generate {generator}`")
+        # A reader streams its rows to tables in the output directory; nothing of it is there unless all succeeds.
         with output_directory(workspace.interim(key)) as directory:
             with spooled(directory):
                 tables = read_source(key, source, workspace.root)
             listed = len(tables["images"])
+            # The image files are checked, with their fingerprints: of near-duplicates, and of withdrawn images.
             withdrawn = read_withdrawn(workspace.withdrawn, NearRules.of(params.validate.near_duplicates))
             with FingerprintWriter(directory) as fingerprints:
                 notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
             if not (tables["images"] or tables["texts"]):
                 raise DataError(_no_image(key, source, listed, tables))
+            # only if params.yaml asks for it (`group_near_duplicates`)
             if tables.divided or tables.held_out:
                 rules = NearRules.of(params.validate.near_duplicates)
                 mapper = cluster_mapper(params, workspace)
                 notes[TOGETHER] = _group_near_duplicates(tables, directory, rules, source.val_fraction, mapper)
             tables.close()
+            # counts and notes, for the manifest and the log
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
             if tables["languages"]:
                 counts["languages"] = len(tables["languages"])
@@ -118,6 +122,7 @@ def _check_images(
     checked = TableWriter(CHECKED if divided else "images", directory, SCHEMAS["images"])
     tables.rows["images"] = checked
 
+    # each listed name -> a file; the files are hashed in processes, here or on a cluster
     files = _ImageFiles(key, params.data[key], workspace.root, directory)
     mapper = cluster_mapper(params, workspace, folders=[folder for folder in files.folders if folder.is_dir()])
     job = HashJob.in_place(params.validate)
@@ -139,6 +144,7 @@ def _check_images(
                 if is_extracted:
                     file.unlink(missing_ok=True)
                 continue
+            # A bad file goes to quarantine; `validate` removes the rows that depend on it.
             error = result if isinstance(result, ImageError) else _check_size(row, result)
             if error:
                 reason = f"{path}: {error.reason}"
@@ -283,6 +289,7 @@ def _hash_rows(
         while pending and (error := pending[0][1]):
             yield pending.popleft()[0], error
 
+    # the refused rows in front of each result, then its own row
     for _, result in hash_all(items(), job, cpu_count(MAX_PROCESSES), mapper):
         yield from leading_refusals()
         row, _ = pending.popleft()
@@ -343,6 +350,7 @@ def _no_image(key: str, source: DatasetParams, listed: int, tables: Tables) -> s
             folder = f"  check data.{key}.images in params.yaml, the folder of the images"
             lines.append(listing if source.format == "pairs" else folder)
         return f"data.{key}: {fault}:\n" + "\n".join(lines)
+    # no row in quarantine: the records were left out by the reader, or there are none
     if tables.skipped:
         skipped = ", ".join(f"{count:,} {kind}" for kind, count in tables.skipped.items())
         return f"data.{key}: no image of the dataset under {source.root} is left; skipped: {skipped}"

@@ -65,12 +65,14 @@ def _build(job: TrainingJob) -> Training:
         trained.load_heads(part_of(weights, "objective_heads"))
         checkpoint = trained
     check_captions_per_image(where, p, model)
+    # how samples become batches: what the model reads of this view
     reader = InputReader(
         model.inputs.for_view(VIEWS[p.view]),  # type: ignore[union-attr,operator]
         job.data.tokenizer,
         max_text_len=p.max_text_len,
         max_regions=p.max_regions,
     )
+    # several captions of an image share its pixels or regions
     captions = MultiCaptionCollator(reader=reader, count=p.captions_per_image) if p.captions_per_image else None
     lengths = {"max_text_len": p.max_text_len, "max_regions": p.max_regions}
     return Training(

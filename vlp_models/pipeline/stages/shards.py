@@ -79,10 +79,12 @@ def run(
         store = FeatureStore(require_output(workspace.features, "features")) if required.regions else None
         if store is not None:
             _check_features(validated, store, workspace)
+        # tables without images, which are in no tar
         texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
         work = _work(workspace, to_plain(p), required)
         if restore_unrecorded_result(workspace, work, "shards"):
             return
+        # what a model of these regions depends on; models that read none get zeros
         facts = {
             "feature_dim": store.feature_dim if store else 0,
             "classes": store.classes if store else [],
@@ -217,6 +219,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
         return part.name
     store = _open_store(features, stat_file((features / "manifest.json").stat())) if features else None
     with output_directory(part, keep=True) as directory:
+        # one tar and its index; the numbers of tars continue those of the parts before
         writer = ShardWriter(directory, split, len(records), first=number)
         for record in records:
             data, extension = _read_pixels(root / record["path"], record["sha256"]) if required.pixels else (None, "")
@@ -242,6 +245,7 @@ def _make_shard(shard: Shard, *, root: Path, features: Path | None, work: Path, 
 
 def _without_images(tables: Mapping[str, pa.Table], split: str, work: Path, required: RequiredContent) -> list[Path]:
     """Make a part with an index only, for rows without an image, if there are any."""
+    # in the order of ids, as everything in the shards
     of_split = {name: table.filter(pc.equal(table["split"], split)) for name, table in tables.items()}
     if not any(len(table) for table in of_split.values()):
         return []
@@ -316,6 +320,7 @@ class _ImageRows:
             name: RowCursor(self._database.stream(f"SELECT {joined.format(name)}, t.{TABLES[name].id_column}"))
             for name in self._tables
         }
+        # `before` returns the rows of this block only, so memory holds one block of images and their texts.
         for start in count(0, block):
             rows = images.before(start + block)
             if not rows:

@@ -51,6 +51,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     p = params.tokenizer
     with record_timing(workspace, "tokenizer"):
         validated = require_output(workspace.validated, "validate")
+        # The corpus is on disk, so it may be larger than memory.
         with _read(validated, p.sources, workspace) as (texts, questions, corpus):
             tokenizer = _make(p, texts, workspace)
             shares = {source: _decoded_share(tokenizer, rows, source, p) for source, rows in corpus.sample().items()}
@@ -107,6 +108,7 @@ class _Corpus:
         self._database, self._validated, self._sources = database, validated, sources
         columns = ["image_id", "split", "source"]
         schema = pa.schema([SCHEMAS["images"].field(name) for name in columns])
+        # the images of the datasets; the other tables are joined with them
         images = stream_table("images", validated, columns)
         if without:
             lost = pa.array(sorted(without))
@@ -165,6 +167,7 @@ def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> 
     Raises:
         DataError: `validate` or `tokenizer` has not run, or data/tokenizer is not what these params give on all texts.
     """
+    # Built twice from the same code: with all texts, which must give data/tokenizer, and without the images.
     current = Tokenizer.load(require_output(workspace.tokenizer, "tokenizer"))
     from_texts = p.source == "train" or p.trim
 
@@ -208,6 +211,7 @@ def _given(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> To
             "params.yaml: `tokenizer.source: vocab` needs `tokenizer.vocab`: the path of a vocab.txt, or of a folder "
             f"with a tokenizer.json or a BERT's files, or {PREFIX}NAME of an installed package"
         )
+    # one of three kinds of vocabulary: vocab.txt, or a folder or package with a tokenizer
     if not p.vocab.startswith(PREFIX) and not (workspace.root / p.vocab).is_dir():
         return Tokenizer.from_vocab(workspace.root / p.vocab, p.lowercase, accents)
     folder = find_folder(p.vocab, workspace.root, "tokenizer.vocab")

@@ -44,6 +44,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         # The training images of the datasets that the compared run reads; without `sources`, all
         names = ", ".join("'{}'".format(name.replace("'", "''")) for name in compared_run(params).sources)
         train_images = "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
+        # images and their captions, joined on disk
         with Database.within(workspace.root / ".work") as database:
             for name in ("images", "captions"):
                 path = validated / f"{name}.parquet"

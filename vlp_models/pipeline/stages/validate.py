@@ -97,10 +97,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, "validate"):
         refused = workspace.work("validate", "refused") / "quarantine.parquet"
         refused.unlink(missing_ok=True)  # of an earlier run
+        # one folder per dataset
         sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
         duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
         # image id -> what it is a copy of, which a rule of the images table reports
         leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
+        # Tables are checked into a new data/validated, which replaces the old one only if the data is not refused.
         with output_directory(workspace.validated) as directory:
             results = _check_tables(sources, params.validate, workspace, directory, leaks)
             captions_in_train = _captions_in_train(directory)
@@ -262,6 +264,7 @@ def _check_table(
                     "reason": rule.reason.format_map(row),
                     "provenance": row["provenance"],
                 }
+                # a row that breaks several rules has an entry for each
                 quarantine.append(entry)
                 result.quarantine(entry)
         bad = {number for numbers in broken for number in numbers}
@@ -352,6 +355,7 @@ def _refuse(
 ) -> None:
     """Refuse the data if too many rows are bad, and keep the bad rows in the file `refused`, to be fixed."""
     lines: list[str] = []
+    # one paragraph per refused table: its counts, its rules, some of its rows
     for name, result in results.items():
         if result.bad_fraction <= params.max_bad_fraction:
             continue
@@ -364,6 +368,7 @@ def _refuse(
             lines.append(f"    e.g. {row['row_id'] or '(no id)'} ({row['provenance']}): {row['rule']}: {row['reason']}")
     if not results["images"].good:
         lines.append("  images: no good row is left")
+    # The quarantine is what the user has to fix: it outlives the output directory.
     if lines:
         _join_quarantine(sources, directory)
         shutil.move(directory / "quarantine.parquet", refused)  # .work may be another file system
@@ -397,6 +402,7 @@ def _quarantine_folder(directory: Path, name: str) -> Path:
 def _join_quarantine(sources: list[Path], directory: Path) -> int:
     """Join the quarantines of all tables, and add the unreadable lines of ground truth, which have no table."""
     parts = [_quarantine_folder(directory, name) / "quarantine.parquet" for name in ID_COLUMN]
+    # in the order of tables
     with TableWriter("quarantine", directory) as writer:
         for table in read_batches(parts, BATCH_ROWS):
             writer.write(table)
