@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 import yaml
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import ParamsError
 from vlp_models.params import Params, TrainerParams, parse_params, read_yaml, to_plain
-from vlp_models.pipeline.check_params import check_runs, find_in_use
+from vlp_models.pipeline.check_params import find_in_use
 from vlp_models.pipeline.dvc.dvc_yaml import params_of, render
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, build_pipeline
 from vlp_models.pipeline.stages.plan import code_modules, planned, planned_settings
@@ -251,62 +249,3 @@ def test_an_evaluation_depends_on_the_settings_of_its_task_alone() -> None:
     changed = settings(tasks={"vqa": {"blind_baseline": False}})
     assert changed[0] == captioning and changed[1] != vqa
     assert settings(bootstrap=7)[0] != captioning and settings(bootstrap=7)[1] != vqa
-
-
-@pytest.mark.parametrize(
-    ("evaluate", "message"),
-    [
-        (
-            {"tasks": {"vqa": {"beam_size": 5}}},
-            "`evaluate.tasks.vqa.beam_size`: vqa has no such option; it does not search",
-        ),
-        ({"tasks": {"vqa": {"beam_sise": 5}}}, "unknown key `evaluate.tasks.vqa.beam_sise`; did you mean `beam_size`?"),
-        ({"tasks": {"vqqa": {}}}, "`evaluate.tasks: vqqa` is unknown; did you mean `vqa`?"),
-        (
-            {"tasks": {"captioning": {"consensus_neighbors": 3}}},
-            "`evaluate.tasks.captioning`: `consensus_neighbors` selects",
-        ),
-        ({"metrics": ["length"]}, "`evaluate.metrics: length` is unknown"),
-        ({"tasks": {"captioning": {"max_caption_len": 999}}}, "`evaluate.tasks.captioning.max_caption_len"),
-    ],
-    ids=["unused", "typo", "task", "combination", "metric", "length"],
-)
-def test_impossible_settings_of_a_task_are_named(evaluate: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParamsError, match=re.escape(message)):
-        check_runs(parse_params(raw(evaluate=evaluate)))
-
-
-LORA = {"rank": 8, "targets": ["qkv"]}
-
-
-@pytest.mark.parametrize(
-    ("trainer", "changed", "message"),
-    [
-        (
-            {"strategy": "fsdp"},
-            {"lora": LORA},
-            "`finetune.tden-captioning.lora` does not work with `trainer.strategy: fsdp`",
-        ),
-        (
-            {"strategy": "fsdp"},
-            {"options": {"self_critical": {}}},
-            "`finetune.tden-captioning.options.self_critical` does not work with `trainer.strategy: fsdp`",
-        ),
-        ({}, {"lora": {"targets": ["qkv"]}}, "`lora` has no `rank`, so it would train all weights"),
-    ],
-    ids=["lora", "self-critical", "rank"],
-)
-def test_settings_that_exclude_each_other_are_refused(
-    trainer: dict[str, Any], changed: dict[str, Any], message: str
-) -> None:
-    plain = raw(trainer=trainer)
-    plain["finetune"]["tden-captioning"] |= changed
-    with pytest.raises(ParamsError, match=re.escape(message)):
-        check_runs(parse_params(plain))
-
-
-def test_initial_words_need_a_tokenizer_without_appended_tokens() -> None:
-    plain = raw(tokenizer={"source": "vocab", "vocab": "data/raw/gpt2", "special_tokens": {"mask": "<m>"}})
-    plain["models"]["tden"]["text_init"] = "data/raw/gpt2"
-    with pytest.raises(ParamsError, match=re.escape("`models.tden.text_init` does not work with `tokenizer.special")):
-        check_runs(parse_params(plain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,85 +77,108 @@ def test_texts_longer_than_the_positions_are_refused(changes: dict[str, Any], me
     check_runs(parse_params(raw))
     for section, sections in changes.items():
         for name, value in sections.items():
-            there = raw.setdefault(section, {}).get(name, {})
-            raw[section][name] = {**there, **value} if isinstance(value, dict) else value
+            before = raw.setdefault(section, {}).get(name, {})
+            raw[section][name] = {**before, **value} if isinstance(value, dict) else value
     with pytest.raises(ParamsError, match=message):
         check_runs(parse_params(raw))
 
 
-OBJECTIVES = {"mlm": 1.0, "msg": 1.0}
+OPTIMIZER = {"lr": 1e-3}
+EMA_AND_SNAPSHOTS = {"snapshots": {"keep": 2}, "optimizer": {**OPTIMIZER, "ema_decay": 0.9}}
+WRITER = "finetune.tden-captioning"
+FSDP = {"strategy": "fsdp"}
 
 
 @pytest.mark.parametrize(
-    ("run", "changes", "message"),
+    ("changes", "message"),  # section or run of params.yaml -> what is changed in it
     [
         (
-            "pretrain.tden",
-            {"optimizer": {"lr": 1e-3, "groups": {"imageencoder": {"frozen": True}}}},
-            r"`pretrain\.tden\.optimizer\.groups\.imageencoder`: the model has no such part",
+            {"pretrain.tden": {"optimizer": {**OPTIMIZER, "groups": {"imageencoder": {"frozen": True}}}}},
+            "`pretrain.tden.optimizer.groups.imageencoder`: the model has no such part",
         ),
         (
-            "finetune.tden-vqa",
-            {"optimizer": {"lr": 1e-3, "groups": {"haed": {"lr": 0.1}}}},
-            r"`finetune\.tden-vqa\.optimizer\.groups\.haed`: the model has no such part; did you mean `head`",
+            {"finetune.tden-vqa": {"optimizer": {**OPTIMIZER, "groups": {"haed": {"lr": 0.1}}}}},
+            "`finetune.tden-vqa.optimizer.groups.haed`: the model has no such part; did you mean `head`",
         ),
         (
-            "finetune.tden-captioning",
-            {"optimizer": {"lr": 1e-3, "groups": {"head": {"lr": 0.1}}}},
-            r"`finetune\.tden-captioning\.optimizer\.groups\.head`: the model has no such part",
+            {WRITER: {"optimizer": {**OPTIMIZER, "groups": {"head": {"lr": 0.1}}}}},
+            f"`{WRITER}.optimizer.groups.head`: the model has no such part",
         ),
         (
-            "pretrain.tden",
-            {"recipe": {"mix": "sum", "objectives": {"mlm": {"share": 2}}}},
-            r"`pretrain\.tden\.recipe\.objectives\.mlm\.share: 2\.0` has no meaning for `mix: sum`",
+            {"pretrain.tden": {"recipe": {"mix": "sum", "objectives": {"mlm": {"share": 2}}}}},
+            "`pretrain.tden.recipe.objectives.mlm.share: 2.0` has no meaning for `mix: sum`",
         ),
         (
-            "pretrain.tden",
-            {"recipe": {"mix": "sum", "reuse_batch": True, "objectives": OBJECTIVES}},
-            r"`pretrain\.tden\.recipe\.reuse_batch` requires `mix: alternate`, not sum",
+            {"pretrain.tden": {"recipe": {"mix": "sum", "reuse_batch": True, "objectives": {"mlm": 1.0, "msg": 1.0}}}},
+            "`pretrain.tden.recipe.reuse_batch` requires `mix: alternate`, not sum",
         ),
         (
-            "pretrain.tden",
-            {"recipe": {"objectives": {"msg": 1.0}}, "scheduled_sampling": {"scheme": "b"}},
-            r"`pretrain\.tden\.scheduled_sampling\.scheme: b`",
+            {"pretrain.tden": {"recipe": {"objectives": {"msg": 1.0}}, "scheduled_sampling": {"scheme": "b"}}},
+            "`pretrain.tden.scheduled_sampling.scheme: b`",
         ),
         (
-            "pretrain.tden",
-            {"view": "images", "captions_per_image": 2},
-            r"`pretrain\.tden\.captions_per_image: 2`: `tden` trains on one text per image",
+            {"pretrain.tden": {"view": "images", "captions_per_image": 2}},
+            "`pretrain.tden.captions_per_image: 2`: `tden` trains on one text per image",
         ),
         (
-            "finetune.found",
-            {"task": "retrieval", "start": "pretrain/tden", "options": {"temperature": 0.1}},
-            r"`finetune\.found`: `options\.temperature` does not apply to the model `tden`, which trains with a margin",
+            {"finetune.search": {"task": "retrieval", "start": "pretrain/tden", "options": {"temperature": 0.1}}},
+            "`finetune.search`: `options.temperature` does not apply to the model `tden`, which trains with a margin",
         ),
         (
-            "finetune.tden-captioning",
-            {"options": {"targets": "masked"}},
-            r"`finetune\.tden-captioning`: `options\.targets: masked`: the model `tden` does not generate by masked",
+            {WRITER: {"options": {"targets": "masked"}}},
+            f"`{WRITER}`: `options.targets: masked`: the model `tden` does not generate by masked",
         ),
         (
-            "finetune.tden-captioning",
-            {"options": {"label_smoothing": 1.5}},
-            r"`finetune\.tden-captioning\.options`: `label_smoothing: 1\.5` must be 0 to below 1",
+            {WRITER: {"options": {"label_smoothing": 1.5}}},
+            f"`{WRITER}.options`: `label_smoothing: 1.5` must be 0 to below 1",
+        ),
+        *(
+            ({run: EMA_AND_SNAPSHOTS}, f"`{run}`: `snapshots.keep` and `optimizer.ema_decay` would each replace the")
+            for run in ("finetune.tden-vqa", "pretrain.tden")
+        ),
+        ({"trainer": FSDP, WRITER: {"lora": {"rank": 8, "targets": ["qkv"]}}}, f"`{WRITER}.lora` does not work with"),
+        (
+            {"trainer": FSDP, WRITER: {"options": {"self_critical": {}}}},
+            f"`{WRITER}.options.self_critical` does not work with `trainer.strategy: fsdp`",
+        ),
+        ({WRITER: {"lora": {"targets": ["qkv"]}}}, "`lora` has no `rank`, so it would train all weights"),
+        (
+            {
+                "tokenizer": {"source": "vocab", "vocab": "data/raw/gpt2", "special_tokens": {"mask": "<m>"}},
+                "models.tden": {"text_init": "data/raw/gpt2"},
+            },
+            "`models.tden.text_init` does not work with `tokenizer.special",
         ),
         (
-            "finetune.tden-vqa",
-            {"snapshots": {"keep": 2}, "optimizer": {"lr": 1e-3, "ema_decay": 0.9}},
-            r"`finetune\.tden-vqa`: `snapshots\.keep` and `optimizer\.ema_decay` would each replace the result",
+            {"evaluate": {"tasks": {"vqa": {"beam_size": 5}}}},
+            "`evaluate.tasks.vqa.beam_size`: vqa has no such option; it does not search",
         ),
         (
-            "pretrain.tden",
-            {"snapshots": {"keep": 2}, "optimizer": {"lr": 1e-3, "ema_decay": 0.9}},
-            r"`pretrain\.tden`: `snapshots\.keep` and `optimizer\.ema_decay` would each replace the result",
+            {"evaluate": {"tasks": {"vqa": {"beam_sise": 5}}}},
+            "unknown key `evaluate.tasks.vqa.beam_sise`; did you mean `beam_size`?",
+        ),
+        ({"evaluate": {"tasks": {"vqqa": {}}}}, "`evaluate.tasks: vqqa` is unknown; did you mean `vqa`?"),
+        (
+            {"evaluate": {"tasks": {"captioning": {"consensus_neighbors": 3}}}},
+            "`evaluate.tasks.captioning`: `consensus_neighbors` selects",
+        ),
+        ({"evaluate": {"metrics": ["length"]}}, "`evaluate.metrics: length` is unknown"),
+        (
+            {"evaluate": {"tasks": {"captioning": {"max_caption_len": 999}}}},
+            "`evaluate.tasks.captioning.max_caption_len",
         ),
     ],
 )
-def test_what_training_would_refuse_is_refused_with_its_run(run: str, changes: dict[str, Any], message: str) -> None:
+def test_what_a_stage_would_refuse_is_refused_with_its_key(changes: dict[str, Any], message: str) -> None:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
-    section, _, name = run.partition(".")
-    raw[section][name] = {**raw[section].get(name, {}), **changes}
-    with pytest.raises(ParamsError, match=message):
+    for key, values in changes.items():
+        section, _, name = key.partition(".")
+        entries = raw.setdefault(section, {})
+        if name:
+            entries[name] = {**entries.get(name, {}), **values}
+        else:
+            entries.update(values)
+    with pytest.raises(ParamsError, match=re.escape(message)):
         check_runs(parse_params(raw))
 
 
