@@ -94,7 +94,7 @@ def rollback_task(
         champion_now: the champion to roll back; nothing is done if it was rolled back before.
 
     Raises:
-        DataError: there is no previous champion. Otherwise as `promote_task`.
+        DataError: there is no previous champion.
     """
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.promote import rollback

@@ -123,7 +123,8 @@ class TrainingJob:
         # for `vlp forget`, in case the training is interrupted
         if is_main_process():
             detector_id = self.data.manifest.detector_id if image_kind == "regions" else ""
-            record_provenance(self.work, self._provenance(), detector_id)
+            self._provenance = provenance_of(self.settings, self.files, params.trainer.stream)
+            record_provenance(self.work, self._provenance, detector_id)
 
     def _work_directory(self, modules: Sequence[str]) -> Path:
         """Return the folder of the resume state: another one whenever something that the result depends on changes."""
@@ -135,9 +136,6 @@ class TrainingJob:
             hardware |= {"stream": [trainer.stream.block_mb, trainer.stream.window]}
         identity = {"trainer": hardware, **self.settings, "code": code_hash(modules)}
         return self.workspace.work(self.stage.replace("@", "-"), fingerprint(identity, self.files))
-
-    def _provenance(self) -> dict[str, Any]:
-        return provenance_of(self.settings, self.files, self.params.trainer.stream)
 
     def run(
         self,
@@ -152,8 +150,7 @@ class TrainingJob:
 
         Raises:
             DataError: a later evaluation could not search these shards.
-            CheckpointError: the start does not match the prepared data, or see `training.run.fit`.
-            Preempted, NonFiniteLossError, ParamsError, ProcessLostError: see `training.run.fit`.
+            CheckpointError: the start does not match the prepared data.
         """
         if restore_unrecorded_result(self.workspace, self.work, self.stage):
             if is_main_process():
@@ -228,7 +225,7 @@ class TrainingJob:
         lora = self.section.lora if isinstance(self.section, FinetuneParams) else LoraParams()
         final = workspace.checkpoint(self.name)
         with output_directory(final) as directory:
-            info = dataclasses.replace(info, provenance=self._provenance())
+            info = dataclasses.replace(info, provenance=self._provenance)
             if lora.rank:
                 import_target(ADAPTERS["publish"])(
                     directory / ADAPTER_FOLDER,

@@ -26,7 +26,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: no such run, or an invalid value.
         MissingToolError: `lora` without peft.
         CheckpointError: the start is damaged, or was made from other features or with another vocabulary.
-        Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
     from vlp_models.pipeline.training_job import TrainingJob
     from vlp_models.tasks import TASKS, task_class

@@ -67,11 +67,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 def check_params(params: Params) -> PlanFacts:
-    """Check params.yaml as a whole, which builds every model on torch's meta device; return what the plan needs.
-
-    Raises:
-        ParamsError: see `check_runs`.
-    """
+    """Check params.yaml as a whole, which builds every model on torch's meta device; return what the plan needs."""
     with quick_imports():  # torch, which takes most of the time
         from vlp_models.models.meta_model import image_kinds
         from vlp_models.pipeline.check_params import check_runs, find_in_use
@@ -89,10 +85,7 @@ def planned_settings(params: Params, task: str) -> dict[str, Any]:
 
 
 def check_current(params: Params, workspace: Workspace, facts: PlanFacts) -> None:
-    """
-    Raises:
-        ParamsError: dvc.yaml is not what params.yaml gives.
-    """
+    """Check that dvc.yaml is what params.yaml gives."""
     file = workspace.root / FILE
     if not is_generated(workspace.root) or not file.exists():
         return

@@ -23,7 +23,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     Raises:
         ParamsError: no such run, or an invalid value.
         DataError, CheckpointError: an input is missing or does not match.
-        Preempted, NonFiniteLossError, CheckpointError: see `training.run.fit`.
     """
     from vlp_models.pipeline.training_job import TrainingJob
 
