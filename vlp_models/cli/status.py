@@ -202,14 +202,16 @@ def _collect_champions(root: Path, params: Params, result: Status, ask_mlflow: b
         # The champion's value is that of the ledger, which outlives its workspace; the others' are those of this one.
         values = {r["version"]: read_value(reports, r, metric, split) for r in receipts}
         champion_value = None if champion is None else _champion_value(entries, model, champion)
-        others = [r["version"] for r in receipts if r["version"] not in (champion, challenger)]
+        candidates = [r["version"] for r in receipts if r["version"] not in (champion, challenger)]
         result.tasks.append(
             {
                 "task": task,
                 "metric": metric,
                 "champion": _describe_version(champion, receipts, champion_value),
                 "challenger": _describe_version(challenger, receipts, values.get(challenger)),
-                "candidates": "; ".join(_describe_version(version, receipts, values[version]) for version in others),
+                "candidates": "; ".join(
+                    _describe_version(version, receipts, values[version]) for version in candidates
+                ),
             }
         )
 
@@ -218,8 +220,8 @@ def _aliases(root: Path, params: Params, result: Status) -> dict[str, dict[str, 
     try:
         from vlp_models.registry.client import connect
 
-        if gone := find_lost_versions(params.tracking, root):
-            result.notes.append(f"MLflow has lost {', '.join(gone)}; `vlp run register` registers again")
+        if lost := find_lost_versions(params.tracking, root):
+            result.notes.append(f"MLflow has lost {', '.join(lost)}; `vlp run register` registers again")
         client = connect(params.tracking, root)
         return {m.name: {k: int(v) for k, v in m.aliases.items()} for m in client.search_registered_models()}
     except Exception as error:  # whatever MLflow raises: the rest is still worth showing

@@ -106,30 +106,30 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
 
     Returns the first exit code that is not 0; no further command starts after it.
     """
-    waiting, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
+    pending, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
     stopping: list[int] = []
 
     def stop(received: int, frame: object) -> None:
         if not stopping:
             announce_stop("stopping; a running stage ends first, and a training saves its state")
         stopping.append(received)
-        waiting.clear()
+        pending.clear()
         for process in running:
             process.terminate()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     # Fill free places, wait a moment, collect those that have ended; a failure stops what has not started.
-    while waiting or running:
-        while waiting and len(running) < at_once:
-            running.append(start_supervised(waiting.pop(), environment))
+    while pending or running:
+        while pending and len(running) < at_once:
+            running.append(start_supervised(pending.pop(), environment))
         with contextlib.suppress(subprocess.TimeoutExpired):
             running[0].wait(timeout=0.2)
         for process in [process for process in running if process.poll() is not None]:
             running.remove(process)
             code = code or process.returncode
             if code:
-                waiting.clear()
+                pending.clear()
     return code
 
 
