@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from samples import with_values
 
 from vlp_models.data.batch import Batch, Pixels, Regions, collate_regions, get_regions
 from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput, blanked, find_non_finite
@@ -124,7 +125,7 @@ def test_batch_with_several_images_can_be_selected_emptied_and_blanked(
 
 def test_known_objects_belong_to_the_first_image(shards: Path, tokenizer: Tokenizer) -> None:
     reader, samples = read(REGIONS, shards, tokenizer)
-    boxed = [sample.with_values(boxes=((0.0, 0.0, 0.5, 0.5),)) for sample in samples[:1]]
+    boxed = [with_values(sample, boxes=((0.0, 0.0, 0.5, 0.5),)) for sample in samples[:1]]
     image = reader.image(boxed, known_objects=True)
     assert isinstance(image, Regions)
     first = torch.tensor([0.0, 0.0, 0.5, 0.5])

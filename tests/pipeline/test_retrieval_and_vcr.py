@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import with_values
 from toy_dataset import TINY, TRAINER
 
 from vlp_models.cli.presets import apply_overlay
@@ -164,7 +165,7 @@ def test_the_leaderboards_file_is_written_where_labels_are_hidden(
     dataset = ShardDataset(workspace.shards, "test", "choices")
     known = [dataset[i] for i in range(3)]
     place = EvalContext(source="scenes_vcr", validated=workspace.validated)
-    hidden = [sample.with_values(answer_label=None, rationale_label=None) for sample in known]
+    hidden = [with_values(sample, answer_label=None, rationale_label=None) for sample in known]
     for samples, written in ((known, False), (hidden, True)):
         rows = model.predict(model.collate(samples), samples)
         path = model.write_official(rows, place, "test", tmp_path)

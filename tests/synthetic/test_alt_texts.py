@@ -11,17 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alt_texts import without_boilerplate
 
 from vlp_models.data.formats import read_source
 from vlp_models.errors import ParamsError
 from vlp_models.params import DatasetParams, GeneratorParams
-from vlp_models.synthetic.scenes.captions import NOUNS
+from vlp_models.synthetic.scenes.captions import BOILERPLATE, NOUNS
 from vlp_models.synthetic.scenes.dataset import write, write_sentences
 from vlp_models.synthetic.scenes.language import VOCABULARY, check, split_words
 
 WEB = GeneratorParams(generator="web", seed=5, train=600, val=5, test=5, side=64)
 SHARES = ("mismatched", "hypernyms", "dropped_words", "boilerplate")
+
+
+def without_boilerplate(text: str) -> tuple[str, bool]:
+    """Return the sentence in an alt text, and whether it had boilerplate around it."""
+    for phrase in BOILERPLATE:
+        before, after = phrase.split("{}")
+        if text.startswith(before) and text.endswith(after) and len(text) > len(before) + len(after):
+            return text[len(before) : len(text) - len(after)], True
+    return text, False
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples import with_values
 from toy_dataset import Toy
 from toy_tasks import any_generator, learn, make, predict
 
@@ -54,7 +55,7 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
     ]
     write_table([row | {"provenance": ""} for row in train], "hypotheses", tmp_path)
 
-    hidden = [samples[0].with_values(gold_label=None), *samples[1:]]
+    hidden = [with_values(samples[0], gold_label=None), *samples[1:]]
     scored = task_model.score(rows, hidden, EvalContext(source="toy", validated=tmp_path))
     found = {score.metric: score for score in scored.scores}
     known = list(zip(rows, samples, strict=True))[1:]
@@ -80,7 +81,7 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
 
 def test_hidden_labels_are_predicted_but_not_trained_on(toy: Toy) -> None:
     task_model = make(toy, "entailment")
-    hidden = [sample.with_values(gold_label=None) for sample in samples_of(toy, "val")[:2]]
+    hidden = [with_values(sample, gold_label=None) for sample in samples_of(toy, "val")[:2]]
     batch = task_model.collate(hidden)
     assert [row["label"] for row in task_model.predict(batch, hidden)] == [None, None]
     with pytest.raises(DataError, match="hidden"):

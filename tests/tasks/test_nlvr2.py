@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples import with_values
 from toy_dataset import Toy
 from toy_tasks import any_generator, learn, make, predict
 
@@ -70,7 +71,7 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
     first = samples_of(toy, "val")
     labels = [True, True, False, True, False, True, None, None]
     samples = [
-        s.with_values(label=label, group=f"g{i // 2}") for i, (s, label) in enumerate(zip(first, labels, strict=True))
+        with_values(s, label=label, group=f"g{i // 2}") for i, (s, label) in enumerate(zip(first, labels, strict=True))
     ]
     predicted = [True, True, True, True, False, False, True, True]
     rows = [

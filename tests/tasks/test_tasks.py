@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
+from samples import with_values
 from toy_dataset import COLORS, Toy
 from toy_tasks import any_generator, double, learn, make, predict
 
@@ -110,7 +111,7 @@ def test_adjacent_captions_share_an_encoded_image_with_equal_gradients(toy: Toy)
     captioning = make(toy, "captioning").double()
     dataset = ShardDataset(toy.shards, "train", "captions")
     one, other = dataset[0], dataset[1]
-    samples = [one, one.with_values(sample_id="again", text="a red dog"), other]
+    samples = [one, with_values(one, sample_id="again", text="a red dog"), other]
     gradients = []
     for order in ([0, 1, 2], [0, 2, 1]):  # adjacent, or separate
         batch = double(captioning.collate([samples[i] for i in order]))
@@ -133,7 +134,7 @@ def test_rewards_and_masked_words_do_not_share_images(toy: Toy) -> None:
 @pytest.mark.parametrize("task", ["vqa", "nlvr", "nlvr2"])
 def test_hidden_answers_are_predicted_but_not_trained_on(toy: Toy, task: str) -> None:
     task_model = make(toy, task)
-    sample = ShardDataset(toy.shards, "test", task_model.view)[0].with_values(answers=(), label=None)
+    sample = with_values(ShardDataset(toy.shards, "test", task_model.view)[0], answers=(), label=None)
     batch = task_model.collate([sample])
     assert len(task_model.predict(batch, [sample])) == 1
     with pytest.raises(DataError, match="hidden"):

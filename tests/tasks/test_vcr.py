@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from samples import with_values
 from toy_dataset import COLORS, Toy
 from toy_tasks import any_generator, double, learn, make, predict
 
@@ -84,7 +85,7 @@ def test_loss_is_a_cross_entropy_over_four_per_subtask(toy: Toy, subtask: str) -
 def test_answer_does_not_depend_on_the_rationales(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20).eval()
     samples = samples_of(toy, "train", 3)
-    changed = [sample.with_values(rationales=("a", "a", "a", "a"), rationale_label=0) for sample in samples]
+    changed = [with_values(sample, rationales=("a", "a", "a", "a"), rationale_label=0) for sample in samples]
     before, after = (task_model.predict(task_model.collate(s), s) for s in (samples, changed))
     for one, other in zip(before, after, strict=True):
         assert one["answer_probabilities"] == pytest.approx(other["answer_probabilities"], abs=2e-6)
@@ -106,7 +107,7 @@ def test_image_is_encoded_once_for_all_its_texts(toy: Toy) -> None:
 def test_hidden_labels_give_rationales_for_every_answer(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20)
     known, other = samples_of(toy, "train", 2)
-    hidden = other.with_values(answer_label=None, rationale_label=None)
+    hidden = with_values(other, answer_label=None, rationale_label=None)
     batch = task_model.collate([known, hidden])
     assert len(batch.text) == 2 * 20
     first, second = task_model.predict(batch, [known, hidden])
@@ -125,7 +126,7 @@ def test_batch_of_one_and_image_without_regions(toy: Toy) -> None:
     (sample,) = samples_of(toy, "train", 1)
     assert sample.regions is not None
     empty = {name: getattr(sample.regions, name)[:0] for name in ("features", "boxes", "class_probs", "scores")}
-    for variant in (sample, sample.with_values(boxes=()), replace(sample, regions=replace(sample.regions, **empty))):
+    for variant in (sample, with_values(sample, boxes=()), replace(sample, regions=replace(sample.regions, **empty))):
         loss = task_model.loss(task_model.collate([variant]), generator=any_generator())
         loss.mean.backward()
         assert torch.isfinite(loss.mean)
@@ -134,7 +135,7 @@ def test_batch_of_one_and_image_without_regions(toy: Toy) -> None:
 def test_blank_image_hides_regions_and_objects(toy: Toy) -> None:
     task_model = make(toy, "vcr", max_text_len=20, blank_images=True).eval()
     a, b = samples_of(toy, "train", 2)
-    other_image = replace(a, regions=b.regions).with_values(boxes=b["boxes"])
+    other_image = with_values(replace(a, regions=b.regions), boxes=b["boxes"])
     rows = [task_model.predict(task_model.collate([s]), [s])[0] for s in (a, other_image)]
     assert rows[0]["answer_probabilities"] == rows[1]["answer_probabilities"]
 

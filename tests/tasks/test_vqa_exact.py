@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from samples import with_values
 from toy_dataset import Toy
 from toy_tasks import make, predict
 
@@ -15,7 +16,7 @@ from vlp_models.tasks.scoring import EvalContext
 def test_single_right_answer_is_a_full_target_and_scored_exactly(toy: Toy, tmp_path: Path) -> None:
     task_model, dataset = make(toy, "vqa"), ShardDataset(toy.shards, "val", "questions")
     questions = [dataset[i] for i in range(len(dataset))]
-    samples = [sample.with_values(answers=(sample["answers"][0],)) for sample in questions]
+    samples = [with_values(sample, answers=(sample["answers"][0],)) for sample in questions]
     targets_BA = task_model.targets(samples)
     assert targets_BA is not None and targets_BA.sum(1).tolist() == [1.0] * len(samples)
 

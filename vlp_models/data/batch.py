@@ -338,11 +338,14 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
     return ScoredRegions(**vars(regions), scores_BR=torch.from_numpy(confidence)) if scores else regions
 
 
-def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min_overlap: float = 0.5) -> RegionArrays:
+MIN_OVERLAP = 0.5  # of a box with a region whose features it takes
+
+
+def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]]) -> RegionArrays:
     """Return the regions with known objects first, which `collate_regions` then keeps.
 
     An object has its own box, and the feature and class probabilities of the detected region with the largest overlap;
-    zeros if none reaches `min_overlap` (intersection over union). Its score is 1.
+    zeros if none reaches `MIN_OVERLAP` (intersection over union). Its score is 1.
 
     Args:
         boxes: of the objects, x1, y1, x2, y2 as fractions.
@@ -362,7 +365,7 @@ def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]], min
         union_KN = area_K[:, None] + area_N - common_KN
         overlap_KN = (common_KN / np.maximum(union_KN, np.finfo(np.float32).tiny)).astype(np.float32)
         best_K = overlap_KN.argmax(1)
-        match_K = overlap_KN[np.arange(len(boxes)), best_K] >= min_overlap
+        match_K = overlap_KN[np.arange(len(boxes)), best_K] >= MIN_OVERLAP
         features[match_K], class_probs[match_K] = (
             regions.features[best_K[match_K]],
             regions.class_probs[best_K[match_K]],

@@ -109,10 +109,15 @@ class FeatureStore:
 
     def __init__(self, directory: Path, detector_id: str | None = None) -> None:
         self._directory = directory
-        manifest = _read_manifest(directory)
-        self.detector_id: str = manifest["detector_id"]
-        self.feature_dim: int = manifest["feature_dim"]
-        self.classes: list[str] = manifest["classes"]
+        path = directory / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            check_numbers(manifest)
+            self.detector_id: str = manifest["detector_id"]
+            self.feature_dim: int = manifest["feature_dim"]
+            self.classes: list[str] = manifest["classes"]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DataError(f"{path}: not a manifest of features: {error}; run `dvc repro features`") from None
         if detector_id is not None and detector_id != self.detector_id:
             raise DataError(
                 f"{directory}: features of detector {self.detector_id}, expected {detector_id}; "
@@ -174,21 +179,6 @@ def _check(image_id: str, regions: RegionArrays, first: RegionArrays) -> None:
             )
     if regions.boxes.size and (regions.boxes.min() < 0 or regions.boxes.max() > 1):
         raise DataError(f"image {image_id}: boxes must be fractions of width and height, 0 to 1")
-
-
-def _read_manifest(directory: Path) -> dict[str, Any]:
-    path = directory / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        missing = [key for key in ("detector_id", "feature_dim", "classes") if key not in manifest]
-        check_numbers(manifest)
-        if not isinstance(manifest, dict):
-            raise TypeError("not a JSON object")
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{path}: {error}; run `dvc repro features`") from None
-    if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}; run `dvc repro features`")
-    return manifest
 
 
 def _open(path: Path) -> Any:

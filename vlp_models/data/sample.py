@@ -93,7 +93,3 @@ class Sample:
 
     def __getitem__(self, column: str) -> Any:
         return self.values[column]
-
-    def with_values(self, **values: Any) -> Sample:
-        """Return the sample with other values of its columns."""
-        return replace(self, values={**self.values, **values})

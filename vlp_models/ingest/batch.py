@@ -114,6 +114,7 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> str:
             line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
             digest.update(line)
             file.write(line)
+        # a batch is complete once it is renamed, so its content must be on disk before
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()

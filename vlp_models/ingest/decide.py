@@ -82,11 +82,13 @@ def _find_changed_copies(staging: Staging, index: HashIndex, rules: NearRules) -
     """Find changed copies of evaluation images, those of the index in the submission and the other way round."""
     verdicts: dict[int, Verdict] = {}
     splits = {image: split for image, split, *_ in _undecided(staging)}
+    # copies of indexed evaluation images in the submission
     for ids, near in index_in_blocks(index.fingerprints(held_out=True), rules):
         for images, fingerprints in batches(staging.fingerprints()):
             for match in near.search(fingerprints):
                 image, number = images[match.query], ids[match.indexed]
                 _add_verdict(verdicts, image, splits[image], index.image(number), describe_match(match))
+    # copies of the submission's evaluation images among indexed training images
     for images, near in index_in_blocks(staging.fingerprints(held_out=True), rules):
         for ids, fingerprints in batches(index.fingerprints(held_out=False)):
             for match in near.search(fingerprints):
@@ -111,6 +113,7 @@ def _add_verdict(verdicts: dict[int, Verdict], image: int, split: str, indexed: 
 def _compare_within_submission(staging: Staging, radius: int, rules: NearRules) -> None:
     # images of test before those of val before those of train: the copy in the lower split is rejected
     rows = sorted(_undecided(staging), key=lambda row: (-SPLITS.index(row[1]), row[0]))
+    # sorted and distinct; positions in it stand for the hashes
     hashes = np.unique(np.array([unsigned(row[4]) for row in rows if row[4] is not None], np.uint64))
     near = _near_values(hashes, radius)
     copies: dict[int, dict[int, str]] = defaultdict(dict)  # image -> evaluation images it is a copy of -> how
@@ -124,6 +127,7 @@ def _compare_within_submission(staging: Staging, radius: int, rules: NearRules) 
     verdicts: dict[int, Verdict] = {}
     for image, split, sha256, pixels, perceptual in rows:
         keys: list[bytes | int] = [sha256, pixels]
+        # the cheapest comparison first
         original, how = first.get(sha256), "byte for byte"
         if original is None:
             original, how = first.get(pixels), "pixel for pixel"

@@ -35,6 +35,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
         return _finish(report, workspace)
     reference = read_json(path)
     dataset = workspace.root / params.ingest.dataset
+    # batches that the last training did not have
     new = [batch.name for batch in batch_folders(dataset) if batch.name not in reference["batches"]]
     rows = Rows(dataset, new)
     if not new or not any(True for _ in rows):

@@ -32,6 +32,7 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
         path = root / name
         try:
             entry: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+            # paths are relative to `wdir`, which is relative to the file
             (out,) = entry["outs"]
             folder = Path(os.path.normpath(path.parent / entry.get("wdir", ".") / out["path"]))
         except (OSError, yaml.YAMLError, KeyError, ValueError, TypeError, AttributeError) as error:

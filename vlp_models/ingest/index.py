@@ -64,7 +64,7 @@ class HashIndex:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.connection = self._open(path)
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError:  # damaged, or of another version
             path.unlink()
             self.connection = self._open(path)
 
@@ -96,6 +96,7 @@ class HashIndex:
         Raises:
             DataError: a batch is tracked but missing, or damaged.
         """
+        # a batch whose .dvc file is here must be here too: else its images would count as new
         on_disk = {batch.name for batch in batch_folders(dataset)}
         absent = sorted(path.stem for path in dataset.glob("*.dvc") if path.stem not in on_disk)
         if absent:
@@ -149,6 +150,7 @@ class HashIndex:
             How many could not be read; `prepare` quarantines them.
         """
         origin = f"data/{source}"
+        # the images with the state of their files, for the comparisons below; the index may be too large for memory
         run = self.connection.execute
         run("CREATE TEMP TABLE IF NOT EXISTS listed (image_id TEXT, split TEXT, path TEXT, state TEXT)")
         run("DELETE FROM listed")
@@ -169,6 +171,7 @@ class HashIndex:
                 f"DELETE FROM listed WHERE ({columns}) IN (SELECT {columns} FROM images WHERE origin = ?)",
                 (origin,),
             )
+        # what remains is new or changed
         query = "SELECT rowid, path, split FROM listed ORDER BY rowid"
         paths = ((number, path, split != "train") for number, path, split in self._stream(query))
         results = iter(hash_files(paths))
@@ -211,6 +214,7 @@ class HashIndex:
 
     def perceptual_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield ids (int64) and perceptual hashes (uint64) of all images that have one, a block at a time."""
+        # SQLite's integers are signed: the same bits are read as unsigned
         cursor = self.connection.execute("SELECT id, perceptual FROM images WHERE perceptual IS NOT NULL")
         while rows := cursor.fetchmany(2 * BLOCK):
             table = np.array(rows, np.int64)
@@ -247,6 +251,7 @@ class HashIndex:
 
 def _image_rows(batch: Path) -> Iterator[tuple[Any, ...]]:
     """Yield origin, id, split, hashes and fingerprint of each image of a batch."""
+    # fingerprints come in the order of the images, one each
     last, fingerprints = "", read_fingerprints(batch / FINGERPRINTS)
     with (batch / PAIRS).open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):

@@ -104,6 +104,7 @@ def _ingest_all(
         require_project(workspace.root)
     path, keypoints = workspace.root / ".work" / "ingest" / "index.sqlite", params.validate.near_duplicates.keypoints
     entries = [{"name": submission.name, "state": "", "batch": ""} for submission in submissions]
+    # a second try, with a new index, goes on with the submission at which the damage was found
     pending, problems = deque(zip(submissions, entries, strict=True)), []
     for is_last_try in (False, True):
         try:
@@ -135,6 +136,7 @@ def _ingest_one(submission: Submission, entry: dict[str, Any], run: _Run, check:
         entry: of the report, in which the state and the counts are set; it has a batch already if the index was found
             damaged after that was written.
     """
+    # the state of its files, compared again after they are read
     try:
         snapshot = submission.snapshot()
     except OSError as error:
@@ -250,6 +252,7 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
         with_train = has_held_out or index.has_train(name)
         with extracted_in(workspace.interim(name)):
             rows = read_source(name, source, workspace.root)["images"]
+        # rows with an unknown split go to quarantine in `prepare`
         listed = [
             (row["image_id"], row["split"], row["path"])
             for row in rows

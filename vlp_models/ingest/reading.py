@@ -66,12 +66,14 @@ class Staging:
         """
         if submission.listing.stat().st_size > MAX_LISTING:
             raise DataError(f"{submission.listing}: more than {MAX_LISTING >> 30} GiB; split the submission")
+        # the rules of captions that `validate` applies later, so that no accepted pair is refused there
         rules = [rule for rule in rules_for("captions", params) if rule.column in ("text", *text_columns(""))]
         tables = Tables()
         run = self.connection.execute
         run("BEGIN")
         for line, record in read_pairs(submission.listing, tables):
             provenance = printable(line)
+            # lines that the reader skipped since the last row
             self._add_unreadable(tables)
             try:
                 path, split = read_image_name(record), read_split(record) or "train"
@@ -108,6 +110,7 @@ class Staging:
                 (image, caption, language, provenance),
             )
         self._add_unreadable(tables)
+        # of equal captions of one image the first stays
         run(
             "UPDATE pairs SET verdict = 'duplicate', rule = 'caption_unique', reason = 'the image has this caption' "
             "WHERE verdict IS NULL AND id NOT IN (SELECT min(id) FROM pairs WHERE verdict IS NULL "
@@ -127,7 +130,7 @@ class Staging:
             "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
         ).fetchall()
         results = hash_all(items, job, processes)
-        # a block of images per transaction
+        # a block of images per transaction, which is faster than one each
         while block := list(islice(results, BLOCK)):
             self.connection.execute("BEGIN")
             for number, hashes in block:

@@ -56,6 +56,7 @@ class Submission:
         root, lines, age, now = str(self.folder), [], math.inf, time.time()
         try:
             for path, status in self._entries():
+                # the change time is the kernel's; a clock that was ahead gives a time in the future
                 age = min(age, abs(now - status.st_ctime))
                 if not stat.S_ISDIR(status.st_mode):
                     about = f"{status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
@@ -100,6 +101,7 @@ def find_submissions(inbox: Path | None, tracked: list[Path]) -> tuple[list[Subm
     entries: list[Path] = []
     if inbox is not None and inbox.is_dir():
         entries = [path for path in sorted(inbox.iterdir()) if not _ignored(path)]
+    # listings in the inbox itself, whose images may be anywhere in it
     loose = [path for path in entries if path.suffix.lower() in LISTINGS and path.is_file() and not path.is_symlink()]
     submissions += [Submission(printable(path.name), path.parent, path, loose=True) for path in loose]
     folders = [path for path in entries if path.is_dir() or path.is_symlink()]

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -204,11 +204,11 @@ class Tables:
             if isinstance(rows, TableWriter | _Lines):
                 rows.close()
 
-    def describe_ignored(self, limit: int = 8) -> str:
+    def describe_ignored(self) -> str:
         """Return `ignored columns: license, photographer`; empty if every column is read."""
         names = sorted(self.ignored)
-        more = f" and {len(names) - limit} more" if len(names) > limit else ""
-        return f"ignored columns: {', '.join(names[:limit])}{more}" if names else ""
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        return f"ignored columns: {', '.join(names[:8])}{more}" if names else ""
 
     def keep_lines(self, of: Callable[[str], bool]) -> None:
         """Remove ground truth and languages of all images for which `of` is false."""
@@ -258,6 +258,19 @@ class RecordError(ValueError):
     def __init__(self, reason: str, rule: str = "record_readable") -> None:
         super().__init__(reason)
         self.rule = rule
+
+
+def check_unused(key: str, local: str, used_in: Mapping[str, str]) -> None:
+    """Check that an id is that of no earlier record.
+
+    Args:
+        used_in: id -> provenance of its record.
+
+    Raises:
+        RecordError: under the rule `id_unique`.
+    """
+    if local in used_in:
+        raise RecordError(f"{key} {local} is already used in {used_in[local]}", rule="id_unique")
 
 
 def join_id(source: str, local: str | int) -> str:

@@ -221,8 +221,7 @@ class _Images:
     ) -> None:
         """Add one image; if it is listed twice, or in two splits, validation reports the second row."""
         image_id = join_id(self.name, local)
-        if split == "train":
-            split = hold_out(self.tables, self.params, image_id, photo_id(local))
+        split = hold_out(self.tables, self.params, image_id, photo_id(local), split)
         # `limit` counts images: what belongs to the others is dropped by `cut`
         if self.params.limit and self.counts.get(split, 0) >= self.params.limit:
             self.cut.add(local)

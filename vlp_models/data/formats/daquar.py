@@ -79,9 +79,7 @@ def read(name: str, params: DaquarParams, base: Path) -> Tables:
                         tables.skipped["questions about unlisted photos"] += 1
                         continue
                     image_id = join_id(name, photo)
-                    split = lists[photo] if listed else file_split
-                    if split == "train":
-                        split = hold_out(tables, params, image_id, photo)
+                    split = hold_out(tables, params, image_id, photo, lists[photo] if listed else file_split)
                     # a photo in two splits would leak answers
                     if splits.get(photo, split) != split:
                         raise RecordError(f"{photo} is {split} here and {splits[photo]} before", rule="split_disjoint")

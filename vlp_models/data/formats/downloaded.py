@@ -172,7 +172,7 @@ def _read_tsv(path: Path, name: str, params: SourceParams, split: str, pictures:
                 continue
             count += 1
             image_id = join_id(name, local)
-            image_split = hold_out(tables, params, image_id, local) if split == "train" else split
+            image_split = hold_out(tables, params, image_id, local, split)
             text = get_sentence({"caption": parts[0]}, "caption")
             file = os.path.normpath(picture)
             image = image_row(image_id, source=name, split=image_split, path=file, provenance=provenance)

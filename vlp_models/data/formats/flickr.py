@@ -188,9 +188,7 @@ def _read(
                     raise RecordError(f"photo {photo} was {photos[photo]} before and is {file} here", rule="id_unique")
                 if photo not in photos:
                     # a photo is added with its first caption
-                    photos[photo], split = file, splits[photo]
-                    if split == "train":
-                        split = hold_out(tables, params, image_id, photo)
+                    photos[photo], split = file, hold_out(tables, params, image_id, photo, splits[photo])
                     if params.limit and counts[split] >= params.limit:
                         cut.add(photo)
                     else:

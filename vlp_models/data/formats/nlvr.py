@@ -26,7 +26,18 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlp_models.data.formats.base import RecordError, Row, Tables, fills, get, get_id, get_sentence, image_row, join_id
+from vlp_models.data.formats.base import (
+    RecordError,
+    Row,
+    Tables,
+    check_unused,
+    fills,
+    get,
+    get_id,
+    get_sentence,
+    image_row,
+    join_id,
+)
 from vlp_models.data.formats.files import read_lines, require_directory
 from vlp_models.data.formats.splits import SplitsParams, safe_name, select_splits
 from vlp_models.data.names import Names
@@ -79,8 +90,7 @@ def _read_split(tables: Tables, name: str, split: str, directory: Path, params: 
         provenance = f"{split}/{provenance}"
         with tables.record("statements", provenance):
             identifier = get_id(record, "identifier")
-            if identifier in used_in:
-                raise RecordError(f"identifier {identifier} is already used in {used_in[identifier]}", rule="id_unique")
+            check_unused("identifier", identifier, used_in)
             image_split = SPLITS[split]
             folder = str(record.get("directory", ""))
             if split == "train" and folder in held_out:
@@ -282,10 +292,7 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
         with tables.record("image_pairs", provenance):
             identifier = get_id(record, "identifier")
             with tables.record("image_pairs", provenance, join_id(name, identifier)):
-                if identifier in used_in:
-                    raise RecordError(
-                        f"identifier {identifier} is already used in {used_in[identifier]}", rule="id_unique"
-                    )
+                check_unused("identifier", identifier, used_in)
                 of_set, pair, sentence = _parts(identifier, split)
                 directory = safe_name(get_id(record, "directory")) if split == "train" else ""
                 stem = f"{split}-{of_set}-{pair}"

@@ -283,11 +283,8 @@ def _add_images(name: str, params: SourceParams, tables: Tables, database: Datab
             tables.divided[join_id(name, row["key"].lstrip("/"))] = row["together"] or row["key"]
     for row in image_rows():
         image_id = join_id(name, row["key"].lstrip("/"))
-        unit, split = row["together"] or row["key"], row["split"]
-        if division:
-            split = division.split_of(unit)
-        elif split == "train":
-            split = hold_out(tables, params, image_id, unit)
+        unit = row["together"] or row["key"]
+        split = division.split_of(unit) if division else hold_out(tables, params, image_id, unit, row["split"])
         image = image_row(image_id, source=name, split=split, path=row["path"], provenance=row["provenance"])
         tables["images"].append(image)
 

@@ -35,6 +35,7 @@ from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    check_unused,
     fills,
     get_id,
     get_sentence,
@@ -134,39 +135,43 @@ def fill(
     listed = read_lists(name, params, root, {}, tables) if params.split_files or params.karpathy else None
     names = Names(listed.splits if listed else ())
     folder = photo_folder(root, params.images)
-    used_in: dict[str, str] = {}
     files: dict[str, str] = {}  # file name in the record -> existing file name
+
+    def locate(file: str, file_split: str) -> tuple[str, str, str] | None:
+        """Return the id, the existing file and the split of a record's photo; None if it is in no list."""
+        photo = photo_id(file)
+        if listed is None:
+            return photo, file, file_split
+        photo = names.match(photo) or photo
+        # SNLI-VE's photos are Flickr30k's; a list may be of Flickr8k's
+        if photo not in listed.splits:
+            return None
+        if file not in files:
+            exists = (folder / file).is_file()
+            files[file] = file if exists else safe_name(listed.files.get(photo, file))
+        return photo, files[file], listed.splits[photo]
+
+    used_in: dict[str, str] = {}
     images: dict[str, tuple[str, str]] = {}  # image -> its path and split
     counts: Counter[str] = Counter()
     for provenance, record, file_split in records:
         with tables.record("hypotheses", provenance):
             local = get_id(record, "pairID")
             with tables.record("hypotheses", provenance, join_id(name, local)):
-                if local in used_in:
-                    raise RecordError(f"pairID {local} is already used in {used_in[local]}", rule="id_unique")
+                check_unused("pairID", local, used_in)
                 if record.get("gold_label") == UNDECIDED:
                     used_in[local] = provenance
                     tables.skipped["hypotheses without a majority label"] += 1
                     continue
                 hypothesis = parse(local, record)
                 used_in[local] = provenance  # only now: of a repeated id the first readable record is kept
-                photo = photo_id(hypothesis.file)
-                if listed is not None:
-                    photo = names.match(photo) or photo
-                # SNLI-VE's photos are Flickr30k's; a list may be of Flickr8k's
-                if listed is not None and photo not in listed.splits:
+                located = locate(hypothesis.file, file_split)
+                if located is None:
                     tables.skipped["hypotheses about unlisted photos"] += 1
                     continue
-                file = hypothesis.file
-                if listed is not None:
-                    if file not in files:
-                        exists = (folder / file).is_file()
-                        files[file] = file if exists else safe_name(listed.files.get(photo, file))
-                    file = files[file]
+                photo, file, split = located
                 image_id = join_id(name, stem(file))
-                split = listed.splits[photo] if listed else file_split
-                if split == "train":
-                    split = hold_out(tables, params, image_id, photo)
+                split = hold_out(tables, params, image_id, photo, split)
                 # one id is one file in one split, whatever the order of the records
                 path = os.path.normpath(folder / file)
                 first_path, first_split = images.get(image_id, (path, split))

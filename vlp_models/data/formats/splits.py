@@ -117,8 +117,8 @@ def stem(file: str) -> str:
     return path.stem if path.suffix.lower() in FORMATS else path.name
 
 
-def hold_out(tables: Tables, params: SourceParams, image_id: str, unit: str) -> str:
-    """Return the split of a training image: val for `params.val_fraction` of the units, else train.
+def hold_out(tables: Tables, params: SourceParams, image_id: str, unit: str, split: str = "train") -> str:
+    """Return the split of an image: val for `params.val_fraction` of the units of train, else unchanged.
 
     With `params.group_near_duplicates` the unit is recorded: `prepare` joins the units of near-duplicates and divides
     them again.
@@ -126,6 +126,8 @@ def hold_out(tables: Tables, params: SourceParams, image_id: str, unit: str) -> 
     Args:
         unit: what stays together: the photo's id, or its group.
     """
+    if split != "train":
+        return split
     if params.val_fraction and params.group_near_duplicates:
         tables.held_out[image_id] = unit
     return split_held_out(unit, params.val_fraction)

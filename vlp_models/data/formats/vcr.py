@@ -20,6 +20,7 @@ from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
+    check_unused,
     fills,
     get,
     get_id,
@@ -79,8 +80,7 @@ def read(name: str, params: SplitsParams, base: Path) -> Tables:
             with tables.record("choices", provenance):
                 local = get_id(record, "annot_id")
                 with tables.record("choices", provenance, join_id(name, local)):
-                    if local in used_in:
-                        raise RecordError(f"annot_id {local} is already used in {used_in[local]}", rule="id_unique")
+                    check_unused("annot_id", local, used_in)
                     image = images.find(record, split, provenance)
                     tables["choices"].append(_row(join_id(name, local), image, record, provenance))
                     used_in[local] = provenance  # only now: of a repeated id the first readable record is kept
