@@ -21,14 +21,20 @@ def fold_name(name: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold()).replace("\\", "/")
 
 
+def _fold_all(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return folded name -> names."""
+    folded: dict[str, list[str]] = {}
+    for name in names:
+        folded.setdefault(fold_name(name), []).append(name)
+    return folded
+
+
 class Names:
     """Names among which one is looked up that may differ in letter case, Unicode form or slashes."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = dict.fromkeys(names)
-        self._folded: dict[str, list[str]] = {}
-        for name in self._names:
-            self._folded.setdefault(fold_name(name), []).append(name)
+        self._folded = _fold_all(self._names)
         self._suggested = 0
 
     def match(self, name: str) -> str | None:
@@ -106,8 +112,5 @@ class FileNames:
                 names = sorted(os.listdir(folder))  # noqa: PTH208 (names only)
             except OSError:
                 names = []
-            # folded name -> names
-            listing = self._listings[folder] = {}
-            for name in names:
-                listing.setdefault(fold_name(name), []).append(name)
+            self._listings[folder] = _fold_all(names)
         return self._listings[folder]

@@ -96,9 +96,6 @@ def _ingest_all(
     """Ingest one submission after the other; return why some were rejected.
 
     An index that turns out to be damaged is deleted, and the rest is done with a new one.
-
-    Raises:
-        sqlite3.DatabaseError: the new index is damaged as well.
     """
     if params.ingest.track:
         require_project(workspace.root)

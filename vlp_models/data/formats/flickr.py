@@ -69,9 +69,6 @@ def _lines(
     Args:
         parse: line -> file name of the photo, number and text of its caption; raises `RecordError`.
         header: the first line names columns.
-
-    Raises:
-        DataError: no line has the format.
     """
     good, bad, first = 0, 0, 0
     for number, line in enumerate(open_lines(path, "captions of photos"), start=1):
