@@ -235,7 +235,6 @@ def test_batches_without_reward_are_counted_and_warned_about_once(
         loss.mean.backward()
         assert float(loss.mean) == 0.0
         assert float(loss.parts["zero_rewards"].mean) == 1.0
-    assert loss_of.zero_batches == 2
     assert capsys.readouterr().err.count("contributes no gradient") == 1
     assert not any(p.grad.any() for p in task.parameters() if p.grad is not None)
 

@@ -232,6 +232,7 @@ def load_checkpoint_weights(module: nn.Module, weights: Mapping[str, Tensor], wh
     Raises:
         CheckpointError: lists missing and unexpected names, and shapes that differ.
     """
+    # Tied weights are stored once, so a checkpoint need not have the others' names.
     state = module.state_dict()
     tied = tied_names(state)
     missing = sorted(set(state) - set(weights) - set(tied))
@@ -253,7 +254,7 @@ def tied_names(state: Mapping[str, Tensor]) -> frozenset[str]:
     first: set[tuple[Any, ...]] = set()
     tied: set[str] = set()
     for name, tensor in state.items():
-        if tensor.numel():
+        if tensor.numel():  # all empty tensors have the same address
             memory = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
             if memory in first:
                 tied.add(name)

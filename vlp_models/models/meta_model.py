@@ -71,6 +71,7 @@ class _SkipInitialization(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # An initializer's first argument is the tensor, which it returns.
         kwargs = kwargs or {}
         if func.__name__ in INITIALIZERS:
             return args[0] if args else kwargs["tensor"]

@@ -87,6 +87,7 @@ def load_matching(model: nn.Module, weights: Mapping[str, Tensor], *, tables: Co
     Raises:
         CheckpointError: no weight fits.
     """
+    # The state's tensors are the model's own, so copying into them loads the weights.
     state = model.state_dict()
     left_out, missing = [], set(state)
     for name, tensor in weights.items():

@@ -231,6 +231,7 @@ def pair_features(model: Any, image: Image, text: Text) -> Tensor:
     """Return the feature of each text with its image: pooled by the model, or the mean of the image's states. [N, P]"""
     if isinstance(model, Fuses):
         return model.fuse(image, text).pooled_BP
+    # The mean over real parts of the image: (N, R, D) -> (N, D)
     located = model.locate(image, text)
     mask_NR1 = located.mask_NR[..., None]
     return (located.states_NRD * mask_NR1).sum(1) / mask_NR1.sum(1).clamp(min=1)
@@ -338,6 +339,7 @@ class RegionObjective(SharedObjective):
 
         candidates_BR: bool, the regions that can be predicted.
         """
+        # Candidates among real regions; features and class probabilities of the hidden ones become zero. [B, R]
         image = regions_of(pairs)
         hidden_BR = select_regions(image.mask_BR & candidates_BR, pairs.mask_probability, pairs.generator)
         shown_BR1 = ~hidden_BR[..., None]
@@ -464,6 +466,7 @@ class PretrainingModel(nn.Module):
         Raises:
             ParamsError: an unknown objective, or a shared one for a batch without images or without texts.
         """
+        # A name that the model has itself is never in `objective_heads`.
         model_objectives = {name: learners for name, learners in objectives.items() if name not in self.objective_heads}
         losses: dict[str, Loss] = {}
         if model_objectives:

@@ -105,7 +105,7 @@ def load_image_init(model: nn.Module, p: ModelParams, data: PreparedData, root: 
     except CheckpointError as error:
         raise CheckpointError(f"params.yaml: `{where}: {p.image_init}`: {error}") from None
     modules = ", ".join(sorted({name.partition(".")[0] for name in report.loaded}))
-    logger.info("%s: %s of %s weights in %s", p.image_init, f"{_count(model, report):,}", imported.what, modules)
+    logger.info("%s: %s of %s weights in %s", p.image_init, f"{_count(model, report):,}", imported.origin, modules)
     for note in imported.notes:
         logger.info("  %s", note)
     file = None if library_of(p.image_init) else find_weights_file(p.image_init, root, where)

@@ -48,7 +48,6 @@ FEATURES, CAPTIONS, FREQUENCIES = "index.safetensors", "index.json", "index-freq
 SAMPLING_SEED = 1  # every image gets the same random numbers
 MAX_TOKENS_AT_ONCE = 20_000  # captions x tokens in an untrusted search.json: decoding keeps a state for each
 MAX_IMAGES = 200_000  # each caption's search compares all of them
-SEARCH_PARAMS = SEARCH_OPTIONS  # the keys of `evaluate` that a caption depends on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +181,7 @@ class CaptionSearch:
     def save(self, directory: Path) -> None:
         """Write the settings and the index."""
         directory.mkdir()
-        write_json(directory / SETTINGS, {name: getattr(self.settings, name) for name in SEARCH_PARAMS})
+        write_json(directory / SETTINGS, {name: getattr(self.settings, name) for name in SEARCH_OPTIONS})
         if self.settings.consensus_neighbors and self.index is not None:
             self.index.save(directory)
 
@@ -194,7 +193,7 @@ class CaptionSearch:
         """
         file = directory / SETTINGS
         try:
-            stored = {name: value for name, value in dict(read_json(file)).items() if name in SEARCH_PARAMS}
+            stored = {name: value for name, value in dict(read_json(file)).items() if name in SEARCH_OPTIONS}
             settings = build(EvaluateParams, stored, where="search", file=str(file))
             if max(settings.beam_size, settings.consensus_samples) * settings.max_caption_len > MAX_TOKENS_AT_ONCE:
                 raise ValueError(f"more than {MAX_TOKENS_AT_ONCE:,} tokens at once")

@@ -28,9 +28,9 @@ from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Generates, GeneratesByMasks
 from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import Loss
-from vlp_models.params import EvaluateParams
+from vlp_models.params import SEARCH_OPTIONS, EvaluateParams
 from vlp_models.tasks.base import RequestFormat, TaskModel, TaskOptions, TrainingLoss
-from vlp_models.tasks.caption_search import SEARCH_PARAMS, CaptionSearch, open_captioned_images
+from vlp_models.tasks.caption_search import CaptionSearch, open_captioned_images
 from vlp_models.tasks.scoring import (
     BLIND,
     CONSTANT,
@@ -90,7 +90,7 @@ class Captioning(TaskModel):
     headlines = ("CIDEr", "BLEU-4", "METEOR", "faithful captions")
     baselines_to_beat = (CONSTANT, NEAREST)
     blind_fields = ("caption",)
-    search_options = SEARCH_PARAMS
+    search_options = SEARCH_OPTIONS
     request = RequestFormat()
 
     def __init__(

@@ -76,7 +76,7 @@ class SelfCriticalLoss:
         self.reward = reward
         self.params = params
         self.max_len = captioning.info.max_text_len - 1  # tokens, [SEP] included, after [CLS]
-        self.zero_batches = 0  # batches of this process in which no caption earned a reward
+        self._has_warned = False  # of a batch in which no caption earned a reward
         self._reward_seconds = 0.0  # spent on rewards in the current step
         self._step_start: float | None = None  # of the current step
 
@@ -95,7 +95,13 @@ class SelfCriticalLoss:
         advantage_N = advantages(reward_BK, self.params.baseline, greedy_B).flatten()
         rewarded = bool(reward_BK.any()) or (greedy_B is not None and bool(greedy_B.any()))
         is_zero = count_over_ranks(rewarded) == 0
-        self._warn_about_zeros(is_zero)
+        if is_zero and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "self-critical training: no caption of this batch shares an n-gram that counts with its references, so "
+                "it contributes no gradient. Single batches like this are normal; if `zero_rewards` stays 1, start "
+                "from a captioner trained with cross-entropy, on a training split of many images"
+            )
 
         # One teacher-forced pass over all samples: (N, T), each with the row of its image
         sampled = [h for group in samples_BK for h in group]
@@ -195,17 +201,6 @@ class SelfCriticalLoss:
         ids_NT = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, self._tokenizer.pad_id)
         lengths_N1 = torch.tensor([[len(row)] for row in rows])
         return Text(ids_BT=ids_NT, mask_BT=torch.arange(ids_NT.shape[1]) < lengths_N1).to(device)
-
-    def _warn_about_zeros(self, is_zero: bool) -> None:
-        if not is_zero:
-            return
-        self.zero_batches += 1
-        if self.zero_batches == 1:
-            logger.warning(
-                "self-critical training: no caption of this batch shares an n-gram that counts with its references, so "
-                "it contributes no gradient. Single batches like this are normal; if `zero_rewards` stays 1, start "
-                "from a captioner trained with cross-entropy, on a training split of many images"
-            )
 
     def _start_step(self) -> dict[str, Part]:
         """Return the reward's share of the previous step's time, and start timing the next."""

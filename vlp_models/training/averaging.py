@@ -39,6 +39,7 @@ class WeightAverage(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
         self._step = trainer.global_step
+        # A new run's average starts as its weights; a resumed run's is whole in the checkpoint.
         current = pl_module.model.state_dict()
         source = self._average or current
         self._average = {name: sharded_like(source[name].detach(), tensor).clone() for name, tensor in current.items()}
@@ -135,7 +136,7 @@ class Snapshots(Callback):
         Raises:
             CheckpointError: a file is missing or damaged.
         """
-        ranked = self._ranked()
+        ranked = self._ranked()  # best first
         if not ranked:
             logger.warning("snapshots: the run had no validation; using the last weights")
             return
@@ -145,6 +146,7 @@ class Snapshots(Callback):
                 raise CheckpointError(
                     f"{file}: missing, or damaged (its sha256 does not match); delete {self._work} to start over"
                 )
+        # Buffers are those of the best; parameters are averaged, in float64.
         snapshots = [load_file(file) for file in files]
         result = dict(snapshots[0])
         if len(snapshots) > 1:

@@ -82,6 +82,7 @@ class LoaderFactory:
         self.train = AugmentedDataset(train, self.generated, control=self.control) if self.generated else train
         val = ShardDataset(self.shards, "val", self.view, self.sources, **options, by_block=False)
         self.val = Subset(val, _spread(len(val)))
+        # How an epoch is shuffled: freely, in blocks of a stream, or with texts of an image next to each other
         self._order = choose_order(self.train, self.stream, self.texts_per_image)
 
     def __call__(self, rank: int, world_size: int) -> tuple[ResumableLoader, ResumableLoader | None]:
@@ -158,6 +159,7 @@ class Windows:
 
     def samples_at(self, update: int) -> int:
         """Return how many samples the first `update` updates use over all processes; repeated ones count again."""
+        # update = epochs * self.updates + windows * self.repeats + repeats
         epochs, rest = divmod(update, self.updates)
         windows, repeats = divmod(rest, self.repeats)
         # Whole windows count `self.repeats` times, and the window that the last update reads `repeats` times so far.

@@ -62,11 +62,17 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
     on_cpu = params.accelerator == "cpu" or (params.accelerator == "auto" and not torch.cuda.is_available())
     _check_strategy(params, model, processes, on_cpu)
     try:
+        strategy: Strategy | str = "auto"
+        if params.strategy == "fsdp":
+            strategy = ShardedStrategy(processes)
+        elif params.strategy == "ddp" or processes > 1:
+            # A task leaves parts of the model unused (ISM's poolers, for example), which plain DDP treats as an error.
+            strategy = DDPStrategy(find_unused_parameters=True)
         return Trainer(
             accelerator=params.accelerator,
             devices=params.devices,
             num_nodes=params.num_nodes,
-            strategy=_make_strategy(params, processes),
+            strategy=strategy,
             sync_batchnorm=processes > 1 and not on_cpu,
             precision=precision,
             max_epochs=-1,  # `fit` sets the number of updates
@@ -100,15 +106,6 @@ def _check_strategy(params: TrainerParams, model: nn.Module, processes: int, on_
         )
 
 
-def _make_strategy(params: TrainerParams, processes: int) -> Strategy | str:
-    if params.strategy == "fsdp":
-        return ShardedStrategy(processes)
-    if params.strategy == "ddp" or processes > 1:
-        # A task leaves parts of the model unused (ISM's poolers, for example), which plain DDP treats as an error.
-        return DDPStrategy(find_unused_parameters=True)
-    return "auto"
-
-
 class ShardedStrategy(ModelParallelStrategy):
     """Lightning's strategy for `fully_shard`, with whole tensors in checkpoints."""
 
@@ -124,6 +121,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         module = cast(nn.Module, self.lightning_module)
+        # Checkpoints have whole tensors: each process takes its part of them.
         current = module.state_dict()
         state = dict(checkpoint["state_dict"])
         for name, tensor in current.items():
@@ -206,6 +204,7 @@ def set_threads(model: nn.Module, trainer: TrainerParams) -> None:
     if trainer.torch_threads:
         torch.set_num_threads(trainer.torch_threads)
         return
+    # A task's model contains the pretrained one, which declares its inputs.
     declared = [getattr(module, "inputs", None) for module in model.modules()]
     images = [inputs.image for inputs in declared if isinstance(inputs, ModelInputs)]
     without_pixels = bool(images) and not any(isinstance(image, PixelInput) for image in images)
@@ -225,7 +224,7 @@ def choose_precision(params: TrainerParams) -> Precision:
     `auto` is bf16-mixed on a GPU that supports bfloat16, otherwise 32-true: on CPUs, the same numbers everywhere.
     `bf16-where-native` is also bf16-mixed on a CPU where bfloat16 is faster (`has_native_bfloat16`).
     """
-    if params.precision in ("32-true", "bf16-mixed"):
+    if params.precision in ("32-true", "bf16-mixed"):  # set explicitly: the same on every machine
         return cast(Precision, params.precision)
     on_gpu = use_cuda(params.accelerator)
     if params.precision == "auto":

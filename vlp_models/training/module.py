@@ -140,14 +140,17 @@ class TrainingModule(LightningModule):
         update = self.trainer.global_step
         is_first = update != self._window_update
         if is_first:
+            # A new update: its window is empty, and a failed update is undone to the buffers as they are now.
             self.window, self._window_update = [], update
             self._buffers_before.take()
             self._set_training_mode()
             if isinstance(self.loss, LooksAhead) and self.loss.looks_ahead:
+                # Contrast over the whole update: embed all of its pairs first, from the same random states as below.
                 window = [batch, *(b.to(self.device, non_blocking=True) for b in self._remaining())]
                 with spare_buffers(self.model):
                     self.loss.look_ahead(window, lambda number: self._seed_dropout(self.micro_batches + number))
 
+        # Dropout and corruption of this micro-batch, by its number in the run.
         self._seed_dropout(self.micro_batches)
         loss = self.loss(batch, update=update, generator=self._generator(CORRUPTION, self.micro_batches))
         totals = total_over_ranks(loss)
@@ -197,6 +200,7 @@ class TrainingModule(LightningModule):
         """Replace the divisor of a single loss, the first micro-batch's count, by the count of all micro-batches."""
         if len(self.window) == 1 or len(self._counts) > 1:
             return
+        # Gradients of the sum were divided by the first micro-batch's count; multiply by that and divide by all counts.
         (name,) = self._counts
         count = torch.stack([micro_batch.totals.counts[name] for micro_batch in self.window]).sum()
         factor = at_least_one(self._counts[name]) / at_least_one(count)
@@ -238,10 +242,7 @@ class TrainingModule(LightningModule):
         self.micro_batches = checkpoint["micro_batches"]
 
     def on_train_start(self) -> None:
-        """
-        Raises:
-            CheckpointError: the processes resumed from different checkpoints.
-        """
+        """Check that all processes resumed from the same checkpoint."""
         steps = [step for (step,) in sizes_over_ranks((self.trainer.global_step,))]
         if len(set(steps)) > 1:
             raise CheckpointError(
@@ -269,6 +270,7 @@ class TrainingModule(LightningModule):
         finally:
             self._mode_epoch = -1  # sets training mode again, also within an epoch
             self._set_training_mode()
+        # `validation_losses` gathered the root module's weights; training's forward pass gathers them again.
         if isinstance(self, FSDPModule):
             self.reshard()
         return totals
@@ -296,8 +298,9 @@ class TrainingModule(LightningModule):
         """Restore the buffers from before the update, write a report, and return the error to raise."""
         self._buffers_before.restore()
         step = self.trainer.global_step
+        # All samples of the update so far, with the losses of each of its micro-batches
         samples: list[str] = []
-        losses: list[dict[str, str]] = []  # of each micro-batch
+        losses: list[dict[str, str]] = []
         for micro_batch in self.window:
             samples += micro_batch.sample_ids
             means = mean_losses([micro_batch.totals])

@@ -67,6 +67,7 @@ def normalize(weighted: WeightedLosses, counts: Mapping[str, Tensor]) -> Tensor:
 
 def mean_losses(window: Sequence[Totals]) -> dict[str, Tensor]:
     """Return the loss and the means of its parts over several micro-batches; a part without any item is left out."""
+    # By loss: its sum and count over the window, and its weight. By part: what each micro-batch has of it
     sums: dict[str, Tensor] = {}
     counts: dict[str, Tensor] = {}
     parts: dict[str, list[Part]] = {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -47,6 +47,7 @@ def named_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     groups: dict[str, list[nn.Parameter]] = {}
     for name, child in module.named_children():
         groups |= named_groups(child) if name == "model" else {name: list(child.parameters())}
+    # A shared parameter stays in the first group that has it; groups without any parameter are left out.
     used_ids: set[int] = set()
     for name, parameters in groups.items():
         groups[name] = [p for p in parameters if id(p) not in used_ids]
@@ -116,6 +117,8 @@ class Freezing:
     def train(self, epoch: int) -> None:
         """Set training mode, except for what is frozen in this epoch."""
         self._module.train()
+        # A module is in eval mode if all of its parameters are frozen; one without parameters (dropout) follows its
+        # parents.
         frozen = {id(p) for p in self.frozen(epoch)}
         for module in self._module.modules() if frozen else ():
             parameters = list(module.parameters())
@@ -147,6 +150,7 @@ def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.O
     grouped = {id(p) for parameters in groups.values() for p in parameters}
     ungrouped = [p for p in trained if id(p) not in grouped]
     in_blocks = set(map(id, block_matrices(module)))
+    # Parameters in no group of `optimizer.groups` come first, so that their rate is the one that is logged.
     parts = _group_optimizers(ungrouped, params, GroupParams(), in_blocks)
     for name, parameters in groups.items():
         group = params.groups[name]
@@ -176,6 +180,7 @@ def _group_optimizers(
         # The group's rate is Muon's; what Muon can't update gets the run's optimizer and rate.
         muon_lr = lr if group.lr is not None else params.muon_lr or lr
         kind, lr = params.kind, params.lr
+    # Muon takes the matrices; embeddings, heads, biases and norms stay with Adam or SGD.
     matrices = [p for p in parameters if uses_muon and p.ndim == 2 and id(p) in muon_candidates]
     in_muon = set(map(id, matrices))
     remaining = parameter_groups([p for p in parameters if id(p) not in in_muon], decay)
@@ -243,6 +248,7 @@ def learning_rate_factor(step: int, *, total: int, params: OptimizerParams) -> f
     warmup = round(params.warmup_fraction * total)
     if step < warmup:
         return (step + 1) / warmup
+    # From 1 at the end of the warm-up to 0 after the last update
     remaining = max(0.0, (total - step) / max(1, total - warmup))
     if params.schedule in ("constant", "steps"):
         factor = params.decay_by ** sum(step >= round(share * total) for share in params.decay_at)
@@ -294,8 +300,10 @@ def orthogonalize(
     tall = x.shape[-2] > x.shape[-1]
     if tall:  # the Gram matrix of the shorter side is cheaper
         x = x.mT
+    # The iteration converges for singular values up to 1; the Frobenius norm is at least the largest one.
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=eps)
     for _ in range(steps):
+        # x <- a x + (b G + c G^2) x with G = x x'
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
@@ -350,31 +358,48 @@ class Muon(torch.optim.Optimizer):
         local_weights = [own_part(p) for p in weights]
         gradients = [own_part(p.grad) for p in weights]
         momenta = [own_part(self.state[p]["momentum_buffer"]) for p in weights]
+        # B = momentum * B + (1 - momentum) * gradient. Nesterov: the next B, if the gradient stayed the same.
         momentum = group["momentum"]
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         directions = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
         torch._foreach_mul_(local_weights, 1 - group["lr"] * group["weight_decay"])
-        rank, processes = _share_of(weights)
-        my_indices = [i for i in range(len(weights)) if i % processes == rank]
-        updates = self._orthogonalized([weights[i] for i in my_indices], [directions[i] for i in my_indices])
-        if processes > 1:
-            updates = _from_all(dict(zip(my_indices, updates, strict=True)), local_weights)
-        for p, weight, update in zip(local_weights, weights, updates, strict=True):
+        for p, weight, update in zip(local_weights, weights, self._orthogonalize(weights, directions), strict=True):
+            # The update's root mean square is 1 / sqrt(max(H, W)): `match_rms_adamw` makes it 0.2, about AdamW's.
             rows, columns = weight.shape
             square = max(rows, columns) if group["adjust"] == "match_rms_adamw" else max(1, rows / columns)
             ratio = math.sqrt(square) * (0.2 if group["adjust"] == "match_rms_adamw" else 1.0)
             p.add_(own_part(sharded_like(update, weight)), alpha=-group["lr"] * ratio)
 
-    def _orthogonalized(self, weights: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
-        """Return the orthogonalized directions, whole also where weights are sharded; equal shapes are stacked."""
-        updates: list[Tensor] = [directions[i] for i in range(len(weights))]
-        for indices in _stackable(weights):
+    def _orthogonalize(self, weights: list[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
+        """Return the orthogonalized directions, whole also where weights are sharded."""
+        # Processes of a CPU that hold the same weights divide the matrices: the iterations take as long as half of a
+        # small model's step. On GPUs and with sharded weights every process computes all of them.
+        rank, processes = 0, 1
+        in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if in_group and all(own_part(p) is p and p.device.type == "cpu" for p in weights):
+            rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        # Small matrices of equal shape, device and type are stacked; a large one is a group of its own.
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for i, weight in enumerate(weights):
+            if i % processes == rank:
+                is_small = max(weight.shape) <= MAX_BATCHED_SIDE
+                groups[(weight.shape, weight.device, weight.dtype, None if is_small else i)].append(i)
+        updates = list(directions)
+        for indices in groups.values():
             first = weights[indices[0]]
             stacked_NHW = torch.stack([whole_like(directions[i], weights[i]) for i in indices])
-            found_NHW = orthogonalize(stacked_NHW, dtype=self._iteration_dtype(first.device, first.dtype))
-            for i, update in zip(indices, found_NHW.unbind(), strict=True):
+            updated_NHW = orthogonalize(stacked_NHW, dtype=self._iteration_dtype(first.device, first.dtype))
+            for i, update in zip(indices, updated_NHW.unbind(), strict=True):
                 updates[i] = update
-        return updates
+        if processes == 1:
+            return updates
+        # Add up over processes. In each place all processes but one have zeros, so no digit changes.
+        parts = []
+        for i, (update, p) in enumerate(zip(updates, weights, strict=True)):
+            parts.append(update.to(p.dtype) if i % processes == rank else torch.zeros_like(p))
+        flat = torch.cat([part.flatten() for part in parts])
+        torch.distributed.all_reduce(flat)
+        return [part.view_as(p) for part, p in zip(flat.split([p.numel() for p in weights]), weights, strict=True)]
 
     def _iteration_dtype(self, device: torch.device, weight_dtype: torch.dtype) -> torch.dtype:
         if self._dtype is not None:
@@ -382,34 +407,3 @@ class Muon(torch.optim.Optimizer):
         if weight_dtype == torch.float64:
             return torch.float64
         return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
-
-
-def _share_of(weights: list[Tensor]) -> tuple[int, int]:
-    """Return (rank, processes) if processes of a CPU that hold the same weights may divide the iterations, else (0, 1).
-
-    They take as long as half of a small model's step. On GPUs and with sharded weights every process runs them all.
-    """
-    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-    if alone or any(own_part(p) is not p or p.device.type != "cpu" for p in weights):
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
-
-
-def _from_all(computed: dict[int, Tensor], like: list[Tensor]) -> list[Tensor]:
-    """Return the updates of all matrices, given this process's, by their place in `like`.
-
-    They are added up over processes. In each place all processes but one have zeros, so no digit changes.
-    """
-    parts = [computed[i].to(p.dtype) if i in computed else torch.zeros_like(p) for i, p in enumerate(like)]
-    flat = torch.cat([part.flatten() for part in parts])
-    torch.distributed.all_reduce(flat)
-    return [part.view_as(p) for part, p in zip(flat.split([p.numel() for p in like]), like, strict=True)]
-
-
-def _stackable(weights: list[Tensor]) -> list[list[int]]:
-    """Group the indices of small weights of equal shape, device and type; a large weight is a group of its own."""
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for i, weight in enumerate(weights):
-        small = max(weight.shape) <= MAX_BATCHED_SIDE
-        groups[(weight.shape, weight.device, weight.dtype, None if small else i)].append(i)
-    return list(groups.values())

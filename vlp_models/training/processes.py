@@ -29,7 +29,7 @@ from vlp_models.params import TrainerParams
 
 logger = get_logger(__name__)
 
-PATIENCE = 20.0  # seconds that a forked process may take to end after this one
+END_TIMEOUT = 20.0  # seconds that a forked process may take to end after this one
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -66,6 +66,7 @@ def forked_processes(count: int) -> Iterator[None]:
         return
     with _variables(count):
         parent, children = os.getpid(), []
+        # A fork copies what is in these buffers, and both processes would write it.
         sys.stdout.flush()
         sys.stderr.flush()
         for rank in range(1, count):
@@ -73,6 +74,7 @@ def forked_processes(count: int) -> Iterator[None]:
             if child:
                 children.append(child)
                 continue
+            # The forked process: it runs the block and ends here, without the cleanup of the code around it.
             code = 1
             try:
                 _die_with(parent)
@@ -100,6 +102,7 @@ def forked_processes(count: int) -> Iterator[None]:
 @contextmanager
 def _variables(count: int) -> Iterator[None]:
     """Set the environment variables of rank 0 for a group of `count` processes while the block runs."""
+    # A free port on which the processes meet. It is closed before they open it, so another program may take it first.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -125,8 +128,8 @@ def _die_with(parent: int) -> None:
 
 
 def _wait_for(children: list[int]) -> None:
-    """Wait until forked processes have ended, but not longer than PATIENCE; remove those that did from the list."""
-    deadline = time.monotonic() + PATIENCE
+    """Wait until forked processes have ended, but not longer than END_TIMEOUT; remove those that did from the list."""
+    deadline = time.monotonic() + END_TIMEOUT
     while children and time.monotonic() < deadline:
         children[:] = [child for child in children if os.waitpid(child, os.WNOHANG) == (0, 0)]
         time.sleep(0.01)

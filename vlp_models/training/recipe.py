@@ -91,6 +91,7 @@ def make_recipe(params: RecipeParams, *, supported: Sequence[str], section: str 
         ParamsError: an objective that the model does not have, no objective at all, shares of `alternate` that are not
             whole numbers, or settings that contradict each other.
     """
+    # `weight` is a factor of a loss; `share` is how often an objective is trained, of samples or of updates.
     where = f"params.yaml: `{section}.recipe"
     for name, objective in params.objectives.items():
         if name not in supported:
@@ -145,6 +146,7 @@ class PretrainingLoss:
 
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         arguments = self._arguments(batch, update, generator)
+        # Candidates of contrast: the pairs of the update's other micro-batches, embedded by `look_ahead`
         if self.looks_ahead and update is not None:
             position = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
             other_pairs = [pairs for number, (_, pairs) in enumerate(self._window) if number != position]

@@ -61,19 +61,26 @@ class Recorder(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         assert isinstance(pl_module, TrainingModule)
         step = trainer.global_step
-        if step == self._step:
+        if step == self._step:  # between the micro-batches of an update
             return
         self._step = step
         epoch_ended = self._train.epoch_ended
         if step % self.every and not epoch_ended and step < trainer.max_steps:
             return
+        # The losses of the update that just ended, over all of its micro-batches and all processes
         losses = mean_losses([micro_batch.totals for micro_batch in pl_module.window])
         row: dict[str, Any] = {"step": step, "epoch": self._train.epoch + 1}
         row |= {name: float(value) for name, value in losses.items()}
         row["lr"] = pl_module.learning_rate
         if pl_module.gradient_norm is not None:
             row["gradient_norm"] = float(pl_module.gradient_norm)
-        row |= self._timing(step)
+        # Speed since the last line; `waiting_share` is the loader's part of that time, without validation.
+        seconds = max(time.perf_counter() - self._last_line[0], 1e-9)
+        samples = self._train.samples_at(step) - self._train.samples_at(self._last_line[1])
+        row["seconds"] = round(self.seconds, 3)
+        row["samples_per_s"] = round(samples / seconds, 1)
+        row["waiting_share"] = round((self._train.waited - self._waited) / seconds, 4)
+        row["time"] = int(time.time() * 1000)  # ms, as in MLflow
         if epoch_ended and self._val is not None:
             validation = pl_module.validate(self._val)
             row |= validation
@@ -83,17 +90,6 @@ class Recorder(Callback):
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         self._last_line, self._waited = (time.perf_counter(), step), self._train.waited
-
-    def _timing(self, step: int) -> dict[str, float]:
-        now = time.perf_counter()
-        seconds = now - self._last_line[0]
-        samples = self._train.samples_at(step) - self._train.samples_at(self._last_line[1])
-        return {
-            "seconds": round(self.seconds, 3),
-            "samples_per_s": round(samples / max(seconds, 1e-9), 1),
-            "waiting_share": round((self._train.waited - self._waited) / max(seconds, 1e-9), 4),  # without validation
-            "time": int(time.time() * 1000),  # ms, as in MLflow
-        }
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._total_seconds = self.seconds

@@ -174,6 +174,7 @@ class CooperativeStop(Callback):
             self._handlers = {number: signal.signal(number, self._request_stop) for number in STOP_SIGNALS}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        # A signal may reach one process only, or several at different times: all stop after the same update.
         step = trainer.global_step
         if step == self._step:  # accumulated gradients are not part of the saved state
             return

@@ -82,24 +82,14 @@ class Plan:
         """Return the plan of a run in params.yaml."""
         return cls(**{f.name: getattr(section, f.name) for f in fields(cls) if hasattr(section, f.name)})
 
-    def total_steps(self, updates: int) -> int:
-        """Return the updates of the whole run, given those of an epoch.
-
-        Raises:
-            ParamsError: an invalid number.
-        """
-        for name, least in (("seed", 0), ("max_steps", 0), ("max_epochs", 1)):
-            if getattr(self, name) < least:
-                raise ParamsError(f"params.yaml: `{name}: {getattr(self, name)}` must be at least {least}")
-        return self.max_steps or updates * self.max_epochs
-
     def check(self) -> None:
         """
         Raises:
             ParamsError: an invalid number, or two averages at once.
         """
-        if self.accumulate < 1:
-            raise ParamsError(f"params.yaml: `accumulate: {self.accumulate}` must be at least 1")
+        for name, least in (("accumulate", 1), ("seed", 0), ("max_steps", 0), ("max_epochs", 1)):
+            if getattr(self, name) < least:
+                raise ParamsError(f"params.yaml: `{name}: {getattr(self, name)}` must be at least {least}")
         if self.snapshots.keep and self.optimizer.ema_decay:
             raise ParamsError(
                 "params.yaml: `snapshots.keep` and `optimizer.ema_decay` would each replace the result; set one of "
@@ -160,7 +150,7 @@ def fit(
             "other lengths on each process; use `ddp`"
         )
     _silence_lightning()
-    torch.set_flush_denormal(True)
+    torch.set_flush_denormal(True)  # vanishing activations and moments are slow on CPUs otherwise
     processes = count_processes(plan.cpu_processes, trainer, model, getattr(loaders, "batch_size", 0))
     trainer = replace(trainer, devices=max(trainer.devices, processes))
     set_threads(model, trainer)
@@ -181,17 +171,18 @@ def _fit(
     tracker: Tracker | None,
 ) -> FitResult:
     """Train in this process, as one of `trainer.devices` times `trainer.num_nodes`."""
-    # The precision and threads of the run's first start, the trainer, and the data of this process.
+    # The newest checkpoint, with the precision and threads of the run's first start.
     start = newest_resume_point(work, tidy=is_main_process())
     machine_precision = choose_precision(trainer)
     precision = machine_precision
     if start is not None:  # a run keeps its precision on another machine, and its threads
         precision, threads = read_precision_and_threads(start.path)
         keep_threads(threads, trainer, title)
+    # The trainer, and the data of this process. An update is a window of micro-batches.
     lightning = make_trainer(trainer, model, accumulate=plan.accumulate, precision=precision)
     batches, val = loaders(lightning.global_rank, lightning.world_size)
     train = Windows(batches, plan.accumulate, getattr(loss, "updates_per_batch", 1))
-    total = plan.total_steps(train.updates)
+    total = plan.max_steps or train.updates * plan.max_epochs
     lightning.fit_loop.epoch_loop.max_steps = total
     module = TrainingModule(
         model,
@@ -205,7 +196,9 @@ def _fit(
     )
 
     log = work / LOG
-    average, snapshots = _averages(plan, work)
+    # At most one of the two averages the weights (`Plan.check`).
+    average = WeightAverage(plan.optimizer.ema_decay) if plan.optimizer.ema_decay else None
+    snapshots = Snapshots(work, plan.snapshots) if plan.snapshots.keep else None
     recorder = Recorder(log, trainer.log_every_steps, train, val, snapshots)
     resume_points = ResumePoints(work, trainer.checkpoint_every_steps, total)
     is_main = lightning.is_global_zero
@@ -276,12 +269,6 @@ def _run_lightning(
         if explained is None:
             raise
         raise explained from error
-
-
-def _averages(plan: Plan, work: Path) -> tuple[WeightAverage | None, Snapshots | None]:
-    """Return the callback that averages weights, if any: at most one of the two (`Plan.check`)."""
-    average = WeightAverage(plan.optimizer.ema_decay) if plan.optimizer.ema_decay else None
-    return average, Snapshots(work, plan.snapshots) if plan.snapshots.keep else None
 
 
 def _log_precision(title: str, precision: Precision, machine_precision: Precision, trainer: TrainerParams) -> None:

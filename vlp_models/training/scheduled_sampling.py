@@ -63,6 +63,7 @@ def schedule(
         paths: path -> its objectives, for the paths with any objective in the recipe.
         coin: `a` of scheme C: True if the first of the two paths goes first.
     """
+    # The second pass needs only the objectives that read words: ISM, for example, would compute the same again.
     everything = frozenset(objectives)
     with_words = frozenset(name for names in paths.values() for name in names) & everything
     if scheme == "a":
@@ -70,6 +71,7 @@ def schedule(
     first_path, second_path = paths
     if scheme == "b":
         return Schedule(first=everything, second=with_words, source={first_path: second_path, second_path: first_path})
+    # C: one path goes first, and the other reads its predictions; each objective is in one pass only.
     leading, following = (first_path, second_path) if coin else (second_path, first_path)
     second = frozenset(paths[following]) & everything
     return Schedule(first=everything - second, second=second, source={following: leading})
@@ -87,6 +89,7 @@ class TwoPassLoss:
     ramp: RampParams
 
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
+        # One corruption for both passes: what is hidden, and so the targets, are the same.
         objectives = self.recipe.objectives(update)
         corruption = self.model.corrupt(
             batch, objectives=dict.fromkeys(objectives), generator=generator, mask_probability=self.mask_probability

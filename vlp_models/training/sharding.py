@@ -110,12 +110,14 @@ class Sharding:
         self._modules = list(module.modules())
         # What sharding changes of each module, for `undo`: its class, its attributes' names, its hooks.
         self._before = [(type(child), set(vars(child)), _hooks(child)) for child in self._modules]
+        # A scalar cannot be divided: every process holds it, and averages its gradient itself (`average_replicated`).
         scalars = {parameter for parameter in module.parameters() if parameter.ndim == 0}
         units = [(child, UNITS[type(child)]) for child in self._modules if type(child) in UNITS]
         for unit, names in [*units, (module, tuple(methods))]:
             fully_shard(unit, mesh=mesh, ignored_params=scalars)
             for name in names:
                 register_fsdp_forward_method(unit, name)
+        # Attributes that sharding added to each module
         self._added = []
         for child, (_, attributes, _) in zip(self._modules, self._before, strict=True):
             self._added.append(set(vars(child)) - attributes)

@@ -141,7 +141,7 @@ def test_timm_or_torchvision_resnet_becomes_the_cnn(tmp_path: Path) -> None:
         facts=FACTS, family="soho", config={**_settings(), "backbone_stage": 3, "backbone_options": {}}
     )
     save_file(theirs.state_dict(), tmp_path / "resnet18.safetensors")
-    assert read_parts(tmp_path / "resnet18.safetensors", asked).what == "a CNN's"
+    assert read_parts(tmp_path / "resnet18.safetensors", asked).origin == "a CNN's"
     with pytest.raises(CheckpointError, match="`--name` must be a model of family"):
         read_parts(tmp_path / "resnet18.safetensors", ImportRequest(facts=FACTS, config=asked.config, family="vlmo"))
     with pytest.raises(CheckpointError, match="not a resnet101"):  # a model that leaves its config to the defaults
@@ -183,7 +183,7 @@ def test_berts_first_layers_become_the_transformer_next_to_a_cnn(tmp_path: Path)
     save_file(cnn, tmp_path / "backbone.safetensors")
     asked = ImportRequest(facts=FACTS, family="soho", config=_settings(), vocabulary=tuple(vocabulary))
     imported = read_parts(tmp_path, asked)
-    assert imported.what == "a CNN's and BERT's"
+    assert imported.origin == "a CNN's and BERT's"
     left = shallow.load_state_dict(dict(imported.weights), strict=False)
     assert {name.partition(".")[0] for name in left.missing_keys} == {
         "hidden_cell",

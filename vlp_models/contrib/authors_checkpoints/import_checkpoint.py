@@ -143,7 +143,7 @@ def import_checkpoint(
         write_text(directory / PRESET, _preset(imported, name, workspace.relative(out), preset_config))
     next_step = f"vlp use {workspace.relative(out / PRESET)}"
     return [
-        f"{out}: {imported.what} weights in {', '.join(sorted(_modules(weights)))}",
+        f"{out}: {imported.origin} weights in {', '.join(sorted(_modules(weights)))}",
         f"randomly initialized (seed {seed}): {', '.join(sorted(_modules(missing))) or 'nothing'}",
         *([f"left out: {', '.join(imported.left_out)}"] if imported.left_out else []),
         f"to start from it: {next_step}; params.yaml then has the model `{name}`, and runs may start at initial/{name}",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vlp_models.data.bert_folder import WEIGHTS
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.bert import BertMapping, BertSizes, convert_bert_folder
+from vlp_models.models.convert.bert import BertMapping, BertSizes, read_bert
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, choose_heads, read_state_dict
 from vlp_models.models.convert.soho import convert_backbone
 from vlp_models.models.soho.config import SOHOConfig
@@ -104,7 +104,7 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
     config |= _map_vqa(mapping) if task else _map_pretraining(mapping, vocab)
     return ImportedModel(
         family="soho",
-        what=f"SOHO's {task or 'pretraining'}",
+        origin=f"SOHO's {task or 'pretraining'}",
         config=config,
         head=mapping.pop_head(),
         weights=mapping.weights,
@@ -185,6 +185,6 @@ def read_parts(source: Path, request: ImportRequest) -> ImportedModel:
     if cnn_files:
         weights |= convert_backbone(read_state_dict(cnn_files[0]), config)
     if has_bert:
-        weights |= convert_bert_folder(source, request).weights
+        weights |= read_bert(source, request).weights
     parts = " and ".join(name for name, part in (("a CNN's", cnn_files), ("BERT's", has_bert)) if part)
-    return ImportedModel(family="soho", what=parts, config=request.config, weights=weights, reads_regions=False)
+    return ImportedModel(family="soho", origin=parts, config=request.config, weights=weights, reads_regions=False)

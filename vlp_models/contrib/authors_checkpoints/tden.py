@@ -162,7 +162,7 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str =
     name = kind.partition(" ")[0]
     return ImportedModel(
         family="tden",
-        what=f"TDEN's {name}",
+        origin=f"TDEN's {name}",
         config=config,
         weights=mapping.weights,
         task=None if name == "pretraining" else name,

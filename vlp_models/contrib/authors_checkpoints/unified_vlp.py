@@ -100,7 +100,7 @@ def convert_unified_vlp(state: Mapping[str, Tensor], *, heads: int = 0, task: st
     }
     return ImportedModel(
         family="unified_vlp",
-        what=f"Unified VLP's {model_task or 'pretraining'}",
+        origin=f"Unified VLP's {model_task or 'pretraining'}",
         config=config,
         weights=weights,
         task=model_task or None,

@@ -99,7 +99,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     left_out = ("left out: text_embeddings.position_embeddings.weight, which nothing reads",) if relative else ()
     return ImportedModel(
         family="vlmo",
-        what=f"VLMo's {task or 'pretraining'}",
+        origin=f"VLMo's {task or 'pretraining'}",
         config=config,
         weights=mapping.weights,
         task=task or None,

@@ -6,7 +6,6 @@ first ones are used; for a trimmed vocabulary, the rows of its tokens.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,38 +49,38 @@ class BertMapping(StateDictMapping):
         self.hidden = hidden
         self.intermediate = intermediate
 
-    def attention(self, ours: str, theirs: str) -> None:
+    def attention(self, target: str, source: str) -> None:
         """Stack the query, key and value projections, in this order, into one: [3 * hidden, hidden]."""
         for part, shape in (("weight", (self.hidden, self.hidden)), ("bias", (self.hidden,))):
-            parts = [self.take(f"{theirs}.{name}.{part}", *shape) for name in ("query", "key", "value")]
-            self.weights[f"{ours}.qkv.{part}"] = torch.cat(parts)
+            parts = [self.take(f"{source}.{name}.{part}", *shape) for name in ("query", "key", "value")]
+            self.weights[f"{target}.qkv.{part}"] = torch.cat(parts)
 
-    def block(self, ours: str, theirs: str, names: Mapping[str, str]) -> None:
-        """Map a block's linear layers and norms. names: ours -> theirs, below the block's own names."""
-        for own, other in names.items():
-            if "norm" in own:
-                self.norm(f"{ours}.{own}", f"{theirs}.{other}", self.hidden)
+    def block(self, target: str, source: str, names: Mapping[str, str]) -> None:
+        """Map a block's linear layers and norms. names: part of the target -> part of the source."""
+        for part, source_part in names.items():
+            if "norm" in part:
+                self.norm(f"{target}.{part}", f"{source}.{source_part}", self.hidden)
                 continue
-            outputs = self.intermediate if own.endswith("ffn.0") else self.hidden
-            inputs = self.intermediate if own.endswith("ffn.2") else self.hidden
-            self.linear(f"{ours}.{own}", f"{theirs}.{other}", outputs, inputs)
+            outputs = self.intermediate if part.endswith("ffn.0") else self.hidden
+            inputs = self.intermediate if part.endswith("ffn.2") else self.hidden
+            self.linear(f"{target}.{part}", f"{source}.{source_part}", outputs, inputs)
 
-    def text_embedding(self, theirs: str, sizes: BertSizes, *, positions: int, types: int) -> None:
+    def text_embedding(self, source: str, sizes: BertSizes, *, positions: int, types: int) -> None:
         """Map the embeddings. positions, types: the rows that the BERT has; of positions the first ones are used."""
         take, hidden = self.take, self.hidden
-        table = take(f"{theirs}.position_embeddings.weight", positions, hidden)
+        table = take(f"{source}.position_embeddings.weight", positions, hidden)
         self.weights |= {
-            "text_embedding.words.weight": take(f"{theirs}.word_embeddings.weight", sizes.vocab_size, hidden),
+            "text_embedding.words.weight": take(f"{source}.word_embeddings.weight", sizes.vocab_size, hidden),
             "text_embedding.positions.weight": table[: sizes.max_positions],
-            "text_embedding.types.weight": take(f"{theirs}.token_type_embeddings.weight", types, hidden),
+            "text_embedding.types.weight": take(f"{source}.token_type_embeddings.weight", types, hidden),
         }
-        self.norm("text_embedding.norm", f"{theirs}.LayerNorm", hidden)
+        self.norm("text_embedding.norm", f"{source}.LayerNorm", hidden)
 
-    def stack(self, ours: str, theirs: str, layers: int) -> None:
+    def stack(self, target: str, source: str, layers: int) -> None:
         """Map a stack of encoder blocks."""
         for i in range(layers):
-            self.attention(f"{ours}.{i}.attention", f"{theirs}.{i}.attention.self")
-            self.block(f"{ours}.{i}", f"{theirs}.{i}", ENCODER_BLOCK)
+            self.attention(f"{target}.{i}.attention", f"{source}.{i}.attention.self")
+            self.block(f"{target}.{i}", f"{source}.{i}", ENCODER_BLOCK)
 
     def word_head(self, vocab: int) -> Tensor | None:
         """Map the LM head except its last matrix, [vocab, hidden], which is returned; None: the file has none."""
@@ -137,24 +136,7 @@ class ConvertedBert:
 
 
 def read_bert(folder: Path, request: ImportRequest) -> ImportedModel:
-    """Read a folder of Hugging Face's BERT for the model that `request` describes.
-
-    Raises:
-        CheckpointError, DataError: see `convert_bert_folder`.
-    """
-    converted = convert_bert_folder(folder, request)
-    return ImportedModel(
-        family=request.family,
-        what="BERT",
-        config=request.config,
-        weights=converted.weights,
-        left_out=tuple(converted.left_out),
-        notes=converted.notes,
-    )
-
-
-def convert_bert_folder(folder: Path, request: ImportRequest) -> ConvertedBert:
-    """Convert a folder's BERT, with the rows of the tokens of `request.vocabulary`.
+    """Read a folder of Hugging Face's BERT for the model that `request` describes, with the rows of its vocabulary.
 
     Raises:
         CheckpointError: a file is missing or damaged; another architecture; the BERT's vocabulary lacks tokens or does
@@ -193,15 +175,23 @@ def convert_bert_folder(folder: Path, request: ImportRequest) -> ConvertedBert:
             "they belong to different models"
         )
 
+    # The model is configured for the whole vocabulary first; rows of other tokens are dropped after the conversion.
     family: Any = family_class(request.family)
     config = request.build_config(family.config_class, vocab_size=len(vocabulary))
     converted: ConvertedBert = import_target(READERS[request.family])(state, bert, config)
-    if request.vocabulary == vocabulary:
-        return converted
-    rows = torch.tensor([ids[token] for token in request.vocabulary])
-    chosen = {name: t[rows] if name in WORD_ROWS else t for name, t in converted.weights.items()}
-    note = f"{len(rows):,} of BERT's {len(vocabulary):,} words are used: those of data/tokenizer"
-    return dataclasses.replace(converted, weights=chosen, notes=(*converted.notes, note))
+    weights, notes = converted.weights, converted.notes
+    if request.vocabulary != vocabulary:
+        rows = torch.tensor([ids[token] for token in request.vocabulary])
+        weights = {name: t[rows] if name in WORD_ROWS else t for name, t in weights.items()}
+        notes = (*notes, f"{len(rows):,} of BERT's {len(vocabulary):,} words are used: those of data/tokenizer")
+    return ImportedModel(
+        family=request.family,
+        origin="BERT",
+        config=request.config,
+        weights=weights,
+        left_out=tuple(converted.left_out),
+        notes=notes,
+    )
 
 
 def roberta_as_bert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -215,6 +205,7 @@ def roberta_as_bert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> t
         name = name.removeprefix("roberta.").replace("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm.")
         name = name.replace("lm_head.dense.", "cls.predictions.transform.dense.")
         renamed[name.replace("lm_head.", "cls.predictions.")] = tensor
+    # The first rows of the positions are the padding's; the only token type is that of both of BERT's segments.
     positions, types = "embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"
     if positions in renamed:
         renamed[positions] = renamed[positions][first:]
@@ -272,21 +263,21 @@ def _check_sizes(bert: Mapping[str, Any], sizes: BertSizes) -> None:
         expected["num_attention_heads"] = ("heads", sizes.heads)
         expected["intermediate_size"] = ("intermediate", sizes.intermediate)
     wrong = [
-        f"{ours} {value}, BERT's {key} {bert.get(key)}"
-        for key, (ours, value) in expected.items()
+        f"{setting} {value}, BERT's {key} {bert.get(key)}"
+        for key, (setting, value) in expected.items()
         if bert.get(key) != value
     ]
     if sizes.layers and bert.get("hidden_act", "gelu") != "gelu":
         wrong.append(f"activation gelu, BERT's hidden_act {bert['hidden_act']}")
     if bert.get("type_vocab_size", 2) not in sizes.types:
-        own_types = " or ".join(map(str, sizes.types))
-        wrong.append(f"token types {own_types}, BERT's type_vocab_size {bert.get('type_vocab_size')}")
-    for key, ours, least in (
+        allowed_types = " or ".join(map(str, sizes.types))
+        wrong.append(f"token types {allowed_types}, BERT's type_vocab_size {bert.get('type_vocab_size')}")
+    for key, setting, least in (
         ("num_hidden_layers", sizes.layers_key, sizes.layers),
         ("max_position_embeddings", "max_positions", sizes.max_positions),
     ):
         if not isinstance(bert.get(key), int) or bert[key] < least:
-            wrong.append(f"{ours} {least}, BERT's {key} {bert.get(key)}, which is less")
+            wrong.append(f"{setting} {least}, BERT's {key} {bert.get(key)}, which is less")
     if wrong:
         raise CheckpointError(f"BERT's sizes are not the model's: {'; '.join(wrong)}; set its config to BERT's")
 

@@ -108,19 +108,19 @@ class StateDictMapping:
 
     # ---- Groups of tensors that are mapped together -------------------------------------------------------------
 
-    def linear(self, ours: str, theirs: str, outputs: int, inputs: int, *, bias: bool = True) -> None:
-        self.weights[f"{ours}.weight"] = self.take(f"{theirs}.weight", outputs, inputs)
+    def linear(self, target: str, source: str, outputs: int, inputs: int, *, bias: bool = True) -> None:
+        self.weights[f"{target}.weight"] = self.take(f"{source}.weight", outputs, inputs)
         if bias:
-            self.weights[f"{ours}.bias"] = self.take(f"{theirs}.bias", outputs)
+            self.weights[f"{target}.bias"] = self.take(f"{source}.bias", outputs)
 
-    def norm(self, ours: str, theirs: str, size: int) -> None:
+    def norm(self, target: str, source: str, size: int) -> None:
         for part in ("weight", "bias"):
-            self.weights[f"{ours}.{part}"] = self.take(f"{theirs}.{part}", size)
+            self.weights[f"{target}.{part}"] = self.take(f"{source}.{part}", size)
 
-    def batch_norm(self, ours: str, theirs: str, size: int) -> None:
+    def batch_norm(self, target: str, source: str, size: int) -> None:
         for part in ("weight", "bias", "running_mean", "running_var"):
-            self.weights[f"{ours}.{part}"] = self.take(f"{theirs}.{part}", size)
-        self.weights[f"{ours}.num_batches_tracked"] = self.take(f"{theirs}.num_batches_tracked").long()
+            self.weights[f"{target}.{part}"] = self.take(f"{source}.{part}", size)
+        self.weights[f"{target}.num_batches_tracked"] = self.take(f"{source}.num_batches_tracked").long()
 
     def pop_head(self) -> dict[str, Tensor]:
         """Remove the weights below `head.` and return them without that prefix: a task's classifier."""
@@ -177,7 +177,7 @@ class ImportedModel:
     """What an importer returns.
 
     family   one of `models.FAMILIES`
-    what     whose weights these are, for messages: "BEiT", "VLMo's vqa"
+    origin   whose weights these are, for messages: "BEiT", "VLMo's vqa"
     config   the family's config as far as the file determines it; facts of the data in it are checked
     weights  by the family's names; the rest of the model keeps its initialization
     task     the task that the model was fine-tuned for; None: pretrained
@@ -188,7 +188,7 @@ class ImportedModel:
     """
 
     family: str
-    what: str
+    origin: str
     config: Mapping[str, Any]
     weights: Mapping[str, Tensor]
     task: str | None = None

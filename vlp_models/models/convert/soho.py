@@ -34,7 +34,7 @@ def read_timm_backbone(source: Path, request: ImportRequest) -> ImportedModel:
     )
     return ImportedModel(
         family="soho",
-        what="a CNN's",
+        origin="a CNN's",
         config={**pixels, **request.config},
         weights=weights,
         notes=notes,

@@ -48,12 +48,13 @@ def convert_cnn(
     Raises:
         CheckpointError: names are missing, misshapen, or not of this architecture.
     """
+    # The names that the backbone keeps, and those of the whole model, whose other weights may be left over.
     with torch.device("meta"):
-        own = Backbone(model, stage, options).net.state_dict()
-        whole = timm.create_model(model, pretrained=False, **options).state_dict()
+        retained = Backbone(model, stage, options).net.state_dict()
+        complete = timm.create_model(model, pretrained=False, **options).state_dict()
     # Early torchvision files have no batch counters.
-    counters = {name: torch.zeros((), dtype=torch.int64) for name in own if name.endswith("num_batches_tracked")}
+    counters = {name: torch.zeros((), dtype=torch.int64) for name in retained if name.endswith("num_batches_tracked")}
     mapping = StateDictMapping({**counters, **state})
-    weights = {name: mapping.take(name, *tensor.shape) for name, tensor in own.items()}
-    mapping.check(f"a {model}", ignored=tuple(sorted(set(whole) - set(own))))
-    return {f"{prefix}.net.{name}": tensor.to(own[name].dtype) for name, tensor in weights.items()}
+    weights = {name: mapping.take(name, *tensor.shape) for name, tensor in retained.items()}
+    mapping.check(f"a {model}", ignored=tuple(sorted(set(complete) - set(retained))))
+    return {f"{prefix}.net.{name}": tensor.to(retained[name].dtype) for name, tensor in weights.items()}

@@ -19,23 +19,24 @@ from vlp_models.models.vlmo.config import VLMoConfig
 class VLMoMapping(StateDictMapping):
     """Maps the blocks and patches of the authors' code, whose names are BEiT's and timm's as well."""
 
-    def attention(self, layer: int, theirs: str, hidden: int) -> None:
-        """Map a block's attention, its norm, and the scales of both sub-layers. theirs: the block's name."""
-        ours = f"blocks.{layer}"
-        self.norm(f"{ours}.attention_norm", f"{theirs}.norm1", hidden)
-        self.weights[f"{ours}.attention.qkv.weight"] = self.take(f"{theirs}.attn.qkv.weight", 3 * hidden, hidden)
-        query, value = self.take(f"{theirs}.attn.q_bias", hidden), self.take(f"{theirs}.attn.v_bias", hidden)
-        self.weights[f"{ours}.attention.qkv.bias"] = torch.cat([query, torch.zeros(hidden), value])
-        self.linear(f"{ours}.attention.out", f"{theirs}.attn.proj", hidden, hidden)
-        if f"{theirs}.gamma_1" in self.state:
-            self.weights[f"{ours}.attention_scale"] = self.take(f"{theirs}.gamma_1", hidden)
-            self.weights[f"{ours}.expert_scale"] = self.take(f"{theirs}.gamma_2", hidden)
+    def attention(self, layer: int, source: str, hidden: int) -> None:
+        """Map a block's attention, its norm, and the scales of both sub-layers. source: the block's name."""
+        target = f"blocks.{layer}"
+        self.norm(f"{target}.attention_norm", f"{source}.norm1", hidden)
+        # The source has no key bias: it adds the same number to all scores of a query, so zeros compute the same.
+        self.weights[f"{target}.attention.qkv.weight"] = self.take(f"{source}.attn.qkv.weight", 3 * hidden, hidden)
+        query, value = self.take(f"{source}.attn.q_bias", hidden), self.take(f"{source}.attn.v_bias", hidden)
+        self.weights[f"{target}.attention.qkv.bias"] = torch.cat([query, torch.zeros(hidden), value])
+        self.linear(f"{target}.attention.out", f"{source}.attn.proj", hidden, hidden)
+        if f"{source}.gamma_1" in self.state:
+            self.weights[f"{target}.attention_scale"] = self.take(f"{source}.gamma_1", hidden)
+            self.weights[f"{target}.expert_scale"] = self.take(f"{source}.gamma_2", hidden)
 
     def expert(self, layer: int, name: str, norm: str, mlp: str, hidden: int, intermediate: int) -> None:
-        ours = f"blocks.{layer}.experts.{name}"
-        self.norm(f"{ours}.norm", norm, hidden)
-        self.linear(f"{ours}.ffn.0", f"{mlp}.fc1", intermediate, hidden)
-        self.linear(f"{ours}.ffn.2", f"{mlp}.fc2", hidden, intermediate)
+        target = f"blocks.{layer}.experts.{name}"
+        self.norm(f"{target}.norm", norm, hidden)
+        self.linear(f"{target}.ffn.0", f"{mlp}.fc1", intermediate, hidden)
+        self.linear(f"{target}.ffn.2", f"{mlp}.fc2", hidden, intermediate)
 
     def patches(self, prefix: str, hidden: int) -> int:
         """Map the patch embedding and [CLS]; return a patch's side in pixels. prefix: of their names."""

@@ -61,7 +61,7 @@ def convert_beit(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     shared = SHARED_TABLE in state
     rows, heads = mapping.shape(SHARED_TABLE if shared else LAYER_TABLE.format(0))
     patch = mapping.patches("", hidden)
-    found: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         "hidden": hidden,
         "heads": heads,
         "layers": layers,
@@ -71,11 +71,12 @@ def convert_beit(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     }
     other_positions = request.config.get("positions", "relative") != "relative"
     other = ["positions and feed_forward must be `relative` and `experts`"]
-    _check_sizes("BEiT", found, request, other if other_positions or _shares_experts(request) else [])
+    _check_sizes("BEiT", sizes, request, other if other_positions or _shares_experts(request) else [])
 
     for layer in range(layers):
         mapping.attention(layer, f"blocks.{layer}", hidden)
         mapping.expert(layer, "vision", f"blocks.{layer}.norm2", f"blocks.{layer}.mlp", hidden, intermediate)
+    # Biases of each layer, or one table that all layers share
     tables = [mapping.take(SHARED_TABLE if shared else LAYER_TABLE.format(i), rows, heads) for i in range(layers)]
     # [rows, heads] of each layer -> [layers * heads, rows]
     mapping.weights["position_bias.image"] = torch.cat(tables, 1).T.contiguous()
@@ -91,8 +92,8 @@ def convert_beit(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     mapping.check("BEiT's weights", ignored=tuple(ignored))
     scale = 0.1 if "blocks.0.attention_scale" in mapping.weights else 0.0
     layer_scale = request.config.get("layer_scale", scale) if scale else 0.0
-    config = {**request.config, **found, "layer_scale": layer_scale}
-    return ImportedModel(family="vlmo", what="BEiT", config=config, weights=mapping.weights, reads_regions=False)
+    config = {**request.config, **sizes, "layer_scale": layer_scale}
+    return ImportedModel(family="vlmo", origin="BEiT", config=config, weights=mapping.weights, reads_regions=False)
 
 
 def read_timm_weights(source: Path, request: ImportRequest) -> ImportedModel:
@@ -164,7 +165,7 @@ def convert_vit(state: Mapping[str, Tensor], request: ImportRequest, notes: tupl
     config |= {"layer_scale": (request.config.get("layer_scale") or 0.1) if scaled else 0.0}
     return ImportedModel(
         family="vlmo",
-        what="ViT",
+        origin="ViT",
         config={**request.config, **config},
         weights=mapping.weights,
         notes=notes,
@@ -182,6 +183,7 @@ def renormalize_patches(
     if weight is None or bias is None or (set(mean), set(std)) == ({HALF}, {HALF}):
         return dict(state)
     means, stds = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
+    # W (0.5 x' + 0.5 - mean) / std + b for pixels x' = (x - 0.5) / 0.5: scale W, and add its sums to b.
     wide_DCPP = weight.double()
     scaled = wide_DCPP * (HALF / stds)[:, None, None]
     shifted = bias.double() + (wide_DCPP.sum((2, 3)) * ((HALF - means) / stds)).sum(1)
@@ -208,7 +210,7 @@ def read_timm_stem(source: Path, request: ImportRequest) -> ImportedModel:
     if (set(mean), set(std)) != ({HALF}, {HALF}):
         notes = (f"its pixels have mean {tuple(mean)} and deviation {tuple(std)}: timm's data config of {name}",)
     return ImportedModel(
-        family="vlmo", what="a CNN's", config=request.config, weights=weights, notes=notes, reads_regions=False
+        family="vlmo", origin="a CNN's", config=request.config, weights=weights, notes=notes, reads_regions=False
     )
 
 
@@ -216,19 +218,19 @@ def _shares_experts(request: ImportRequest) -> bool:
     return bool(request.config.get("feed_forward") == "shared")
 
 
-def _check_sizes(what: str, found: Mapping[str, Any], request: ImportRequest, wrong: list[str]) -> None:
-    """Check the sizes of the weights against the model in params.yaml. wrong: what else does not fit.
+def _check_sizes(origin: str, sizes: Mapping[str, Any], request: ImportRequest, wrong: list[str]) -> None:
+    """Check the sizes of the weights against the model in params.yaml. wrong: other reasons why they do not fit.
 
     Raises:
         CheckpointError: lists the differences.
     """
-    sizes = [
-        f"{key} {request.config[key]}, {what}'s {value}"
-        for key, value in found.items()
+    differences = [
+        f"{key} {request.config[key]}, {origin}'s {value}"
+        for key, value in sizes.items()
         if key in request.config and request.config[key] != value
     ]
-    if sizes or wrong:
+    if differences or wrong:
         raise CheckpointError(
-            f"{what}'s sizes are not the model's: {'; '.join([*sizes, *wrong])}; set its config to {what}'s. For "
-            "another `side`, start a second model from these weights with `interpolate_positions: true`"
+            f"{origin}'s sizes are not the model's: {'; '.join([*differences, *wrong])}; set its config to {origin}'s. "
+            "For another `side`, start a second model from these weights with `interpolate_positions: true`"
         )

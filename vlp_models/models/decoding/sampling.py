@@ -40,6 +40,7 @@ def sample(
         top_p: sample only from the most probable tokens that together have this probability (Holtzman et al. 2020).
     """
     device = device_of(image)
+    # N = B * K rows, the samples of an image next to each other; finished rows may be dropped, M remain.
     count = len(image) * num_samples
     state = model.start(image, max_len=max_len)
     state = model.reorder(state, torch.arange(len(image), device=device).repeat_interleave(num_samples))
@@ -62,6 +63,7 @@ def sample(
         else:
             draw_device = generator.device if generator is not None else device
             drawn_M = torch.multinomial(probabilities_MV.to(draw_device), 1, generator=generator)[:, 0].to(device)
+        # A finished row repeats `eos_id`, at no cost to its score.
         token_M = drawn_M.masked_fill(ended_M, eos_id)
         drawn_score_M = log_probabilities(logits_MV).gather(1, drawn_M[:, None])[:, 0]
         score_N[row_M] += drawn_score_M.masked_fill(ended_M, 0.0)

@@ -79,6 +79,7 @@ def device_of(image: Image) -> torch.device:
 def greedy(model: DecodingModel, image: Image, *, max_len: int, bos_id: int, eos_id: int) -> list[Hypothesis]:
     """Return one caption per image, of at most `max_len` tokens including `eos_id`."""
     device = device_of(image)
+    # One hypothesis per image; a finished one goes on reading `eos_id`, which changes neither its tokens nor its score.
     state = model.start(image, max_len=max_len)
     token_N = torch.full((len(image),), bos_id, device=device)
     score_N = torch.zeros(len(image), device=device)
@@ -124,6 +125,7 @@ def beam_search(
     batch, beams = len(image), beam_size
     first_B1 = torch.arange(batch, device=device)[:, None] * beams  # row of each image's first hypothesis
 
+    # N = B * K hypotheses, those of an image next to each other: row k of image b is b * K + k.
     state = model.start(image, max_len=max_len)
     state = model.reorder(state, torch.arange(batch, device=device).repeat_interleave(beams))
     tokens_NT = torch.empty((batch * beams, 0), dtype=torch.int64, device=device)
@@ -135,6 +137,7 @@ def beam_search(
     best = _BestFinished(batch, max_len, eos_id, device) if set_aside else None
 
     for step in range(1, max_len + 1):
+        # The log probability of each next token: [N, V] -> [B, K, V]. A finished hypothesis has no next token.
         logits_NV, state = model.step(token_N, state)
         step_BKV = log_probabilities(logits_NV).unflatten(0, (batch, beams))
         vocabulary = step_BKV.shape[-1]
@@ -189,6 +192,7 @@ def _is_decided(
     present length, if length is a disadvantage). best_B1: rank of the best finished hypothesis, if it need not be in
     the beam.
     """
+    # The best rank that each unfinished hypothesis can still reach
     ranked_BK = _rank(score_BK, length_BK, length_penalty)
     at_full_length_BK = _rank(score_BK, torch.full_like(length_BK, max_len), length_penalty)
     bound_BK = torch.maximum(ranked_BK, at_full_length_BK).masked_fill(finished_BK, float("-inf"))

@@ -37,6 +37,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
         """Self-attention: [B, Q, D] or [M, D], as `x`."""
+        # (B, Q, D) or (M, D) -> (B, Q, 3 D) -> three of (B, H, Q, E): scores need padded sequences, the rest does not.
         projected = self.qkv(x)
         if packing is not None:
             projected = packing.pad(projected, self)

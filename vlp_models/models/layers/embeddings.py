@@ -124,6 +124,7 @@ def sine_positions(mask_BHW: Tensor, dimension: int, *, temperature: float = 100
     mask_BHW bool: True inside the image. dimension: a multiple of 4.
     """
     valid_BHW = mask_BHW.float()
+    # (B, H, W, P) for each axis, then both halves side by side.
     # A sine and a cosine share each period; periods grow geometrically from 1 towards the temperature.
     waves_P = torch.arange(dimension // 2, device=mask_BHW.device)
     period_P = temperature ** (2 * (waves_P // 2) / (dimension // 2))

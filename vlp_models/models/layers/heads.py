@@ -47,6 +47,7 @@ class AttentionPooler(nn.Module):
 
     def forward(self, x_MD: Tensor, packing: Packing) -> Tensor:
         """[M, D] -> [B, P]. A sequence without a token gives NaN, which training and ranking refuse."""
+        # (M, D) -> (B, T) weights of the tokens, then their mean: (B, 1, T) @ (B, T, D) -> (B, D)
         scores_BT = packing.pad(self.score(x_MD).squeeze(-1))
         scores_BT = scores_BT.float() if scores_BT.dtype.itemsize < 4 else scores_BT  # softmax in float32 at least
         weights_BT = scores_BT.masked_fill(~packing.mask_BT, float("-inf")).softmax(-1).to(x_MD.dtype)

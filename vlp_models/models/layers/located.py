@@ -47,6 +47,7 @@ def _located(
     owner_N: Tensor | None,
     place_BR: Tensor | None = None,
 ) -> Located:
+    # What shows nothing of the image has no area and a zero box; then one row per text: [B, R] -> [N, R].
     visible_BR = has_area(boxes_BR4) if mask_BR is None else has_area(boxes_BR4) & mask_BR
     boxes_BR4 = boxes_BR4 * visible_BR[..., None]
     if owner_N is not None:

@@ -92,7 +92,11 @@ class Dictionary(UpdateAccumulator):
             codes_M = self.nearest(values_MD)
             table_KD = self.codes
             if learn and self.training and torch.is_grad_enabled():
-                total = self._sum_by_code(values_MD, codes_M, weights_M)
+                # (K, D + 1): the sum of each code's features and, in the last column, their number
+                rows = torch.cat([values_MD, torch.ones_like(values_MD[:, :1])], 1)
+                if weights_M is not None:
+                    rows = rows * weights_M[:, None].to(rows.dtype)
+                total = self.zero_total().index_add_(0, codes_M, rows)
                 self.add(total)
                 if self.revive_after and len(values_MD):
                     # Candidates for revival are from all over this micro-batch, which the loader has shuffled.
@@ -113,14 +117,6 @@ class Dictionary(UpdateAccumulator):
         squares_K = self.codes.square().sum(1)
         parts = [torch.addmm(squares_K, part, self.codes.T, alpha=-2).argmin(1) for part in values_MD.split(CHUNK)]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=values_MD.device)
-
-    def _sum_by_code(self, values_MD: Tensor, codes_M: Tensor, weights_M: Tensor | None) -> Tensor:
-        """Return [K, D + 1]: the sum of each code's features and, in the last column, their number."""
-        ones_M1 = torch.ones_like(values_MD[:, :1])
-        rows = torch.cat([values_MD, ones_M1], 1)
-        if weights_M is not None:
-            rows = rows * weights_M[:, None].to(rows.dtype)
-        return self.zero_total().index_add_(0, codes_M, rows)
 
     def zero_total(self) -> Tensor:
         return self.codes.new_zeros(len(self.codes), self.codes.shape[1] + 1)
@@ -226,6 +222,7 @@ def dictionary_figures(batches: Iterable[CodedImages], *, codes: int, stride: in
                     patch_by_image[image_id] = Patch(image_id=image_id, box=(x1, y1, x2, y2))
     if not cells:
         return []
+    # Codes evenly spaced in the order of their frequency
     ranked = [code for code, _ in cells.most_common()]
     count = min(SHOWN_CODES, len(ranked))
     sampled = [ranked[i * len(ranked) // count] for i in range(count)]

@@ -154,6 +154,7 @@ class SOHO(nn.Module):
         self.text_dim = self.located_dim = config.hidden
         hidden = config.hidden
 
+        # Image side: CNN, neck, dictionary (below); then the words, the transformer and the heads.
         self.backbone = Backbone(config.backbone, config.backbone_stage, config.backbone_options)
         self.stride = self.backbone.stride * config.pool  # pixels per cell side
         if min(config.height, config.width) < self.stride:
@@ -297,6 +298,7 @@ class SOHO(nn.Module):
         weights_B: how many times each image counts in the update; learn: whether the codes follow the features.
         """
         assert self.dictionary is not None
+        # Only real cells are looked up: (B, R, D) -> (K, D)
         cells = Packing.of(torch.ones_like(grid.mask_BR) if self.config.padding_in_dictionary else grid.mask_BR)
         weights_K = None if weights_B is None else weights_B.index_select(0, cells.sequences_M)
         quantized = self.dictionary(cells.pack(grid.features_BRD), weights_K, learn=learn)
@@ -375,6 +377,7 @@ class SOHO(nn.Module):
             hint = "; `mvm` needs a dictionary_size" if "mvm" in unknown else ""
             raise ParamsError(f"SOHO can't learn {sorted(unknown)}, only {list(self.objectives)}{hint}")
         objectives = learners_by_text(objectives, batch.text.owner_N)
+        # P pairs: each text with its image, and for ITM each image with a text of another one.
         pairs = self.draw_pairs(batch, objectives, generator, mask_probability)
         grid = self.extract_features(batch.image)
         features = grid.features_BRD
@@ -398,6 +401,7 @@ class SOHO(nn.Module):
         words = Packing.of(pairs.mask_PT)
         text_MD, cells_KD, cells = self.encode_pairs(pairs.ids_PT, words, visual)
 
+        # Each loss gathers its positions from the packed states first, so that no logits are computed for the others.
         losses: dict[str, Loss] = {}
         # In the paper, words and cells are predicted in matched pairs only.
         predicted_P = pairs.matched_P
@@ -479,6 +483,7 @@ class SOHO(nn.Module):
         """Return ITM's log odds that each text matches its image, [N]."""
         words = Packing.of(text.mask_BT)
         text_MD, _, _ = self.encode_pairs(text.ids_BT, words, state.for_texts(image_of_text_N))
+        # log p(match) - log p(no match)
         logits_N2 = self.match_head(self.cls_states(text_MD, words))
         return logits_N2[:, 1] - logits_N2[:, 0]
 

@@ -56,6 +56,7 @@ def make_pairs(
             image has another id. A text without such a candidate gets no mismatched pair.
     """
     text, device = batch.text, batch.text.ids_BT.device
+    # Each part as a list: the matched pairs, then the mismatched ones
     owner_N = text.owners(len(batch.image))
     owner_N = torch.arange(len(text), device=device) if owner_N is None else owner_N
     origin_N = torch.arange(len(text), device=device)
@@ -69,6 +70,7 @@ def make_pairs(
         "origin_P": [origin_N],
     }
     if mismatched:
+        # bool [N, G]: which texts of all processes are about another image; one of them is drawn for each text
         image_ids = [batch.image_ids[i] for i in owner_N.tolist()]
         negative_NG = different_image_mask(image_ids, device)
         has_N = negative_NG.any(1) if negative_NG.shape[1] else torch.zeros_like(owner_N, dtype=torch.bool)

@@ -124,11 +124,13 @@ class TDEN(nn.Module):
         self.text_embedding = TextEmbedding(
             config.vocab_size, hidden, max_positions=config.max_positions, types=2, dropout=dropout, eps=eps
         )
+        # The four stacks: K_I, K_S, K_E and K_D layers
         self.object_encoder = self.stack(TransformerBlock, config.object_layers)
         self.sentence_encoder = self.stack(TransformerBlock, config.sentence_layers)
         self.cross_encoder = self.stack(TransformerBlock, config.encoder_layers)
         self.cross_decoder = self.stack(DecoderBlock, config.decoder_layers)
 
+        # Heads of MLM and MSG, of MOC, of ISM, and of the tasks' holistic feature
         self.word_head = TokenHead(hidden, config.vocab_size, eps=config.layer_norm_eps, tied=config.tie_lm_head)
         classes = config.num_classes
         self.object_head = TokenHead(hidden, classes, eps=config.layer_norm_eps) if classes else None
@@ -178,6 +180,7 @@ class TDEN(nn.Module):
         length = words.shape[1]
         if length > self.config.max_positions:
             raise ParamsError(f"{length} tokens of text, but config.max_positions is {self.config.max_positions}")
+        # The same weights serve both streams; only the mask and the token type differ.
         mask = causal_mask(length, ids_NT.device) if stream == GENERATION else padding_mask(words.mask_BT)
         types = torch.full_like(words.places_M, stream) if types_NT is None else words.pack(types_NT)
         x_MD = self.text_embedding(words.pack(ids_NT), types, words.positions_M)
@@ -190,6 +193,7 @@ class TDEN(nn.Module):
 
         Returns the words' last states, [M, D], and the regions' states after each layer, [K, D] each.
         """
+        # Packed rows: all words first, then all regions; `joint` maps both to [N, T + S].
         joint = words.concat(visual.packing)
         mask = padding_mask(joint.mask_BT)
         x = torch.cat([text_MD, visual.last_KD])
@@ -209,6 +213,7 @@ class TDEN(nn.Module):
 
         mask: of self-attention; default: causal.
         """
+        # All texts of an image are side by side for cross-attention, so that its memory is not copied.
         mask = causal_mask(words.shape[1], text_MD.device) if mask is None else mask
         by_image = words.by_owner(memory.owner_N, memory.images)
         for block, projected in zip(self._decoder_blocks(), memory.layers, strict=True):
@@ -249,6 +254,7 @@ class TDEN(nn.Module):
             why = "; `moc` needs features with class probabilities" if "moc" in unknown else ""
             raise ParamsError(f"TDEN has no objective {sorted(unknown)}, only {list(self.objectives)}{why}")
         config, text, image = self.config, batch.text, batch.image
+        # Words for MLM and MSG; they are drawn even if neither is trained, so that MOC's regions do not depend on it.
         words_NT = select_tokens(text.mask_BT, mask_probability, generator)
         if not {"mlm", "msg"} & set(objectives):
             ids_NT = text.ids_BT
@@ -361,6 +367,7 @@ class TDEN(nn.Module):
         """
         if before is not None and (before.memory.source is not image[0] or not torch.equal(before.at_BT, at_NT)):
             before = None
+        # Each word up to the last one predicted; in a second pass, only those from the first changed word on.
         if before is None:
             memory, words = self.project_memory(*image), Packing.of(at_NT).caching()
         else:
@@ -379,6 +386,7 @@ class TDEN(nn.Module):
     ) -> Loss:
         """Return MOC's loss, on the regions' states of the cross-modal encoder."""
         assert corruption.regions_BR is not None and self.object_head is not None and isinstance(batch.image, Regions)
+        # The states have one row per text, the regions one per image: [B, R] -> [N, R]
         masked, class_probs, owner_N = corruption.regions_BR, batch.image.class_probs_BRC, batch.text.owner_N
         if owner_N is not None:
             masked, class_probs = masked[owner_N], class_probs[owner_N]
@@ -446,6 +454,7 @@ class TDEN(nn.Module):
 
         `image_BRD` has R + 1 tokens, [IMG] first. An image is encoded once even if several texts share it.
         """
+        # Each image is encoded once, and copied for the cross-modal encoder, whose rows are texts.
         visual, words, owner_N = self.encode_image(image), Packing.of(text.mask_BT), text.owners(len(image))
         each, pool = visual.last().select(owner_N), self.fusion_poolers
         text_MD, (*_, image_KD) = self.cross_encode(self.encode_text(text.ids_BT, words), words, each)

@@ -59,6 +59,7 @@ class AblatedTDEN(TDEN):
 
     def __init__(self, config: TDENConfig) -> None:
         super().__init__(config)
+        # One stack for understanding and generation: `cross_encoder` is that stack, and there is no decoder.
         self.shares = config.structure != "decoupled"
         if config.structure == "single_stream":
             self.object_encoder, self.sentence_encoder = nn.ModuleList(), nn.ModuleList()
@@ -157,6 +158,7 @@ class AblatedTDEN(TDEN):
         state = super().start(image, max_len=max_len)
         if not self.shares:
             return state
+        # Each layer's keys and values of the regions, for every step
         visual = state.memory.visual
         x_KD, mask, layers = visual.last_KD, padding_mask(visual.packing.mask_BT), []
         for block in self._shared_blocks():  # regions attend to regions only, so they do not depend on words
@@ -170,6 +172,7 @@ class AblatedTDEN(TDEN):
         position = torch.full_like(token_N, state.length)
         x_ND = self.text_embedding(token_N, torch.full_like(token_N, GENERATION), position)
         past: list[KeyValues] = []
+        # One entry per layer: the sentence encoder's, then the shared stack's.
         before = iter(state.past or [None] * (len(self.sentence_encoder) + len(self.cross_encoder)))
         for block in cast("list[TransformerBlock]", self.sentence_encoder):
             x_ND, cache = block.step(x_ND, next(before))
@@ -179,8 +182,14 @@ class AblatedTDEN(TDEN):
         words_NT = regions_NS.new_ones(len(regions_NS), state.length + 1)
         mask = padding_mask(torch.cat([words_NT, regions_NS], dim=1))
         for block, regions in zip(self._shared_blocks(), state.memory.layers, strict=True):
-            x_ND, cache = _shared_step(block, x_ND, next(before), regions.select(state.owner_N), mask)
-            past.append(cache)
+            # Keys and values: the past words and this one, which are cached; then its image's regions.
+            present, earlier = block.attention.project(x_ND[:, None]), next(before)
+            if earlier is not None:
+                present = earlier.append(present)
+            past.append(present)
+            both = present.append(regions.select(state.owner_N))
+            x_ND = block.attention_end(x_ND, block.attention.cross(x_ND[:, None], both, mask)[:, 0])
+            x_ND = block.ffn_end(x_ND, block.ffn(x_ND))
         return self.predict_words(x_ND), replace(state, length=state.length + 1, past=tuple(past))
 
 
@@ -196,20 +205,6 @@ def one_way_mask(words: Packing, regions: Packing) -> Tensor:
     none = past.new_zeros(texts, 1, width, length)
     from_regions = torch.cat([none, to_regions.expand(texts, 1, width, width)], dim=3)
     return torch.cat([from_words, from_regions], dim=2)
-
-
-def _shared_step(
-    block: TransformerBlock, x_ND: Tensor, past: KeyValues | None, regions: KeyValues, mask: Tensor
-) -> tuple[Tensor, KeyValues]:
-    """Run one more word of each hypothesis through one block; returns its state and the extended past.
-
-    regions: keys and values of each hypothesis's image.
-    """
-    present = block.attention.project(x_ND[:, None])
-    if past is not None:
-        present = past.append(present)
-    x = block.attention_end(x_ND, block.attention.cross(x_ND[:, None], present.append(regions), mask)[:, 0])
-    return block.ffn_end(x, block.ffn(x)), present
 
 
 class PublicTDEN(TDEN):
@@ -270,6 +265,7 @@ class PublicTDEN(TDEN):
         if config.fusion_pooling == "all_layers":
             for layer, x_KD in enumerate(image_layers[:-1]):
                 pooled_image = pooled_image + pool[f"image_{layer}"](x_KD, each.packing)
+        # The holistic feature, [N, P]: image and text multiplied or added, then the decoder's part added or apart.
         pooled_text = pool["text"](text_MD, words)
         pooled_NP = pooled_text * pooled_image if config.fusion == "product" else pooled_text + pooled_image
         decoder_NP = None

@@ -70,11 +70,6 @@ class UnifiedVLPConfig:
                 raise ParamsError(f"config: {name} {number} is outside the vocabulary of {self.vocab_size}")
 
     @property
-    def class_inputs(self) -> int:
-        """The number of class probabilities that the region embedding reads."""
-        return self.num_classes if self.region_classes == "input" else 0
-
-    @property
     def max_text(self) -> int:
         """The largest number of tokens of a text, [CLS] and [SEP] included."""
         return self.max_positions - self.region_slots - 1

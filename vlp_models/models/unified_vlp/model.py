@@ -129,7 +129,7 @@ class UnifiedVLP(nn.Module):
 
         self.region_embedding = RegionEmbedding(
             config.feature_dim,
-            config.class_inputs,
+            config.num_classes if config.region_classes == "input" else 0,
             hidden,
             dropout=dropout,
             eps=eps,
@@ -279,6 +279,7 @@ class UnifiedVLP(nn.Module):
             raise ParamsError(f"Unified VLP has no objective {sorted(unknown)}, only {list(self.objectives)}{why}")
         config, text, image = self.config, batch.text, batch.image
         ids_NT = text.ids_BT
+        # A share of the words is masked, and the closing [SEP] may be among them, so that the model learns to stop.
         words_NT = select_number(
             maskable(text), word_positions(text.mask_BT).sum(1), mask_probability, generator, at_most=config.max_masked
         )
@@ -320,6 +321,7 @@ class UnifiedVLP(nn.Module):
             after: unused, because masked words change every state of the stack.
         """
         text, regions = batch.text, cast(Regions, batch.image)
+        # One run of the stack over the rows of all paths. [sum of the paths' texts, L]
         rows = texts_by_path(objectives, text)
         x_MD, packing = self.encode_rows(batch, corruption, image, rows, ids or {})
         losses: dict[str, Loss] = {}
@@ -339,13 +341,19 @@ class UnifiedVLP(nn.Module):
             text_N = rows[BIDIRECTIONAL]
             at_NR = select_learners(rows_of_texts(corruption.regions_BR, text), objectives["moc"])[text_N]
             class_probs_NRC = rows_of_texts(regions.class_probs_BRC, text)[text_N]
-            losses["moc"] = self.region_loss(x_MD, packing, at_NR, class_probs_NRC)
+            # The bidirectional rows come first, and regions follow [CLS]. [N, R] -> [rows, L]: one place before the
+            # regions, the text's after them; then the rows of the other path.
+            rows_of_pass, length = packing.shape
+            at_NL = F.pad(at_NR, (1, length - 1 - at_NR.shape[1], 0, rows_of_pass - len(at_NR)))
+            logits_MC = cast(TokenHead, self.object_head)(take(x_MD, packing.rows_at(at_NL)))
+            losses["moc"] = masked_object_classification(logits_MC, class_probs_NRC[at_NR])
         return MaskedPass(losses=losses, word_logits=word_logits)
 
     def encode_rows(
         self, batch: Batch, corruption: Corruption, image: Tensor, rows: Mapping[str, Tensor], ids: Mapping[str, Tensor]
     ) -> tuple[Tensor, Packing]:
         """Run `encode` over the texts of each path, one path after the other, with their images."""
+        # A path's rows have their own segments and, in seq2seq, a causal mask after the prefix.
         text, regions = batch.text, cast(Regions, batch.image)
         owner_N = text.owners(len(regions))
         image_rows, embedded, causal = [], [], []
@@ -361,15 +369,6 @@ class UnifiedVLP(nn.Module):
         causal_N = torch.cat(causal) if SEQ2SEQ in rows else None
         # The prefix is the image and [SEP], the first token of the text.
         return self.encode(torch.cat(embedded), mask_NL, visual_NP.shape[1] + 1, causal_N)
-
-    def region_loss(self, x_MD: Tensor, packing: Packing, at_NR: Tensor, class_probs_NRC: Tensor) -> Loss:
-        """Return `moc`'s loss on the hidden regions of the first rows, whose regions follow [CLS] (table 6)."""
-        assert self.object_head is not None
-        rows, length = packing.shape
-        # [N, R] -> [rows, L]: one place before the regions, the text's after them; then the rows of the other path.
-        at_NL = F.pad(at_NR, (1, length - 1 - at_NR.shape[1], 0, rows - len(at_NR)))
-        logits_MC = self.object_head(take(x_MD, packing.rows_at(at_NL)))
-        return masked_object_classification(logits_MC, class_probs_NRC[at_NR])
 
     # ---- Understanding ---------------------------------------------------------------------------------------
 

@@ -87,6 +87,7 @@ def _attend_and_sum(query: Tensor, memory: KeyValues, mask: Tensor, dropout: flo
 
     Dropout acts on the probabilities, so the denominator keeps all keys.
     """
+    # In float32 at least: exponentials of half-precision scores would lose the small ones.
     scores = (query @ memory.keys.transpose(-1, -2)) * query.shape[-1] ** -0.5
     scores = scores.float() if scores.dtype.itemsize < 4 else scores
     scores = scores.masked_fill(~mask, float("-inf"))

@@ -80,13 +80,12 @@ from vlp_models.models.vlmo.pretraining import (
     add_matching_pairs,
     check_objectives,
     mask_words,
-    select_patches,
 )
 from vlp_models.models.vlmo.transformer import MoMEBlock, PositionBias, Route
 from vlp_models.objectives.contrastive import EmbeddedPairs, image_text_contrast
 from vlp_models.objectives.distributed import sizes_over_ranks
 from vlp_models.objectives.loss import Count, Learners, Loss, cross_entropy, learners_by_text
-from vlp_models.objectives.masked_modeling import masked_language_modeling
+from vlp_models.objectives.masked_modeling import masked_language_modeling, select_blocks
 from vlp_models.objectives.matching import different_image_mask
 
 Biases = tuple[Tensor, ...]  # per layer [H, tokens, tokens]; empty if positions are absolute
@@ -118,6 +117,7 @@ class VLMo(nn.Module):
         self.blocks = nn.ModuleList(self._block(layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
 
+        # Contrast, then matching, words and visual tokens, then the tasks' classifiers.
         self.image_projection = nn.Linear(hidden, hidden, bias=False)
         self.text_projection = nn.Linear(hidden, hidden, bias=False)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature)))
@@ -180,16 +180,6 @@ class VLMo(nn.Module):
             raise DataError("VLMo reads pixels, not region features")
         return self.image_embedding(image, hidden_BN)
 
-    def encode_images(self, sets: PixelSets) -> tuple[Tensor, Tensor]:
-        """Return the input of the first layer for several images per text, [B, K * S, D], and bool [B, K * S]: True
-        where there is an image."""
-        images, tokens = sets.flat(), 1 + self.config.grid**2
-        # All images of the batch at once, then each one's place among its text's images, then one row per text.
-        patches_MSD = self.encode_image(images)
-        place_MS = cast(Tensor, images.place_B)[:, None].expand(-1, tokens)
-        patches_MSD = add_places(patches_MSD, place_MS, self.place_embedding)
-        return sets.spread(patches_MSD).flatten(1, 2), sets.there_BK.repeat_interleave(tokens, 1)
-
     def image_states(self, patches_BSD: Tensor, biases: Biases) -> Tensor:
         """Encode images alone, with the vision experts: [B, S, D]."""
         x_MD, packing = self._packed(patches_BSD)
@@ -220,6 +210,7 @@ class VLMo(nn.Module):
         else:
             images = Packing.of(mask_NS)
             image_MD = images.pack(patches_NSD)
+        # Packed rows: all image tokens first, then all words; `joint.split` is their boundary.
         joint = images.concat(words)
         x = self.norm(self.run(torch.cat([image_MD, self.text_embedding(ids_NT, words)]), joint, "pair", biases))
         return images.pad(x[: joint.split]), x[joint.split :]
@@ -315,7 +306,13 @@ class VLMo(nn.Module):
         """
         mask, owner_N = None, text.owners(len(image))
         if isinstance(image, PixelSets):
-            patches, mask = self.encode_images(image)
+            # All images of the batch at once, then each one's place among its text's images, then one row per text:
+            # [M, S, D] -> [B, K * S, D], and bool [B, K * S], True where there is an image.
+            images, tokens = image.flat(), 1 + self.config.grid**2
+            patches_MSD = self.encode_image(images)
+            place_MS = cast(Tensor, images.place_B)[:, None].expand(-1, tokens)
+            patches_MSD = add_places(patches_MSD, place_MS, self.place_embedding)
+            patches, mask = image.spread(patches_MSD).flatten(1, 2), image.there_BK.repeat_interleave(tokens, 1)
             mask = mask if owner_N is None else mask.index_select(0, owner_N)
         else:
             patches = self.encode_image(image)
@@ -373,6 +370,7 @@ class VLMo(nn.Module):
         losses: dict[str, Loss] = {}
         mim_learners = objectives.get("mim")  # images
         objectives = learners_by_text(objectives, None if batch.text is None else batch.text.owner_N)
+        # Texts alone train the language experts, pairs all experts, images alone the vision experts.
         masked_NT, ids_NT = mask_words(batch.text, self.config, objectives, generator, mask_probability)
         if batch.image is None:
             words = Packing.of(batch.text.mask_BT)
@@ -565,7 +563,9 @@ class VLMo(nn.Module):
 
     def hidden_patches(self, image: Image, learners: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return bool [B, N]: the patches that MIM hides."""
-        return select_patches(len(image), self.config, learners, generator, self.norm.weight.device)
+        grid, device = (self.config.grid, self.config.grid), self.norm.weight.device
+        hidden_BN = select_blocks(len(image), grid, self.config.image_mask_share, generator, device)
+        return hidden_BN if learners is None else hidden_BN & learners[:, None]
 
     # ---- Training and reporting ------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 MLM and image-text matching (ITM) share one pass through the fusion encoder (`FusionPairs`): first the pairs whose words
 MLM predicts, then ITM's true pairs and hard negatives.
 
-Shape suffixes: B images, P patches, N texts of this process, G texts of all processes, S image tokens, T text tokens, D
+Shape suffixes: B images, N texts of this process, G texts of all processes, S image tokens, T text tokens, D
 hidden, E embedding, R pairs.
 """
 
@@ -21,7 +21,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models.vlmo.config import VLMoConfig
 from vlp_models.objectives.distributed import gather_rows, take_rows, world_size
 from vlp_models.objectives.loss import Learners
-from vlp_models.objectives.masked_modeling import mask_tokens, select_blocks, select_tokens, select_words
+from vlp_models.objectives.masked_modeling import mask_tokens, select_tokens, select_words
 from vlp_models.objectives.matching import different_image_mask, draw_hard_negatives, similarities
 
 
@@ -43,14 +43,6 @@ def check_objectives(objectives: Collection[str], supported: Collection[str], ba
         if missing and wrong:
             lacking = "images" if view == "texts" else "texts"
             raise ParamsError(f"VLMo can't learn {wrong} from `view: {view}`, which has no {lacking}")
-
-
-def select_patches(
-    images: int, config: VLMoConfig, learners: Tensor | None, generator: torch.Generator, device: torch.device
-) -> Tensor:
-    """Return bool [B, P]: the patches that MIM hides and predicts."""
-    hidden_BP = select_blocks(images, (config.grid, config.grid), config.image_mask_share, generator, device)
-    return hidden_BP if learners is None else hidden_BP & learners[:, None]
 
 
 def mask_words(

@@ -159,6 +159,7 @@ class Matching(nn.Module):
 
     def forward(self, words_MD: Tensor, words: Packing, regions_KD: Tensor, regions: Packing) -> Tensor:
         """Return the weighted regions of each word, [M, D]; text i belongs to image i. Softmax in float32 at least."""
+        # Scores [N, T, R] = (X_T diag(w3)) X_I' + (X_I w2)'
         region_weight_D, product_weight_D = self.weight
         regions_NRD = regions.pad(regions_KD)
         scores_NTR = words.pad(words_MD * product_weight_D) @ regions_NRD.mT + (regions_NRD @ region_weight_D)[:, None]
@@ -184,6 +185,7 @@ class Block(FamilyBlock):
         """decodes: whether the layer is part of the decoder."""
         super().__init__()
         hidden, dropout, eps = config.hidden, config.dropout, config.layer_norm_eps
+        # Only a decoder layer attends to a memory: with its own weights, or with those of self-attention.
         attends = config.attends if decodes else None
         self.merged = attends == "shared_merged"
         self.signal_place = config.signal if attends else "none"

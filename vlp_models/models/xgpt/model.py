@@ -288,6 +288,7 @@ class XGPT(nn.Module):
         losses: dict[str, Loss] = {}
         word_logits: dict[str, Tensor] = {}
         for name, learners in objectives.items():
+            # The texts that train this objective, with the rows of their images. [N, ...]
             text, rows_N = _select_texts(batch.text, None if image is None else len(batch.image), learners)
             if name == "ic":
                 assert image is not None
@@ -335,6 +336,7 @@ class XGPT(nn.Module):
         """Run IDA's encoder over an image and a caption with its spans replaced, each word replaced by the regions it
         attends to."""
         words = Packing.of(mask_NU)
+        # x_i^T <- sum_j A_ij x_j^I, then the position and the norm of the word that it replaces
         words_MD = self.embed_text(ids_NU, words)
         if self.matching is not None:
             attended_MD = self.matching(words_MD, words, image.refined_KD, image.packing)
@@ -401,6 +403,7 @@ class XGPT(nn.Module):
 
     def step(self, token_N: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Read one more token of each hypothesis. Returns the next token's logits, [N, V]."""
+        # Each layer reads its own past and the image's keys, which all hypotheses of an image share.
         x_ND = self.text_embedding(token_N, torch.full_like(token_N, state.length))
         memory = replace(state.memory, owner_N=state.owner_N)
         before: tuple[KeyValues | None, ...] = state.past or (None,) * len(memory.layers)
