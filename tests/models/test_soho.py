@@ -16,8 +16,6 @@ from vlp_models.models.partial_load import load_partial
 from vlp_models.models.soho.pairs import first_with_code, hide_codes, make_pairs
 from vlp_models.models.soho.variants import Gate
 
-SUMMED = ("mlm", "mvm", "itm")
-
 
 def total(model, batch, **options):
     return sum(loss.mean for loss in losses(model, batch, **options).values())
@@ -146,28 +144,6 @@ def test_losses_and_gradients_equal_the_expanded_reference(texts: int, train: bo
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-9, msg=name)
 
 
-def test_gradients_match_finite_differences() -> None:
-    """Without the dictionary, whose straight-through gradient is not the derivative."""
-    model, batch = build(dictionary_size=0), batch_of(3, 2)
-    assert model.objectives == ("mlm", "itm")
-    total(model, batch, objectives=model.objectives).backward()
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if parameter.grad is None:
-            assert name.startswith(("hidden_cell", "backbone.net.layer3", "backbone.net.layer4")), name
-            continue
-        with torch.no_grad():
-            direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            at, step = parameter.clone(), 1e-8
-            values = []
-            for sign in (1, -1):
-                parameter.copy_(at + sign * step * direction)
-                values.append(total(model, batch, objectives=model.objectives).item())
-            parameter.copy_(at)
-        slope = (values[0] - values[1]) / (2 * step)
-        assert slope == pytest.approx(float((parameter.grad * direction).sum()), rel=1e-3, abs=1e-5), name
-
-
 def test_cnn_gets_gradients_through_the_dictionary_and_codes_get_none() -> None:
     model = build().train()
     total(model, batch_of()).backward()
@@ -176,29 +152,6 @@ def test_cnn_gets_gradients_through_the_dictionary_and_codes_get_none() -> None:
     before = model.dictionary.codes.clone()
     model.dictionary.update()
     assert not torch.equal(before, model.dictionary.codes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("names", "steps", "share"), [(("mlm", "mvm"), 80, {"mlm": 0.8, "mvm": 0.8}), (("itm",), 60, {"itm": 0.6})]
-)
-def test_losses_fall_on_one_batch(names, steps, share) -> None:
-    model = build(init_std=0.15, mvm_probability=0.5, dictionary_momentum=0.9, hidden=32, dictionary_size=32)
-    model, batch = model.float().train(), batch_of(4, 2)
-    tinted = batch.image.pixels_B3HW * 0.3 + torch.randn(4, 3, 1, 1)  # noise alone looks alike to a CNN
-    batch = replace(batch, image=replace(batch.image, pixels_B3HW=tinted.float()))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    history = []
-    for step in range(steps):
-        found = losses(model, batch, objectives=names, seed=step, probability=0.15)
-        optimizer.zero_grad()
-        torch.stack([loss.mean for loss in found.values()]).sum().backward()
-        optimizer.step()
-        model.dictionary.update()
-        history.append({name: loss.mean.item() for name, loss in found.items()})
-    for name in names:
-        early, late = (sum(row[name] for row in rows) / 20 for rows in (history[:20], history[-20:]))
-        assert late < share[name] * early, (name, early, late)
 
 
 @pytest.mark.parametrize("config", [{}, PUBLIC], ids=["paper", "public"])

@@ -11,8 +11,6 @@ from soho_toys import build
 from vlp_models.data.batch import Pixels
 from vlp_models.models.layers.embeddings import sine_positions
 
-SUMMED = ("mlm", "mvm", "itm")
-
 
 def test_positions_match_their_definition() -> None:
     mask = torch.zeros(2, 3, 4, dtype=torch.bool)

@@ -163,36 +163,6 @@ def test_bias_indices_match_their_definition() -> None:
     assert (text[0, 1:] == 11).all() and (text[1:, 0] == 12).all() and text[0, 0] == 13
 
 
-def test_gradients_match_finite_differences() -> None:
-    model = build_tiny(layers=2, vl_start=1, hidden=8, intermediate=8, side=8, patch=4, contrast="both")
-    batch = random_batch(2, tokens=4)
-    batch = dataclasses.replace(batch, image=Pixels(pixels_B3HW=batch.image.pixels_B3HW[..., :8, :8]))
-    names = ["position_bias.cross", "position_bias.text", "image_embedding.type_1D", "blocks.0.attention_scale"]
-    names += ["log_scale", "blocks.0.experts.language.norm.weight", "pooler.bias"]
-    parameters = dict(model.named_parameters())
-
-    def total(*values: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            for name, value in zip(names, values, strict=True):
-                parameters[name].copy_(value)
-        return torch.stack([loss.mean for loss in losses(model, batch).values()]).sum()
-
-    total(*[parameters[name].detach().clone() for name in names]).backward()
-    generator = torch.Generator().manual_seed(0)
-    for name in names:
-        parameter, grad = parameters[name], parameters[name].grad
-        assert grad is not None
-        flat = parameter.data.view(-1)
-        for place in torch.randint(flat.numel(), (4,), generator=generator).tolist():
-            values = []
-            for step in (1e-5, -1e-5):
-                flat[place] += step
-                values.append(sum(loss.mean.item() for loss in losses(model, batch).values()))
-                flat[place] -= step
-            numeric = (values[0] - values[1]) / 2e-5
-            assert numeric == pytest.approx(float(grad.view(-1)[place]), rel=1e-5, abs=1e-8), name
-
-
 @pytest.mark.parametrize("route", ["each", "vision_language"])
 def test_stochastic_depth_draws_for_image_and_text_of_a_pair(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once each for their own experts; once per pair for attention and for the vision-language expert."""
@@ -258,20 +228,6 @@ def test_frozen_parts_are_bitwise_unchanged() -> None:
 def test_invalid_stem_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         build_tiny(**config)
-
-
-def test_frozen_stem_keeps_its_statistics() -> None:
-    model = build_tiny(stem="convolutions", stem_channels=[4, 6, 8], side=32, patch=8).train()
-    freezing = Freezing(model, {"image_embedding": GroupParams(frozen=True)})
-    before = {name: tensor.clone() for name, tensor in model.image_embedding.state_dict().items()}
-    for frozen in (True, False):
-        if frozen:
-            freezing.train(0)
-        else:
-            model.train()
-        model.embed_image(Pixels(pixels_B3HW=torch.randn(2, 3, 32, 32, dtype=torch.float64)))
-        same = [torch.equal(tensor, before[name]) for name, tensor in model.image_embedding.state_dict().items()]
-        assert all(same) == frozen
 
 
 def test_groups_have_each_parameter_once_and_muon_finds_matrices() -> None:

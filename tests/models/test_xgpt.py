@@ -18,7 +18,7 @@ from tiny_xgpt import FACTS, VARIANTS, tiny_xgpt
 from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.decoding.search import beam_search, greedy
+from vlp_models.models.decoding.search import beam_search
 from vlp_models.models.layers.attention import MultiHeadAttention, causal_mask
 from vlp_models.models.layers.cache import KeyValues
 from vlp_models.models.layers.packing import Packing
@@ -106,13 +106,6 @@ def test_keys_of_an_image_are_projected_once(make_batch: Any, monkeypatch: pytes
     monkeypatch.setattr(MultiHeadAttention, "project", counted)
     found = beam_search(model, batch.image, max_len=6, bos_id=2, eos_id=3, beam_size=3)
     assert len(found) == 4 and seen == [(4, 5), (4, 5)]
-
-
-def test_beam_of_one_equals_greedy(make_batch: Any) -> None:
-    model, batch = tiny_xgpt(), make_batch()
-    ends = {"max_len": 8, "bos_id": 2, "eos_id": 3}
-    plain, beam = greedy(model, batch.image, **ends), beam_search(model, batch.image, beam_size=1, **ends)
-    assert [h.ids for h in plain] == [h.ids for h in beam] and any(h.ids for h in plain)
 
 
 def test_shared_weights() -> None:

@@ -149,6 +149,7 @@ def _check_ids(caption_set: CaptionSet, name: str) -> None:
 def _bleu(candidates: Tokenized, references: Tokenized, note: str) -> list[Score]:
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
+    # The scorer's own counts, image by image: their sums give the corpus score, and any resample's.
     scorer = BleuScorer(n=4)
     for image_id, (candidate,) in candidates.items():
         scorer += (candidate, references[image_id])
@@ -218,6 +219,7 @@ def _meteor(
     scores: dict[str, Score] = {}
     try:
         for name, (candidates, references) in sets.items():
+            # (N, 23): one row of sums per image, in the program's order
             parts = np.array([meteor.statistics(candidates[i][0], references[i]) for i in candidates], np.float64)
             evidence = Evidence(groups=list(candidates), parts_NK=parts, statistic=meteor_from_statistics)
             value = float(meteor_from_statistics(parts.sum(axis=0, keepdims=True))[0])
@@ -296,6 +298,7 @@ def constant_caption(train: Sequence[str]) -> str:
 
     Ties go to the caption with the most common words, then to the first by text.
     """
+    # How often each caption occurs, and in how many captions each word does.
     counts: dict[str, int] = {}
     words: dict[str, int] = {}
     for text in train:

@@ -176,6 +176,7 @@ class CiderD:
                 ids.append(i)
                 weights.append(count * (self._log_images if i < 0 else self._idf[i]))
         row_H, weight_H = np.array(rows, dtype=np.int64), np.array(weights, dtype=np.float64)
+        # (H,) -> (K * 4,): the squared length of each caption's vector of each order
         squares = np.bincount(row_H, weight_H**2, minlength=len(candidates) * ORDERS)
         return _Candidates(
             row_H=row_H,
@@ -195,6 +196,7 @@ class CiderD:
             hit = references.ids_D[position] == candidates.id_H
             shared_HR = references.weights_DR[position[hit]]
             np.add.at(dots, row[hit], np.minimum(weight[hit, None], shared_HR) * shared_HR)
+        # (K, 4, R): the cosine of each order; a vector of zeros, as a one-word caption has of pairs, gives zero.
         scale_K4R = candidates.norms_K41 * references.norms_4R
         cosine_K4R = dots.reshape(scale_K4R.shape) / np.where(scale_K4R > 0, scale_K4R, 1)
         penalty_KR = np.exp(-((candidates.bigrams_K[:, None] - references.bigrams_R) ** 2) / (2 * SIGMA**2))
@@ -208,6 +210,7 @@ class CiderD:
         for caption in captions:
             numbers = [self._words.setdefault(word, len(self._words) + 1) for word in caption]
             counts.append(ngrams_of(numbers))
+        # (D, R): the weight of each n-gram in each reference, in ascending order of the ids for `searchsorted`
         ngrams = sorted(set().union(*counts), key=self._id)
         weights_DR = np.zeros((len(ngrams), len(captions)))
         for d, ngram in enumerate(ngrams):
@@ -233,6 +236,7 @@ class CiderD:
 def ngrams_of(numbers: Sequence[int]) -> Counter[int]:
     """Count the n-grams of a caption, n = 1..4."""
     counts: Counter[int] = Counter()
+    # From each word on, an n-gram grows by a word at a time: the key shifts by 21 bits.
     for start in range(len(numbers)):
         ngram = 0
         for word in numbers[start : start + ORDERS]:

@@ -57,6 +57,7 @@ def _macro_f1(rows: Sequence[LabeledItem], labels: Sequence[str]) -> Score:
     if not rows:
         return not_computed("macro F1", 0, "nothing to score")
     index = {label: number for number, label in enumerate(labels)}
+    # (N, C * C): of each item, the one cell of the confusion matrix that it is in
     parts = np.zeros((len(rows), len(labels) ** 2))
     for i, row in enumerate(rows):
         parts[i, index[row.label] * len(labels) + index[row.prediction]] = 1
@@ -127,6 +128,7 @@ class HypothesisOnly:
             self._labels[label] += 1
             for feature in _features(text):
                 self._having.setdefault(feature, Counter())[label] += 1
+        # Label -> how many features its hypotheses have together: the denominator of a feature's probability.
         self._features_of: Counter[str] = Counter()
         for counts in self._having.values():
             self._features_of.update(counts)
@@ -168,6 +170,7 @@ def score_vcr(results: Sequence[VCRResult]) -> list[Score]:
     """Return Q->A, QA->R and Q->AR in percent, each over the questions where it is known."""
     columns: dict[str, list[bool | None]] = {"Q->A": [], "QA->R": [], "Q->AR": []}
     for result in results:
+        # A question counts as right in both only if both are known.
         is_judged = result.answer_right is not None and result.rationale_right is not None
         columns["Q->A"].append(result.answer_right)
         columns["QA->R"].append(result.rationale_right)

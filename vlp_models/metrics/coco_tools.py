@@ -114,6 +114,7 @@ class Meteor:
         self._start_timer()
 
     def _start_timer(self) -> None:
+        # A process that hangs is ended, so that reading its answer is an error and not endless.
         self._timer = threading.Timer(self._timeout, self._process.kill)
         self._timer.daemon = True
         self._timer.start()
@@ -303,6 +304,7 @@ def tokenize_captions(texts: Sequence[str]) -> Tokenization:
     scripts); and for a caption in a script without spaces between words, which is split into characters. Composed and
     decomposed accents are the same.
     """
+    # Each text once, in an order that does not depend on the caller's.
     composed = {text: _composed(text) for text in sorted(set(texts))}
     try:
         lines, no_java = ptb_lines(list(composed.values())), ""

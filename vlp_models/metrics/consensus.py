@@ -72,6 +72,7 @@ class ConsensusCaptions:
         if len(group) < 2:
             return texts[0] if texts else ""
         similarity_KK = self.similarity(group)
+        # Without itself, which would favor captions of four words or more over shorter ones.
         np.fill_diagonal(similarity_KK, 0.0)
         return texts[int(similarity_KK.sum(1).argmax())]
 

@@ -81,12 +81,14 @@ class Gain:
     def p_value(self, threshold: float) -> float:
         """Return the one-sided p-value of gain > threshold, the largest one of the tests; never 0."""
         excess = self.value - threshold
+        # Of the draws, those as large as the gain by chance, and those in which the gain is not above the threshold.
         by_chance = int((self.chance_S >= excess - 1e-9 * abs(excess)).sum())
         below = max(int((self.bootstrap_S <= threshold).sum()), int((self.low_S <= threshold).sum()))
         return (max(below, by_chance) + 1) / (len(self.bootstrap_S) + 1)
 
     def two_sided_p(self) -> float:
         """Return twice the smaller p-value of gain > 0 and of gain < 0."""
+        # The same test for the other side: everything is mirrored.
         loss = Gain(
             **vars(self)
             | {"value": -self.value, "bootstrap_S": -self.bootstrap_S, "low_S": -self.high_S, "high_S": -self.low_S}

@@ -86,6 +86,7 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
     own_T = np.array([column[owner] for owner in owners])
     if not np.isfinite(similarity_TI).all():
         raise DataError("a similarity of caption and image is not finite; did training diverge?")
+    # (T,): the similarity of each caption to the image that it describes
     own_score_T = similarity_TI[np.arange(len(own_T)), own_T]
     caption_ranks_T = _rank_captions(similarity_TI, own_T)
     # The lowest rank of an image's captions; an image without captions keeps the number that no rank has.
@@ -110,6 +111,7 @@ def _rank_captions(similarity_TI: NDArray[np.float32], own_T: Ints) -> Ints:
         rows = by_image_T[start:end]
         own_scores = scores_T[rows]
         for row, score in zip(rows, own_scores, strict=True):
+            # All that are at least as similar, without the image's own captions among them.
             before = np.count_nonzero(scores_T >= score) - np.count_nonzero(own_scores >= score)
             ranks_T[row] = 1 + before
     return ranks_T
@@ -145,6 +147,7 @@ def fold_direction(direction: str, fold: int) -> str:
 def top_columns(similarity_QN: NDArray[np.float32], count: int) -> Ints:
     """Return the most similar columns of each row, best first, the earlier among equals. [Q, min(count, N)]"""
     count = min(count, similarity_QN.shape[1])
+    # The best `count` in any order, then sorted: faster than sorting whole rows of a large gallery.
     some = np.argpartition(-similarity_QN, count - 1, axis=1)[:, :count]
     some.sort(axis=1)
     order = np.argsort(-np.take_along_axis(similarity_QN, some, axis=1), axis=1, kind="stable")
@@ -181,6 +184,7 @@ def chance(own_counts: Sequence[int], candidates: int, direction: str = TEXT_TO_
         terms = [float(number) * _chance_of_top(top, int(right), candidates) for number, right in by_right]
         return sum(terms) / sum(numbers.tolist())
 
+    # Recall grows with the rank, so its crossing of one half is found by bisection.
     low, high = 1, candidates  # the lowest rank by which half of the queries are answered
     while low < high:
         middle = (low + high) // 2

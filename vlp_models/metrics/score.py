@@ -103,6 +103,7 @@ def bleu_percent(sums_SK: FloatArray, n: int) -> FloatArray:
 
     Columns: 4 matched n-grams, 4 candidate n-grams, candidate length, reference length.
     """
+    # The constants are those of the public scorer, whose values these are to the last digits.
     precision = (sums_SK[:, :n] + 1e-15) / (sums_SK[:, 4 : 4 + n] + 1e-9)
     ratio = (sums_SK[:, 8] + 1e-15) / (sums_SK[:, 9] + 1e-9)
     return 100 * precision.prod(axis=1) ** (1 / n) * np.exp(np.minimum(0, 1 - 1 / ratio))
@@ -114,6 +115,7 @@ def macro_f1_percent(sums_SK: FloatArray) -> FloatArray:
     Labels that neither occur nor are predicted in a resample do not count there.
     """
     size = isqrt(sums_SK.shape[1])
+    # (S, C * C) -> (S, C, C): true positives are on the diagonal
     confusion_SCC = sums_SK.reshape(-1, size, size)
     true_SC = np.diagonal(confusion_SCC, axis1=1, axis2=2)
     both_SC = confusion_SCC.sum(1) + confusion_SCC.sum(2)  # 2 TP + FP + FN
@@ -220,6 +222,7 @@ def item_scores(
             "it to the task's `statistics`, or set the score's `kept` to False"
         )
     items = [str(item) for item in evidence.items or evidence.groups]
+    # Two models are compared item by item, so an id must name one item.
     if len(set(items)) != len(evidence.groups):
         raise ValueError(f"{score.metric}: {len(evidence.groups)} items have {len(set(items))} different ids")
     # An image's captions, `<image>#<number>`, have the slices of the image.

@@ -99,6 +99,7 @@ def prior_predictions(
     if not overall:
         return {}
     majority = _most_common(overall)
+    # Where a type or text is unknown, the next broader baseline answers.
     types = {key: _most_common(counts) for key, counts in by_type.items() if counts}
     texts = {key: _most_common(counts) for key, counts in by_text.items() if counts}
     per_type = {q.question_id: types.get(q.question_type, majority) for q in questions}
@@ -157,6 +158,7 @@ def wups(prediction: str, answer: str, threshold: float, similarity: Similarity)
         value = 1.0 if word == other_word else similarity(word, other_word)
         return value if value >= threshold else BELOW * value
 
+    # The similarity of a word is that of its best partner on the other side.
     recall = math.prod(max(match(word, other_word) for other_word in predicted) for word in right)
     precision = math.prod(max(match(word, other_word) for other_word in right) for word in predicted)
     return min(recall, precision)

@@ -37,6 +37,7 @@ def region_generation(generated_MD: Tensor, targets_MD: Tensor, *, reduction: Li
         the mean, `tifg_squared` the sum.
     """
     generated_MD = at_least_float32(generated_MD)
+    # (M, D) -> one number: summed over regions, so that processes with few of them do not count more.
     squared = (generated_MD - targets_MD.detach().to(generated_MD.dtype)).square().sum()
     mean = squared / generated_MD.shape[1]
     return Loss.of(mean if reduction == "mean" else squared, len(generated_MD), tifg=mean, tifg_squared=squared)
@@ -71,4 +72,5 @@ def advantages(
         return reward_BK - greedy_B[:, None]
     other_samples = reward_BK.shape[1] - 1
     assert other_samples > 0, "the leave-one-out baseline needs at least two samples per image"
+    # The sum of the others is the sum of all minus the sample's own.
     return reward_BK - (reward_BK.sum(1, keepdim=True) - reward_BK) / other_samples

@@ -84,6 +84,7 @@ class WeightedLosses:
 
 
 def _mean(total: Tensor, count: Count) -> Tensor:
+    # Without items the sum is zero; dividing it by one keeps it zero, where 0 / 0 is NaN.
     return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 
@@ -113,6 +114,7 @@ def soft_label_answers(logits_BA: Tensor, scores_BA: Tensor) -> Loss:
     logits_BA = at_least_float32(logits_BA)
     scores_BA = scores_BA.to(logits_BA.dtype)
     total = F.binary_cross_entropy_with_logits(logits_BA, scores_BA, reduction="sum")
+    # (B, A) -> (B, 1) -> the sum of the soft scores of the most probable answers
     scored = scores_BA.gather(1, logits_BA.argmax(1, keepdim=True)).sum()
     return Loss.of(total, len(logits_BA), vqa=total, vqa_accuracy=scored)
 
@@ -123,6 +125,7 @@ def zero_loss(outputs: Tensor, name: str) -> Loss:
     Only for batches without items on any process: the loss has no accuracy part, and all processes must return the
     same parts.
     """
+    # Not a constant: a process without gradients would leave the others waiting in the all-reduce.
     total = outputs.sum() * 0.0
     return Loss.of(total, 0, **{name: total})
 
@@ -153,6 +156,7 @@ def learners_by_text(objectives: Learners, owner_N: Tensor | None) -> Learners:
 def any_learner(objectives: Learners, names: Sequence[str], like_NT: Tensor) -> Tensor:
     """Return which samples train one of these objectives: bool, broadcastable to [N, T]."""
     masks = [objectives[name] for name in names if name in objectives]
+    # An objective that all samples train decides alone.
     if any(mask is None for mask in masks):
         return torch.ones_like(like_NT[:1, :1])
     return torch.stack([mask for mask in masks if mask is not None]).any(0)[:, None]

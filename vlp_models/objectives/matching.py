@@ -49,6 +49,7 @@ def match_in_batch(
 
     The items are this process's pairs. Every process computes the whole batch's [G, G] loss: 64 MiB for 4,096 pairs.
     """
+    # Ids are compared by numbers, which can be gathered from other processes.
     numbers_G, local = number_over_ranks(image_ids)
     similarity_GG = similarities(gather_rows(texts_BE), gather_rows(images_BE))
     numbers_G = numbers_G.to(similarity_GG.device)
@@ -81,11 +82,13 @@ def image_sentence_matching(
     positive_B = similarity_BB.diagonal()
 
     def average_cost(similarity_BB: Tensor) -> Tensor:
+        # By how much each other column violates its row's margin; pairs of one image cost nothing.
         cost_BB = (margin + similarity_BB - positive_B[:, None]).clamp(min=0) * negative_BB
         if negatives == "hardest":
             return cost_BB.amax(1).sum() / has_negative_B.sum()
         return cost_BB.sum() / (cost_BB > 0).sum().clamp(min=1)
 
+    # Sentences against images, then images against sentences.
     mean = average_cost(similarity_BB)
     mean = mean + average_cost(similarity_BB.T)
 
@@ -108,6 +111,7 @@ def binary_matching(matched_P: Tensor, mismatched_N: Tensor) -> Loss:
 
     matched_P, mismatched_N: the logits of pairs that belong together and of pairs that do not.
     """
+    # One positive logit for each pair: above zero, it is taken for a match.
     logits = at_least_float32(torch.cat([matched_P, mismatched_N]))
     labels = torch.cat([torch.ones_like(matched_P), torch.zeros_like(mismatched_N)]).to(logits.dtype)
     total = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")

@@ -295,6 +295,7 @@ def load_task_model(directory: Path, device: torch.device | str = "cpu") -> Task
     labels = read_labels(directory) if task.has_labels else []
     model = build_from_config(info, tokenizer, directory)
     task_model = task(model, tokenizer, info, labels=labels)
+    # Layers with weights of 8 bits are of another class, so they are replaced before the weights are loaded.
     weights = read_weights(directory)
     use_quantized_layers(task_model, weights)
     load_checkpoint_weights(task_model, weights, directory)
@@ -307,6 +308,7 @@ def read_options(task: type[TaskModel], raw: Mapping[str, Any], where: str = "op
     Raises:
         ParamsError: an unknown option (names the known ones) or an invalid value.
     """
+    # `build` refuses unknown keys as well; here the error names the task and its options.
     option_names = [field.name for field in dataclasses.fields(task.options_class)]
     for name in raw:
         if name not in option_names:
@@ -317,6 +319,7 @@ def read_options(task: type[TaskModel], raw: Mapping[str, Any], where: str = "op
 
 def implements(model: type[nn.Module] | nn.Module, protocol: type) -> bool:
     """Return whether a model, or a model class, has every method of a protocol."""
+    # Not isinstance: before training it is the class that is checked, without its instances' attributes.
     methods = [name for name in dir(protocol) if not name.startswith("_") and callable(getattr(protocol, name))]
     return all(callable(getattr(model, name, None)) for name in methods)
 

@@ -77,6 +77,7 @@ class CaptionSearch:
     def find(self, model: Generates, batch: Batch) -> FoundCaptions:
         """Decode every image of the batch greedily, by beam, and by consensus if configured."""
         settings = self.settings
+        # Greedy captions are scored next to the others, so they are decoded in any case.
         greedy_captions = greedy(model, batch.image, **self._decoder_args)
         beam = greedy_captions
         if settings.beam_size > 1:
@@ -94,6 +95,7 @@ class CaptionSearch:
     def _choose_by_consensus(self, model: Generates, batch: Batch, beam: Sequence[Hypothesis]) -> list[Hypothesis]:
         """Choose one of the beam's caption and the sampled ones for each image."""
         settings, generator = self.settings, torch.Generator().manual_seed(SAMPLING_SEED)
+        # (K, T) draws, the same for every image: a caption does not depend on the batch it is in.
         sampled = sample(
             model,
             batch.image,
@@ -195,6 +197,7 @@ class CaptionSearch:
         try:
             stored = {name: value for name, value in dict(read_json(file)).items() if name in SEARCH_OPTIONS}
             settings = build(EvaluateParams, stored, where="search", file=str(file))
+            # The file may come from anyone; a huge beam would take all memory at the first request.
             if max(settings.beam_size, settings.consensus_samples) * settings.max_caption_len > MAX_TOKENS_AT_ONCE:
                 raise ValueError(f"more than {MAX_TOKENS_AT_ONCE:,} tokens at once")
             self.settings = settings
@@ -225,6 +228,7 @@ class CaptionIndex:
         self.captions = captions
         self.image_ids = image_ids
         self._tokenizer = tokenizer
+        # Stored in half precision, compared in single.
         self._float_features_NF = features_NF.astype(np.float32)
         self._texts = dict(zip(image_ids, captions, strict=True))
         self.frequencies = frequencies or DocumentFrequencies.count(map(self._words, image_ids))

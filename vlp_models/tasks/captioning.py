@@ -125,11 +125,13 @@ class Captioning(TaskModel):
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
         """Return the mean cross-entropy over the batch's tokens, or over its masked ones; part `captioning`."""
         options = cast(CaptioningOptions, self.options)
+        # Validation is on every word in both cases, so that runs can be compared.
         if options.targets == "masked" and self.training:
             logits_MV, targets_M = cast(GeneratesByMasks, self.model).masked_words(
                 batch, generator=generator, mask_probability=options.mask_probability
             )
             return sentence_generation(logits_MV, targets_M, label_smoothing=self.label_smoothing, name="captioning")
+        # The logits after each token but the last, against the token that follows it.
         at_BT = batch.text.has_next_BT
         return sentence_generation(
             cast(Generates, self.model).generation_logits(batch.image, batch.text, at_BT),
@@ -261,6 +263,7 @@ def _baseline_captions(
         baselines[CONSTANT] = dict.fromkeys(image_ids, constant)
     context.progress("captions of similar training images")
     neighbors = context.nearest(image_ids)
+    # For all images or for none: the mean over some of them could not be compared with the model's.
     if all(neighbors.get(image_id) for image_id in image_ids):
         if context.source not in context.consensus:
             train_captions: dict[str, list[str]] = {}

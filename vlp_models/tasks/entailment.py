@@ -125,6 +125,7 @@ class Entailment(TaskModel):
         baseline_scores = {}
         rows = read_train_rows("hypotheses", context, ["text", "gold_label"]).to_pylist()
         train = [(row["text"], row["gold_label"]) for row in rows if row["gold_label"] in self._index]
+        # Both learn from train's labels, and neither reads an image.
         if train and labeled:
             majority, text_only = most_common_label(label for _, label in train), HypothesisOnly(train)
             baseline_scores[MAJORITY] = score_predicted([majority] * len(labeled))

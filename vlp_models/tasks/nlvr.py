@@ -95,6 +95,7 @@ class StatementTask(TaskModel):
         Baselines: the split's own majority label, and the blind model.
         """
         context.progress(f"{self.task.upper()} accuracy and consistency")
+        # A statement's label may be hidden (None): it is predicted, and not scored.
         labels = {sample.sample_id: sample["label"] for sample in samples}
 
         def judgments(key: str) -> list[Judgment]:
@@ -110,6 +111,7 @@ class StatementTask(TaskModel):
         scores = score_nlvr(judgments("prediction"))
         baselines = {}
         labeled = [(sample["group"], sample["label"]) for sample in samples if sample["label"] is not None]
+        # The same answer for every statement: what a model that learned nothing else achieves.
         if labeled:
             majority = majority_label(label for _, label in labeled)
             constant = [Judgment(group=group, label=label, prediction=majority) for group, label in labeled]
@@ -150,6 +152,7 @@ class NLVR(StatementTask):
         path = directory / f"nlvr_{context.source}_{split}_predictions.csv"
         image_ids = pa.array([p["image_id"] for p in predictions], pa.string())
         images = read_rows_of(image_ids, "images", context.validated, ["image_id", "path"])
+        # The official script finds an image by the name of its file.
         names = dict(zip(images["image_id"].to_pylist(), images["path"].to_pylist(), strict=True))
         write_text(path, format_nlvr_csv((Path(names[p["image_id"]]).name, p["prediction"]) for p in predictions))
         return path
@@ -183,6 +186,7 @@ class NLVR2(StatementTask):
                 f"params.yaml: `one_pass` of {self.task} reads {IMAGES} images in one sequence, but the model "
                 f"`{info.name}` reads {model_images}; set `models.{info.name}.config.images_per_text: {IMAGES}`"
             )
+        # The head reads one feature, or the two of both passes side by side.
         width = (1 if self.options.one_pass else IMAGES) * cast(Fuses, model).fused_dim
         self.head = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, 2))
         init_head(self.head, info)
@@ -205,6 +209,7 @@ class NLVR2(StatementTask):
         """Return logits [B, 2]: false, true. The batch has M = 2 B images, the left one of each pair first."""
         if self.options.one_pass:
             return self.head(cast(Fuses, self.model).fuse(batch.group_images(), batch.text).pooled_BP)
+        # Two passes: each image is fused with its pair's statement, which is therefore there twice.
         text_of_image_M = torch.arange(len(batch), device=batch.text.ids_BT.device).repeat_interleave(IMAGES)
         pooled_MP = cast(Fuses, self.model).fuse(batch.image, batch.text.select(text_of_image_M)).pooled_BP
         # (2 B, P) -> (B, 2 P): the left image's feature, then the right one's

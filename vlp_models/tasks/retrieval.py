@@ -115,6 +115,7 @@ class Retrieval(TaskModel):
         """
         super().__init__(model, tokenizer, info)
         options, embeds = cast(RetrievalOptions, self.options), implements(model, Embeds)
+        # How this model is ranked, and what it is trained on: pairs, or embeddings with one of two losses.
         self.by_pairs = self.can_share_images(model, options)
         self.by_embeddings = not self.by_pairs or options.shortlist > 0
         contrasts = implements(model, Contrasts)
@@ -173,6 +174,7 @@ class Retrieval(TaskModel):
         if self.by_pairs:
             return self._match(batch, generator)
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)
+        # Row i of each belongs together; the batch's other rows, of all processes, are the negatives.
         texts_BD, images_BD = model.embed_text(batch.text), model.embed_image(batch.image)
         if self.by_contrast:
             if options.temperature is None:
@@ -247,6 +249,7 @@ class Retrieval(TaskModel):
         An image's record has the `rank` of its best caption, its `top` captions and, under `captions`, each caption's
         `rank` of the image, its own `rank_as_answer` for the image, and `top` images; with folds, also `rank_in_fold`.
         """
+        # A caption is searched for among the images of its own dataset.
         finished: list[dict[str, Any]] = [{} for _ in predictions]
         for source in dict.fromkeys(sample.source for sample in samples):
             numbers = [i for i, sample in enumerate(samples) if sample.source == source]
@@ -280,6 +283,7 @@ class Retrieval(TaskModel):
             max_text_len=self.info.max_text_len,
             selected_TI=selected_TI,
         )
+        # Pairs outside the shortlist rank after it, by their embeddings.
         if self.by_embeddings:
             scores_TI = fill_unscored(scores_TI, embedded.similarity_TI)
         return rank_similarities(gallery, scores_TI, owners)
@@ -338,6 +342,7 @@ def _score_language(
     Args:
         captions: image id -> its captions in the language.
     """
+    # Each image as if it had the captions of this language alone, ranked by the best of these.
     rows = []
     for p in predictions:
         language_captions = [row for row in p["captions"] if row["caption"] in captions.get(p["image_id"], ())]
@@ -396,6 +401,7 @@ def _records(ranking: Ranking, in_folds: Ranking | None, samples: Sequence[Sampl
     for sample in samples:
         column = column_of[sample.image_id]
         caption_rows = []
+        # The sample's captions are the next rows of the similarities.
         for t, caption in enumerate(sample["captions"], start=start):
             caption_row = {
                 "caption": caption,
@@ -461,6 +467,7 @@ def score_pairs(
 
 def shortlist_pairs(similarity_TI: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
     """Mark the pairs to fuse: each caption's `count` most similar images, and each image's captions."""
+    # Both directions: a pair is fused if it is among the best of its caption or among the best of its image.
     selected_TI = np.zeros(similarity_TI.shape, dtype=bool)
     np.put_along_axis(selected_TI, top_columns(similarity_TI, count), True, axis=1)
     np.put_along_axis(selected_TI.T, top_columns(similarity_TI.T, count), True, axis=1)
@@ -472,6 +479,7 @@ def fill_unscored(scores_TI: NDArray[np.float32], similarity_TI: NDArray[np.floa
 
     A NaN score stays NaN, for `rank_similarities` to reject.
     """
+    # A similarity is at most 1, so all of them are below the lowest score when they are counted from two below it.
     scored_TI = ~np.isneginf(scores_TI)
     lowest = scores_TI[scored_TI].min() if scored_TI.any() else np.float32(0)
     return np.where(scored_TI, scores_TI, lowest - 2 + similarity_TI).astype(np.float32)

@@ -92,6 +92,7 @@ class SelfCriticalLoss:
         greedy_B = None
         if self.params.baseline == "greedy":
             greedy_B = self._rewards(batch.image_ids, [[h] for h in greedy_captions_B])[:, 0].to(device)
+        # (B, K) -> (N,): one advantage for each sampled caption
         advantage_N = advantages(reward_BK, self.params.baseline, greedy_B).flatten()
         rewarded = bool(reward_BK.any()) or (greedy_B is not None and bool(greedy_B.any()))
         is_zero = count_over_ranks(rewarded) == 0

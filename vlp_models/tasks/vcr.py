@@ -131,6 +131,7 @@ class VCR(TaskModel):
         # (B * N, P) -> (B, N): one logit per text
         pooled_XP = cast(Fuses, self.model).fuse(batch.image, batch.text).pooled_BP
         logits_BN = self.head(pooled_XP).view(len(batch), texts)
+        # The answers' logits come first, then four for the rationales of each given answer.
         first = CHOICES if self.has_answers else 0
         return (
             logits_BN[:, :CHOICES] if self.has_answers else None,

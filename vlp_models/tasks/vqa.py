@@ -71,6 +71,7 @@ class VQA(TaskModel):
                 "no answers to choose from (data/tokenizer/answers.json is empty): lower `tokenizer.min_answer_count`"
             )
         self._index = {answer: i for i, answer in enumerate(self.labels)}
+        # One classifier for each feature that the model returns.
         sizes = {"fused": cast(Fuses, model).fused_dim}
         if isinstance(model, FusesDecoder) and model.decoder_dim:
             sizes["decoder"] = model.decoder_dim
@@ -89,6 +90,7 @@ class VQA(TaskModel):
         if not all(sample["answers"] for sample in samples):
             return None
         scores_BA = torch.zeros(len(samples), len(self.labels))
+        # Only frequent answers have a column, so a question whose answers are all rare has zeros alone.
         for i, sample in enumerate(samples):
             for answer, score in soft_scores(sample["answers"], self._index).items():
                 scores_BA[i, answer] = score
@@ -105,6 +107,7 @@ class VQA(TaskModel):
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
         """Return the loss, summed over the classifiers; parts `vqa` and `vqa_accuracy` (of the first classifier)."""
         targets_BA = require_targets(batch)
+        # The accuracy logged is the first classifier's; the loss logged is the sum that is trained.
         losses = [soft_label_answers(logits_BA, targets_BA) for logits_BA in self.logits(batch)]
         total = sum_losses(*losses)
         summed = Part(sum=total.sum.detach(), count=total.count)

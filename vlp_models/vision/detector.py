@@ -84,6 +84,7 @@ def configure(
     if backbone in PUBLISHED:
         return dataclasses.replace(PUBLISHED[backbone], feature_dim=feature_dim)
     sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
+    # One anchor for each third of the objects by size, at its middle.
     quantiles = np.quantile(sides, [1 / 6, 1 / 2, 5 / 6])
     small, middle, large = (max(8.0, float(round(side))) for side in quantiles)
     return DetectorConfig(feature_dim=feature_dim, anchors=(small, middle, large), words=words)
@@ -96,6 +97,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
     """Return a detector with random weights; nothing is downloaded. num_classes: including the background."""
     if config.backbone in PUBLISHED:
         model = get_model(f"fasterrcnn_{config.backbone}", weights=None, weights_backbone=None, num_classes=num_classes)
+        # Another width than torchvision's needs new layers from the pooled map on.
         if config.feature_dim != model.roi_heads.box_predictor.cls_score.in_features:
             pooled = model.backbone.out_channels * model.roi_heads.box_roi_pool.output_size[0] ** 2
             model.roi_heads.box_head = TwoMLPHead(pooled, config.feature_dim)
@@ -122,6 +124,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
     )
     model.transform = _Resize(config, size_divisible=STRIDE)
     if config.words:
+        # The heads that FasterRCNN built stay as they are, and learn words in addition.
         model.roi_heads.__class__ = _WordHeads
         model.roi_heads.word_predictor = nn.Linear(config.feature_dim, len(config.words))
     return model
@@ -201,6 +204,7 @@ class SeededSampler:
     def _choose(self, allowed_N: Tensor, limit: int) -> Tensor:
         """Return a mask of at most `limit` of the allowed positions, uint8 [N]."""
         positions = allowed_N.nonzero().flatten()
+        # Drawn on the CPU on every device, so that the choice does not depend on it.
         order = torch.randperm(len(positions), generator=self._generator)[:limit]
         mask_N = torch.zeros_like(allowed_N, dtype=torch.uint8)
         mask_N[positions[order.to(positions.device)]] = 1
@@ -275,6 +279,7 @@ class SeparableRoIAlign(MultiScaleRoIAlign):
 
     def _weights(self, first_R: Tensor, last_R: Tensor, length: int) -> Tensor:
         """Return [R, bins, length]: the weight of each position of the map in a bin; 0 for samples far outside."""
+        # (R,) pixels -> (R, S) sample points in cells -> (R, S, L) -> the mean of each bin's samples, (R, bins, L)
         samples = self.bins * self.sampling_ratio
         start_R, end_R = first_R / self.stride, last_R / self.stride
         steps_S = (torch.arange(samples, device=first_R.device, dtype=first_R.dtype) + 0.5) / samples

@@ -113,6 +113,7 @@ class ImportedSource:
     def __init__(
         self, file: RecordFile, path: Path, max_regions: int, order: Order = "file", origin: Origin | None = None
     ) -> None:
+        # Sizes, dates and inodes are enough to find that nothing changed; a new import hashes the contents.
         stamps = sorted((p.name, *stamp) for p, stamp in file.stamps.items())
         state = hashlib.sha256(repr(stamps).encode()).hexdigest()
         if origin is not None and origin.state != state:
@@ -170,6 +171,7 @@ class ImportedSource:
         Raises:
             DataError: two images with different files match the same record.
         """
+        # Copies of one file may share a record: they have the same regions.
         owners: dict[str, Row] = {}
         for image in images:
             key = self._key(image)
@@ -186,6 +188,7 @@ class ImportedSource:
         return next((name for name in record_names(image) if name in self._keys), None)
 
     def _first_record(self, path: Path) -> Record:
+        # Damaged records are skipped, and the first damage is named if all are.
         error: RecordError | None = None
         for key in sorted(self._keys):
             try:
@@ -206,6 +209,7 @@ class ImportedSource:
             )
         scores = np.ones(count, np.float32) if record.scores is None else record.scores
         order = np.argsort(-scores, kind="stable") if self._order == "score" else np.arange(count)
+        # (N, 4) pixels -> fractions of the image, of the regions that are kept
         rows = order[: self._max_regions]
         size = np.array([record.width, record.height] * 2, np.float32)
         return RegionArrays(

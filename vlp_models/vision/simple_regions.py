@@ -34,6 +34,7 @@ class SymbolSource:
         self._objects: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         for item in objects:
             self._objects[item["image_id"]].append(item)
+        # The names that any object has: the columns of class probabilities and of features.
         categories, words = set[str](), set[str]()
         for rows in self._objects.values():
             for row in rows:
@@ -60,6 +61,7 @@ class SymbolSource:
         return regions, quarantine
 
     def _regions(self, image: Row) -> RegionArrays:
+        # From left to right; the upper one first of two with the same left edge.
         rows = sorted(self._objects.get(image["image_id"], []), key=lambda row: (row["x1"], row["y1"]))
         rows = rows[: self._max_regions]
         features = np.zeros((len(rows), self.feature_dim), dtype=np.float16)
@@ -71,7 +73,7 @@ class SymbolSource:
             boxes[number] = np.clip([x1, y1, x2, y2], 0, 1)
             for word in object_words(row):
                 features[number, self.words.index(word)] = 1
-            # The last `GEOMETRY` numbers
+            # The last `GEOMETRY` numbers: size and center
             features[number, len(self.words) :] = [x2 - x1, y2 - y1, (x1 + x2) / 2, (y1 + y2) / 2]
             class_probs[number, self.classes.index(row["category"])] = 1
         scores = np.ones(len(rows), dtype=np.float32)

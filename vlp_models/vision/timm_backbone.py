@@ -108,6 +108,7 @@ class TimmBackbone(nn.Module):
         for number, feature_map in enumerate(maps):
             if feature_map.shape[-2:] != finest:
                 maps[number] = F.interpolate(feature_map, size=finest, mode="nearest")
+        # At most `max_cells`, and no side finer than the map's.
         rows, columns = (min(side, math.isqrt(max_cells)) for side in finest)
         # [1, C, h, w] -> [N, C]
         cells = [F.adaptive_avg_pool2d(m, (rows, columns)).flatten(2)[0].T for m in maps]
@@ -127,6 +128,7 @@ class TimmBackbone(nn.Module):
         return last, list(maps)
 
     def _layout(self, last: Tensor) -> Layout:
+        # Tokens, or a map whose channels come first or last: only the right place has the model's width.
         if last.dim() == 3:
             return "NLC"
         return "NCHW" if last.shape[1] == self.net.num_features else "NHWC"
@@ -248,6 +250,7 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
 
 def _measure_feature_dim(model: TimmBackbone) -> int:
     """Run a blank image and return the length of a cell's feature."""
+    # What timm raises for an unsupported side depends on the architecture.
     side, key = model.config.side, f"{SECTION}.model: {model.config.model}`"
     try:
         with torch.inference_mode():
@@ -358,6 +361,7 @@ class CellExtractor:
             scores = probs.max(dim=1).values
         else:
             probs, scores = logits, logits.new_ones(len(features))
+        # The most certain cells first; equal ones row by row.
         order = scores.argsort(descending=True, stable=True)
         # Row and column of each cell -> x1, y1, x2, y2 as fractions of the image: [N, 4]
         top, left = np.divmod(np.arange(rows * columns), columns)
@@ -376,6 +380,7 @@ class CellExtractor:
         Raises:
             DataError: the image is too small.
         """
+        # (3, H, W) uint8 -> (1, 3, side, side), with the mean and deviation of the backbone's training
         height, width = image_3HW.shape[1:]
         if min(height, width) < LEAST_SIDE:
             raise DataError(f"an image of {width} x {height} pixels is too small; the minimum side is {LEAST_SIDE}")

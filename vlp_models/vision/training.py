@@ -80,9 +80,11 @@ def labeled_images(
             continue
         objects = [item for item in row["objects"] if item["category"] in label_of]
         boxes = np.array([[item["x1"], item["y1"], item["x2"], item["y2"]] for item in objects], np.float32)
+        # (N, 4), also without objects; clipped to the image
         boxes = boxes.reshape(-1, 4).clip(0, np.array([row["width"], row["height"]] * 2, np.float32))
         inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)  # validation allows boxes slightly outside the image
         labels = np.array([label_of[item["category"]] for item in objects], np.int64)
+        # (N, W): which words of all categories and attributes apply to each object
         word_labels = np.zeros((len(objects), len(words)), np.float32)
         for number, item in enumerate(objects):
             word_labels[number] = [word in object_words(item) for word in words]
@@ -167,6 +169,7 @@ def fit(
             speed = len(history) * options.batch_size / (time.perf_counter() - start)
             bar.advance(f"loss {total:.3f}, {speed:.0f} images/s")
     seconds = time.perf_counter() - start
+    # One step's loss is mostly noise, so the result is a mean over many.
     last_tenth = history[-max(1, len(history) // 10) :]
     losses = {}
     for name in last_tenth[0]:
@@ -189,6 +192,7 @@ def batches(images: Sequence[LabeledImage], options: TrainingOptions) -> Iterato
     rng = np.random.default_rng(options.seed)
     order: list[int] = []
     for _ in range(options.steps):
+        # A new pass over the images in a new order; what is left of the last pass comes first.
         while len(order) < options.batch_size:
             order += rng.permutation(len(images)).tolist()
         batch, order = order[: options.batch_size], order[options.batch_size :]
@@ -208,6 +212,7 @@ def first_step(images: Sequence[LabeledImage], options: TrainingOptions, image_i
 
 
 def _lr_factor(step: int, options: TrainingOptions) -> float:
+    # Linear from 1 / warmup to 1, then half a cosine down to 0.
     warmup = max(1, round(options.warmup_fraction * options.steps))
     if step < warmup:
         return (step + 1) / warmup
@@ -270,6 +275,7 @@ class _Halves:
         """Leave the gradients of the batch's losses in the parameters of the model; return the losses."""
         middle = (len(batch) + 1) // 2
         halves = [half for half in (batch[:middle], batch[middle:]) if half]
+        # Of a batch of odd size, the first half has one image more, and so more weight.
         weights = [len(half) / len(batch) for half in halves]
         losses = list(self._map(self._backward_half, self._models, halves, weights))
         if len(halves) == 2:
@@ -303,6 +309,7 @@ def _load_examples(batch: FlipBatch, device: torch.device) -> tuple[list[Tensor]
         tensor = read_image(image.path, image.width, image.height).to(device).float() / 255
         boxes = torch.as_tensor(image.boxes, dtype=torch.float32, device=device)
         if flip:
+            # The right edge of a box becomes its left one.
             tensor = tensor.flip(-1)
             x1, y1, x2, y2 = boxes.unbind(1)
             boxes = torch.stack([image.width - x2, y1, image.width - x1, y2], dim=1)

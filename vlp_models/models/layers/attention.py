@@ -50,6 +50,7 @@ class MultiHeadAttention(nn.Module):
 
         packing: of the rows of all texts of an image side by side (`Packing.by_owner`), so no image's memory is copied.
         """
+        # With packing, (M, D) -> (B, Q, D): the queries of an image's texts side by side.
         query = project_part(self.qkv, x, slice(x.shape[-1]))
         if packing is not None:
             query = packing.pad(query)
@@ -58,6 +59,7 @@ class MultiHeadAttention(nn.Module):
 
     def step(self, x_ND: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
         """Causal self-attention of one new token over `past` and itself. Returns the extended past as well."""
+        # (N, D) -> (N, 1, 3 D) -> three of (N, H, 1, E)
         query, keys, values = (self._split(part) for part in self.qkv(x_ND)[:, None].chunk(3, dim=-1))
         present = KeyValues(keys, values)
         if past is not None:
@@ -66,6 +68,7 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, context: Tensor, packing: Packing | None = None) -> KeyValues:
         """Return the keys and values of `context`, for `cross`."""
+        # (B, K, D) or (M, D) -> (B, K, 2 D) -> two of (B, H, K, E)
         both = project_part(self.qkv, context, slice(context.shape[-1], None))
         if packing is not None:
             both = packing.pad(both)
@@ -80,7 +83,7 @@ class MultiHeadAttention(nn.Module):
         """Return the heads' outputs side by side, [B, Q, D], before the projection `out`."""
         dropout = self.dropout if self.training else 0.0
         x = scaled_dot_product(query_BHQE, memory.keys, memory.values, mask, dropout)
-        return x.transpose(1, 2).flatten(2)
+        return x.transpose(1, 2).flatten(2)  # (B, H, Q, E) -> (B, Q, D)
 
 
 def scaled_dot_product(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:

@@ -86,6 +86,7 @@ class ModalityBlock(nn.Module):
 
     def forward(self, x_MD: Tensor, mask: Tensor | None, packing: Packing) -> Tensor:
         """[M, D] -> [M, D]. The first `packing.split` rows are text, the rest image."""
+        # Attention mixes text and image; after it each row needs only itself, so the rows can be split.
         x = self.attention_end(x_MD, self.attention(x_MD, mask, packing))
         text, image = x[: packing.split], x[packing.split :]
         text = self.text_end(text, self.text_ffn(text))
@@ -134,6 +135,7 @@ class DecoderBlock(nn.Module):
         return self.ffn_end(x, self.ffn(x)), past
 
 
+# What Muon, `trainer.compile` and activation checkpointing apply to.
 BLOCKS = (TransformerBlock, ModalityBlock, DecoderBlock, FamilyBlock)
 
 
@@ -149,5 +151,5 @@ def init_weights(module: nn.Module, std: float = 0.02, *, skip: tuple[str, ...] 
             nn.init.zeros_(parameter)
         elif parameter.dim() > 1:
             nn.init.normal_(parameter, std=std)
-        elif parameter.dim() == 1:
+        elif parameter.dim() == 1:  # a norm's weight
             nn.init.ones_(parameter)

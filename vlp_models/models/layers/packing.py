@@ -53,6 +53,7 @@ class Packing:
     @classmethod
     def of(cls, mask_BT: Tensor) -> Packing:
         """Pack the True places, in row-major order. Synchronizes with a GPU once, to get their number."""
+        # (B, T) -> (M,): the tokens of a sequence are adjacent rows.
         places_M = mask_BT.flatten().nonzero().squeeze(1)
         return cls(places_M, (mask_BT.shape[0], mask_BT.shape[1]), full=len(places_M) == mask_BT.numel())
 
@@ -96,6 +97,7 @@ class Packing:
         if self.full:
             padded = x_M.unflatten(0, self.shape)
         elif self.previous is not None and layer is not None:
+            # What came before the change is the previous pass's; this pass's rows replace the rest.
             assert self.previous.cache is not None, "the previous pass cached nothing"
             earlier = self.previous.cache.of[layer].flatten(0, 1)
             padded = earlier.index_copy(0, self.places_M, x_M).unflatten(0, self.shape)
@@ -118,6 +120,7 @@ class Packing:
         """
         count, length = self.shape
         if self.full and length:
+            # Without padding, every T-th row is the first of a sequence.
             return torch.arange(0, count * length, length, device=self.places_M.device)
         rows_B = (self.positions_M == 0).nonzero().squeeze(1) if length else self.places_M
         if len(rows_B) != count:
@@ -130,6 +133,7 @@ class Packing:
     def concat(self, other: Packing) -> Packing:
         """Join each sequence with the same sequence of `other`, placed after it. Rows: first all of this packing, then
         all of `other`; `split` is their boundary."""
+        # Both keep their places in a wider table [B, T + T'], the other's after this one's.
         width = self.shape[1] + other.shape[1]
         first = self.sequences_M * width + self.positions_M
         second = other.sequences_M * width + self.shape[1] + other.positions_M
@@ -166,6 +170,7 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # Each row was taken at most once, so its gradient is copied to its place; nothing adds up.
         (rows_M,) = ctx.saved_tensors
         return grads[0].new_zeros(ctx.shape).index_copy(0, rows_M, grads[0]), None
 
