@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,15 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda c: c.update(feature_dim=-1), "`feature_dim` is negative"),
         (lambda c: c.update(classes=[[]]), "`classes` are names"),
         (lambda c: c.update(family=None), "`family` is None"),
+        (lambda c: c.pop("max_text_len"), "`max_text_len` is missing"),
+        (lambda c: c.update(format="other/9"), ".*reads vlp-checkpoint/2"),
+        (lambda c: c.update(family="gpt"), ".*unknown model family `gpt`"),
+        (lambda c: c.update(feature_dim=7), ".*feature_dim"),
+        (lambda c: c["model_config"].update(hiden=3), ".*did you mean `hidden`"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_invalid_config_is_refused(change: Change, words: str, sound: Path, tmp_path: Path) -> None:
-    import shutil
-
     directory = tmp_path / "forged"
     shutil.copytree(sound, directory)
     (directory / SUMS).unlink()  # a forged file comes with a forged sum

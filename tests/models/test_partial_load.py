@@ -64,11 +64,3 @@ def test_config_keys_that_change_the_meaning_of_weights_are_refused(tiny, key, v
 def test_unrelated_weights_are_refused(tiny):
     with pytest.raises(CheckpointError, match="none of these weights fits"):
         load_partial(tiny(0), {"a.weight": torch.zeros(3)}, {})
-
-
-@pytest.mark.parametrize("config", [{}, {"separate_ffn": True, "fusion": "product"}, {"structure": "single_stream"}])
-def test_every_parameter_is_in_one_group(tiny, config):
-    model = tiny(**config)
-    grouped = [id(p) for parameters in model.parameter_groups().values() for p in parameters]
-    assert sorted(grouped) == sorted(map(id, model.parameters()))
-    assert "heads" in model.parameter_groups()

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_checks import protocols_of
 from soho_expanded import expanded_losses
 from soho_toys import ALL, CODES, PUBLIC, batch_of, build, losses
 
@@ -21,36 +20,10 @@ def total(model, batch, **options):
     return sum(loss.mean for loss in losses(model, batch, **options).values())
 
 
-def test_soho_implements_its_protocols() -> None:
-    assert protocols_of(build()) == {
-        "EncodesCells",
-        "Fuses",
-        "FusesWords",
-        "LocatesStates",
-        "ScoresPairs",
-        "Pretrains",
-        "GroupsParameters",
-        "LoadsPartially",
-        "HasFigures",
-        "ReadsSeveralImages",
-    }
-
-
 # ---- Images ----------------------------------------------------------------------------------------------------
 
 
-def test_too_small_images_and_unknown_backbones_are_refused() -> None:
-    with pytest.raises(ParamsError, match="a cell of `resnet18`"):
-        build(height=8, width=64)
-    with pytest.raises(ParamsError, match="list_models"):
-        build(backbone="resnet17")
-    with pytest.raises(ParamsError, match="feature maps 0 to 4"):
-        build(backbone_stage=7)
-    with pytest.raises(ParamsError, match="import-checkpoint"):
-        build(backbone_options={"pretrained": True})
-    for shares in ([0.5], [0.0, 1.0], [0.9, 0.5], [0.5, 1.5]):
-        with pytest.raises(ParamsError, match="crop_scale"):
-            build(crop_scale=shares)
+def test_anything_but_pixels_is_refused() -> None:
     with pytest.raises(DataError, match="reads pixels"):
         build().extract_features(None)  # type: ignore[arg-type]
 
@@ -192,23 +165,6 @@ def test_hidden_cells_do_not_leak() -> None:
 # ---- What must not matter ----------------------------------------------------------------------------------------
 
 
-def test_padding_and_batch_order_change_nothing() -> None:
-    model, batch = build(), batch_of(4)
-    fused = model.fuse(batch.image, batch.text).pooled_BP
-    order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(model.fuse(batch.image.select(order), batch.text.select(order)).pooled_BP, fused[order])
-    wide = replace(
-        batch.text,
-        ids_BT=torch.nn.functional.pad(batch.text.ids_BT, (0, 5)),
-        mask_BT=torch.nn.functional.pad(batch.text.mask_BT, (0, 5)),
-    )
-    torch.testing.assert_close(model.fuse(batch.image, wide).pooled_BP, fused)
-    for row in range(4):
-        one = torch.tensor([row])
-        alone = model.fuse(batch.image.select(one), batch.text.select(one)).pooled_BP
-        torch.testing.assert_close(alone, fused[row : row + 1])
-
-
 def test_image_with_several_texts_is_encoded_once(monkeypatch) -> None:
     model, batch = build(), batch_of(3, 2)
     seen = []
@@ -298,15 +254,6 @@ def test_partial_load_with_another_dictionary_or_head() -> None:
     assert torch.equal(target.backbone.net.conv1.weight, source.backbone.net.conv1.weight)
     with pytest.raises(CheckpointError, match="hidden"):
         load_partial(build(hidden=32), source.state_dict(), vars(source.config))
-
-
-def test_each_parameter_is_in_one_group() -> None:
-    for config in ({}, PUBLIC, {"fusion_hidden": 8}):
-        model = build(**config)
-        groups = model.parameter_groups()
-        assert set(groups) == {"cnn_stem", "cnn", "neck", "transformer", "heads"}
-        found = [id(p) for parameters in groups.values() for p in parameters]
-        assert sorted(found) == sorted(id(p) for p in model.parameters())
 
 
 # ---- Figures for the report ------------------------------------------------------------------------------------

@@ -56,28 +56,6 @@ def test_end_of_a_cut_text_is_not_masked():
     ]
 
 
-def test_each_sample_trains_one_objective_by_shares(make_batch):
-    """lambda is seq2seq's share; each loss is over the masked words of its own samples."""
-    batch = make_batch(64)
-    model = tiny_unified_vlp()
-    for share in (0.0, 0.25, 0.75, 1.0):
-        params = recipe_of(
-            {"bidirectional": 1.0, "seq2seq": 1.0}, mix="sample", shares={"bidirectional": 1 - share, "seq2seq": share}
-        )
-        loss = make_loss(model, params, ScheduledSamplingParams(), name="u")
-        seq2seq, batches = 0, 20
-        for update in range(batches):
-            drawn = loss.recipe.assign(update, len(batch), generator(update), torch.device("cpu"))
-            masks = list(drawn.values())
-            assert torch.stack(masks).sum(0).eq(1).all()
-            seq2seq += int(drawn["seq2seq"].sum()) if "seq2seq" in drawn else 0
-        assert seq2seq / (64 * batches) == pytest.approx(share, abs=4 * (share * (1 - share) / 1280) ** 0.5)
-    with pytest.raises(ParamsError, match=r"objectives\.seq2seq\.share: -0\.25` must be zero or more"):
-        shares = {"bidirectional": 1.25, "seq2seq": -0.25}
-        recipe = recipe_of({"bidirectional": 1.0, "seq2seq": 1.0}, mix="sample", shares=shares)
-        make_loss(model, recipe, ScheduledSamplingParams(), name="u")
-
-
 def test_mixed_batch_equals_the_two_objectives_on_its_parts(make_batch):
     batch, model = make_batch(6), tiny_unified_vlp()
     one = torch.tensor([True, False, True, True, False, False])

@@ -120,8 +120,9 @@ def test_cnn_keeps_timms_initialization() -> None:
     assert two.patches.weight.std() > 10 * one.patches.weight.std()
 
 
-def test_cnn_does_not_leak_hidden_neighbors() -> None:
-    model, seen = build(), read().double()[:1]
+@pytest.mark.parametrize("config", [STEM, {**STEM, "stem": "convolutions", "stem_channels": [4, 6, 8]}])
+def test_cnn_does_not_leak_hidden_neighbors(config: dict[str, Any]) -> None:
+    model, seen = build(**config), read().double()[:1]
     hidden = torch.zeros(1, 16, dtype=torch.bool)
     hidden[0, 5] = True
     other = seen.clone()

@@ -12,8 +12,7 @@ from invariance import (
     check_later_words_have_no_effect,
     check_samples_are_independent,
 )
-from model_checks import protocols_of
-from tiny_xgpt import FACTS, VARIANTS, tiny_xgpt
+from tiny_xgpt import VARIANTS, tiny_xgpt
 
 from vlp_models.data.batch import Batch, Pixels
 from vlp_models.errors import CheckpointError, DataError, ParamsError
@@ -153,39 +152,6 @@ def test_signal_on_keys_has_no_effect_with_two_attentions_in_a_row(make_batch: A
     assert of_both[ENCODED].abs().max() > 1e-3  # through the values it learns in either
 
 
-def test_protocols() -> None:
-    own = {"LocatesStates", "ReadsSeveralImages", "Generates", "Pretrains", "PredictsMaskedWords", "LoadsPartially"}
-    assert protocols_of(tiny_xgpt()) == own
-
-
-def test_one_seed_one_model() -> None:
-    first, again, other = (tiny_xgpt(seed).state_dict() for seed in (3, 3, 4))
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    assert not torch.equal(first["text_embedding.words.weight"], other["text_embedding.words.weight"])
-    model = build_model("xgpt", {"hidden": 16, "heads": 2, "layers": 1, "signal": "query"}, FACTS)
-    assert isinstance(model, XGPT)
-    assert all(block.signal is not None and not block.signal.any() for block in model.decoder_layers())
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"hiden": 64}, "did you mean `hidden`"),
-        ({"hidden": 130, "heads": 4}, "multiple of heads"),
-        ({"layers": 0}, "layers"),
-        ({"imlm_fragment": 1.5}, "imlm_fragment"),
-        ({"structure": "enc", "cross_attention": "separate"}, "one attention over source and target"),
-        ({"structure": "enc", "signal": "query"}, "set `signal: kv`"),
-        ({"cross_attention": "shared_merged", "signal": "query"}, "set `signal: kv`"),
-        ({"mask_id": 30}, "mask_id 30 is outside the vocabulary of 30"),
-    ],
-)
-def test_wrong_configs_are_explained(config: dict[str, object], message: str) -> None:
-    facts = dataclasses.replace(FACTS, mask_id=int(str(config.get("mask_id", 4))))
-    with pytest.raises(ParamsError, match=message):
-        build_model("xgpt", config, facts)
-
-
 def test_wrong_inputs_are_explained(make_batch: Any) -> None:
     model, batch = tiny_xgpt(max_positions=8), make_batch()
     with pytest.raises(DataError, match="region features"):
@@ -198,17 +164,6 @@ def test_wrong_inputs_are_explained(make_batch: Any) -> None:
         losses(model, batch, {"mlm": None})
     with pytest.raises(DataError, match="set `view: captions`"):
         losses(model, dataclasses.replace(batch, image=None), {"ida": None})
-
-
-def test_image_without_regions_is_finite(make_batch: Any) -> None:
-    batch = make_batch()
-    empty = dataclasses.replace(batch, image=dataclasses.replace(batch.image, mask_BR=batch.image.mask_BR & False))
-    for name in ("paper", "one stack"):
-        model = tiny_xgpt(**VARIANTS[name])
-        found = losses(model, empty)
-        sum(loss.mean for loss in found.values()).backward()
-        assert all(loss.mean.isfinite() for loss in found.values())
-        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_partial_load() -> None:

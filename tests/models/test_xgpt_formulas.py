@@ -1,4 +1,4 @@
-"""XGPT against the paper's formulas in NumPy, and its gradients against finite differences."""
+"""XGPT against the paper's formulas in NumPy."""
 
 from __future__ import annotations
 

@@ -55,6 +55,7 @@ def test_alternate_follows_the_models_order_and_shares_independent_of_weights() 
     assert [made.objectives(k)[0] for k in range(6)] == ["msg", "msg", "mlm", "msg", "msg", "mlm"]
     assert made.weigh({"msg": loss(3.0, 1, "msg")}, 0).mean.item() == pytest.approx(0.9)
     assert made.updates_per_batch == 1
+    assert made.weigh({"msg": loss(4.0, 2, "msg")}, 0).mean.item() == pytest.approx(0.3 * 2.0)
     assert recipe({"msg": 1.0, "mlm": 1.0}, mix="alternate", reuse_batch=True).updates_per_batch == 2
 
 
@@ -143,6 +144,7 @@ def test_alternate_trains_exactly_one_objective_per_update(shares: list[int], up
         ({"mlm": -1.0}, {}, "zero or more"),
         ({"mlm": 1.0}, {"mix": "alternate", "shares": {"mlm": 0.5}}, "whole number"),
         ({"mlm": 1.0}, {"shares": {"mlm": 0.5}}, "did you mean `weight`"),
+        ({"mlm": 1.0}, {"mix": "sample", "shares": {"mlm": -0.25}}, r"share: -0\.25` must be zero or more"),
         ({"mlm": 1.0}, {"mix": "sample", "reuse_batch": True}, "requires `mix: alternate`, not sample"),
         ({}, {}, "no objective with a weight"),
     ],

@@ -100,6 +100,7 @@ def verify(directory: Path) -> None:
     # Removed first, because DVC keeps a file whose size and time are unchanged.
     way_out = f"`rm -r {directory}` and `dvc checkout {directory}` may restore it; otherwise copy or train it again"
     for line in lines:
+        # `<sha256>  <file>`; a name with a folder in it would lead out of the checkpoint.
         written, _, name = line.partition("  ")
         path = directory / name
         if len(written) != 64 or path.name != name:
@@ -179,6 +180,7 @@ def build_from_config(info: CheckpointInfo, tokenizer: Tokenizer, where: Path) -
     Raises:
         CheckpointError: the family is unknown, or its config is invalid or too large for the weights.
     """
+    # What a new model would get from the data is in the checkpoint: its tokenizer, and the regions it was trained on.
     facts = DataFacts(
         vocab_size=tokenizer.vocab_size,
         mask_id=tokenizer.mask_id,
@@ -235,6 +237,7 @@ def load_checkpoint_weights(module: nn.Module, weights: Mapping[str, Tensor], wh
     # Tied weights are stored once, so a checkpoint need not have the others' names.
     state = module.state_dict()
     tied = tied_names(state)
+    # All differences at once: one of them alone rarely shows which setting is another.
     missing = sorted(set(state) - set(weights) - set(tied))
     unexpected = sorted(set(weights) - set(state))
     other_shape = [

@@ -60,6 +60,7 @@ def load_partial(model: nn.Module, weights: Mapping[str, Tensor], config: Mappin
     Raises:
         CheckpointError: the two configs differ in a key of `partial_load.same`, or nothing fits.
     """
+    # Refused first: weights with another meaning may still fit.
     spec: PartialLoad = model.partial_load  # type: ignore[assignment]
     config_object: Any = model.config
     model_config = dataclasses.asdict(config_object)
@@ -94,6 +95,7 @@ def load_matching(model: nn.Module, weights: Mapping[str, Tensor], *, tables: Co
         if name not in state:
             left_out.append(name)
             continue
+        # Same name and shape: the whole tensor. A table of another length: its common rows. Else nothing.
         rows = min(len(state[name]), len(tensor)) if name in tables else 0
         if state[name].shape == tensor.shape:
             state[name].copy_(tensor)

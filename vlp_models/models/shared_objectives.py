@@ -173,6 +173,7 @@ class MaskedWords(SharedObjective):
         self.head = TokenHead(model.text_dim, facts.vocab_size, eps=EPS)
 
     def forward(self, model: FusesWords, pairs: PairBatch) -> Loss:
+        # Words of all samples are masked, so that the draws are the same; only those of learners are predicted.
         masked, words_NT = pairs.mask_words(self.facts)
         words_NT = select_learners(words_NT, pairs.learners)
         states_MD = model.fuse(pairs.image, masked).text_BTD[words_NT]
@@ -195,6 +196,7 @@ class PairMatching(SharedObjective):
         self.head = nn.Linear(model.fused_dim if isinstance(model, Fuses) else model.located_dim, 2)  # no, yes
 
     def forward(self, model: Any, pairs: PairBatch) -> Loss:
+        # (P,) pairs: N true ones, then up to N mismatched ones, each in the place of a true one.
         text, matched_P, origin_P = add_mismatched(pairs)
         logits_P2 = self.head(pair_features(model, pairs.image, text))
         if pairs.learners is not None:
@@ -210,6 +212,7 @@ def add_mismatched(pairs: PairBatch) -> tuple[Text, Tensor, Tensor]:
     """
     text, device = pairs.text, pairs.text.ids_BT.device
     negative_NG = different_image_mask(pairs.image_names, device)
+    # With equal similarities, hard negatives are uniform ones.
     uniform_NG = torch.zeros_like(negative_NG, dtype=torch.float32)
     drawn_N, has_N = draw_hard_negatives(uniform_NG, negative_NG, pairs.generator)
     rows_R = has_N.nonzero().squeeze(1)  # the texts that have a negative
@@ -271,6 +274,7 @@ class Contrast(EmbeddingObjective):
 
     def __init__(self, model: Embeds, facts: DataFacts) -> None:
         super().__init__(model, facts)
+        # A model that learns a temperature keeps it; another gets one, stored as the logarithm of 1 / temperature.
         has_temperature = isinstance(model, Contrasts)
         self.log_scale = None if has_temperature else nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
 
@@ -308,6 +312,7 @@ class Captioning(SharedObjective):
 
     def forward(self, model: Generates, pairs: PairBatch) -> Loss:
         text = pairs.text
+        # What is read may be masked; what is predicted are the words themselves, from the second on.
         read = pairs.mask_words(self.facts)[0] if self.masks_words else text
         at_NT = select_learners(text.has_next_BT, pairs.learners)
         logits_MV = model.generation_logits(pairs.image, read, at_NT)
@@ -346,6 +351,7 @@ class RegionObjective(SharedObjective):
         covered = replace(
             image, features_BRF=image.features_BRF * shown_BR1, class_probs_BRC=image.class_probs_BRC * shown_BR1
         )
+        # Hidden for all texts of the image, predicted for those that learn: [B, R] -> [N, R]
         at_NR = select_learners(pairs.rows_of_texts(hidden_BR), pairs.learners)
         return model.locate(covered, pairs.text).states_NRD[at_NR], at_NR
 
@@ -518,6 +524,7 @@ def add_objectives(
     """
     names = list(names)
     check_objectives(model, names, facts, where, model_name)
+    # In the order of `SHARED`, so that the heads' initial weights do not depend on the order in params.yaml.
     shared = [name for name in SHARED if name in names and name not in own_objectives(model)]
     heads = {name: SHARED[name](model, facts) for name in shared}
     for head in heads.values():

@@ -50,6 +50,7 @@ class WeightAverage(Callback):
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
+        # average = decay * average + (1 - decay) * weights, of the part that this process holds
         weights = {name for name, _ in pl_module.model.named_parameters(remove_duplicate=False)}
         for name, tensor in pl_module.model.state_dict().items():
             if name in weights and tensor.is_floating_point():
@@ -114,6 +115,7 @@ class Snapshots(Callback):
         self._best = {best_step: self._best[best_step] for best_step in best_steps}
         if step not in self._best:
             return
+        # All processes gather, and the first one writes.
         weights = {name: whole(tensor.detach()).cpu().clone() for name, tensor in module.model.state_dict().items()}
         if module.trainer.is_global_zero:
             try:

@@ -176,6 +176,7 @@ class Windows:
         source = iter(self.loader)
         done = self._done  # after a resume, the batches of the first window that were handed out before
         while True:
+            # The loader's state from which this window can be read again
             start = self._window_start if done else self.loader.state_dict()
             asked_at = time.perf_counter()
             window = list(islice(source, self.size))

@@ -52,6 +52,7 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
     for name in ("devices", "num_nodes", "checkpoint_every_steps", "log_every_steps"):
         if getattr(params, name) < 1:
             raise ParamsError(f"params.yaml: `trainer.{name}: {getattr(params, name)}` must be at least 1")
+    # With RANK, a launcher such as torchrun has started the processes, and decided how many there are.
     processes = params.devices * params.num_nodes
     started = int(os.environ.get("WORLD_SIZE", processes)) if "RANK" in os.environ else processes
     if started != processes:
@@ -94,6 +95,7 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
 def _check_strategy(params: TrainerParams, model: nn.Module, processes: int, on_cpu: bool) -> None:
     if params.strategy == "fsdp" and params.compile:
         raise ParamsError("params.yaml: `trainer.compile` does not work with `trainer.strategy: fsdp`; set one of them")
+    # Each process would normalize by its own part of the batch; only DDP on GPUs synchronizes the statistics.
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if processes > 1 and norms and params.strategy == "fsdp":
         raise ParamsError(
@@ -151,6 +153,7 @@ class ShardedStrategy(ModelParallelStrategy):
             return [self._gathered(item) for item in value]
         if not isinstance(value, Tensor):
             return value
+        # Gathering needs all processes, also those that drop the result.
         full = whole(value)
         return full.detach().cpu() if self.is_global_zero else None
 
@@ -182,7 +185,7 @@ def block_options(model: nn.Module, params: TrainerParams) -> Iterator[None]:
     changed = [(block, name) for block in blocks for name in getattr(block, "passes", ("forward",))]
     for block, name in changed if options else ():
         method = getattr(block, name)
-        if params.compile:
+        if params.compile:  # dynamic: each batch has another number of packed tokens
             method = torch.compile(method, dynamic=True)
         if params.activation_checkpointing:
             method = partial(checkpoint, method, use_reentrant=False)

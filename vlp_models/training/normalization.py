@@ -58,6 +58,7 @@ def sum_counts(counts: Mapping[str, Count], device: torch.device) -> dict[str, T
 
 def normalize(weighted: WeightedLosses, counts: Mapping[str, Tensor]) -> Tensor:
     """Return this process's weighted sums divided by the counts of the whole update; differentiable."""
+    # Each loss by its own count, over all micro-batches and processes.
     terms = []
     for name, loss in weighted.losses.items():
         factor = weighted.weights[name] / at_least_one(counts[name])

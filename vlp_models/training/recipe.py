@@ -146,11 +146,11 @@ class PretrainingLoss:
 
     def __call__(self, batch: Batch, *, update: int | None, generator: torch.Generator) -> WeightedLosses:
         arguments = self._arguments(batch, update, generator)
-        # Candidates of contrast: the pairs of the update's other micro-batches, embedded by `look_ahead`
+        # Contrast also reads the pairs of the update's other micro-batches, which `look_ahead` has embedded.
         if self.looks_ahead and update is not None:
             position = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
             other_pairs = [pairs for number, (_, pairs) in enumerate(self._window) if number != position]
-            # The pairs of the update's other micro-batches for each of the model's contrasts; None without any
+            # One set of pairs for each of the model's contrasts; None without another micro-batch
             arguments["others"] = [concatenate_pairs(contrast) for contrast in zip(*other_pairs, strict=True)] or None
         losses = cast(Pretrains, self.model).pretraining_losses(batch, **arguments)
         return self.recipe.weigh(losses, update)

@@ -53,6 +53,7 @@ class Recorder(Callback):
         """
         assert isinstance(pl_module, TrainingModule)
         self._step = trainer.global_step
+        # A validation on one batch has the names of all metrics.
         if self._snapshots is not None and self._val is not None and self._step == 0:
             self._snapshots.check(pl_module.validation_metrics(itertools.islice(self._val, 1)))
         self._start = time.perf_counter()
@@ -65,6 +66,7 @@ class Recorder(Callback):
             return
         self._step = step
         epoch_ended = self._train.epoch_ended
+        # A line every `every` updates, at the end of each epoch, and after the last update.
         if step % self.every and not epoch_ended and step < trainer.max_steps:
             return
         # The losses of the update that just ended, over all of its micro-batches and all processes

@@ -85,6 +85,7 @@ class ResumePoints(Callback):
             if trainer.is_global_zero:
                 # The hash comes first: a crash in between leaves no checkpoint without one.
                 digest = hash_file(partial)
+                # On disk before it gets its name: after a power failure, a checkpoint is whole or not there.
                 with partial.open("rb+") as file:
                     os.fsync(file.fileno())
                 write_hash(path, digest)

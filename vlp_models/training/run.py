@@ -182,6 +182,7 @@ def _fit(
     lightning = make_trainer(trainer, model, accumulate=plan.accumulate, precision=precision)
     batches, val = loaders(lightning.global_rank, lightning.world_size)
     train = Windows(batches, plan.accumulate, getattr(loss, "updates_per_batch", 1))
+    # Only now is the length of an epoch known, and with it the number of updates.
     total = plan.max_steps or train.updates * plan.max_epochs
     lightning.fit_loop.epoch_loop.max_steps = total
     module = TrainingModule(

@@ -68,6 +68,7 @@ class BertMapping(StateDictMapping):
     def text_embedding(self, source: str, sizes: BertSizes, *, positions: int, types: int) -> None:
         """Map the embeddings. positions, types: the rows that the BERT has; of positions the first ones are used."""
         take, hidden = self.take, self.hidden
+        # A shorter model takes the first positions; a longer one is refused before.
         table = take(f"{source}.position_embeddings.weight", positions, hidden)
         self.weights |= {
             "text_embedding.words.weight": take(f"{source}.word_embeddings.weight", sizes.vocab_size, hidden),
@@ -157,6 +158,7 @@ def read_bert(folder: Path, request: ImportRequest) -> ImportedModel:
             f"{folder / CONFIG}: position_embedding_type {bert['position_embedding_type']}; expected absolute"
         )
 
+    # Every token of the data must have a row in the BERT; its other rows are dropped.
     vocabulary = read_tokenizer(folder, lowercase=request.lowercase).vocabulary
     ids = {token: i for i, token in enumerate(vocabulary)}
     if missing := [token for token in request.vocabulary if token not in ids]:
@@ -199,6 +201,7 @@ def roberta_as_bert(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> t
 
     Its positions are counted from the id of the padding, plus 1. It has one token type, which becomes both of BERT's.
     """
+    # Names first: the encoder's are BERT's with another prefix, the LM head has its own.
     first = int(config.get("pad_token_id", 1)) + 1
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -240,6 +243,7 @@ def convert_layout(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: 
     unused_layers = tuple(f"encoder.layer.{i}." for i in range(sizes.layers, bert["num_hidden_layers"]))
     mapping.check("a BERT of these sizes", ignored=(*IGNORED, *unused_layers, *(() if sizes.head else ("cls.",))))
 
+    # Not an error: an epsilon of 1e-5 instead of 1e-12 changes the states in the last digits.
     bert_eps = bert.get("layer_norm_eps", 1e-12)
     notes = tuple(
         f"config.{key} is {eps:g}, BERT's layer_norm_eps {bert_eps:g}: the outputs differ slightly from BERT's"
@@ -258,6 +262,7 @@ def _check_sizes(bert: Mapping[str, Any], sizes: BertSizes) -> None:
     Raises:
         CheckpointError: lists the sizes that differ, and the layers or positions that the BERT lacks.
     """
+    # What must be equal, then what the BERT must have at least.
     expected = {"vocab_size": ("vocab_size", sizes.vocab_size), "hidden_size": ("hidden", sizes.hidden)}
     if sizes.layers:
         expected["num_attention_heads"] = ("heads", sizes.heads)

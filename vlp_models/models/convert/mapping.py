@@ -55,6 +55,7 @@ class StateDictMapping:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return a float32 copy. A missing or misshapen tensor is returned empty, and reported by `check`."""
+        # Problems are collected, not raised, so that `check` can list all of them together.
         self.taken.add(name)
         tensor = self.state.get(name)
         if tensor is None:

@@ -154,6 +154,7 @@ class UnifiedVLP(nn.Module):
         self.object_head = TokenHead(hidden, config.num_classes, eps=eps) if pretext else None
         self.fusion = nn.Linear(hidden, self.fused_dim)
         init_weights(self, config.init_std)
+        # The authors' code initializes these layers as torch does, and only the stack as BERT.
         if config.image_init == "torch":
             for module in (*self.region_embedding.modules(), self.fusion):
                 if isinstance(module, nn.Linear):
@@ -208,6 +209,7 @@ class UnifiedVLP(nn.Module):
 
         prefix: the number of places to which all tokens attend. causal_N bool: the seq2seq rows; None: none.
         """
+        # (N, L, D) -> (M, D): padding is between the regions and the text, and after the text.
         packing = Packing.of(mask_NL)
         mask, x_MD = prefix_mask(mask_NL, prefix, causal_N), packing.pack(x_NLD)
         for block in self.stack:
@@ -395,6 +397,7 @@ class UnifiedVLP(nn.Module):
         ids_NT: the tokens to read.
         """
         regions_BRD, owner_N = self.embed_regions(image), text.owners(len(image))
+        # Embedded once per image, copied for its texts: every state of the stack depends on the text.
         visual_BPD = self.embed_visual(regions_BRD, BIDIRECTIONAL)
         mask_BP = F.pad(image.mask_BR, (1, 0), value=True)  # type: ignore[union-attr]
         if owner_N is not None:
@@ -477,6 +480,7 @@ class UnifiedVLP(nn.Module):
         length, mask_N = state.length, torch.full_like(token_N, self.config.mask_id)
         ids_NQ = torch.stack([token_N, mask_N], 1) if length else mask_N[:, None]
         x_NQD = self.embed_words(ids_NQ, length or 1, SEQ2SEQ)
+        # (N, 2, D): the last word and a [MASK] at the next position, whose state predicts the next word.
         prefix_mask_BP, past = padding_mask(state.memory.mask_BP), []
         before = iter(state.past or [None] * len(self.stack))
         for block, memory in zip(self._blocks(), state.memory.layers, strict=True):

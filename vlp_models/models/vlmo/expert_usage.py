@@ -74,9 +74,11 @@ class ExpertUsage:
 
         # Called after each forward pass of the expert, with its input and output.
         def hook(_: Any, inputs: tuple[Tensor], output_MD: Tensor) -> None:
+            # How far the expert moves a token, relative to the token's own length.
             output_MD = output_MD * block.expert_scale if block.layer_scale else output_MD
             change_M = output_MD.norm(dim=-1) / inputs[0].norm(dim=-1)
             usage = self._usage.setdefault((layer, name), _Usage())
+            # The image tokens among the expert's rows come first; the language expert has none.
             count = 0 if name == "language" else len(image_ids) * width
             if count:
                 patches = change_M[:count].view(-1, width)[:, 1:]  # [images, patches], without [CLS]

@@ -145,6 +145,7 @@ class VLMo(nn.Module):
 
     def _block(self, layer: int) -> MoMEBlock:
         config = self.config
+        # Every layer encodes images and texts alone, from `vl_start` on also pairs. Deeper ones are dropped more often.
         experts = ["vision", "language"] + ["vision_language"] * (layer >= config.vl_start)
         return MoMEBlock(
             config.hidden,
@@ -219,6 +220,7 @@ class VLMo(nn.Module):
         self, x_MD: Tensor, packing: Packing, stream: Stream, biases: Biases, first: int = 0, last: int | None = None
     ) -> Tensor:
         """Run layers `first` to `last` (excluded), without the final norm. [M, D] -> [M, D]"""
+        # Without padding there is nothing to mask.
         real_keys = None if packing.full else padding_mask(packing.mask_BT)
         for layer, block in enumerate(self._blocks()[first:last], first):
             mask = real_keys
@@ -247,6 +249,7 @@ class VLMo(nn.Module):
 
     def _corner(self, biases: Biases, text_len: int, *, image: bool = True) -> Biases:
         """Return the part of a pair's biases for a shorter text, the image alone (text_len 0), or the text alone."""
+        # In a pair's table, the image's tokens come before the text's.
         image_tokens = 1 + self.config.grid**2
         start, end = 0 if image else image_tokens, image_tokens + text_len
         return tuple(bias[:, start:end, start:end] for bias in biases)
@@ -328,6 +331,7 @@ class VLMo(nn.Module):
 
     def score(self, state: Tensor, text: Text, image_of_text_N: Tensor) -> Tensor:
         """Return the matching head's log odds that each text matches its image, [N]."""
+        # The logit of a match minus that of none.
         pooled_ND = self._fuse(state.index_select(0, image_of_text_N), text, classify=False).pooled_BP
         return self.match_head(pooled_ND) @ pooled_ND.new_tensor([-1.0, 1.0])
 
@@ -461,6 +465,7 @@ class VLMo(nn.Module):
         and texts separately.
         """
         words, length = Packing.of(text.mask_BT), text.ids_BT.shape[1]
+        # Each side is encoded alone, so its biases are a part of the pair's.
         image_MD, images = self._packed(patches_BSD)
         text_MD = self.text_embedding(text.ids_BT, words)
         image_biases, text_biases = self._corner(biases, 0), self._corner(biases, length, image=False)
@@ -500,6 +505,7 @@ class VLMo(nn.Module):
                 "`contrast_over: update` needs pairs; a view of images or texts alone has no contrastive loss"
             )
         owner_N = batch.text.owners(len(batch.image))
+        # One pair for each text, with a copy of its image's vector.
         names = self._negative_names(batch, owner_N)
         biases = self.biases(batch.text.ids_BT.shape[1])
         contrasts = []
@@ -542,6 +548,7 @@ class VLMo(nn.Module):
             )
         if len(losses) == 1:
             return losses[0]
+        # Both have the same items, so their mean is that of the sums.
         unimodal, fused = losses
         parts = {**unimodal.parts, **fused.parts}
         return Loss(sum=(unimodal.sum + fused.sum) / 2, count=unimodal.count, parts=parts)
@@ -550,6 +557,7 @@ class VLMo(nn.Module):
         self, text_MD: Tensor, words: Packing, masked_RT: Tensor, text: Text, masked_NT: Tensor | None = None
     ) -> Loss:
         """Return MLM. masked_RT: the masked words among all texts of the pass; masked_NT: among the batch's own."""
+        # Only the masked words' states become logits: [M, D] -> [masked words, V]
         logits_MV = self.word_head(take(text_MD, words.rows_at(masked_RT)))
         return masked_language_modeling(logits_MV, text.ids_BT[masked_RT if masked_NT is None else masked_NT])
 
@@ -558,6 +566,7 @@ class VLMo(nn.Module):
         assert isinstance(image, Pixels) and self.image_head is not None
         hidden_BN = self.hidden_patches(image, learners, generator)
         states_BSD = self.image_states(self.encode_image(image, hidden_BN), self.biases(0))
+        # The targets are the tokens of the whole image; [CLS], the first state, has none.
         tokens_BN = self.image_tokens(image.pixels_B3HW)
         return cross_entropy(self.image_head(states_BSD[:, 1:][hidden_BN]), tokens_BN[hidden_BN], name="mim")
 
@@ -594,6 +603,7 @@ class VLMo(nn.Module):
         """Return a figure of the tokens that each expert processes (expert_usage.py); none with shared experts."""
         if self.config.feed_forward == "shared":
             return []
+        # Each batch runs up to three times: its images alone, its texts alone, and both together.
         usage = ExpertUsage(self._blocks(), self.config.grid)
         samples, was_training = 0, self.training
         self.eval()

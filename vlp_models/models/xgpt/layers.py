@@ -80,6 +80,7 @@ class RegionEmbedding(nn.Module):
         The only dropout is that of features, if `drop`. An image without regions gets one that is all zero, because
         attention needs a key.
         """
+        # (B, R, F) -> (K, F): the real regions, and the first place of an image without any.
         mask_BR = regions.mask_BR.clone()
         mask_BR[:, 0] |= ~mask_BR.any(1)
         packing = Packing.of(mask_BR)
@@ -91,6 +92,7 @@ class RegionEmbedding(nn.Module):
         features_KD = self.features(packing.pack(features_BRF * real_BR1))
         if self.feature_norm is None or self.location_norm is None:
             return self.norm(features_KD + self.locations(locations_K5)), packing
+        # Scaled to -1 .. 1: a norm removes a vector's length, in which places as fractions mostly differ.
         locations_KD = self.location_norm(self.locations(2 * locations_K5 - 1))
         return self.norm(self.feature_norm(features_KD) + locations_KD), packing
 
@@ -210,6 +212,7 @@ class Block(FamilyBlock):
 
     def decode(self, x_MD: Tensor, causal: Tensor, packing: Packing, keys: KeyValues, memory: Memory) -> Tensor:
         """Run a layer of the decoder. causal: the self-attention mask; keys: this layer's part of `memory`."""
+        # Keys and values of the words; queries are projected where they are used, perhaps with another signal.
         past = self.attention.project(self._add_signal(x_MD, "kv", DECODED), packing)
         if self.merged:
             # One softmax over the memory and the past: [N, 1, T, R + T]

@@ -156,6 +156,7 @@ class XGPT(nn.Module):
         """Embed and refine the regions (sections 3 and A.1)."""
         if not isinstance(image, Regions):
             raise DataError("XGPT reads region features: run the features stage, or choose a model that reads pixels")
+        # (B, R, F) -> (K, D): packed regions, embedded, placed among several images, and refined by each other.
         embedded_KD, packing = self.region_embedding(image)
         x_KD = self.region_dropout(embedded_KD)
         if image.place_BR is not None:
@@ -181,6 +182,7 @@ class XGPT(nn.Module):
         mask, states = padding_mask(packing.mask_BT), self.encoder_states(x, packing)
         # A decoder layer reads the encoder's last layer; with `structure: enc`, the input of the same layer.
         read = states[:-1] if self.config.structure == "enc" else states[-1:] * len(states[:-1])
+        # Projected once: all texts of an image, and all steps of decoding, read the same keys and values.
         pairs = zip(self.decoder_layers(), read, strict=True)
         return Memory(layers=tuple(block.project(x, packing) for block, x in pairs), mask=mask, owner_N=owner_N)
 
@@ -208,6 +210,7 @@ class XGPT(nn.Module):
         """Return the logits of the words after these positions, [M, V], in row-major order.
 
         Tokens after the last position of a text are not computed."""
+        # Each text up to the last position asked for; what comes after cannot change a causal prediction.
         words = Packing.of(at_NT.flip(1).cumsum(1).flip(1) > 0)
         x_MD = self.decode(self.embed_text(ids_NT, words), words, memory)
         return self.predict_words(take(x_MD, words.rows_at(at_NT)))
@@ -257,6 +260,7 @@ class XGPT(nn.Module):
                 vocab_size=config.vocab_size,
                 generator=generator,
             )
+        # IDA's text has another length: a span of several words may become a single [MASK].
         infilled = infilled_mask = None
         if "ida" in objectives:
             spans = draw_spans(
@@ -388,6 +392,7 @@ class XGPT(nn.Module):
 
         An image is encoded once even if several texts share it.
         """
+        # The memory has a row per image; a text attends to that of its own.
         states = self.encode_image(image)
         memory = self.encode(states.refined_KD, states.packing, text.owners(len(image)))
         logits = self.predict_next(text.ids_BT, text.mask_BT if at_NT is None else at_NT, memory)
