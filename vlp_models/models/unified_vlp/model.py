@@ -154,7 +154,7 @@ class UnifiedVLP(nn.Module):
         self.object_head = TokenHead(hidden, config.num_classes, eps=eps) if pretext else None
         self.fusion = nn.Linear(hidden, self.fused_dim)
         init_weights(self, config.init_std)
-        # The authors' code initializes these layers as torch does, and only the stack as BERT.
+        # torch's own initialization, whose deviation depends on the layer's width.
         if config.image_init == "torch":
             for module in (*self.region_embedding.modules(), self.fusion):
                 if isinstance(module, nn.Linear):
