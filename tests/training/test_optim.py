@@ -53,7 +53,7 @@ def test_stepwise_schedule_by_hand() -> None:
     ],
 )
 def test_invalid_decay_steps_name_their_key(settings: dict, message: str) -> None:
-    with pytest.raises(ParamsError, match=rf"params.yaml: `finetune.vqa.optimizer`: .*{message}"):
+    with pytest.raises(ParamsError, match=rf"params.yaml: `finetune.vqa.optimizer.*{message}"):
         build(OptimizerParams, {"lr": 1.0, **settings}, where="finetune.vqa.optimizer")
 
 
