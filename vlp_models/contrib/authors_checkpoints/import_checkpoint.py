@@ -138,15 +138,19 @@ def import_checkpoint(
     info = data.describe(model, family=imported.family, name=name, task=imported.task, **lengths)
     info = dataclasses.replace(info, provenance=provenance)
     preset_config = {key: value for key, value in info.model_config.items() if key not in from_data}
+    path = workspace.relative(out)
     with output_directory(out) as directory:
         write_checkpoint(directory, module, info, data.tokenizer, labels)
-        write_text(directory / PRESET, _preset(imported, name, workspace.relative(out), preset_config))
-    next_step = f"vlp use {workspace.relative(out / PRESET)}"
+        overlay = {"models": {name: {"family": imported.family, "init": path, "config": preset_config}}}
+        lines = [f"# vlp use {path}/{PRESET}: the model `{name}` starts from these weights. JSON is YAML."]
+        lines += [f"# {note}" for note in imported.notes]
+        write_text(directory / PRESET, "\n".join([*lines, json.dumps(overlay, indent=2)]) + "\n")
     return [
         f"{out}: {imported.origin} weights in {', '.join(sorted(_modules(weights)))}",
         f"randomly initialized (seed {seed}): {', '.join(sorted(_modules(missing))) or 'nothing'}",
         *([f"left out: {', '.join(imported.left_out)}"] if imported.left_out else []),
-        f"to start from it: {next_step}; params.yaml then has the model `{name}`, and runs may start at initial/{name}",
+        f"to start from it: vlp use {path}/{PRESET}; params.yaml then has the model `{name}`, and runs may start at "
+        f"initial/{name}",
         *(
             [f"to score it: copy it to checkpoints/finetune/RUN, where RUN is a run of {info.task}"]
             if info.task
@@ -230,13 +234,6 @@ def _head(weights: Mapping[str, Tensor]) -> nn.Module:
 
     names = sorted({name.rpartition(".")[0] for name in weights})
     return layer("") if names == [""] else nn.ModuleDict({name: layer(f"{name}.") for name in names})
-
-
-def _preset(imported: ImportedModel, name: str, path: str, config: dict[str, Any]) -> str:
-    overlay = {"models": {name: {"family": imported.family, "init": path, "config": config}}}
-    lines = [f"# vlp use {path}/{PRESET}: the model `{name}` starts from these weights. JSON is YAML."]
-    lines += [f"# {note}" for note in imported.notes]
-    return "\n".join([*lines, json.dumps(overlay, indent=2)]) + "\n"
 
 
 def _modules(names: Iterable[str]) -> set[str]:

@@ -42,11 +42,7 @@ _NOTES = (
 
 
 def read_soho(file: Path, request: ImportRequest) -> ImportedModel:
-    """Read a checkpoint of the authors' code.
-
-    Raises:
-        CheckpointError: see `convert_soho`, `read_state_dict`.
-    """
+    """Read a checkpoint of the authors' code."""
     return convert_soho(read_state_dict(file), heads=request.heads)
 
 

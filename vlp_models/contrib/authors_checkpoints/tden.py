@@ -96,11 +96,7 @@ class _Mapping(BertMapping):
 
 
 def read_xmodaler(file: Path, request: ImportRequest) -> ImportedModel:
-    """Read a checkpoint of the authors' code.
-
-    Raises:
-        CheckpointError: see `convert_xmodaler`, `read_state_dict`.
-    """
+    """Read a checkpoint of the authors' code."""
     return convert_xmodaler(read_state_dict(file), heads=request.heads, task=request.task)
 
 

@@ -30,11 +30,7 @@ NOTES = (
 
 
 def read_unified_vlp(file: Path, request: ImportRequest) -> ImportedModel:
-    """Read a checkpoint of the authors' code.
-
-    Raises:
-        CheckpointError: see `convert_unified_vlp`, `read_state_dict`.
-    """
+    """Read a checkpoint of the authors' code."""
     return convert_unified_vlp(read_state_dict(file), heads=request.heads, task=request.task)
 
 

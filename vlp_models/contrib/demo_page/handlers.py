@@ -6,6 +6,7 @@ Errors are returned as a sentence in place of the result; nothing here raises a 
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -238,7 +239,8 @@ class Page:
         elif task_model.search:
             lines.append(f"Caption search: {task_model.search}.")
         lines += [card.data, *card.history, *card.figures]
-        facts = "\n".join(f"- {_escape_markdown(line)}" for line in lines)
+        # Names may have characters that Markdown reads as markup.
+        facts = "\n".join("- " + re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", line) for line in lines)
         limits = "\n".join(f"- {line}" for line in describe_limits(task_model))
         return f"**{TITLES[task]}**\n\n{facts}\n\nLimits:\n\n{limits}"
 
@@ -282,7 +284,3 @@ def _describe_effect(occlusion: Occlusion, kind: str, method: str) -> str:
 def _as_sentence(error: VLPError) -> str:
     text = str(error).strip().rstrip(".")
     return f"{text[:1].upper()}{text[1:400]}."
-
-
-def _escape_markdown(text: str) -> str:
-    return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|~" else c for c in text)

@@ -74,21 +74,20 @@ class CheckpointExposures:
         """Return the exposure of `pretrain/RUN`, ..., `data/detector` or `data/tokenizer`."""
         if name not in self._cache:
             try:
-                self._cache[name] = self._determine(name)
+                if name == DETECTOR:
+                    self._cache[name] = self._detector()
+                elif name == TOKENIZER:
+                    self._cache[name] = self._tokenizer()
+                else:
+                    info = read_checkpoint_info(self.workspace.checkpoint(name))
+                    if split_start(name)[0] == "initial":
+                        self._cache[name] = self._initial(name, info.provenance)
+                    else:
+                        self._cache[name] = worst(name, self.trained(name, info.provenance, info.detector_id))
             except READ_ERRORS as error:
                 how = f"cannot be determined: {first_line(error)}"
                 self._cache[name] = Exposure(name=name, state="unknown", how=how)
         return self._cache[name]
-
-    def _determine(self, name: str) -> Exposure:
-        if name == DETECTOR:
-            return self._detector()
-        if name == TOKENIZER:
-            return self._tokenizer()
-        info = read_checkpoint_info(self.workspace.checkpoint(name))
-        if split_start(name)[0] == "initial":
-            return self._initial(name, info.provenance)
-        return worst(name, self.trained(name, info.provenance, info.detector_id))
 
     def _initial(self, name: str, provenance: Mapping[str, Any]) -> Exposure:
         if warmup := provenance.get("vision_warmup"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
 from kubeflow.common.types import KubernetesBackendConfig
@@ -54,19 +55,14 @@ class TrainJob:
         try:
             status = self._client.get_job(self.name).status
         except (RuntimeError, TimeoutError):  # the API server does not respond, or the job was deleted
-            if self._is_gone():
-                return f"TrainJob {self.name} was deleted"
+            with suppress(RuntimeError, TimeoutError):
+                if all(job.name != self.name for job in self._client.list_jobs()):
+                    return f"TrainJob {self.name} was deleted"
             return None
         if status != self._logged:
             logger.info("TrainJob %s: %s", self.name, status)
             self._logged = status
         return f"TrainJob {self.name}: {status}" if status in (COMPLETE, FAILED) else None
-
-    def _is_gone(self) -> bool:
-        try:
-            return all(job.name != self.name for job in self._client.list_jobs())
-        except (RuntimeError, TimeoutError):
-            return False
 
     def clean_up(self) -> None:
         """Delete a complete TrainJob with its pods, which Kubernetes keeps; a failed one stays to be examined."""
@@ -107,6 +103,10 @@ def start(launch: Launch, params: Params) -> TrainJob:
         containers=[ContainerPatch(name=CONTAINER, volume_mounts=[mount, shared], env=env or None)],
         node_selector=dict(p.node_selector) or None,
     )
+    # The patch of the runtime holds that of its pods, five levels deep.
+    job_patch = JobTemplatePatch(spec=JobSpecPatch(template=PodTemplatePatch(spec=pod)))
+    jobs = [ReplicatedJobPatch(name=REPLICATED, template=job_patch)]
+    runtime = TrainingRuntimeSpecPatch(template=JobSetTemplatePatch(spec=JobSetSpecPatch(replicated_jobs=jobs)))
     resources = {"cpu": p.cpus_per_node, "memory": p.memory, **({"gpu": launch.devices} if launch.gpu else {})}
     try:
         client = TrainerClient(KubernetesBackendConfig(namespace=p.namespace or None, context=p.context or None))
@@ -121,7 +121,7 @@ def start(launch: Launch, params: Params) -> TrainJob:
                 Name(job),
                 Labels({"vlp-run": f"{launch.stage}-{launch.key}"}),
                 TrainerCommand(["python", "-m", "vlp_models.contrib.launchers.node", str(launch.folder)]),
-                RuntimePatch(_in_pods(pod)),
+                RuntimePatch(runtime),
             ],
         )
     except Exception as error:  # the SDK, urllib3 and the Kubernetes client each have their own
@@ -134,10 +134,3 @@ def start(launch: Launch, params: Params) -> TrainJob:
         ) from None
     logger.info("%s: TrainJob %s", launch.name, job)
     return TrainJob(client, job)
-
-
-def _in_pods(pod: PodSpecPatch) -> TrainingRuntimeSpecPatch:
-    """Return the patch of a runtime that holds a patch of its pods."""
-    job = JobTemplatePatch(spec=JobSpecPatch(template=PodTemplatePatch(spec=pod)))
-    jobs = [ReplicatedJobPatch(name=REPLICATED, template=job)]
-    return TrainingRuntimeSpecPatch(template=JobSetTemplatePatch(spec=JobSetSpecPatch(replicated_jobs=jobs)))

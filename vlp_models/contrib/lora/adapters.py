@@ -217,11 +217,7 @@ def read_adapter(directory: Path, base: Path | None = None) -> dict[str, Tensor]
 
 
 def merge_adapter(directory: Path, out: Path, base: Path | None = None) -> None:
-    """Write an ordinary checkpoint into the existing directory `out`, for evaluation, registration and serving.
-
-    Raises:
-        CheckpointError: see `read_adapter`.
-    """
+    """Write an ordinary checkpoint into the existing directory `out`, for evaluation, registration and serving."""
     save_file(read_adapter(directory, base), out / WEIGHTS, metadata={"format": "pt"})
     labels = read_labels(directory) if (directory / LABELS).exists() else []
     write_config(out, read_config(directory), Tokenizer.load(directory), labels)
