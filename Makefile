@@ -36,7 +36,7 @@ help:
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"
 	@echo "make image      build a Docker image with the locked packages, for a cluster"
-	@echo "make leaderboard  compare the five models at equal budgets, on three seeds (about an hour per seed)"
+	@echo "make leaderboard  compare the five models at equal budgets, on three seeds (an hour per seed, estimated)"
 	@echo "     ... SEEDS=\"1 2 3 4 5\" CLAIMS=\"tden xgpt\"   other seeds; also the papers' claims about these models"
 	@echo "make pictures   take the screenshots of README, after make demo (needs Chromium)"
 	@echo "make wheel      write the package to dist/; equal sources give equal bytes"
