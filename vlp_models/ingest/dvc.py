@@ -27,7 +27,7 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
 
     folders: list[Path] = []
     imports: list[str] = []
-    others: list[str] = []
+    pulled: list[str] = []
     for name in files:
         path = root / name
         try:
@@ -38,12 +38,12 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
         except (OSError, yaml.YAMLError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: not a .dvc file of one folder ({first_line(error)}); see ingest.fetch") from None
         folders.append(folder)
-        (imports if entry.get("deps") else others).append(name)
+        (imports if entry.get("deps") else pulled).append(name)
     if not only_list:
         if imports:
             _dvc(root, "update", "--quiet", *imports)
-        if others:
-            _dvc(root, "pull", "--quiet", *others)
+        if pulled:
+            _dvc(root, "pull", "--quiet", *pulled)
     return [folder for folder in folders if folder.is_dir()]
 
 

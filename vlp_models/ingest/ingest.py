@@ -242,10 +242,10 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
     from vlp_models.data.tables import SPLITS
 
     dataset = Path(params.ingest.dataset)
-    others = {name: source for name, source in params.data.items() if Path(source.root) != dataset}
-    index.remove_other_sources(others)
+    other_sources = {name: source for name, source in params.data.items() if Path(source.root) != dataset}
+    index.remove_other_sources(other_sources)
     job, processes = HashJob.in_place(params.validate), params.ingest.processes or cpu_count()
-    for name, source in others.items():
+    for name, source in other_sources.items():
         with_train = has_held_out or index.has_train(name)
         with extracted_in(workspace.interim(name)):
             rows = read_source(name, source, workspace.root)["images"]
