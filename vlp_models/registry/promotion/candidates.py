@@ -91,11 +91,7 @@ def choose_best(
     Raises:
         DataError: nothing is registered.
     """
-    by_number = {int(v.version): v for v in find_run_versions(client, name, runs).values()}  # runs may share a version
-    challenger = find_version_by_alias(client, name, CHALLENGER)
-    if challenger is not None and (not by_number or int(challenger.version) in by_number):
-        by_number = {int(challenger.version): challenger} | by_number  # first among equals
-    versions = list(by_number.values())
+    versions = _find_versions(client, name, runs)
     if not versions:
         if champion is None:
             raise DataError(f"{name}: no challenger to promote; `dvc repro register` registers one")
@@ -140,6 +136,15 @@ def choose_best(
         measured=measured,
         ranking=ranking,
     )
+
+
+def _find_versions(client: MlflowClient, name: str, runs: Iterable[str]) -> list[ModelVersion]:
+    """Return the newest version of each run, the challenger first; the challenger alone if no run has a version."""
+    by_number = {int(v.version): v for v in find_run_versions(client, name, runs).values()}  # runs may share a version
+    challenger = find_version_by_alias(client, name, CHALLENGER)
+    if challenger is not None and (not by_number or int(challenger.version) in by_number):
+        by_number = {int(challenger.version): challenger} | by_number
+    return list(by_number.values())
 
 
 def _read_scores(client: MlflowClient, version: ModelVersion) -> list[ItemScores] | str:

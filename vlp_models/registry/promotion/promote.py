@@ -24,6 +24,7 @@ from vlp_models.registry.promotion.judge import GateCase, GateServices, check_re
 from vlp_models.registry.promotion.ledger import LedgerError
 from vlp_models.registry.promotion.reconcile import (
     PromotionContext,
+    Reconciled,
     Registry,
     describe_version,
     describe_way_out,
@@ -108,29 +109,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
                 raise
             return _accept(ctx, request.version, registry)
         champion, registry = agreed.champion, agreed.registry
-
-        # The version to judge: the requested one, else the best of all runs.
-        datasets = (request.dataset,) if request.dataset else ()
-        spec = MetricSpec(metric=rule.metric or request.metric, split=params.split, datasets=datasets)
-        if request.version is None:
-            choice = choose_best(
-                ctx.client,
-                ctx.model,
-                spec,
-                params,
-                direction=rule.direction,
-                runs=request.runs,
-                champion=champion,
-                withdrawn=agreed.state.withdrawn,
-            )
-        else:
-            requested = f"version {request.version}"
-            choice = Choice(
-                version=request.version,
-                spec=spec,
-                skip_reason=f"{requested} is already the champion" if request.version == champion else "",
-                ranking=f"{requested} was requested, so nothing was ranked; it is judged on {params.split}",
-            )
+        choice = _choose(ctx, request, agreed)
         if choice.version is None or choice.skip_reason:
             return _make_decision(ctx, "unchanged", choice, champion, [choice.skip_reason])
 
@@ -186,6 +165,31 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
         if decision.action == "promoted":
             move_aliases(ctx)
         return decision
+
+
+def _choose(ctx: PromotionContext, request: GateRequest, agreed: Reconciled) -> Choice:
+    """Return the version to judge: the requested one, else the best of all runs."""
+    params, rule = request.params, request.params.gate(ctx.task)
+    datasets = (request.dataset,) if request.dataset else ()
+    spec = MetricSpec(metric=rule.metric or request.metric, split=params.split, datasets=datasets)
+    if request.version is not None:
+        requested = f"version {request.version}"
+        return Choice(
+            version=request.version,
+            spec=spec,
+            skip_reason=f"{requested} is already the champion" if request.version == agreed.champion else "",
+            ranking=f"{requested} was requested, so nothing was ranked; it is judged on {params.split}",
+        )
+    return choose_best(
+        ctx.client,
+        ctx.model,
+        spec,
+        params,
+        direction=rule.direction,
+        runs=request.runs,
+        champion=agreed.champion,
+        withdrawn=agreed.state.withdrawn,
+    )
 
 
 def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str], *, champion_now: int | None = None) -> Decision:
