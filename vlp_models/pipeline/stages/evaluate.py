@@ -112,8 +112,8 @@ def run(
             )
     headlines = (model.metric, *model.headlines)
     for (source, split), group in groupby(scorer.records, key=itemgetter("dataset", "split")):
-        shown = [record for record in group if record["value"] is not None and record["metric"] in headlines]
-        scores = ", ".join(f"{record['metric']} {record['value']:.2f}" for record in shown)
+        with_value = [record for record in group if record["value"] is not None and record["metric"] in headlines]
+        scores = ", ".join(f"{record['metric']} {record['value']:.2f}" for record in with_value)
         logger.info("%s: %s %s  %s", key, source, split, scores)
 
 
