@@ -42,9 +42,11 @@ def has_native_bfloat16(device: torch.device) -> bool:
     import torch
 
     if device.type == "cuda":
+        # With ROCm any GPU counts; with CUDA, compute capability 8 is Ampere.
         return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 8
     if device.type != "cpu" or "ONEDNN_MAX_CPU_ISA" in os.environ:
         return False
+    # Linux names the flags `amx_bf16` and `avx512_bf16` on x86 and `bf16` on Arm.
     paying = {"amx_bf16", "bf16"} | ({"avx512_bf16"} if cpu_vendor() == "AuthenticAMD" else set())
     return bool(paying & cpu_flags())
 
@@ -56,6 +58,7 @@ def cpu_count(limit: int = 0) -> int:
         limit: return at most so many; 0: no limit.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Rounded up: 1.5 processors' time is used by two threads.
     count = math.ceil(max(1, min(count, container_cpus())))
     return min(count, limit) if limit else count
 
@@ -104,6 +107,7 @@ def _read(path: Path) -> str:
 
 def is_main_process() -> bool:
     """Return whether this process is rank 0, by the variables that torchrun, SLURM or Lightning's launcher set."""
+    # torchrun sets RANK; Lightning's launcher sets LOCAL_RANK and NODE_RANK, and rank 0 has 0 in both.
     names = ["RANK"] if "RANK" in os.environ else ["LOCAL_RANK", "NODE_RANK"]
     if "RANK" not in os.environ and "SLURM_NTASKS" in os.environ:
         names = ["SLURM_PROCID"]

@@ -39,6 +39,7 @@ class LocalMapper:
         if self.workers == 1:
             yield from map(function, items)
             return
+        # Children from before belong to other code, so a stop must not terminate them.
         function, earlier = with_plugins(function), set(multiprocessing.active_children())
         with ProcessPoolExecutor(
             self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker
@@ -46,6 +47,7 @@ class LocalMapper:
             try:
                 yield from bounded_results(lambda item: pool.submit(function, item), items, 2 * self.workers)
             except Exception:
+                # A chunk failed: drop those that have not started, and let the running ones finish.
                 pool.shutdown(cancel_futures=True)
                 raise
             except BaseException:  # stopped: no one waits for chunks, which are complete or absent
@@ -72,11 +74,13 @@ def list_chunks(directory: Path, total: int, name: Callable[[int], str]) -> set[
     Args:
         name: returns the file or folder of a chunk, in whose name the number has eight digits or more.
     """
+    # The eight zeros in the name of chunk 0 are where the number is: `chunk-00000000.npy` -> `chunk-`, `.npy`.
     prefix, _, suffix = name(0).partition("0" * 8)
     chunks = set()
     with os.scandir(directory) as entries:
         for entry in entries:
             number = entry.name.removeprefix(prefix).removesuffix(suffix)
+            # The comparison of the whole name excludes temporary files, whose names lack the prefix or the suffix.
             if number.isdecimal() and int(number) < total and entry.name == f"{prefix}{number}{suffix}":
                 chunks.add(int(number))
     return chunks
@@ -88,7 +92,9 @@ def start_worker() -> None:
     parent: Any = multiprocessing.parent_process()
 
     def watch() -> None:
+        # The sentinel becomes ready when the parent ends, also by SIGKILL, which runs no clean-up in it.
         wait([parent.sentinel])
+        # Not sys.exit, which would end this thread only.
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -29,6 +29,7 @@ from typing import Any
 
 from vlp_models.errors import DataError, is_disk_full
 
+# `MACHINE-PID-RANDOM`, as `_partial` makes them.
 _WRITER = re.compile(r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}")  # the name of a partial output
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories of characters that are not shown
 LOST_SECONDS = 24 * 3600.0  # a partial output of another machine, unchanged for so long, is left over
@@ -43,9 +44,12 @@ def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
     """
     with _partial(path, Path.touch) as temporary, _named_errors(path):
         yield temporary
+        # The content first: after a power cut, a rename that reached the disk alone would leave an empty file.
         if sync:
             sync_to_disk(temporary)
+        # Atomic, because the temporary file is in the same file system.
         temporary.replace(path)
+        # The rename is an entry of the folder, which has to be flushed as well.
         if sync:
             sync_to_disk(path.parent)
 
@@ -70,6 +74,7 @@ def output_directory(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """
     with _partial(path, Path.mkdir) as temporary:
         yield temporary
+        # Repeated, because another writer may put its output there between the two renames.
         while True:
             if not path.exists():
                 try:
@@ -112,12 +117,14 @@ def _partial(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
         except FileNotFoundError:  # another writer has removed the folder, which was empty
             continue
     try:
+        # Entries of writers that were killed are removed here; this process's own counts as written.
         for other in folder.iterdir():
             if not _is_written(other):
                 _remove(other)
         yield entry
     finally:
         _remove(entry)
+        # Fails while another writer uses the folder, and that one then removes it.
         with suppress(OSError):  # another writer's entry is in it
             folder.rmdir()
 
@@ -138,11 +145,13 @@ def _is_written(entry: Path) -> bool:
         return False
     if writer["machine"] == _machine():
         try:
+            # A zombie has ended; its parent has not yet read its exit code.
             return psutil.Process(int(writer["pid"])).status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
     # Whether a process of another machine runs cannot be determined, so its age decides.
     try:
+        # A folder's own time changes only when entries come and go, so its files' times count as well.
         newest = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
     except OSError:  # it has just ended
         return True
@@ -153,6 +162,7 @@ def _is_written(entry: Path) -> bool:
 def _machine() -> str:
     """Return a name for what has process ids of its own: a machine, or a container on it."""
     parts = [socket.gethostname()]
+    # Containers of one host may share its name; each has its own pid namespace, such as `pid:[4026531836]`.
     with suppress(OSError):
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
     with suppress(OSError):
@@ -172,6 +182,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
     texts: with line ends of either kind; a file has those of its first line before, a new one LF.
     """
     # 1. Write all new contents next to their targets, where a full disk or missing rights show.
+    # Resolved, so that the file behind a symbolic link is replaced, not the link.
     targets = {path.resolve(): text for path, text in texts.items()}
     before = {path: path.read_bytes() if path.exists() else None for path in targets}
     replaced: list[Path] = []
@@ -180,6 +191,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
         private = functools.partial(Path.touch, mode=0o600)
         partials = {p: stack.enter_context(_partial(p, private if p.exists() else Path.touch)) for p in targets}
         for path, text in targets.items():
+            # The first line decides which line ends the file has.
             crlf = (before[path] or b"").partition(b"\n")[0].endswith(b"\r")
             with _named_errors(path):
                 lines = text.replace("\r\n", "\n")
@@ -192,6 +204,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
                 partial.replace(path)
                 replaced.append(path)
         except OSError:
+            # Written in place, because a rename has just failed.
             for path in replaced:
                 content = before[path]
                 if content is None:
@@ -250,6 +263,7 @@ def read_zip_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         ValueError: it is compressed by other methods, which zipfile unpacks without a limit, or is of another size.
         zipfile.BadZipFile: its checksum differs.
     """
+    # Of the compressed kinds, zipfile limits how much it unpacks at once for deflate only.
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member.filename} is neither stored nor deflated (compression {member.compress_type})")
     one_more = copy.copy(member)  # zipfile cuts longer content to the declared size, so ask for a byte more
@@ -287,6 +301,7 @@ def explain_not_text(head: bytes, name: str) -> str:
     for mark, kind in _COMPRESSED.items():
         if head.startswith(mark):
             return f"{kind}, not text; unpack it, or save it as text"
+    # `BZh`, a digit for the block size, then the first digits of pi in BCD, which start a block.
     if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
         return "compressed with bzip2, not text; unpack it, or save it as text"
     # Every second byte of UTF-16 is zero in most texts: the shares of zeros at even and odd places differ.
@@ -295,6 +310,7 @@ def explain_not_text(head: bytes, name: str) -> str:
         return f"UTF-16 text; save it as UTF-8: {convert_command(name, 'utf-16')}"
     if len(head) >= 8 and not head.strip(b"\0"):
         return "nothing but zeros, as an interrupted download leaves it; get the file again"
+    # A file is binary only if at least 8 bytes and 3% of them are control characters.
     control = len(head) - len(head.translate(None, _CONTROL))
     if control < 8 or control < len(head) / 33:
         return ""
@@ -325,6 +341,7 @@ def hash_path(path: Path) -> str:
     if path.is_file():
         return hash_file(path)
     digest = hashlib.sha256()
+    # Sorted: the order of a folder's entries depends on the file system.
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
         digest.update(f"{file.relative_to(path)}\0{hash_file(file)}\n".encode())
     return digest.hexdigest()
@@ -352,6 +369,7 @@ def _file_system(device: int) -> str:
     """Return the type of the file system with this device number, such as ext4; empty if it cannot be determined."""
     number = f"{os.major(device)}:{os.minor(device)}"
     with suppress(OSError):
+        # A line is `ID PARENT MAJOR:MINOR ROOT MOUNT OPTIONS ... - TYPE SOURCE OPTIONS`.
         for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
             mount, _, kind = line.partition(" - ")
             if mount.split()[2] == number:

@@ -24,8 +24,10 @@ def check_numbers(value: Any, where: str = "") -> None:
             check_numbers(item, f"{where}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"`{where}` is {value}")
+    # In Python, True and False are integers.
     elif isinstance(value, int) and not isinstance(value, bool):
         limit = MOST_LAYERS if any(word in where for word in ("layers", "blocks", "depth")) else LARGEST
         if abs(value) > limit:
+            # Python raises a ValueError when it formats an integer of more than 4,300 digits.
             number = str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
             raise ValueError(f"`{where}` is {number}; at most {limit:,}")

@@ -50,6 +50,8 @@ def file_lock(
         DataError: the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # No O_TRUNC: until the lock is acquired, the file names the current holder, whom the messages below name.
+    # O_CLOEXEC: only a child process started with `pass_fds` inherits the descriptor, and with it the lock.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         # A free lock may be busy for a moment, while `find_holder` looks at it.
@@ -60,6 +62,7 @@ def file_lock(
                     f"another {_read_holder(path, holder)} is using this workspace; wait for it to finish or stop it "
                     "(training saves its state first), then run again"
                 )
+            # `deadline - wait` is when the wait started.
             if not announced and time.monotonic() >= deadline - wait + announce_after:
                 on_wait(f"waiting up to {wait:,.0f} s for another {_read_holder(path, holder)}")
                 announced = True
@@ -80,6 +83,7 @@ def find_holder(path: Path) -> str:
     except OSError:
         return ""
     try:
+        # A shared lock: several processes may look at once, and closing the descriptor releases it.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read_holder(path, "process")
@@ -113,6 +117,7 @@ def _try_lock(descriptor: int, path: Path) -> bool:
 
 
 def _read_holder(path: Path, default: str) -> str:
+    # The holder may be writing the file at this moment, so it may be empty or cut.
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
         host = "" if holder["host"] == socket.gethostname() else f" on {holder['host']}"

@@ -27,12 +27,14 @@ def configure_logging() -> None:
     if logger.handlers:
         return
     logger.setLevel(os.environ.get("VLP_LOG_LEVEL", "INFO").upper())
+    # Otherwise the root logger's handlers, such as Prefect's or MLflow's, print each line a second time.
     logger.propagate = False
     logger.addHandler(_rich_handler() if sys.stderr.isatty() else _PlainHandler())
 
 
 def announce_stop(text: str) -> None:
     """Write a line to stderr from a signal handler, which may have interrupted a print."""
+    # Not print: a second call within an unfinished one raises a RuntimeError (reentrant call).
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())
 
@@ -41,11 +43,13 @@ class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes bare messages to the current `sys.stderr`: log files and Prefect add their own time stamps."""
 
     def __init__(self) -> None:
+        # Not StreamHandler's: it assigns `stream`, which is a property here.
         logging.Handler.__init__(self)
         self.setFormatter(_Formatter(marks_level=True))
 
     @property
     def stream(self):  # type: ignore[no-untyped-def]
+        # Read for each record, because tests and notebooks replace `sys.stderr`.
         return sys.stderr
 
 

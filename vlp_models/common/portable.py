@@ -60,6 +60,7 @@ def _cpuinfo(*names: str) -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return ""
+    # A line is `flags : fpu vme de ...`; all processors have the same, so the first one is enough.
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
@@ -95,6 +96,7 @@ def use_portable_kernels() -> None:
         _replace_kernels()
 
 
+# Cached, because the kernels last as long as the library object does.
 @cache
 def _replace_kernels() -> Any:
     """Register the kernels; return their library, which unregisters them when it is deleted."""
@@ -111,6 +113,7 @@ def _replace_kernels() -> Any:
         def __init__(self, tensor: Tensor) -> None:
             self.__array_interface__ = {
                 "version": 3,
+                # Little-endian float32; strides are in bytes, four per element.
                 "typestr": "<f4",
                 "data": (tensor.data_ptr(), False),
                 "shape": tensor.shape,
@@ -122,14 +125,17 @@ def _replace_kernels() -> Any:
         return np.asarray(Memory(tensor))
 
     def product(a: Tensor, b: Tensor) -> Tensor:
+        # (..., n, k) @ (..., k, m) -> (..., n, m), with no leading dimension for mm and one for bmm.
         result = a.new_empty((*a.shape[:-1], b.shape[-1]))
         np.matmul(array(a), array(b), out=array(result))
         return result
 
     def added_product(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        # beta * c + alpha * (a @ b)
         result = product(a, b)
         if alpha != 1:
             result.mul_(alpha)
+        # With beta = 0, PyTorch ignores `c`, even if it has NaN; 0 * NaN would be NaN.
         return result.add_(c, alpha=beta) if beta else result
 
     def square_root(a: Tensor) -> Tensor:
@@ -148,6 +154,7 @@ def _replace_kernels() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the operators have a kernel already
         for name, kernel in kernels.items():
+            # The kernel as it is now, to call it for other types: after `impl`, the dispatcher finds only the new one.
             original = torch.library.get_kernel(f"aten::{name}", "CPU")
             library.impl(name, _for_floats(kernel, original), "CPU", with_keyset=True)
     return library

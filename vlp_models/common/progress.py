@@ -29,6 +29,7 @@ class ProgressBar:
 
     def is_due(self, refresh: float) -> bool:
         """Return whether the display is due for an update; on a terminal it is every `refresh` seconds."""
+        # `disable` is set where stderr is not a terminal.
         wait = self._wait if self._progress.disable else refresh
         return time.monotonic() - self._updated >= wait
 
@@ -101,7 +102,9 @@ def announced(text: str) -> Iterator[None]:
         wait, elapsed = ANNOUNCE_AFTER, ""
         while not done.wait(wait):
             print(f"{text} ...{elapsed}", file=sys.stderr, flush=True)
+            # The first line comes after a second, and without a duration.
             wait = ANNOUNCE_AGAIN
+            # The next line is printed `wait` seconds from now, so the duration is the one at that time.
             elapsed = f" {clock(time.monotonic() - start + wait)}"
 
     thread = threading.Thread(target=report, daemon=True)
@@ -110,6 +113,7 @@ def announced(text: str) -> Iterator[None]:
         yield
     finally:
         done.set()
+        # Without it, a line could appear after what the caller prints next.
         thread.join()
 
 

@@ -18,20 +18,26 @@ T = TypeVar("T")
 HIDDEN = "***"
 MIN_LENGTH = 6  # characters of an environment variable's value; shorter ones occur by chance
 _NAME = r"pass(?:word|wd|phrase)|pwd|secret|token|api[_-]?key|access[_-]?key|credentials?|signature|sig|auth"
+# An environment variable: a secret-like word between separators, as in `HF_TOKEN` or `TOKEN_FILE`, not `TOKENIZER`.
 _SECRET_NAME = re.compile(rf"(?:^|[_.-])(?:{_NAME}|webhook)(?:$|[_.-])", re.IGNORECASE)
+# A key of params: the word has to be the last one, as in `api_token`, not `token_file`.
 _SECRET_KEY = re.compile(rf"(?:^|[_.-])(?:{_NAME}|webhook)$", re.IGNORECASE)
 # The user info ends at the last `@` before the path: a password may contain one.
 _USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#\"'<>]+@")
+# `?token=...`, `&access_token=...`: the value of a query parameter whose name ends with a secret-like word.
 _PARAMETER = re.compile(rf"(?P<name>[?&;](?:[\w-]*[_-])?(?:{_NAME})=)[^\s&;#\"'<>]+", re.IGNORECASE)
+# `Authorization: Bearer ...`, also quoted as in JSON or a dict; the scheme stays, the credentials are replaced.
 _HEADER = re.compile(
     r"(?P<name>\b(?:proxy-)?authorization\b[\"']?\s*[:=]\s*[\"']?(?:\w+\s+)?)[^\s\"',]+", re.IGNORECASE
 )
+# `Bearer ...` outside of a header, followed by six or more characters of a token.
 _BEARER = re.compile(r"(?P<name>\bbearer\s+)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
     """Return `text` with every secret replaced by `***`."""
     secrets = {v for name, v in os.environ.items() if len(v) >= MIN_LENGTH and _SECRET_NAME.search(name)}
+    # PWD has a secret-like name, but hiding these folders would make paths unreadable.
     secrets -= {os.environ.get("HOME", ""), os.environ.get("PWD", "")}
     for value in sorted(secrets, key=len, reverse=True):  # the longest first: it may contain another
         text = text.replace(value, HIDDEN)
@@ -55,6 +61,7 @@ def redact_yaml(text: str) -> str:
     except yaml.YAMLError:
         secrets = {}
     for start, (key, node) in sorted(secrets.items(), reverse=True):  # the last one first: places before it stay
+        # A block scalar's end mark is after its line end, which has to stay.
         end = node.start_mark.index + len(text[start : node.end_mark.index].rstrip())
         text = text[:start] + ('""' if key.lower().endswith("webhook") else f'"{HIDDEN}"') + text[end:]
     for value in sorted({node.value for _, node in secrets.values()}, key=len, reverse=True):  # in comments
@@ -83,6 +90,7 @@ def without_secrets() -> Iterator[None]:
         message = redact(str(error))
         if message == str(error):
             raise
+        # The same type, so that `except` clauses above this block still match.
         try:
             copy = type(error)(message)
         except Exception:  # whatever its constructor requires
@@ -100,6 +108,7 @@ def _secret_nodes(node: Any, visited: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield key and node of each scalar below a YAML node that is a secret by its key."""
     import yaml
 
+    # An alias repeats a node, or refers to one above it, which would never end.
     if id(node) in visited:  # an alias
         return
     visited.add(id(node))

@@ -74,12 +74,14 @@ def hash_sources(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     # Follow imports from the modules until no file is new.
     pending = [_find(name.partition(":")[0], root) for name in names]
     hashes: dict[Path, tuple[str, str]] = {}  # file -> its name, sha256
+    # Imports may be circular, so each file is read once.
     while pending:
         source = pending.pop()
         if source.path not in hashes:
             sha256, imports = _read(source, root, stat_file(source.path.stat()))
             hashes[source.path] = (source.name, sha256)
             pending += [*source.files_next_to_it(), *imports]
+    # A target is listed as well: another class of the same file is another dependency.
     targets = {name: "" for name in names if ":" in name}
     return targets | dict(sorted(hashes.values()))
 
@@ -96,6 +98,7 @@ def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
     """Return one hash for all files of `hash_sources`."""
     digest = hashlib.sha256()
     for name, sha256 in hash_sources(modules, root).items():
+        # As `sha256sum` prints a line.
         digest.update(f"{sha256}  {name}\n".encode())
     return digest.hexdigest()
 
@@ -121,6 +124,7 @@ def _hash_python(content: bytes, is_package: bool) -> str:
 
 def _hash_tree(tree: ast.Module, is_package: bool) -> str:
     _drop_docstrings(tree)
+    # The tables of an `__init__.py` do not count, so a new entry makes nothing stale.
     if is_package:
         tree.body = [node for node in tree.body if not _is_table(node)]
     return hashlib.sha256(_structure(tree).encode(errors="surrogatepass")).hexdigest()
@@ -182,8 +186,10 @@ class _Source:
 
     def files_next_to_it(self) -> list[_Source]:
         """Return the `__init__.py` that an import runs before the file, and the data files in its folder."""
+        # A single-file package has no folder.
         if self.path == self.folder:
             return []
+        # Of `vlp_models/a/b.py`: vlp_models/__init__.py and vlp_models/a/__init__.py.
         inits = (self.folder.joinpath(*self.parts[:n], "__init__.py") for n in range(len(self.parts) + 1))
         # Hidden files are what an editor or a desktop leaves there.
         data = [
@@ -198,12 +204,14 @@ def _find(module: str, root: Path) -> _Source:
     if folder is not None and folder.is_file() and not parts:
         return _Source(package, folder, folder)
     if folder is not None:
+        # A module `a.b` is a/b.py or a/b/__init__.py.
         for path in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
             if path.is_file():
                 return _Source(package, folder, path)
     raise ValueError(f"{module}: no such module in {folder or 'the installed packages'}")
 
 
+# Cached per file and its `stat_file` numbers (`changed`): an edited file is read again.
 @functools.cache
 def _read(source: _Source, root: Path, changed: tuple[int, ...]) -> tuple[str, tuple[_Source, ...]]:
     """Return a file's hash, and the files of this package, and of the source's own, that it imports directly."""
@@ -227,10 +235,12 @@ def _collect_imports(node: ast.AST, names: set[str], package: list[str]) -> None
     if isinstance(node, ast.Import):
         names |= {alias.name for alias in node.names if alias.name.split(".")[0] in followed}
     elif isinstance(node, ast.ImportFrom):
+        # One dot is the file's own package, each further dot the one above it.
         base = package[: len(package) + 1 - node.level] if node.level else []
         module = ".".join([*base, *([node.module] if node.module else [])])
         if module.split(".")[0] in followed:
             names.add(module)
+            # `from a import b`: b may be a module or an attribute of a; `_read` drops what is not a file.
             names |= {f"{module}.{alias.name}" for alias in node.names}
     # Of `if TYPE_CHECKING:` only the `else` branch runs.
     test = node.test if isinstance(node, ast.If) else None

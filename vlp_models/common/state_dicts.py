@@ -39,6 +39,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:
         raise CheckpointError(explain_system_error(error)) from None
+    # Before loading: both loaders allocate what the file declares.
     _check_size(path, size)
     try:
         state: Any = load_file(path) if path.suffix == ".safetensors" else _load_torch(path)
@@ -54,6 +55,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: not a state dict (names and dense tensors); {HINT}")
     # A view may have any shape over a few stored bytes; copying it would fill the memory.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    # Tied weights are stored once and count twice in `claimed`; the megabyte is for tiny files.
     if claimed > 2 * size + 2**20:
         raise CheckpointError(f"{path}: declares {claimed:,} bytes of tensors in a {size:,}-byte file")
     if all(str(name).startswith("module.") for name in state):
@@ -82,6 +84,7 @@ def _explain(head: bytes, error: Exception) -> str:
             f"holds more than tensors and plain values ({code[1]}), so it is not loaded; if you trust it, save its "
             "state dict as .safetensors"
         )
+    # torch's message starts with advice; the cause follows this mark, on one line.
     cause = text.rpartition("WeightsUnpickler error:")[2].strip().split("\n")[0]
     return (
         f"damaged, or not a weights file (starts with {head!r}; {type(error).__name__}: {cause:.200}); download it "

@@ -34,6 +34,7 @@ def die_with_parent(parent: int) -> None:
     """Ask Linux to send SIGTERM when the parent dies. On other systems only a signal to this process stops it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # Without this check, a parent that dies between the fork and `prctl` sends no signal.
     if os.getppid() != parent:  # it died before the request was in place
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -54,6 +55,8 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
     if stop:
         return 128 + stop[0]
     supervisor = os.getpid()
+    # A session of its own is a process group of its own: it can be signaled as a whole, DVC and trainers alike,
+    # and Ctrl+C in a terminal reaches this process only, which passes it on once.
     child = subprocess.Popen(
         command,
         start_new_session=True,
@@ -64,11 +67,14 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = child.wait(timeout=0.2)
+            # Popen returns -N after signal N; a shell returns 128 + N.
             return code if code >= 0 else 128 - code
+        # Only the first signal starts the grace period: a second Ctrl+C must not cut a trainer's save.
         if stop and deadline is None:
             deadline = time.monotonic() + grace
             _signal_group(child.pid, signal.SIGINT)
         if deadline is not None and time.monotonic() > deadline:
+            # Repeated until `wait` returns.
             _signal_group(child.pid, signal.SIGKILL)
 
 
@@ -106,6 +112,7 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
 
     Returns the first exit code that is not 0; no further command starts after it.
     """
+    # Reversed, so that `pop` returns the commands in the order given.
     pending, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
     stopping: list[int] = []
 
@@ -125,6 +132,7 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
             running.append(start_supervised(pending.pop(), environment))
         with contextlib.suppress(subprocess.TimeoutExpired):
             running[0].wait(timeout=0.2)
+        # A copy, because the loop removes from the list.
         for process in [process for process in running if process.poll() is not None]:
             running.remove(process)
             code = code or process.returncode

@@ -17,6 +17,7 @@ def _ranges(codes: Iterable[int]) -> str:
     """Return sorted code points as the inside of a character class."""
     ranges: list[list[int]] = []
     for code in codes:
+        # A code point that follows the last range extends it.
         if ranges and ranges[-1][1] == code - 1:
             ranges[-1][1] = code
         else:
@@ -42,8 +43,11 @@ UNSPACED = (
 )
 JOINERS = r"\u200c\u200d"  # zero width, within words of Persian, Sinhala and Malayalam
 
+# `[^\W\d_]` is a letter: `\w` without digits and the underscore.
 LETTER = rf"[^\W\d_][{MARKS}]*"
+# One character of a word: a letter, digit, underscore or combining mark.
 CHARACTERS = rf"[\w{MARKS}]"
+# Characters, with joiners between but never at an end.
 WORD = rf"{CHARACTERS}+(?:[{JOINERS}]+{CHARACTERS}+)*"
 
 _WORD = re.compile(WORD)
@@ -63,6 +67,7 @@ def separate_characters(text: str) -> str:
 
 def unspaced_scripts(text: str) -> set[str]:
     """Return the names of the scripts without spaces between words that occur in a text, such as Thai."""
+    # The name of a character starts with its script: `THAI CHARACTER KO KAI`, `CJK UNIFIED IDEOGRAPH-4E00`.
     if text.isascii():
         return set()
     names = {unicodedata.name(character, "Han").split()[0] for character in _UNSPACED.findall(text)}

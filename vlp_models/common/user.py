@@ -18,6 +18,7 @@ def current_user() -> str:
     """Return the user's name; `uid-NUMBER` if the system has none."""
     try:
         return getpass.getuser()
+    # OSError from Python 3.13 on, KeyError before it; ImportError on systems without `pwd`.
     except (OSError, KeyError, ImportError):
         return f"uid-{os.getuid()}"
 

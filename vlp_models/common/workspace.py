@@ -111,6 +111,7 @@ def dvc_files(root: Path) -> Path:
     except (OSError, subprocess.TimeoutExpired):
         done = None
     folder = done.stdout.partition("\n")[0] if done is not None and done.returncode == 0 else ""
+    # DVC stores a file with md5 `abcdef...` as files/md5/ab/cdef...
     return Path(folder or root.absolute() / ".dvc" / "cache") / "files" / "md5"
 
 
@@ -120,6 +121,7 @@ def project_root(root: Path) -> Path:
     Copies share the original's registry and records.
     """
     parts = root.absolute().parts
+    # DVC makes its copies in `.dvc/tmp/exps/NAME` of the original project.
     for depth in range(len(parts) - 2):
         if parts[depth : depth + 3] == (".dvc", "tmp", "exps"):
             return Path(*parts[:depth])
@@ -135,6 +137,7 @@ def require_output(path: Path, made_by: str) -> Path:
 
 def fingerprint(params: Any, inputs: dict[str, Path]) -> str:
     """Return the hash of a stage's params and the content of its inputs."""
+    # The inputs' names count and not their paths, so that a copy of the project has the same fingerprint.
     value = {"params": params, "inputs": {name: hash_path(path) for name, path in inputs.items()}}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
@@ -148,6 +151,7 @@ def write_manifest(directory: Path, *, stage: str, params: Any, counts: dict[str
 def record_timing(workspace: Workspace, stage: str) -> Iterator[None]:
     """Write the seconds and peak memory (MB) of the block, on rank 0, to `.work/timings/<stage>.json`."""
     start = time.perf_counter()
+    # Not `try ... finally`: a stage that fails leaves no timing.
     yield
     if not is_main_process():
         return
@@ -158,4 +162,5 @@ def record_timing(workspace: Workspace, stage: str) -> Iterator[None]:
 
 def timing_file(workspace: Workspace, stage: str) -> Path:
     """Return the file that `record_timing` writes; a stage whose result is taken from DVC's cache writes none."""
+    # DVC names the stages of a `foreach` group NAME@ITEM.
     return workspace.root / ".work" / "timings" / f"{stage.replace('@', '-')}.json"

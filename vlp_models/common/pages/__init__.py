@@ -16,6 +16,7 @@ def page_environment(package: str) -> Environment:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
+        # The package's own templates come first; StrictUndefined turns a missing value into an error.
         loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("vlp_models.common.pages", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
