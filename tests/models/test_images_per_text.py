@@ -18,6 +18,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.protocols import Fuses, Generates, LocatesStates, ReadsSeveralImages
+from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import implements, read_options
 
@@ -190,7 +191,7 @@ def test_nlvr2_reads_a_pair_in_one_pass(family: str, scenes: SampleScenes) -> No
     options = read_options(task, {"one_pass": True})
     made = task(trial.model, scenes.tokenizer, trial.info("nlvr2", dataclasses.asdict(options)))
     batch = made.collate(pairs(trial))
-    reached, values = train(made, lambda update: made.loss(batch, generator=generator(update)))
+    reached, values = train(made, lambda update: WeightedLosses.of(made.loss(batch, generator=generator(update))))
     assert "model.place_embedding.later" in reached and len(values) == 2
     found = made.predict(batch, pairs(trial))
     assert len(found) == len(batch) and {record["prediction"] for record in found} <= {True, False}
