@@ -110,6 +110,7 @@ def import_checkpoint(
     )
     if form in FOLDERS and str(source).startswith(PREFIX):
         source = find_folder(str(source), workspace.root, "import-checkpoint")
+    # `FORMATS` names functions as text, so that reading one format does not import the others.
     imported: ImportedModel = import_target(FORMATS[form])(source, request)
     _check_fits(imported.config, data.facts, source)
     lengths = _lengths(imported, max_text_len, max_regions)
@@ -121,11 +122,13 @@ def import_checkpoint(
     from_data = {field.name for field in dataclasses.fields(data.facts)}  # set by the data, not by the config
     config = {key: value for key, value in imported.config.items() if key not in from_data}
     model = build_model(imported.family, config, data.facts)
+    # `strict=False` would ignore unknown names and raise RuntimeError for shapes, so both are checked first.
     weights, state = imported.weights, model.state_dict()
     wrong = sorted(n for n, t in weights.items() if n not in state or state[n].shape != t.shape)
     if wrong:
         raise CheckpointError(f"{source}: does not fit this {imported.family}: {', '.join(wrong[:8])}")
     model.load_state_dict(weights, strict=False)
+    # A task's checkpoint holds `model.` and `head.`, as fine-tuning writes it; otherwise only `model.`.
     module = nn.ModuleDict({"model": model, "head": _head(imported.head)} if imported.head else {"model": model})
     missing = state.keys() - weights.keys()
     provenance = {
@@ -137,8 +140,10 @@ def import_checkpoint(
     }
     info = data.describe(model, family=imported.family, name=name, task=imported.task, **lengths)
     info = dataclasses.replace(info, provenance=provenance)
+    # The preset leaves out what the data determines: another project's data may have other sizes.
     preset_config = {key: value for key, value in info.model_config.items() if key not in from_data}
     path = workspace.relative(out)
+    # The folder appears as a whole or not at all.
     with output_directory(out) as directory:
         write_checkpoint(directory, module, info, data.tokenizer, labels)
         overlay = {"models": {name: {"family": imported.family, "init": path, "config": preset_config}}}
@@ -184,6 +189,7 @@ def _check_fits(config: Mapping[str, Any], facts: DataFacts, source: Path) -> No
         "feature_dim": "import the features it was trained on (features.source: npz)",
         "num_classes": "import the features it was trained on, class probabilities included",
     }
+    # A key that the format does not set is taken from the data and therefore fits.
     for key, way_out in ways_out.items():
         current = getattr(facts, key)
         if config.get(key, current) != current:
@@ -195,6 +201,7 @@ def _lengths(imported: ImportedModel, max_text_len: int, max_regions: int) -> di
     lengths = {"max_text_len": max_text_len, "max_regions": max_regions}
     if not imported.reads_regions:
         lengths["max_regions"] = max_regions or UNLIMITED["max_regions"]
+    # Limits below 1 were not passed; only a task's model needs them, since its scores depend on them.
     missing = [f"--{key.replace('_', '-')}" for key, value in lengths.items() if value < 1]
     if imported.task and missing:
         raise CheckpointError(
@@ -210,6 +217,7 @@ def _labels(file: Path | None, imported: ImportedModel) -> list[str]:
 
     if imported.task != "vqa":
         return []
+    # The classifier's bias has one entry per answer.
     rows = next(len(tensor) for name, tensor in imported.head.items() if name.endswith("bias"))
     if file is None:
         raise CheckpointError(
@@ -219,6 +227,7 @@ def _labels(file: Path | None, imported: ImportedModel) -> list[str]:
     answers: Any = read_json(file, list)
     if len(answers) != rows or not all(isinstance(a, str) for a in answers) or len(set(answers)) != rows:
         raise CheckpointError(f"{file}: not a list of {rows:,} different answers, as the classifier has")
+    # Answers must differ: a row is looked up by its text.
     return list(answers)
 
 
@@ -228,13 +237,16 @@ def _head(weights: Mapping[str, Tensor]) -> nn.Module:
 
     def layer(prefix: str) -> nn.Module:
         shape = weights[f"{prefix}weight"].shape
+        # (outputs, inputs) is a linear layer, (size,) a layer norm.
         module = nn.Linear(shape[1], shape[0]) if len(shape) > 1 else nn.LayerNorm(shape[0])
         module.load_state_dict({part: weights[f"{prefix}{part}"] for part in ("weight", "bias")})
         return module
 
+    # Names without their last part: {""} for a single layer, otherwise one entry per layer such as `0` and `3`.
     names = sorted({name.rpartition(".")[0] for name in weights})
     return layer("") if names == [""] else nn.ModuleDict({name: layer(f"{name}.") for name in names})
 
 
 def _modules(names: Iterable[str]) -> set[str]:
+    # First part of the names: `text_embedding.words.weight` belongs to `text_embedding`.
     return {name.partition(".")[0] for name in names}

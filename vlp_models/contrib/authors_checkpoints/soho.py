@@ -56,8 +56,10 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
         CheckpointError: another layout (lists what is missing, unexpected or misshapen), or the word embeddings differ
             from the matrix that is tied to them.
     """
+    # Weights saved from DistributedDataParallel have this prefix on every name.
     if next(iter(state), "").startswith("module."):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    # The hidden size and the feed-forward width are set below, once they are known from the tensors.
     mapping = BertMapping(state, 0, 0)
     size, bert = mapping.size, "language.bert"
     vocab, hidden = (size(f"{bert}.embeddings.word_embeddings.weight", dim) for dim in (0, 1))
@@ -66,6 +68,7 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
         hidden=hidden,
         heads=choose_heads(heads, hidden),
         intermediate=size(f"{bert}.encoder.layer.0.intermediate.dense.weight", 0),
+        # At least 1 layer: a state dict without any then fails with the names that it lacks.
         layers=max(1, len(mapping.numbers(r"language\.bert\.encoder\.layer\.(\d+)\."))),
         max_positions=size(f"{bert}.embeddings.position_embeddings.weight", 0),
     )
@@ -76,12 +79,14 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
     for name, tensor in state.items():
         if name.startswith("backbone."):
             weight = mapping.take(name, *tensor.shape)
+            # `take` returns float32, but this counter of batches is an integer.
             weight = weight.long() if name.endswith("num_batches_tracked") else weight
             mapping.weights[f"backbone.net.{name.removeprefix('backbone.')}"] = weight
     channels = size("neck.conv.conv.weight", 1)
     mapping.weights["neck.conv.weight"] = mapping.take("neck.conv.conv.weight", hidden, channels, 1, 1)
     mapping.batch_norm("neck.norm", "neck.conv.bn", hidden)
     mapping.norm("visual_norm", "neck.ln", hidden)
+    # The switches of the authors' architecture; the same for all of its checkpoints.
     config: dict[str, Any] = {
         "vocab_size": vocab,
         "backbone": _find_resnet(mapping),
@@ -96,6 +101,7 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
         "plain_heads": True,
         "dictionary_size": 0,
     }
+    # `size` is 0 for a missing tensor: only VQA's checkpoint has this layer.
     task = "vqa" if size("head.vqa.3.weight", 0) else None
     config |= _map_vqa(mapping) if task else _map_pretraining(mapping, vocab)
     return ImportedModel(
@@ -113,6 +119,7 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
 def _map_vqa(mapping: BertMapping) -> dict[str, Any]:
     """Map VQA's two layers, the second as `head.`; return the config keys that follow from them."""
     inner, answers = mapping.size("head.vqa.0.weight", 0), mapping.size("head.vqa.3.weight", 0)
+    # The first of VQA's two layers belongs to the model, the second is the classifier.
     mapping.linear("fusion.0", "head.vqa.0", inner, mapping.hidden)
     mapping.linear("head", "head.vqa.3", answers, inner)
     mapping.check("a VQA checkpoint of the authors' SOHO code")
@@ -127,12 +134,14 @@ def _map_pretraining(mapping: BertMapping, vocab: int) -> dict[str, Any]:
         "dictionary.codes": take("neck.vq.embed", codes, hidden),
         "dictionary.counts": take("neck.vq.cluster_size", codes),
         "dictionary.sums": take("neck.vq.embed_avg", codes, hidden),
+        # (2, 2D, 1, 1) -> (2, 2D): a 1x1 convolution is a linear layer.
         "gate.scores.weight": take("neck.gate_fc.conv.weight", 2, 2 * hidden, 1, 1).flatten(1),
         "match_head.weight": take("head.match_class.weight", 2, hidden),
     }
     mapping.batch_norm("gate.norm", "neck.gate_fc.bn", 2)
     mapping.linear("gate.vectors", "neck.pos_line", hidden, hidden)
     tied = take("mask_l_fc.weight", vocab, hidden)
+    # `check` comes first: a missing tensor is empty and would fail the comparison with the wrong message.
     mapping.check("a pretraining checkpoint of the authors' SOHO code", ignored=("neck.vq.cluster_sum",))
     if not torch.equal(tied, mapping.weights["text_embedding.words.weight"]):
         raise CheckpointError("mask_l_fc.weight differs from the word embeddings it should be tied to")
@@ -150,8 +159,10 @@ def _map_pretraining(mapping: BertMapping, vocab: int) -> dict[str, Any]:
 
 def _find_resnet(mapping: BertMapping) -> str:
     """Return timm's name of the ResNet whose stages have this many blocks."""
+    # How many blocks each of the four stages has.
     counts = (len(mapping.numbers(rf"backbone\.layer{stage}\.(\d+)\.")) for stage in (1, 2, 3, 4))
     blocks = tuple(max(1, count) for count in counts)
+    # Only bottleneck blocks have a third convolution.
     names = _RESNETS["backbone.layer1.0.conv3.weight" in mapping.state]
     if blocks not in names:
         raise CheckpointError(f"unsupported ResNet: blocks per stage {blocks}; supported: {', '.join(map(str, names))}")

@@ -30,6 +30,7 @@ _OPTIONAL = {
     "v_predictor": "object_head",
     "similarity_predictor": "text_pooler, image_poolers",
 }
+# Which of the optional modules each kind of checkpoint has; `fusion` stands for `_FUSION`.
 _KINDS = {
     "pretraining": frozenset(_OPTIONAL),
     "captioning": frozenset({"decoder.g_layers", "predictor"}),
@@ -46,6 +47,7 @@ _NOTES = (
 )
 # In VQA and VCR `predictor` is not a language model's head but the holistic feature and its classifiers.
 _FUSION = tuple(f"predictor.{part}." for part in ("u_pooler", "v_pooler", "g_pooler", "u_logits", "g_logits"))
+# Our module -> theirs, in a block of the cross-encoder; queries, keys and values are mapped apart.
 _CROSS_BLOCK = {
     "attention.out": "biattention.output.dense",
     "attention_end.norm": "biattention.output.LayerNorm",
@@ -116,6 +118,7 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str =
     mapping = _Mapping(state, 0, 0)
     size = mapping.size
     hidden = size("token_embed.embeddings.weight", 1)
+    # Name of a stack -> its number of layers; at least 1, so that a missing layer is reported by its name.
     layers = {
         authors_name: max(1, len(mapping.numbers(rf"{re.escape(authors_name)}\.(\d+)\.")))
         for authors_name in ("encoder.layers", "encoder.v_layers", *present)
@@ -131,6 +134,7 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str =
         "max_positions": size("token_embed.embeddings_pos.position_embeddings.weight", 0),
         **_CONFIG,
     }
+    # The config keeps its default number of layers for a stack that the checkpoint lacks.
     for field, authors_name in (("encoder_layers", "decoder.u_layers"), ("decoder_layers", "decoder.g_layers")):
         if authors_name in present:
             config[field] = layers[authors_name]
@@ -143,9 +147,11 @@ def convert_xmodaler(state: Mapping[str, Tensor], *, heads: int = 0, task: str =
         ("cross_encoder", "decoder.u_layers", "biattention.self", _CROSS_BLOCK),
         ("cross_decoder", "decoder.g_layers", "self_attn.self", _DECODER_BLOCK),
     ):
+        # The loop is empty for a stack that the checkpoint does not have.
         for i in range(layers.get(authors_name, 0)):
             mapping.attention(f"{name}.{i}.attention", f"{authors_name}.{i}.{query}")
             if name == "cross_decoder":
+                # A decoder block attends twice: to its own words, then to the cross-encoder's output.
                 mapping.attention(f"{name}.{i}.cross", f"{authors_name}.{i}.x_att.self")
             mapping.block(f"{name}.{i}", f"{authors_name}.{i}", names)
     config |= _map_heads(mapping, present, config)
@@ -173,10 +179,12 @@ def _map_embeddings(mapping: _Mapping, config: Mapping[str, Any]) -> None:
     mapping.weights |= {
         "text_embedding.words.weight": take("token_embed.embeddings.weight", config["vocab_size"], hidden),
         "text_embedding.positions.weight": take(positions, config["max_positions"], hidden),
+        # (3, D) -> (2, D): no task uses the third type; `clone` so that the tensor holds these rows only.
         "text_embedding.types.weight": take("token_embed.embeddings_token_type.weight", 3, hidden)[:2].clone(),
     }
     mapping.norm("text_embedding.norm", "token_embed.embeddings_norm", hidden)
     mapping.linear("region_embedding.features", "visual_embed.embeddings", hidden, config["feature_dim"])
+    # Five numbers locate a region.
     mapping.linear("region_embedding.locations", "visual_embed.embeddings_pos", hidden, 5)
     mapping.norm("region_embedding.norm", "visual_embed.embeddings_norm", hidden)
 
@@ -191,6 +199,7 @@ def _map_heads(mapping: _Mapping, present: frozenset[str], config: Mapping[str, 
         weights["word_head.weight"] = take("predictor.decoder.weight", vocab, hidden)
         bias = weights["word_head.bias"] = take("predictor.bias", vocab)
         second = take("predictor.decoder.bias", vocab)
+        # A shape that differs is reported by `check`, so only equal shapes are compared.
         if second.shape == bias.shape and not torch.equal(second, bias):
             raise CheckpointError("predictor.decoder.bias and predictor.bias differ; in this layout they are the same")
     if "v_predictor" in present:
@@ -214,6 +223,7 @@ def _map_fusion(mapping: _Mapping, layers: int, pooled: int, *, decoder: bool) -
     outputs = mapping.size("predictor.u_logits.1.weight", 0)
     mapping.pooler("fusion_poolers.text", "predictor.u_pooler", pooled, batch_norm=False)
     for i in range(layers):
+        # The last layer's pooler is `image`; the earlier ones are numbered.
         name = "image" if i == layers - 1 else f"image_{i}"
         mapping.pooler(f"fusion_poolers.{name}", f"predictor.v_pooler.{i}", pooled, batch_norm=False)
     mapping.norm("fusion_norm", "predictor.u_logits.0", pooled)
@@ -223,6 +233,7 @@ def _map_fusion(mapping: _Mapping, layers: int, pooled: int, *, decoder: bool) -
         mapping.norm("fusion_decoder_norm", "predictor.g_logits.0", pooled)
         mapping.linear("head.decoder", "predictor.g_logits.1", outputs, pooled)
     head = mapping.pop_head()
+    # Without a decoder there is one classifier, which is a plain layer rather than a named one.
     return head if decoder else {name.removeprefix("fused."): tensor for name, tensor in head.items()}
 
 
@@ -233,15 +244,18 @@ def _find_kind(state: Mapping[str, Tensor], task: str) -> str:
     if len(other_names) == len(state):
         # The nearest kind: `check` lists the difference as missing or unexpected names.
         kinds = [kind for kind in _KINDS if "fusion" not in _KINDS[kind]]
+        # `^` is the symmetric difference: modules that only one of the two has.
         kind = min(kinds, key=lambda candidate: len(_KINDS[candidate] ^ present))
     else:
         classifier, decoder = state.get("predictor.u_logits.1.weight"), "decoder.g_layers" in present
+        # A tensor without dimensions is damaged: `check` reports its shape.
         rows = len(classifier) if classifier is not None and classifier.dim() else 0
         if rows == 1 and decoder and not task:
             raise CheckpointError(
                 "a classifier of one row next to a decoder: VQA with a single answer, or VCR with the layers for "
                 "generation; pass --task vqa or --task vcr"
             )
+        # VQA has several answers, VCR scores one choice; one row with a decoder may be either.
         kind = task if rows == 1 and decoder else "vcr" if rows == 1 else "vqa"
         if kind == "vcr" and decoder:
             raise CheckpointError(

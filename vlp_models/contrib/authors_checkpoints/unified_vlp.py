@@ -51,6 +51,7 @@ def convert_unified_vlp(state: Mapping[str, Tensor], *, heads: int = 0, task: st
     vocab, hidden = size("embeddings.word_embeddings.weight", 0), size("embeddings.word_embeddings.weight", 1)
     features, places = size("vis_embed.0.weight", 1), size("vis_pe_embed.0.weight", 1)
     heads = choose_heads(heads, hidden)
+    # Only VQA has a classifier; captioning and pretraining share a layout, so the caller names the task.
     model_task = "vqa" if "ans_classifier.0.weight" in named else task
     if task not in ("", model_task) or model_task not in ("", "vqa", "captioning"):
         raise CheckpointError(f"the weights are not of a {task} model; give another --task, or none")
@@ -71,18 +72,22 @@ def convert_unified_vlp(state: Mapping[str, Tensor], *, heads: int = 0, task: st
     mapping.linear("region_embedding.features.2", "vis_embed.2", hidden, features)
     mapping.linear("region_embedding.places", "vis_pe_embed.0", hidden, places)
     if model_task == "vqa":
+        # D -> 2D -> answers: the first layer belongs to the model, the second is the task's classifier.
         mapping.linear("fusion", "ans_classifier.0", 2 * hidden, hidden)
         mapping.linear("head", "ans_classifier.2", size("ans_classifier.2.weight", 0), 2 * hidden)
     head = mapping.pop_head()
     mapping.check("a checkpoint of the authors' Unified VLP code", ignored=IGNORED)
     weights = mapping.weights
+    # The output layer of masked words is tied: a copy that differs would be lost silently.
     if last is not None and not torch.equal(last, weights["text_embedding.words.weight"]):
         raise CheckpointError("cls.predictions.decoder.weight differs from the word embeddings it should be tied to")
+    # (6, D) -> fewer rows: only the segments that the paper's model uses.
     weights["text_embedding.types.weight"] = select_segments(weights["text_embedding.types.weight"])
 
     config: dict[str, Any] = {
         "vocab_size": vocab,
         "feature_dim": features,
+        # The remaining columns of the location embedding are the detector's class probabilities.
         "num_classes": places - GEOMETRY,
         "hidden": hidden,
         "heads": heads,

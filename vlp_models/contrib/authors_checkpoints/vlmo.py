@@ -61,6 +61,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     vocab = mapping.shape("text_embeddings.word_embeddings.weight")[0]
     intermediate = mapping.shape("transformer.blocks.0.mlp_imag.fc1.weight")[0]
     layers = max(mapping.numbers(r"transformer\.blocks\.(\d+)\."), default=0) + 1
+    # Layers with a vision-language expert are the last ones: the first of them is where fusion starts.
     fused = mapping.numbers(r"transformer\.blocks\.(\d+)\.mlp_vl\.")
     vl_start = fused[0] if fused else layers
     patch = mapping.patches("transformer.", hidden)
@@ -68,6 +69,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
         block = f"transformer.blocks.{layer}"
         mapping.attention(layer, block, hidden)
         for name, source in EXPERTS.items():
+            # Lower layers have no vision-language expert.
             if name != "vision_language" or layer >= vl_start:
                 mapping.expert(layer, name, f"{block}.norm2_{source}", f"{block}.mlp_{source}", hidden, intermediate)
     mapping.norm("norm", "transformer.norm", hidden)
@@ -81,6 +83,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
         "intermediate": intermediate,
         "vl_start": vl_start,
         "patch": patch,
+        # A model with relative biases reads no absolute positions, although the file has them.
         "positions": "relative" if relative else "absolute",
         "layer_scale": 0.1 if "blocks.0.attention_scale" in mapping.weights else 0.0,
         "max_scale": 0.0,
@@ -94,6 +97,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     if request.task and task != request.task:
         model = f"a {task} model" if task else "no task"
         raise CheckpointError(f"the weights are of {model}, not of a {request.task} model as --task claims")
+    # Tables of indices follow from the sizes: mark them as read so that `check` does not report them.
     mapping.taken |= {name for name in INDICES if name in state}
     mapping.check("a checkpoint of the authors' VLMo code")
     left_out = ("left out: text_embeddings.position_embeddings.weight, which nothing reads",) if relative else ()
@@ -113,6 +117,7 @@ def _map_embeddings(mapping: VLMoMapping, config: Mapping[str, Any]) -> dict[str
     """Map words, types and positions; return the config keys that follow from them."""
     take, weights, hidden = mapping.take, mapping.weights, config["hidden"]
     # BERT's type 0 belongs to every word: its vector becomes a part of each word's.
+    # (T, D) -> (1, D): row 0.
     types = mapping.shape("text_embeddings.token_type_embeddings.weight")[0]
     bert_type = take("text_embeddings.token_type_embeddings.weight", types, hidden)[:1]
     words = take("text_embeddings.word_embeddings.weight", config["vocab_size"], hidden)
@@ -120,6 +125,7 @@ def _map_embeddings(mapping: VLMoMapping, config: Mapping[str, Any]) -> dict[str
     mapping.norm("text_embedding.norm", "text_embeddings.LayerNorm", hidden)
     modules = mapping.shape("token_type_embeddings.weight")[0]  # text, image, and NLVR2's second image
     type_rows = take("token_type_embeddings.weight", modules, hidden)
+    # (T, D) -> (1, D) each: text, image and the second image of NLVR2.
     weights["text_embedding.type_1D"], weights["image_embedding.type_1D"] = type_rows[:1], type_rows[1:2]
     if modules > 2:
         weights["image_embedding.second_type_1D"] = type_rows[2:3]
@@ -134,13 +140,17 @@ def _map_embeddings(mapping: VLMoMapping, config: Mapping[str, Any]) -> dict[str
             )
         # [rows, layers * heads] -> [layers * heads, rows]: image to image, between the two, text to text
         table = take("relative_position_bias_table", rows, columns).T.contiguous()
+        # Two rows in the middle are the bias from image to text and from text to image.
         image_rows = rows - TEXT_ROWS - 2
+        # Texts of 196 tokens, [CLS] included, have 2 * 195 - 1 = 389 offsets and 3 rows of [CLS]: half of 392 is the
+        # length.
         grid, length = grid_side(image_rows), TEXT_ROWS // 2
         weights["position_bias.image"] = table[:, :image_rows].contiguous()
         weights["position_bias.cross"] = table[:, image_rows : image_rows + 2].contiguous()
         weights["position_bias.text"] = table[:, image_rows + 2 :].contiguous()
     else:
         places = mapping.shape("transformer.pos_embed")[1]
+        # One position is [CLS], the others form a square grid.
         grid = math.isqrt(places - 1)
         weights["image_embedding.positions_SD"] = take("transformer.pos_embed", 1, places, hidden)[0]
         weights["text_embedding.positions.weight"] = text_positions
@@ -160,11 +170,13 @@ def _map_heads(mapping: VLMoMapping, hidden: int, vocab: int) -> dict[str, Any]:
         mapping.norm("word_head.norm", "mlm_score.transform.LayerNorm", hidden)
         weights["word_head.weight"] = take("mlm_score.decoder.weight", vocab, hidden)
         weights["word_head.bias"] = take("mlm_score.bias", vocab)
+    # Two contrastive heads: of each side alone, and of the fused layers (`vl_`).
     for name, source in (("", ""), ("fused_", "vl_")):
         if mapping.has(f"itc_{source}image_proj."):
             for side in ("image", "text"):
                 mapping.linear(f"{name}{side}_projection", f"itc_{source}{side}_proj.fc", hidden, hidden, bias=False)
             weights[f"{name}log_scale"] = take(f"logit_{source}scale")
+            # The fused pair comes second, so `both` replaces `unimodal`.
             config["contrast"] = "both" if source else "unimodal"
     return config
 
@@ -172,6 +184,7 @@ def _map_heads(mapping: VLMoMapping, hidden: int, vocab: int) -> dict[str, Any]:
 def _map_classifier(mapping: VLMoMapping, hidden: int, config: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
     """Return a task's classifier and the task; the first of VQA's two layers becomes part of the model."""
     if mapping.has("nlvr2_classifier."):
+        # NLVR2 reads two [CLS] vectors, one per image: 2D inputs.
         mapping.linear("head.0", "nlvr2_classifier.0", 2 * hidden, 2 * hidden)
         mapping.norm("head.1", "nlvr2_classifier.1", 2 * hidden)
         mapping.linear("head.3", "nlvr2_classifier.3", 2, 2 * hidden)

@@ -41,6 +41,7 @@ def write_sentence(rng: random.Random, scene: Scene, *, simple: bool = False) ->
     writer = make_writer(rng, scene)
     table = _TOWER if scene.kind == "tower" else _SCATTER
     if simple:
+        # Simple sentences are a subset, with the weights they have among all sentences of this kind.
         table = [(weight, family) for weight, family in table if family in _SIMPLE]
     family = rng.choices([f for _, f in table], [weight for weight, _ in table])[0]
     sentence = family(writer)
@@ -55,9 +56,11 @@ def _boxes_with(w: Writer) -> Sentence:
     """There is a box with ...; There are exactly two towers that have ..."""
     words, test = content(w)
     actual = sum(map(test, w.scene.boxes))
+    # A plain `a box with` in most cases; otherwise a number near the true one.
     how_many = some(w) if w.chance(0.62) else quantity(w, actual, high=3)
     boxes = Noun(singular=w.box, plural=plural_of(w.box), test=lambda _: True)
     verbs = ("contain", "have") if how_many.plural else ("contains", "has")
+    # `which has` also follows a plural, as NLVR's writers type it.
     joint = w.rng.choices(
         ("with", f"that {verbs[1]}", f"which {verbs[1]}", f"that {verbs[0]}", "containing", "having", "which has"),
         (14, 1.5, 2, 0.7, 0.4, 0.3, 0.5),
@@ -75,6 +78,7 @@ def _one_of_the(w: Writer) -> Sentence:
     has = w.one_of("has", "has", "contains")
     roll = w.rng.random()
     if w.scene.kind == "tower" and roll < 0.45:
+        # If no box satisfies the content, take any: the sentence is then false of this scene.
         n = len(w.rng.choice([b for b in w.scene.boxes if test(b)] or w.scene.boxes))
         if n > 1:
             number = w.one_of("", "", "exactly ") + w.number(n)
@@ -87,6 +91,7 @@ def _one_of_the(w: Writer) -> Sentence:
         lead = w.one_of(f"one of the {w.box}", f"one of the {plural_of(w.box)}", f"at least one of the {w.box}")
     else:
         lead = w.one_of(f"at least one {w.box}", f"one {w.box}")
+    # `one box has` means at least one: several such boxes do not make it false.
     return Sentence(f"{lead} {has} {words}", lambda s: any(map(test, s.boxes)))
 
 
@@ -96,6 +101,7 @@ def _count_all(w: Writer) -> Sentence:
     if w.scene.kind == "scatter" and w.chance(0.6):
         phrase = placed(w, phrase)
     actual = phrase.count(w.scene.items())
+    # The bare number is exact; `_about` moves it by one in a third of the cases.
     how_many = exactly(w, _about(w, actual)) if w.chance(0.25) else quantity(w, actual)
     return Sentence(_there(w, how_many, phrase.after(how_many)), lambda s: how_many.test(phrase.count(s.items())))
 
@@ -114,6 +120,7 @@ def _two_kinds(w: Writer) -> Sentence:
 def _each_box(w: Writer) -> Sentence:
     """Each box has at least 1 black item; There is a yellow block in each tower"""
     phrase = describe(w)
+    # A number near the smallest count: above it, `each box has at least` that many is false.
     how_many = quantity(w, min(map(phrase.count, w.scene.boxes)), high=3)
     if how_many.words == "no":
         how_many = some(w)
@@ -130,6 +137,7 @@ def _touching(w: Writer) -> Sentence:
     """None of the blue triangles are touching the edge; Exactly 3 triangles are not touching the wall; ..."""
     phrase = describe(w)
     words, at = place(w)
+    # `here` and `away` split the items of the phrase: those that touch the wall and those that do not.
     here = lambda i: phrase.test(i) and at(i)  # noqa: E731
     away = lambda i: phrase.test(i) and not at(i)  # noqa: E731
     roll = w.rng.random()
@@ -140,10 +148,12 @@ def _touching(w: Writer) -> Sentence:
     if roll < 0.5:
         return Sentence(
             f"there is a {w.box} where none of the {phrase.plural} are {words}",
+            # The box must have such items at all: an empty set does not count as `none of the ...`.
             lambda s: any(any(map(phrase.test, b)) and not any(map(here, b)) for b in s.boxes),
         )
     test, negation = (away, "not ") if w.chance(0.4) else (here, "")
     if roll < 0.65:
+        # `the circle is touching` is true if any circle does, even if there are several.
         return Sentence(f"the {phrase.singular} is {negation}{words}", lambda s: any(map(test, s.items())))
     how_many = quantity(w, sum(map(test, w.scene.items())))
     if how_many.words == "no":
@@ -163,6 +173,7 @@ def _same_number(w: Writer) -> Sentence:
         tail = w.one_of("that has", "which has", "with") + f" the same number of {plural_of(w.item)}"
     return Sentence(
         f"there are {w.one_of('', 'exactly ')}{number} {boxes} {tail}",
+        # Two different sizes among three boxes: exactly two agree, so three equal boxes make the sentence false.
         lambda s: len({len(b) for b in s.boxes}) == 2,
     )
 
@@ -171,6 +182,7 @@ def _level_of_towers(w: Writer) -> Sentence:
     """There is a black block as the base of a tower with exactly two blocks; ... as the base of two towers"""
     color = w.rng.choice(w.scene.items()).color
     part, level = w.one_of(("base", 0), ("base", 0), ("top", -1))
+    # Without a condition on the height, every tower qualifies.
     condition: BoxTest = lambda b: True  # noqa: E731
     tail = ""
     if w.chance(0.6):
@@ -186,6 +198,7 @@ def _level_of_towers(w: Writer) -> Sentence:
             return Sentence(
                 f"there is a {color} {w.item} as the {part} of {towers.words} "
                 f"{plural_of(w.box) if towers.plural else w.box}",
+                # This sentence drops the height: its test counts all towers with the color at that level.
                 lambda s: towers.test(sum(level_is(b, level, color) for b in s.boxes)),
             )
     how_many = some(w) if w.chance(0.5) else quantity(w, actual, high=3)
@@ -202,6 +215,7 @@ def _of_the_three(w: Writer) -> Sentence:
     whole_tower = w.chance(0.2)
     words, level = tower_level(w)
     test: BoxTest = (lambda b: all(i.color == color for i in b)) if whole_tower else lambda b: level_is(b, level, color)
+    # Off by one in half of the cases, between 1 and 3 towers.
     n = max(1, min(3, sum(map(test, w.scene.boxes)) + w.rng.choice((-1, 0, 0, 1))))
     has = f"a {color} {w.item} {words}"
     if level == 0 and w.chance(0.4):
@@ -209,6 +223,7 @@ def _of_the_three(w: Writer) -> Sentence:
     if n == 3:
         text = f"all the {plural_of(w.box)} {f'are {color}' if whole_tower else f'have {has}'}"
     else:
+        # Half of the plurals get a singular verb, as NLVR's writers type them.
         verb = w.one_of("is", "are" if n > 1 else "is") if whole_tower else w.one_of("has", "have" if n > 1 else "has")
         text = f"{w.number(n)} of the {w.one_of('three ', '')}{plural_of(w.box)} {verb} {color if whole_tower else has}"
     return Sentence(text, lambda s: sum(map(test, s.boxes)) == n)
@@ -219,6 +234,7 @@ def _one_color(w: Writer) -> Sentence:
     color = w.rng.choice(w.scene.items()).color
     height = len(w.rng.choice(w.scene.boxes))
     if w.chance(0.25) and height > 1:
+        # The three endings, and the test on the tower's colors that each implies.
         end, test_color = w.one_of(
             ("", _anything), (f" that has a single {w.color}", _single), (f" and only one {w.color}", _single)
         )
@@ -226,6 +242,7 @@ def _one_color(w: Writer) -> Sentence:
             f"there is a {w.number(height)} {plural_of(w.item)} tower{end}",
             lambda s: any(len(b) == height and test_color(b) for b in s.boxes),
         )
+    # Without a stated height, any height qualifies.
     tail, fits = "", lambda n: True
     if w.chance(0.5):
         how_many = quantity(w, height, high=4)
@@ -247,9 +264,11 @@ def _stacked_anywhere(w: Writer) -> Sentence:
     words = stacked_words(w, low, high)
     if w.chance(0.25):
         how_many = quantity(w, sum(has_stacked(b, low, high) for b in w.scene.boxes), high=2)
+        # Only these fit before a singular noun.
         if how_many.words in ("no", "exactly one", "at least one", "only one"):
             return Sentence(
                 f"there is {how_many.words} {words.removeprefix('a ')}",
+                # Pairs within one tower count separately: a tower of three blocks of one color has two of them.
                 lambda s: how_many.test(sum(_times_stacked(b, low, high) for b in s.boxes)),
             )
     return Sentence(f"there is {words}", lambda s: any(has_stacked(b, low, high) for b in s.boxes))
@@ -281,7 +300,9 @@ def _same_part(w: Writer) -> Sentence:
 
     def test(s: Scene) -> bool:
         colors = [b[level].color for b in s.boxes]
+        # The number of towers that share the most frequent color at this level.
         same = max(colors.count(c) for c in COLORS)
+        # Without `at least`, three equal towers make `two towers` false, as bare numbers are exact.
         return same >= 2 if how == "at least " else same == 2
 
     words = w.one_of(
@@ -306,6 +327,7 @@ def _about(w: Writer, actual: int) -> int:
     return max(1, actual + w.rng.choices((-1, 0, 1), (1, 4, 1))[0])
 
 
+# Weight -> family for scattered boxes.
 _SCATTER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (50, _boxes_with),
     (8, _one_of_the),
@@ -315,6 +337,7 @@ _SCATTER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (6, _touching),
     (1, _same_number),
 ]
+# Weight -> family for towers.
 _TOWER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (48, _boxes_with),
     (8, _one_of_the),
@@ -328,9 +351,11 @@ _TOWER: list[tuple[float, Callable[[Writer], Sentence]]] = [
     (1, _same_number),
     (2, _same_part),
 ]
+# Families that state one fact about one kind of item or block.
 _SIMPLE = (_count_all, _level_of_towers, _stacked_anywhere, _of_the_three, _one_color)
 
 
+# What is written -> what a hurried writer types; the first occurrence only.
 _SLIPS = (("at least", "atleast"), ("at least", "t least"), ("there is a ", "there is "), ("  ", " "), (" a ", " as "))
 
 
@@ -349,6 +374,7 @@ def add_typos(rng: random.Random, text: str) -> str:
 
 
 def _typo(rng: random.Random, text: str) -> str:
+    # Neither the first nor the last character, so that the swap below always has a right neighbor.
     at = rng.randrange(1, len(text) - 1)
     kind = rng.randrange(3)
     if kind == 0:

@@ -66,6 +66,7 @@ class Noun:
 
     def after(self, quantity: Quantity) -> str:
         text = self.plural if quantity.plural else self.singular
+        # The article depends on the first letter of the phrase, which may be an adjective.
         if quantity.words == "a" and text[0] in "aeiou":
             return f"an {text}"
         return f"{quantity.words} {text}"
@@ -75,6 +76,7 @@ class Noun:
 
 
 def make_writer(rng: random.Random, scene: Scene) -> Writer:
+    # Towers are mostly called towers of blocks; a writer who calls them boxes prefers `item`.
     tower = scene.kind == "tower"
     if tower:
         box = rng.choices(("tower", "box"), (4, 1))[0]
@@ -104,8 +106,10 @@ def some(w: Writer) -> Quantity:
 
 def quantity(w: Writer, actual: int, *, low: int = 1, high: int = 8) -> Quantity:
     """Return a quantity near `actual`, so that it is about as often true as false."""
+    # Off by one in four of nine cases, within the range that the caller finds plausible.
     n = max(low, min(high, actual + w.rng.choices((-1, 0, 1), (2, 5, 2))[0]))
     kind = w.rng.choices(_KINDS, _KIND_WEIGHTS)[0]
+    # `no` is false of this scene: keep it for counts near zero, where it is sometimes true.
     if kind == "no" and actual > 2:
         kind = "exactly"
     if kind == "no":
@@ -121,6 +125,7 @@ def quantity(w: Writer, actual: int, *, low: int = 1, high: int = 8) -> Quantity
     if kind == "more":
         return Quantity(words=f"more than {number}", plural=plural, test=lambda k: k > n)
     if kind == "less":
+        # `less than one` means `no`, which is a kind of its own.
         n = max(n, 2)
         return Quantity(words=f"less than {w.number(n)}", plural=True, test=lambda k: k < n)
     prefix = w.rng.choices(("", "exactly ", "only ", "just "), (10, 8, 3, 0.5))[0]
@@ -137,6 +142,7 @@ def describe(w: Writer, item: Item | None = None, *, bare: float = 0.05) -> Noun
     bare: probability that it names nothing ("item").
     """
     item = item or w.rng.choice(w.scene.items())
+    # 15% of the colors and shapes are random, so that the phrase also names what the scene lacks.
     color = item.color if w.chance(0.85) else w.one_of(*COLORS)
     if w.scene.kind == "tower":
         return noun(w, color=None if w.chance(bare) else color)
@@ -154,11 +160,13 @@ def describe(w: Writer, item: Item | None = None, *, bare: float = 0.05) -> Noun
 
 def noun(w: Writer, *, color: str | None = None, shape: str | None = None, size: int | None = None) -> Noun:
     words = [w.one_of(*SIZE_WORDS[size])] if size else []
+    # Adjectives in English order: size, color, then the noun.
     words += [color] if color else []
     start = "".join(f"{word} " for word in words)
     head = shape or w.item
 
     def test(item: Item) -> bool:
+        # An attribute that the phrase does not name does not restrict the test.
         return (
             (color is None or item.color == color)
             and (shape is None or item.shape == shape)
@@ -170,11 +178,13 @@ def noun(w: Writer, *, color: str | None = None, shape: str | None = None, size:
 
 def place(w: Writer) -> tuple[str, ItemTest]:
     """Return a phrase such as `touching the wall`, and its test on an item."""
+    # `slack` is the gap in pixels that still counts as touching: 0 for `touching`.
     slack = CLOSE if w.chance(0.35) else 0
     touching = w.one_of("closely touching", "closely touching", "nearly touching") if slack else "touching"
     if not slack and w.chance(0.05):
         touching = "attached to"
     of_box = w.one_of("", "", " of a box", " of the box")
+    # (weight, names of the same wall, test); `y` grows downward, so the base is at `BOX`.
     options: list[tuple[float, tuple[str, ...], ItemTest]] = [
         (
             9,
@@ -198,6 +208,7 @@ def place(w: Writer) -> tuple[str, ItemTest]:
     ]
     _, words, test = w.rng.choices(options, [weight for weight, _, _ in options])[0]
     text = w.rng.choice(words)
+    # These names do not take `of the box`.
     if text not in ("any edge", "an edge", "the bottom base"):
         text += of_box
     return f"{touching} {text}", test

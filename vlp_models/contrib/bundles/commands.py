@@ -75,6 +75,7 @@ def replay(
     opened = open_bundle(bundle)
     if public_key is not None:
         check_signature(bundle, public_key)
+    # The instruction set must be chosen before torch is loaded, which the import below does.
     choose_instructions(opened.manifest["environment"]["mode"])
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.bundles.replay import replay as compute

@@ -73,10 +73,12 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions
         check_manifest(manifest, files)
     except ValueError as error:
         raise DataError(f"{path}: not written: {error}") from None
+    # params.yaml must be valid without its secrets as well, since a replay parses it.
     parse_params(bundle.params(), f"{PARAMS} without its secrets", workspace.root)
     if wrong := [finding.text for finding in score(bundle) if finding.equal is False]:
         raise DataError(f"{path}: not written: {wrong[0]}; run `vlp run evaluate@{run}`")
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Written under a temporary name first: no half-written bundle ever has the final name.
     with atomic_write(path) as temporary:
         temporary.write_bytes(archive_bytes(files))
     return bundle
@@ -84,6 +86,7 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions
 
 def _check_recorded(params: Params, workspace: Workspace, run: str) -> None:
     """Check that evaluation and weights are those that dvc.lock records, for the present params and data."""
+    # `finetune/NAME` -> `finetune@NAME`: the stage of each checkpoint that the run starts from.
     stages = [f"evaluate@{run}", *(name.replace("/", "@", 1) for name in params.chain(f"finetune/{run}"))]
     command = [sys.executable, "-m", "dvc", "status", "--json", *stages, "plan"]
     done = subprocess.run(command, cwd=workspace.root, env=command_environment(), capture_output=True, text=True)
@@ -110,6 +113,7 @@ def hash_weights(params: Params, workspace: Workspace, run: str) -> dict[str, st
         DataError: a checkpoint has no weights.
     """
     folders = [workspace.checkpoint(name) for name in params.chain(f"finetune/{run}")]
+    # The detector's folder may be without weights; a checkpoint's may not.
     weights = {folder: sorted(folder.glob("*.safetensors")) for folder in (workspace.detector, *folders)}
     if missing := [folder for folder in folders if not weights[folder]]:
         raise DataError(f"{workspace.relative(missing[0])}: has no weights; run `vlp run evaluate@{run}` or `dvc pull`")

@@ -74,6 +74,7 @@ def score(bundle: RunBundle) -> list[Finding]:
     Raises:
         DataError: items.parquet cannot be read, or a metric cannot be computed from it.
     """
+    # Scores are popped as their items are found; the rest has no items.
     records, items = _records(bundle.json(SCORES)), _bundle_items(bundle)
     main = main_metric(bundle.task)
     with_items = {main, *(scores.metric for scores in items)}
@@ -88,16 +89,21 @@ def score(bundle: RunBundle) -> list[Finding]:
         if record["n"] != len(scores.items):
             wrong.append(f"{where}: n is {record['n']}, and it has {len(scores.items)} items")
         is_extra = bool(record.get(EXTRA)) and scores.metric != main
+        # An extra metric's statistic is named by its plugin; a built-in metric must have its own, or any number would
+        # pass.
         statistic = None if is_extra else own_statistic(bundle.task, scores.metric)
         if statistic and scores.statistic != statistic:
             wrong.append(f"{where}: its items have the statistic {scores.statistic}, not {statistic}")
         try:
             evidence = scores.evidence()
+            # (N, K) parts per item -> (1, K): the statistic is a function of the sums, such as a ratio.
             value = float(evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0])
+            # The same seed draws the same resamples, so the ends are equal up to rounding.
             ends = interval(evidence, resamples=bundle.manifest["bootstrap"], seed=record["seed"]) or (None, None)
         except (ArithmeticError, IndexError, ValueError) as error:
             raise DataError(f"{bundle.path}: {ITEMS}: cannot compute {where}: {error}") from None
         for name, number in zip(("value", "low", "high"), (value, *ends), strict=True):
+            # Ends are None where the set is too small for an interval.
             count += number is not None
             if not _equal(record[name], number):
                 wrong.append(f"{where}: {name} {record[name]}, from its items {number}")
@@ -134,6 +140,7 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
     from vlp_models.pipeline.stages import evaluate
 
     run, record = bundle.run, bundle.json(SCORES)[0]
+    # Hashes are checked for the run's own weights; the checkpoints it started from need only exist.
     for name, digest in bundle.manifest["weights"].items():
         if not (workspace.root / name).is_file():
             raise DataError(f"{name}: not in this project; `dvc pull` with the bundle's dvc.lock, or use --level train")
@@ -141,6 +148,7 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
             raise DataError(
                 f"{name}: not the bundle's weights; check out its commit and `dvc pull`, or use --level train"
             )
+    # `data` is the hash of the shards that the scores were computed on.
     if (digest := hash_shards(workspace.shards)) != record["data"]:
         raise DataError(
             f"data/shards is {digest}, the bundle's {record['data']}; `dvc pull` with the bundle's dvc.lock"
@@ -180,9 +188,11 @@ def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Findi
 
 def _folder_of_copies(workspace: Workspace) -> Path:
     """Return where copies of the project are made, the same at each replay, which removes those of killed ones."""
+    # Inside a project, copies go where its other scratch files are.
     if (workspace.root / ".work").is_dir():
         return workspace.root / ".work" / "replay"
     folder = Path(tempfile.gettempdir()) / f"vlp-replay-{os.getuid()}"
+    # /tmp is shared: a folder that somebody else created, or a link, could redirect what is written there.
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise DataError(f"{folder}: not a folder of yours; set TMPDIR to one")
@@ -201,6 +211,7 @@ def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
         source, target = workspace.root / name, project / name
         if Path(name).parts[:1] == ("..",):
             raise DataError(f"{name}: outside of the project, so a copy of the project cannot have it")
+        # A parent folder was linked before, so the target is already reachable through it.
         is_in_linked = not target.resolve().is_relative_to(project.resolve())
         if is_in_linked or not source.exists() or Path(name).is_relative_to(PLUGINS):
             continue
@@ -225,9 +236,11 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Findin
     if not packed_names:
         text = "not in the bundle (`vlp pack --scores-only`)"
         findings.append(Finding(subject="predictions", equal=None, text=text))
+    # A split may have predictions only in the bundle or only now: then every line differs.
     for name in sorted(written | packed_names) if packed_names else ():
         before = bundle.files.get(name, b"").decode().splitlines()
         after = (folder / name).read_text(encoding="utf-8").splitlines() if name in written else []
+        # Lines that differ, and lines that only one of the two has.
         differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
         text = f"{differ:,} of {len(before):,} differ" if differ else f"all {len(before):,} are equal"
         findings.append(Finding(subject=name, equal=not differ, text=text))
@@ -257,8 +270,10 @@ def _items_equal(bundle: RunBundle, path: Path) -> bool:
         return False
     for key, a in packed.items():
         b = computed[key]
+        # Items and groups are compared in their order, as the parts below are row by row.
         if list(a.items) != list(b.items) or list(a.groups) != list(b.groups):
             return False
+        # Parts are sums of floating-point numbers and may differ in their last digits between processors.
         if a.parts_NK.shape != b.parts_NK.shape or not np.allclose(a.parts_NK, b.parts_NK, rtol=1e-6, atol=1e-9):
             return False
     return True
@@ -280,7 +295,9 @@ def _explain(bundle: RunBundle, params: Params, weights: Iterable[Finding]) -> l
 def _equal(before: Any, now: Any) -> bool:
     """Return whether two values of scores.json are equal, numbers up to their rounding."""
     if isinstance(before, dict) and isinstance(now, dict):
+        # Baselines and leakage are nested: compare their values under the same tolerance.
         return before.keys() == now.keys() and all(_equal(before[key], now[key]) for key in before)
+    # `type` rather than `isinstance`: True is not the number 1.
     if type(before) in (int, float) and type(now) in (int, float):
         return bool(abs(before - now) <= ROUNDING + 1e-6 * abs(before))
     return bool(before == now)

@@ -38,6 +38,7 @@ from vlp_models.params.runs import NAME
 FORMAT = "vlp-run/1"
 MANIFEST, LINEAGE, PARAMS, SCORES, ITEMS = "bundle.json", "lineage.json", "params.yaml", "scores.json", "items.parquet"
 REQUIRED = {MANIFEST, LINEAGE, PARAMS, SCORES, ITEMS}
+# dvc.lock, or predictions-SPLIT.jsonl where SPLIT has letters, digits, `_`, `.` and `-`: no path separator.
 OTHERS = re.compile(r"dvc\.lock|predictions-[\w.-]+\.jsonl")
 SUFFIX = ".run.zip"
 MAX_BYTES = 1 << 30  # of the file, and unpacked
@@ -89,6 +90,7 @@ def open_bundle(path: Path) -> RunBundle:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise DataError(f"{path}: has more than {MAX_BYTES:,} bytes")
+        # Read once and check the same bytes that are unpacked, so the file cannot change in between.
         content = path.read_bytes()
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             _check_members(archive)
@@ -96,7 +98,9 @@ def open_bundle(path: Path) -> RunBundle:
         manifest = parse_json(files[MANIFEST])
         if manifest["format"] != FORMAT:
             raise DataError(f"{path}: a bundle of format {manifest['format']!r}; this release reads {FORMAT}")
+        # The manifest cannot list its own hash; the digest at the end of the archive covers it.
         hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != MANIFEST}
+        # The last 64 bytes are the comment: the hash is of all bytes before.
         digest = hashlib.sha256(content[:-DIGEST]).hexdigest().encode()
         unchanged = manifest["files"] == hashes and digest == content[-DIGEST:]
         check_manifest(manifest, files)
@@ -114,14 +118,17 @@ def open_bundle(path: Path) -> RunBundle:
 def _check_members(archive: zipfile.ZipFile) -> None:
     """Refuse archives that are too large, or that have other members than a bundle: paths, links, repeated names."""
     members = archive.infolist()
+    # Checked before anything is unpacked: a small archive may expand to terabytes.
     if (size := sum(member.file_size for member in members)) > MAX_BYTES:
         raise ValueError(f"unpacks to {size:,} bytes, more than {MAX_BYTES:,}")
     names = {member.filename for member in members}
+    # Of two members with one name, tools differ in which they read.
     if len(names) < len(members):
         raise ValueError("two members have the same name")
     for member in members:
         if member.filename not in REQUIRED and not OTHERS.fullmatch(member.filename):
             raise ValueError(f"{member.filename!r}: not a file of a bundle")
+        # The upper 16 bits of `external_attr` are the Unix mode, whose file type may be a symbolic link.
         if stat.S_ISLNK(member.external_attr >> 16):
             raise ValueError(f"{member.filename} is a link")
     if missing := REQUIRED - names:
@@ -143,6 +150,7 @@ def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> N
         raise ValueError(f"{MANIFEST}: bootstrap is not a number from 0 to {MAX_RESAMPLES:,}")
     for name in ("environment", "weights"):
         values = manifest.get(name)
+        # `item` is a (name, text) pair: both must be one line of text, since they are printed.
         if not isinstance(values, dict) or not all(is_line(text) for item in values.items() for text in item):
             raise ValueError(f"{MANIFEST}: {name} does not map names to texts")
     if "mode" not in manifest["environment"]:
@@ -152,6 +160,7 @@ def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> N
     records = parse_json(files[SCORES])
     if not isinstance(records, list) or not records or not all(isinstance(r, dict) and _is_score(r) for r in records):
         raise ValueError(f"{SCORES} is not a list of scores")
+    # One score per dataset, split and metric: a replay looks scores up by these three.
     if len({(record["dataset"], record["split"], record["metric"]) for record in records}) < len(records):
         raise ValueError(f"{SCORES} has two scores of one metric on one dataset and split")
     _check_same_run(manifest, parse_json(files[LINEAGE]), records, _parse_yaml(files[PARAMS]))
@@ -182,6 +191,7 @@ def parse_json(content: bytes) -> Any:
     """Parse JSON that every reader reads alike: UTF-8, and no object has a key twice (ValueError)."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # `dict` keeps the last of two equal keys, other readers the first: such a file would mean two things.
         if len(dict(pairs)) < len(pairs):
             raise ValueError("a JSON object has a key twice")
         return dict(pairs)
@@ -200,6 +210,7 @@ def _parse_yaml(content: bytes) -> Any:
 
 def _is_score(record: Mapping[str, Any]) -> bool:
     """Return whether a record has the keys that a replay reads, with values of their types."""
+    # Missing ends become "", which is neither None nor a number: the keys must exist, but their value may be null.
     ends = [record.get(name, "") for name in ("value", "low", "high")]
     texts = [record.get(name) for name in ("dataset", "split", "metric", "data", "git")]
     numbers = all(end is None or (type(end) in (int, float) and math.isfinite(end)) for end in ends)
@@ -215,7 +226,9 @@ def archive_bytes(files: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in sorted(files.items()):
+            # Sorted names, one fixed time and no modes: the same files give the same bytes, and so the same hash.
             archive.writestr(zipfile.ZipInfo(name, _TIME), content, zipfile.ZIP_DEFLATED)
+        # Reserve the comment with zero bytes: zip puts it at the very end, where the digest replaces it.
         archive.comment = bytes(DIGEST)
     content = buffer.getvalue()[:-DIGEST]
     return content + hashlib.sha256(content).hexdigest().encode()
@@ -225,6 +238,7 @@ def environment(params: Params) -> dict[str, str]:
     """Return what digits may depend on: versions, the processor, the trainer's mode."""
     processor = platform.machine()
     with suppress(OSError):  # only Linux has the file
+        # Blocks of `name : value` lines, one per processor, separated by empty lines: the first one is enough.
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
         fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         model = fields.get("model name", processor)
