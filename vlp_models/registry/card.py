@@ -97,12 +97,14 @@ def make_hub_card(
     # Without other decoders, such as `CIDEr (greedy)`, and differences between them.
     reported = [score for score in scores if "(" not in score["metric"] and "gain over" not in score["metric"]]
     params = lineage.get("params", {})
+    # A run may restrict its datasets (`sources`); without it, it was trained on all of them.
     sources = params.get("finetune", {}).get(lineage.get("run", ""), {}).get("sources", {})
     trained_on = sources or params.get("data", {})
     datasets = list(dict.fromkeys([*trained_on, *(score["dataset"] for score in reported)]))
     front = {
         "library_name": "vlp-flows",
         "license": license,
+        # The Hub requires a name and a link for a license that it does not list.
         **({"license_name": "see-model-card", "license_link": "README.md"} if license == "other" else {}),
         **({"pipeline_tag": PIPELINE_TAGS[info.task]} if info.task in PIPELINE_TAGS else {}),
         "tags": ["vlp-flows", "vision-language", info.family, info.task],
@@ -159,8 +161,10 @@ def _results(task: str, scores: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     metrics_of: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for score in scores:
         if score["value"] is not None:
+            # An identifier for the Hub: `CIDEr` -> `cider`, `R@1` -> `r_1`.
             kind = "".join(c if c.isalnum() else "_" for c in score["metric"].lower())
             metric = {"type": kind, "name": score["metric"], "value": round(float(score["value"]), 2)}
+            # Grouped by dataset and split, as a model-index lists them.
             metrics_of.setdefault((score["dataset"], score["split"]), []).append(metric)
     return [
         {
@@ -252,9 +256,11 @@ def _column_type(value: Any) -> Any:
     from mlflow.types.schema import AnyType, Array
 
     scalars = {bool: DataType.boolean, int: DataType.long, float: DataType.double, str: DataType.string}
+    # `type`, not `isinstance`: True is an integer as well.
     if type(value) in scalars:
         return scalars[type(value)]
     if isinstance(value, (list, tuple)) and value:
+        # An array is of one kind; a list like (answer, probability) is of several.
         kinds = [_column_type(item) for item in value]
         if all(kind == kinds[0] for kind in kinds) and not isinstance(kinds[0], AnyType):
             return Array(kinds[0])

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    # MLflow's own values (7 retries, 120 s) would keep an unattended run waiting for minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
@@ -61,6 +62,7 @@ def tracking_uri(params: TrackingParams, root: Path) -> str:
     DVC's temporary copies of a project (`dvc exp run --temp`) use the registry of the original.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or params.uri
+    # SQLAlchemy's addresses: three slashes start a relative path, four an absolute one.
     if uri.startswith(SQLITE) and not uri.startswith(SQLITE + "/"):
         home = str(project_root(root).absolute())
         if "?" in home:  # where the options of an SQLite address begin
@@ -84,6 +86,7 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     require_home()
     # Before MLflow is imported, which reads these variables.
     for key, value in DEFAULTS.items():
+        # A value that the user has set stays.
         os.environ.setdefault(key, value)
     import logging
     import warnings
@@ -122,6 +125,7 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
                 location = (home / params.artifacts).as_uri()
             # Without the tag, MLflow's UI opens the experiment in its view of traces, which hides the runs.
             client.create_experiment(params.experiment, artifact_location=location, tags=EXPERIMENT_TAGS)
+        # Only a database in the project can have been moved along with it.
         elif uri.startswith(f"{SQLITE}{home}/"):
             _check_not_moved(experiment.artifact_location, home, params.artifacts)
         mlflow.set_experiment(params.experiment)
@@ -135,12 +139,14 @@ def _check_not_moved(location: str, home: Path, artifacts: str) -> None:
         location: of the experiment's files.
         artifacts: `tracking.artifacts`, a path in the project. If it was changed, older files stay where they were.
     """
+    # `file:///home/a/project/mlartifacts` and `mlartifacts`: the project was /home/a/project.
     address, relative_parts = urlsplit(location), Path(artifacts).parts
     folder = Path(unquote(address.path))
     depth = len(relative_parts)
     if address.scheme != "file" or Path(artifacts).is_absolute() or folder.parts[-depth:] != relative_parts:
         return
     original = Path(*folder.parts[:-depth])
+    # `samefile`: the same folder by another path, such as a symbolic link or a mount.
     if original == home or original.is_relative_to(home) or (original.exists() and original.samefile(home)):
         return
     raise TrackingError(
@@ -158,6 +164,7 @@ def tracking_errors(uri: str) -> Iterator[None]:
     """
     try:
         yield
+    # Python evaluates the types only when an exception arrives, so success imports no MLflow here.
     except store_errors(sqlite3.Error) as error:
         raise TrackingError(_explain_failure(uri, error)) from error
 
@@ -202,6 +209,7 @@ def mlflow_errors(params: Params) -> Iterator[None]:
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
+        # Errors of other types are the block's own and pass through.
         is_database_error = isinstance(error, (SQLAlchemyError, sqlite3.Error))
         store_types = (MlflowException, requests.RequestException, *bucket_errors())
         if not is_database_error and not isinstance(error, store_types):
@@ -292,10 +300,12 @@ def find_version_by_content(
     from mlflow.exceptions import MlflowException
 
     versions = [v for v in client.search_model_versions(f"name='{name}'") if v.tags.get("content") == content]
+    # Numbers only grow, so the highest one is the newest.
     for version in sorted(versions, key=lambda version: -int(version.version)):
         if number is not None and int(version.version) != number:
             continue
         try:
+            # A version whose files were deleted has an empty listing, or an error of these types.
             if mlflow.artifacts.list_artifacts(f"models:/{version.name}/{version.version}"):
                 return version
         except MlflowException as error:

@@ -54,11 +54,13 @@ class CurveLogger(ABC):
         self._state_file, self._state = state_file, new_state
         with contextlib.suppress(OSError, ValueError, AttributeError):
             state = json.loads(state_file.read_text(encoding="utf-8"))
+            # A state of an older program lacks keys; one of another server counts steps that this one does not have.
             if new_state.keys() <= state.keys() and state.get("uri") == new_state.get("uri"):
                 self._state = state
 
     def sync(self, log: Path) -> None:
         """Send the new lines of `log`; within the pause after a failure, do nothing."""
+        # `monotonic`: a change of the clock neither ends nor extends the pause.
         if time.monotonic() >= self._paused_until:
             self._attempt(lambda: self._send(log))
 
@@ -107,8 +109,10 @@ class CurveLogger(ABC):
         except Exception as error:
             self.failures += 1
             self.last_error = error
+            # The connection may be what failed, so the next attempt makes a new one.
             self._connection = None
             self._paused_until = time.monotonic() + PAUSE
+            # One warning per training; `end_training` reports the count.
             if self.failures == 1:
                 logger.warning("%s; training continues", self._explain(error))
             return False
@@ -132,6 +136,7 @@ def log_curves(loggers: Sequence[CurveLogger], work: Path) -> Iterator[CurveLogg
     Args:
         work: the training's work directory, which has the log.
     """
+    # Until the block has ended, any other exception means a failure.
     status: Status = "FAILED"
     try:
         yield CurveLoggers(loggers)

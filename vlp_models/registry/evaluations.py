@@ -64,6 +64,7 @@ def read_evaluations(client: MlflowClient, version: ModelVersion) -> list[list[I
         DataError: one is not readable.
     """
     folders = [Path(f.path).name for f in client.list_artifacts(get_run_id(version), EVALUATIONS) if f.is_dir]
+    # False sorts before True: the current folder first, the others in their order.
     folders.sort(key=lambda folder: folder != version.tags.get(CURRENT_EVALUATION))
     return [_read_items(client, version, folder) for folder in folders]
 
@@ -79,6 +80,7 @@ def read_latest_evaluation(client: MlflowClient, version: ModelVersion) -> list[
 
 
 def _read_items(client: MlflowClient, version: ModelVersion, folder: str) -> list[ItemScores]:
+    # The scores are in memory when the temporary folder goes.
     with tempfile.TemporaryDirectory() as temporary:
         path = f"{EVALUATIONS}/{folder}/{ITEMS}"
         return read_item_scores(Path(client.download_artifacts(get_run_id(version), path, temporary)))
@@ -106,6 +108,7 @@ def log_lineage(client: MlflowClient, run_id: str, record: Mapping[str, Any], fi
     # The record names the stored files by hash, so the hash of the record covers them all.
     stored, hashes = {}, {}
     for name, text in files.items():
+        # YAML files also lose what is secret by its key; other texts have no keys to look at.
         stored[name] = redact_yaml(text) if name.endswith(YAML) else redact(text)
         hashes[name] = hashlib.sha256(stored[name].encode()).hexdigest()
     record_text = json.dumps({**redacted(dict(record)), "kept": hashes}, indent=2, sort_keys=True, ensure_ascii=False)
@@ -131,6 +134,7 @@ def read_lineage(client: MlflowClient, version: ModelVersion) -> dict[str, Any] 
 
 def read_lineage_file(client: MlflowClient, version: ModelVersion, name: str) -> str | None:
     """Return a file of the version's `lineage/`; None if it does not exist."""
+    # Listed first, because each kind of store reports a missing file by another error.
     if not any(Path(f.path).name == name for f in client.list_artifacts(get_run_id(version), LINEAGE)):
         return None
     with tempfile.TemporaryDirectory() as temporary:

@@ -40,6 +40,7 @@ def find_borrowed(lineage: Mapping[str, Any]) -> list[BorrowedWeights]:
     """
     return [
         BorrowedWeights(role=role, source=source, license=_find_license(source, architecture))
+        # Each source once, in the order in which they were found.
         for role, source, architecture in dict.fromkeys(_sources(lineage))
     ]
 
@@ -51,6 +52,7 @@ def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     parents, models = lineage.get("parents", []), {lineage.get("model", "")}
     for parent in parents:
         if parent["role"] == "starts from":
+            # `checkpoints/initial/MODEL` -> `MODEL`; an empty string for any other checkpoint, which matches no model.
             models |= {parent["path"].partition("initial/")[2]}
             if parent.get("note"):
                 yield "checkpoint", parent["path"], ""
@@ -89,6 +91,7 @@ def _find_license(source: str, architecture: str) -> str:
         with contextlib.suppress(ImportError, RuntimeError):
             import timm
 
+            # `timm:NAME` names the weights; `timm` alone means those of the architecture.
             config: Any = timm.get_pretrained_cfg(source.partition(":")[2] or architecture)
             return str((config and config.license) or "")
         return ""

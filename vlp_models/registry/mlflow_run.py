@@ -74,6 +74,7 @@ class MLflowRun(CurveLogger):
         tags: dict[str, str],
         inputs: Sequence[DataInput] = (),
     ) -> None:
+        # Redacted also in the state file, so the two stay comparable.
         self.uri = redact(tracking_uri(params, root))  # for messages, and to recognize the server later
         new_state = {"uri": self.uri, "key": "", "began": 0, "run_id": "", "params": False, "step": 0}
         super().__init__(f"MLflow at {self.uri}", title, work / STATE, new_state)
@@ -103,6 +104,7 @@ class MLflowRun(CurveLogger):
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         ended = int(time.time() * 1000)
+        # Send the rest first: a record is needed only if that fails.
         if self.close(log, status, ended):
             shutil.rmtree(folder, ignore_errors=True)
             send_unsent(self.params, self.root)
@@ -114,6 +116,7 @@ class MLflowRun(CurveLogger):
             partial.mkdir(parents=True)
             shutil.copy(log, partial / LOG)
             (partial / RECORD).write_text(json.dumps({**record, "ended": ended}), encoding="utf-8")
+            # A record of an earlier attempt is older than this one.
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
         except OSError:
@@ -141,11 +144,13 @@ class MLflowRun(CurveLogger):
         pending: list[Metric] = []
         for row in self._new_rows(log):
             written = int(row.get("time") or time.time() * 1000)
+            # A metric per column of the row, at the row's step and time.
             metrics = [
                 Metric(name, float(value), written, row["step"])
                 for name, value in row.items()
                 if name not in NOT_METRICS
             ]
+            # Send before the request would be too large, so that no row is split.
             if len(pending) + len(metrics) > METRICS_PER_REQUEST:
                 self._send_batch(client, pending)
                 pending = []
@@ -165,6 +170,7 @@ class MLflowRun(CurveLogger):
         """Return a client, with the run created or continued and its params logged."""
         if self._connection is not None:
             return self._connection
+        # Before `connect`, which sets only those that are not set.
         for key, value in TIMEOUTS.items():
             os.environ.setdefault(key, value)
         client = connect(self.params, self.root)
@@ -174,12 +180,14 @@ class MLflowRun(CurveLogger):
         if self._state["run_id"]:
             # A kill may come after MLflow's answer and before the state was written: ask MLflow for its last step.
             names = client.get_run(self._state["run_id"]).data.metrics
+            # `loss` is a column of every row, so its history ends with the last step that was sent.
             name = "loss" if "loss" in names else next(iter(names), "")
             history = client.get_metric_history(self._state["run_id"], name) if name else []
             self._state["step"] = max([self._state["step"], *(int(metric.step) for metric in history)])
         else:
             # An attempt whose answer was lost may have created the run.
             experiment = client.get_experiment_by_name(self.params.experiment)
+            # `connect` creates the experiment.
             assert experiment is not None
             runs = client.search_runs([experiment.experiment_id], f"tags.`{KEY_TAG}` = '{self.key}'")
             if runs:
@@ -189,9 +197,11 @@ class MLflowRun(CurveLogger):
                 run = client.create_run(experiment.experiment_id, self._state["began"], tags, run_name=self.title)
             self._state["run_id"] = str(run.info.run_id)
             self._save_state()
+        # Params and inputs are flagged as logged only after the last request, so a kill repeats all of them.
         if not self._state["params"]:
             from mlflow.entities import Param
 
+            # MLflow accepts a param again with the same value.
             params = [Param(key, value) for key, value in flatten_params(redacted(self._run_params)).items()]
             for start in range(0, len(params), PARAMS_PER_REQUEST):
                 client.log_batch(self._state["run_id"], params=params[start : start + PARAMS_PER_REQUEST])
@@ -220,6 +230,7 @@ def unsent_directory(root: Path) -> Path:
 
 def unsent_runs(root: Path) -> list[Path]:
     """Return the records of finished runs that MLflow does not have yet, in the order in which they ended."""
+    # `.NAME.partial` and `.damaged-NAME` are not records.
     return sorted(unsent_directory(root).glob(f"[!.]*/{RECORD}"), key=lambda path: path.stat().st_mtime)
 
 
@@ -228,6 +239,7 @@ def send_unsent(params: TrackingParams, root: Path) -> int:
     if not params.uri or not unsent_runs(root):
         return 0
     try:
+        # Without a wait: if another process is sending, there is nothing to do here.
         with file_lock(root / ".work" / "mlflow.lock", "process that sends metrics to MLflow"):
             for path in unsent_runs(root):
                 folder = path.parent
@@ -244,6 +256,7 @@ def send_unsent(params: TrackingParams, root: Path) -> int:
                     )
                     if not run.key:  # otherwise the state in the folder is newer
                         run._state = record["state"]
+                    # The run's state is always one of this server; the record names the server that the run belongs to.
                     uri, ended = record["state"]["uri"], record["ended"]
                 except (ValueError, KeyError, TypeError, AttributeError) as error:  # after a power cut
                     aside = folder.rename(folder.with_name(f".damaged-{folder.name}"))
@@ -274,6 +287,7 @@ def find_training_run(client: MlflowClient, report: Path) -> str:
         key = str(json.loads(report.read_text(encoding="utf-8")).get("mlflow_key") or "")
     except (OSError, ValueError, AttributeError):
         return ""
+    # The key becomes part of a query, and the file may have been edited.
     if not key.isalnum():
         return ""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]

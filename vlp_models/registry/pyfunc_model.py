@@ -33,6 +33,7 @@ class RequestError(MlflowException):
     """
 
     def __init__(self, sentence: str, code: int = BAD_REQUEST) -> None:
+        # Before the call of `super`, which assigns `message` and reads it.
         self._sentence = sentence
         super().__init__(sentence, error_code=code)
 
@@ -70,6 +71,7 @@ class VisionLanguageModel(PythonModel):
             return self.batching.predict(images, texts, untrusted=True)
         except DataError as error:
             raise RequestError(f"`image`: {error}") from None
+        # Whatever it is, its text may contain paths or the request, so the client gets a fixed sentence.
         except Exception:
             logger.exception("a request failed")
             raise RequestError(
@@ -82,6 +84,7 @@ class VisionLanguageModel(PythonModel):
             rows = f"{len(table)} rows; the limit is {MAX_ROWS}" if len(table) else "no rows"
             raise RequestError(f"the request has {rows}")
         kind, task = self.predictor.request.text, self.predictor.task
+        # A task without a text has no `kind`, and the column `text` is then ignored.
         for column in ("image", "text") if kind else ("image",):
             if column not in table:
                 meaning = f"a {kind} per image" if column == "text" else "the base64 text of an image file"
@@ -97,4 +100,5 @@ class VisionLanguageModel(PythonModel):
         return list(table["image"]), texts if kind else None
 
 
+# MLflow runs this file to load a version, and takes the object that is set here.
 mlflow.models.set_model(VisionLanguageModel())

@@ -60,6 +60,7 @@ def find_lost_versions(params: TrackingParams, root: Path) -> list[str]:
         TrackingError: MLflow does not answer.
     """
     receipts = [receipt for several in read_registered(root / "reports").values() for receipt in several]
+    # A damaged receipt cannot be looked up, so it is skipped.
     receipts = [receipt for receipt in receipts if receipt.keys() >= {"name", "version", "content"}]
     if not receipts or not params.uri:
         return []
@@ -72,6 +73,7 @@ def find_lost_versions(params: TrackingParams, root: Path) -> list[str]:
     )
 
     uri = tracking_uri(params, root)
+    # Without the database, all of them.
     lost = receipts
     if database_exists(uri):
         client, lost = connect(params, root), []
@@ -113,4 +115,5 @@ def is_report_outdated(reports: Path) -> bool:
         page = (reports / "index.html").read_text(encoding="utf-8")
     except OSError:
         return False
+    # The report stores the hash of the decisions that it shows, so dates of files do not matter.
     return bool(decisions) and f'<meta name="{DECISIONS_META}" content="{hash_decisions(decisions)}">' not in page

@@ -49,12 +49,14 @@ class ServingCache:
         """Return request -> answer; empty after a change of the registry."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             cached = json.loads(self.file.read_text(encoding="utf-8"))
+            # The state is empty for a server, whose answers are never valid.
             if self._state and cached["database"] == self._state:
                 return dict(cached["answers"])
         return {}
 
     def add(self, request: str, answer: Any) -> None:
         """Store an answer (plain data), unless the registry is not a file, or the project cannot be written."""
+        # `answers` is empty if the registry has changed, so outdated answers are dropped here.
         if self._state:
             with suppress(OSError):
                 self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +84,7 @@ def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tupl
         return bundle, name
     version = resolve_version(connect(params, root), params, request)
     bundle, name = download_verified_bundle(version), f"{version.name} version {version.version}"
+    # A download is removed when the process ends, so its path must not be cached.
     if is_on_this_machine(version):
         cache.add(request, {"version": name, "bundle": str(bundle), "content": version.tags.get("content")})
     return bundle, name
@@ -93,6 +96,7 @@ def choose_neighbors(params: Params, root: Path) -> Baseline | None:
     settings = json.dumps([params.tracking.model_prefix, to_plain(params.promotion)], sort_keys=True)
     request = f"neighbors {hashlib.sha256(settings.encode()).hexdigest()[:16]}"
     with suppress(KeyError, TypeError):
+        # A KeyError means no answer; None is an answer, too: there is no such baseline.
         answer = cache.answers()[request]
         return Baseline(**answer) if answer else None
     baseline = find_better_neighbors(params, connect(params.tracking, root))

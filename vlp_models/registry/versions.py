@@ -101,6 +101,7 @@ def register(client: MlflowClient, record: VersionRecord) -> RegisteredVersion:
     if record.training_run_id:  # the scores, next to the training's curve
         logged = client.get_run(record.training_run_id).data.metrics
         for key, value in record.metrics.items():
+            # MLflow appends a value each time, so an equal one would be a second point of the curve.
             if logged.get(key) != value:
                 client.log_metric(record.training_run_id, key, value)
     version = find_version_by_content(client, record.name, record.content)
@@ -139,6 +140,7 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
                 shutil.copytree(source, code / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
             else:
                 shutil.copy(source, code / source.name)
+        # The parent tag lists this run below its training in MLflow's UI.
         mlflow.set_tags({**record.tags, **({PARENT: record.training_run_id} if record.training_run_id else {})})
         mlflow.log_metrics(dict(record.metrics))
         log_inputs(client, run_id, record.inputs)
@@ -149,6 +151,7 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
             code_paths=sorted(map(str, code.iterdir())),
             signature=make_signature(record.task, record.prediction),
             input_example=make_example(record.task) if record.prediction else None,
+            # `2.11.0+cpu` -> `2.11.0`: package indexes do not have the local builds.
             pip_requirements=[f"{name}=={package_version(name).partition('+')[0]}" for name in REQUIREMENTS],
             metadata={"task": record.task, "content": record.content},
         )
@@ -170,6 +173,7 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
         if find_model(client, record.name) is None:
             client.create_registered_model(record.name, description=f"{record.task}: versions made by this pipeline")
         return client.create_model_version(
+            # The version refers to the logged model, so its files are stored once.
             name=record.name,
             source=f"models:/{logged.model_id}",
             run_id=run_id,
@@ -196,6 +200,7 @@ def find_run_versions(client: MlflowClient, name: str, runs: Iterable[str]) -> d
     registered = find_model(client, name)
     aliases = dict(registered.aliases) if registered is not None else {}
     versions = {str(v.version): v for v in client.search_model_versions(f"name='{name}'")} if aliases else {}
+    # The registry lists aliases with numbers, which `versions` resolves without a request per run.
     newest = {run: versions.get(str(aliases.get(run_alias(run)))) for run in runs}
     return {run: version for run, version in newest.items() if version is not None}
 
@@ -263,6 +268,7 @@ def download_bundle(version: ModelVersion) -> Path:
     if is_on_this_machine(version):
         files = Path(mlflow.artifacts.download_artifacts(address))
     else:
+        # One folder per call, within a folder that lives as long as the process.
         folder = tempfile.mkdtemp(dir=_downloads_folder().name)
         files = Path(mlflow.artifacts.download_artifacts(address, dst_path=folder))
     return files / "artifacts" / BUNDLE

@@ -102,7 +102,9 @@ def choose_best(
     spec = _narrow(spec, scores)
     selected_on: str = params.select_on
     select_spec = dataclasses.replace(spec, split=selected_on)
+    # The datasets that all share may be others on this split.
     candidates = _rank(versions, scores, _narrow(select_spec, scores), direction, withdrawn)
+    # A withdrawn version does not compete, so its missing value decides nothing.
     unscored = [c.version for c in candidates if c.value is None and not c.withdrawn]
     if unscored:  # not all were scored there: select on the test
         selected_on = spec.split
@@ -125,6 +127,7 @@ def choose_best(
     measured = max(1, sum(c.value is not None for c in eligible))
     ranking = f"one candidate was scored, so nothing was ranked; it is judged on {params.split}"
     if measured > 1:
+        # Read only if the versions were ranked on the test itself.
         why = f"not all were scored on {params.select_on} (version {', '.join(map(str, unscored))})"
         ranking = describe_splits(f"{measured} candidates", selected_on, spec.metric, params, why)
     return Choice(
@@ -142,7 +145,9 @@ def _find_versions(client: MlflowClient, name: str, runs: Iterable[str]) -> list
     """Return the newest version of each run, the challenger first; the challenger alone if no run has a version."""
     by_number = {int(v.version): v for v in find_run_versions(client, name, runs).values()}  # runs may share a version
     challenger = find_version_by_alias(client, name, CHALLENGER)
+    # A challenger of another run than these, such as a removed one, does not compete.
     if challenger is not None and (not by_number or int(challenger.version) in by_number):
+        # The challenger comes first: the ranking is stable, so among equals it wins.
         by_number = {int(challenger.version): challenger} | by_number
     return list(by_number.values())
 
@@ -161,6 +166,7 @@ def _narrow(spec: MetricSpec, scores: Sequence[list[ItemScores] | str]) -> Metri
     """Restrict `spec` to the datasets that all evaluations share, unless it names its own or they share none."""
     if spec.datasets:
         return spec
+    # Versions without the metric share nothing and would empty the intersection.
     datasets = [find_datasets(items, spec) for items in scores if not isinstance(items, str)]
     shared = set.intersection(*filter(None, datasets)) if any(datasets) else set()
     return dataclasses.replace(spec, datasets=tuple(sorted(shared)))

@@ -57,6 +57,7 @@ class Verdict:
 
     def merge(self, other: Verdict) -> None:
         """Add the findings of `other`. One conclusive reason is enough to keep the champion."""
+        # A verdict without reasons has nothing to be conclusive about.
         self.conclusive = (bool(self.reasons) and self.conclusive) or (bool(other.reasons) and other.conclusive)
         self.numbers |= other.numbers
         self.reasons += other.reasons
@@ -89,6 +90,7 @@ class Measurement:
 
     def value(self, rows: Sequence[int] | None = None) -> float:
         parts = self.evidence.parts_NK if rows is None else self.evidence.parts_NK[list(rows)]
+        # (N, K) -> (1, K) -> (1,): the statistic of the sums over the items, not a mean of items.
         return float(self.evidence.statistic(parts.sum(axis=0, keepdims=True))[0])
 
 
@@ -101,9 +103,11 @@ def measure(scores: Sequence[ItemScores], spec: MetricSpec) -> Measurement | str
         return f"missing metric: no scores per item of {spec}; available: {names}"
     if any(not np.isfinite(s.parts_NK).all() for s in chosen):
         return f"non-finite: scores of {spec} contain NaN or infinite values"
+    # All datasets as one test: items are concatenated, [N1 + N2, K], so larger datasets weigh more.
     evidence = Evidence(
         groups=[group for s in chosen for group in s.groups],
         parts_NK=np.concatenate([s.parts_NK for s in chosen]),
+        # One metric has one statistic, whichever dataset it is of.
         statistic=chosen[0].evidence().statistic,
         items=[item for s in chosen for item in s.items],
     )
@@ -150,9 +154,11 @@ def check_floors(
         reasons = "; ".join(validation.get("reasons", [])) or "no reason on record"
         verdict.reasons.append(f"failed validation: {reasons}")
     for name, floor in rule.floors.items():
+        # A slice is a tag of an item; `all` is every item.
         rows = [i for i, item_slices in enumerate(challenger.slices) if name == ALL or name in item_slices]
         value = challenger.value(rows) if rows else float("nan")
         is_finite = bool(np.isfinite(value))
+        # NaN meets no floor.
         met = is_finite and (value <= floor if rule.direction == "lower" else value >= floor)
         rounded = round(value, 4) if is_finite else None
         verdict.numbers["floors"].append({"slice": name, "n": len(rows), "floor": floor, "value": rounded, "met": met})
@@ -205,6 +211,7 @@ def find_baselines(records: Sequence[Mapping[str, Any]], spec: MetricSpec, names
 def check_baselines(baselines: Sequence[Baseline], rule: GateParams, spec: MetricSpec) -> Verdict:
     """Check that a first champion is better than every simple baseline, on every dataset."""
     sign = -1.0 if rule.direction == "lower" else 1.0
+    # A tie is a loss: a first champion has to be better.
     lost = [baseline for baseline in baselines if sign * (baseline.own - baseline.value) <= 0]
     reasons = [
         f"baseline: {spec.metric} {baseline.own:.2f} on {baseline.dataset} {spec.split} is not better than "
@@ -235,6 +242,7 @@ def compare_to_champion(
     """
     alpha = 1 - rule.confidence if alpha is None else alpha
     challenger_runs, champion_runs = [challenger, *other_seeds[0]], [champion, *other_seeds[1]]
+    # All runs of both sides, because their items are paired.
     for other in (*champion_runs, *other_seeds[0]):
         check_comparable(challenger, other)
     sign = -1.0 if rule.direction == "lower" else 1.0
@@ -263,6 +271,7 @@ def compare_to_champion(
         return Verdict(reasons=[reason], numbers=numbers, conclusive=False)
     if not gain.is_finite:
         return Verdict(reasons=[f"non-finite: {metric} of a resample"], numbers=numbers, conclusive=False)
+    # One-sided at each end: the gain is below `low` with probability alpha at most, and above `high` likewise.
     low, high = gain.interval(alpha)
     p, detectable = gain.p_value(rule.min_gain), gain.detectable(rule.min_gain, alpha, POWER)
     numbers |= {
@@ -286,8 +295,10 @@ def compare_to_champion(
         f"gain: {metric} {challenger.value():.2f} vs the champion's {champion.value():.2f}: {version_gain:+.2f}"
         f"{variants} ({low:+.2f} to {high:+.2f})"
     )
+    # Shown over the variant's seeds, but not by this version's own value: evidence against the version.
     if p <= alpha:
         return Verdict(reasons=[f"{comparison}: the variant is better, this version of it is not"], numbers=numbers)
+    # The whole interval is below a gain that would matter, which is conclusive.
     if high < relevant:
         return Verdict(reasons=[f"{comparison}: a gain of {relevant:g} or more is ruled out"], numbers=numbers)
     numbers["limited_by"] = "seeds" if gain.seeds > gain.items else "items"
@@ -300,6 +311,7 @@ def compare_to_champion(
         numbers=numbers,
         conclusive=False,
     )
+    # p(gain > -infinity) = 1 / (draws + 1) is the smallest p that the draws can show.
     if alpha < gain.p_value(-np.inf):
         verdict.reasons.append(
             f"budget: this decision may err with probability {alpha:.1g}, and {params.resamples:,} resamples cannot "
@@ -338,9 +350,11 @@ def check_comparable(challenger: Measurement, champion: Measurement) -> None:
         raise NotComparableError(
             f"the scorers differ: `{challenger.scorer or 'plain'}` here, the champion's `{champion.scorer or 'plain'}`"
         )
+    # Sorted: the order of the items does not matter, but each must be in the same group (image).
     items = [sorted(zip(s.evidence.items, s.evidence.groups, strict=True)) for s in (challenger, champion)]
     if items[0] != items[1]:
         raise NotComparableError("the two were not scored on the same items")
+    # K, the number of additive statistics per item.
     width = champion.evidence.parts_NK.shape[1]
     if challenger.evidence.parts_NK.shape[1] != width:
         raise NotComparableError("the two were scored by different statistics")
@@ -388,17 +402,22 @@ def spend_budget(
         confidence: of the gate; no decision is laxer.
         num_candidates: how many versions this one was selected from on this very test; its alpha is divided by it.
     """
+    # Each question once, in the order in which they were first asked of this test.
     earlier: list[tuple[Any, ...]] = []
     for entry in entries:
         numbers = entry.get("decision", {}).get("numbers", {})
+        # Only these two actions looked at the test.
         if entry["action"] in ("promoted", "refused") and entry["model"] == model and numbers.get("test") == test:
             question = (entry["content"], entry.get("from_content"), count_runs(numbers))
             if question not in earlier:
                 earlier.append(question)
     now = (*contents, runs)
+    # A question that was asked before keeps its number, and with it its alpha.
     uses = earlier.index(now) + 1 if now in earlier else len(earlier) + 1
     unspent = 1 - params.spend  # share of the rest of the budget that each decision leaves
+    # Decision n spends budget * spend * (1 - spend)^(n - 1); over all n this adds up to the budget.
     allowed = min(1 - confidence, params.error_budget * params.spend * unspent ** (uses - 1))
+    # Divided by the candidates (Bonferroni): the best of several on this test had several chances.
     return Spending(uses=uses, alpha=allowed / num_candidates, remaining=unspent ** max(uses, len(earlier)))
 
 

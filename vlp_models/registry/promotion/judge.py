@@ -119,6 +119,7 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
     challenger = measure(scores, case.spec) if scores else "missing metric: no scores per item are stored"
     if isinstance(challenger, str):
         spec = case.spec
+        # Why `evaluate` could not compute the metric, if it recorded that.
         notes = [r.get("note", "") for r in records if r["metric"] == spec.metric and r["split"] == spec.split]
         reason = "; ".join([challenger, *(f"{spec}: {note}" for note in dict.fromkeys(notes) if note)])
         return Verdict(reasons=[reason], conclusive=False)
@@ -132,6 +133,7 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         against_baselines.conclusive = size.passed  # too few images are no evidence for a baseline either
         verdict.merge(against_baselines)
     verdict.merge(size)
+    # There is nothing to compare with, or too little to compare on.
     if case.champion is None or not size.passed:
         return verdict
 
@@ -141,14 +143,17 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         champion_version = find_version_by_number(client, case.model, case.champion)
         champion_tags = champion_version.tags if champion_version is not None else {}
         weights, variant = version.tags.get("weights"), version.tags.get(VARIANT_HASH)
+        # Equal weights: the two differ only in how they are served, so no gain can be expected.
         if weights and weights == champion_tags.get("weights"):
             gained = check_non_inferior(challenger, champion, rule)
         elif variant and variant == champion_tags.get(VARIANT_HASH):
+            # Runs that differ in their seeds only are samples of one variant, so none replaces another.
             gained = Verdict(reasons=["gain: none: it differs from the champion in its seed only"])
         else:
             challenger_seeds = measure_other_seeds(client, version, challenger, case.spec)
             champion_seeds = measure_other_seeds(client, champion_version, challenger, case.spec)
             runs = (1 + len(challenger_seeds), 1 + len(champion_seeds))
+            # Asked only now, because the allowed error depends on how many runs are compared.
             alpha = None if get_error is None else get_error(challenger.test, runs)
             other_seeds = (challenger_seeds, champion_seeds)
             gained = compare_to_champion(challenger, champion, rule, params, alpha=alpha, other_seeds=other_seeds)
@@ -178,6 +183,7 @@ def _measure_champion(case: GateCase, challenger: Measurement, lineage: dict[str
     except store_errors(VLPError) as error:
         raise_if_away(error, name)
         stored, reason = [], str(error)
+    # The current evaluation comes first; the first one on the challenger's test counts.
     for scores in stored:
         try:
             return _measure_like(scores, case.spec, challenger), False
@@ -193,6 +199,7 @@ def _measure_champion(case: GateCase, challenger: Measurement, lineage: dict[str
         except Exception as error:  # any failure: a refusal on record is more useful than a traceback at night
             raise_if_away(error, name)
             raise DataError(f"its evaluation failed: {type(error).__name__}: {error}") from error
+        # The folder exists only within the stack.
         measurement = _measure_like(read_item_scores(directory / ITEMS), case.spec, challenger)
         log_evaluation(case.client, get_run_id(version), directory)
     return measurement, True
@@ -247,6 +254,7 @@ def check_readable(version: ModelVersion, hash_bundle: Callable[[Path], str]) ->
         DataError: it is missing or was changed.
         TrackingError: the store does not answer.
     """
+    # Another status is that of an upload that has not finished or has failed.
     if version.status != "READY":
         raise DataError(f"version {version.version} is {version.status}")
     try:

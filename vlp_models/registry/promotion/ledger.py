@@ -121,6 +121,7 @@ class Ledger:
         """Write one line through to the disk; only within `locked`. Return it with its number, time and hashes."""
         if not self._locked:
             raise RuntimeError("append to a ledger only within `Ledger.locked`")
+        # Read under the lock, so the number and the previous hash are those of the last line.
         entries = self.entries()
         entry = {
             "seq": len(entries) + 1,
@@ -139,10 +140,12 @@ class Ledger:
                 written += os.write(descriptor, line[written:])
             os.fsync(descriptor)
         except OSError:  # a full disk: leave no half line
+            # Safe under the lock: no other process has appended since.
             os.ftruncate(descriptor, before)
             raise
         finally:
             os.close(descriptor)
+        # A new file's name is an entry of the folder, which has to be flushed as well.
         if is_new:
             sync_to_disk(self.path.parent)
         return entry
@@ -157,6 +160,7 @@ class Ledger:
     def _read(self) -> tuple[list[bytes], bytes]:
         """Return the complete lines, and what follows the last line break."""
         try:
+            # After the last line break is nothing, or a line that is incomplete.
             *lines, rest = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return [], b""
@@ -168,10 +172,12 @@ class Ledger:
         if not rest:
             return
         aside = self.path.with_name(f"{self.path.name}.torn-{len(lines) + 1}-{time.time_ns()}")
+        # The torn line is on disk elsewhere before it is cut off here.
         aside.write_bytes(rest)
         sync_to_disk(aside)
         sync_to_disk(aside.parent)
         with self.path.open("r+b") as file:
+            # Each complete line and its line break.
             file.truncate(sum(len(line) + 1 for line in lines))
             os.fsync(file.fileno())
         logger.warning("%s: line %d was cut off while it was written; moved to %s", self.path, len(lines) + 1, aside)
@@ -189,6 +195,7 @@ def check_lines(lines: Sequence[bytes], name: str) -> list[Entry]:
         restore = "restore the file with git (`git checkout` or `git pull`); after a merge, keep one side's lines"
         try:
             entry = json.loads(line)
+            # Also raises a ValueError for NaN, which JSON does not have.
             is_whole = isinstance(entry, dict) and entry.get("hash") == hash_entry(entry)
         except (ValueError, RecursionError):
             raise LedgerError(f"{name}, line {number}: not valid JSON, the ledger was changed; {restore}") from None
@@ -199,6 +206,7 @@ def check_lines(lines: Sequence[bytes], name: str) -> list[Entry]:
             )
         if not is_whole:
             raise LedgerError(f"{name}, line {number}: the line was changed; {restore}")
+        # A removed or inserted line breaks the numbers; a replaced one breaks the chain of hashes.
         if entry.get("seq") != number or entry.get("previous") != previous:
             raise LedgerError(f"{name}, line {number}: lines before it were removed, inserted or changed; {restore}")
         entries.append(entry)
@@ -220,4 +228,5 @@ def hash_entry(entry: Mapping[str, Any]) -> str:
 
 
 def _dump(entry: Mapping[str, Any]) -> bytes:
+    # Sorted keys: equal entries have equal bytes, and so equal hashes.
     return json.dumps(entry, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()

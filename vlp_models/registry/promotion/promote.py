@@ -104,12 +104,14 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
         try:
             agreed = reconcile(ctx)
         except LedgerError:
+            # The way out of a disagreement: the user requests the version that MLflow has as champion.
             registry = read_registry(ctx.client, ctx.model)
             if request.version is None or request.version != registry.champion:
                 raise
             return _accept(ctx, request.version, registry)
         champion, registry = agreed.champion, agreed.registry
         choice = _choose(ctx, request, agreed)
+        # No decision, so nothing is written to the ledger.
         if choice.version is None or choice.skip_reason:
             return _make_decision(ctx, "unchanged", choice, champion, [choice.skip_reason])
 
@@ -140,6 +142,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
             services=request.services,
         )
         verdict = judge(case, lambda test, runs: get_spending(test, runs).alpha)
+        # Without a test, nothing was measured and nothing is spent.
         if "test" in verdict.numbers:
             spent = get_spending(verdict.numbers["test"], count_runs(verdict.numbers))
             verdict.numbers |= spent.numbers(params.error_budget)
@@ -161,6 +164,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
         now = read_registry(ctx.client, ctx.model)
         if (now.champion, now.head) != (registry.champion, registry.head):
             raise LedgerError(f"{ctx.model}: another checkout decided meanwhile: {describe_way_out(ctx, now)}")
+        # The line first: a kill after it is completed by the next `reconcile`.
         _append_decision(ctx, decision, registry)
         if decision.action == "promoted":
             move_aliases(ctx)
@@ -208,16 +212,19 @@ def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str], *, champ
     with ctx.ledger.locked():
         agreed = reconcile(ctx, allow_missing=True)
         state, champion = agreed.state, agreed.champion
+        # The completed line is what this call was to do, so its answer is returned.
         if agreed.completed is not None and agreed.completed["action"] == "rolled back":
             logger.warning("%s: completed the rollback that was interrupted; run again for another one", ctx.model)
             return Decision(**agreed.completed["decision"])
         if champion_now is not None and state.champion != champion_now:
             last = state.last_move
+            # The requested rollback is the last move, so this call repeats one whose answer was lost.
             if last is not None and (last["action"], last.get("from")) == ("rolled back", champion_now):
                 logger.info("%s: version %d was rolled back before", ctx.model, champion_now)
                 return Decision(**last["decision"])
             now = describe_version(state.champion)
             raise DataError(f"{ctx.model}: version {champion_now} is not the champion by the ledger; {now} is")
+        # If no champion is registered any more, a rollback without an earlier one leaves the task without a champion.
         if agreed.previous is None and (champion is not None or not state.champions):
             now = f"version {champion} is its first" if champion else "it has no champion"
             raise DataError(f"{ctx.model}: no earlier champion to go back to; {now} (`vlp history {ctx.task}`)")
@@ -225,6 +232,7 @@ def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str], *, champ
             version = find_version_by_number(ctx.client, ctx.model, agreed.previous)
             assert version is not None
             check_readable(version, hash_bundle)
+        # No metric and no split: a rollback measures nothing.
         choice = Choice(version=agreed.previous, spec=MetricSpec(metric="", split=""))
         # A champion that is no longer registered has its number in the ledger only.
         decision = _make_decision(ctx, "rolled back", choice, state.champion if champion is None else champion, [])
@@ -241,6 +249,7 @@ def withdraw(ctx: PromotionContext, versions: Set[int], reason: str) -> int | No
     """
     with ctx.ledger.locked():
         agreed = reconcile(ctx, allow_missing=True)
+        # Contents, because numbers change when a registry is rebuilt; a missing version has none.
         contents = {agreed.registry.content(number) for number in versions} - {""}
         ctx.ledger.append(
             {
@@ -256,6 +265,7 @@ def withdraw(ctx: PromotionContext, versions: Set[int], reason: str) -> int | No
             }
         )
         registry = move_aliases(ctx)  # first: an interruption must not leave the model without its champion
+        # Aliases that the ledger does not move, such as `challenger` and `run-RUN`.
         for alias, version in registry.aliases.items():
             if version in versions:
                 ctx.client.delete_registered_model_alias(ctx.model, alias)
@@ -318,6 +328,7 @@ def _make_decision(
         version=choice.version,
         champion=champion,
         reasons=redacted(reasons),
+        # As the ledger will store it; NaN raises here, before anything is written.
         numbers=json.loads(json.dumps(verdict.numbers if verdict is not None else {}, allow_nan=False)),
         outcome=verdict.outcome if verdict is not None else "",
         forced=bool(force_reason),

@@ -47,9 +47,11 @@ def competing_runs(params: Params, task: str) -> list[str]:
 def gate_rule(params: Params, task: str) -> GateParams:
     """Return `promotion.tasks.TASK` with metric and direction filled in: from params.yaml, else the task's own."""
     rule, judging = params.promotion.gate(task), judging_of(task)
+    # The gate's metric comes first, then the tracking's, then the task's own.
     metric = rule.metric or params.tracking.metric.get(task) or judging.metric
     direction = rule.direction
     if direction == "task":
+        # `task` is the direction of the task's own metric; of any other metric, higher is better.
         direction = judging.direction if metric == judging.metric else "higher"
     return replace(rule, metric=metric, direction=direction)
 
@@ -58,6 +60,7 @@ def best_first(values: Sequence[float | None], direction: str) -> list[int]:
     """Return the positions of the values, best first; None comes last, and equals keep their order."""
     sign = 1.0 if direction == "lower" else -1.0
     scored = [position for position, value in enumerate(values) if value is not None]
+    # Stable, so equal runs keep the order of params.yaml; `or 0.0` is for the type checker.
     scored.sort(key=lambda position: sign * (values[position] or 0.0))
     return scored + [position for position, value in enumerate(values) if value is None]
 
@@ -91,6 +94,7 @@ def describe_ranking(params: Params, task: str, scores: Mapping[str, Scores]) ->
         return f"{task}: no run has {metric} on {promotion.split}, so nothing is ranked"
     unselected = []
     for name, by_dataset in values.items():
+        # Datasets with a value on the test that lack one on the selection split.
         if by_dataset.keys() - _values(promotion.select_on, metric, scores[name]).keys():
             unselected.append(name)
     why = f"not scored on {promotion.select_on}: {', '.join(unselected)}"
@@ -111,6 +115,7 @@ def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[RankedRun]
             continue
         scores = {name: read_json(workspace.evaluation(name) / "scores.json") for name in names}
         means = _mean_values(params, task, scores)
+        # Positions instead of values, because runs without a value are ranked, too.
         order = best_first([means.get(name) for name in names], gate_rule(params, task).direction)
         ranked[task] = [
             RankedRun(
@@ -131,6 +136,7 @@ def _mean_values(params: Params, task: str, scores: Mapping[str, Scores]) -> dic
     """Return run -> mean of the task's metric over the datasets to compare on; runs that lack one are left out."""
     metric, split = gate_rule(params, task).metric, params.promotion.split
     _, all_values = _split_to_rank_on(params.promotion, metric, scores)
+    # A run without any value on the split does not restrict the datasets.
     values = {name: by_dataset for name, by_dataset in all_values.items() if by_dataset}
     if not values:
         records = [record for run_records in scores.values() for record in run_records]
@@ -151,6 +157,7 @@ def _mean_values(params: Params, task: str, scores: Mapping[str, Scores]) -> dic
                 f"scores: {', '.join(sorted(scored))}"
             )
     else:
+        # Nonempty sets only, so the intersection is that of the runs that were scored.
         datasets = set.intersection(*(set(by_dataset) for by_dataset in values.values()))
         if not datasets:
             listed = "; ".join(f"{name} on {', '.join(by_dataset)}" for name, by_dataset in values.items())
@@ -161,6 +168,7 @@ def _mean_values(params: Params, task: str, scores: Mapping[str, Scores]) -> dic
     means = {}
     for name, by_dataset in values.items():
         if datasets <= by_dataset.keys():  # a VCR run of one subtask has no Q->AR
+            # `fsum` rounds once, so the order of a set does not change the last digit.
             means[name] = math.fsum(by_dataset[dataset] for dataset in datasets) / len(datasets)
     return means
 
@@ -171,6 +179,7 @@ def _split_to_rank_on(
     """Return the split that ranks, and each run's values there: dataset -> value."""
     judged = {name: _values(promotion.split, metric, records) for name, records in scores.items()}
     selected = {name: _values(promotion.select_on, metric, records) for name, records in scores.items()}
+    # Runs with a value on the test for a dataset where they have none on the selection split.
     unselected = [name for name, by_dataset in judged.items() if by_dataset.keys() - selected[name].keys()]
     if unselected or not any(judged.values()):
         return promotion.split, judged  # some runs were not scored on the selection split

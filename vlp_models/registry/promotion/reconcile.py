@@ -62,8 +62,10 @@ class Registry:
         """Return the number of a version of the ledger; another one than there if the registry was rebuilt."""
         if promoted is None:
             return None
+        # Usually the number in the ledger is right; a rebuilt registry gives other numbers.
         if self.contents.get(promoted.version) == promoted.content:
             return promoted.version
+        # Versions of other programs have no content, and all of them would match an empty one.
         if not promoted.content:
             return None
         return max((n for n, content in self.contents.items() if content == promoted.content), default=None)
@@ -73,6 +75,7 @@ class Registry:
 
     def locate_previous(self, state: State) -> int | None:
         """Return the latest earlier champion that is registered and was not rolled back or withdrawn since."""
+        # Newest first, so `next` returns the latest one that is registered.
         earlier = (self.locate(p) for p in reversed(state.champions[:-1]) if p.content not in state.withdrawn)
         return next((number for number in earlier if number is not None), None)
 
@@ -116,6 +119,7 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
             out.
     """
     state, registry = ctx.ledger.state(ctx.model), read_registry(ctx.client, ctx.model)
+    # The aliases follow a line that this ledger does not have.
     if registry.head and registry.head not in state.moves:
         raise LedgerError(
             f"{ctx.ledger.path}: MLflow's aliases of {ctx.model} follow a line that is not in this ledger; another "
@@ -131,11 +135,13 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
         )
     # The champion when the aliases were last moved; they must not have moved since.
     at_head = State()
+    # Replay the ledger up to the line that the aliases follow.
     for entry in ctx.ledger.entries():
         if registry.head and entry["model"] == ctx.model:
             at_head.apply(entry)
             if entry["hash"] == registry.head:
                 break
+    # Either they follow already (the first one), or a kill came before they were moved (the second one).
     expected = {champion, registry.locate_champion(at_head)}
     if champion != state.champion:  # registered again under another number
         expected.add(None)
@@ -153,6 +159,7 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
             logger.warning(
                 "%s: MLflow's aliases were behind the ledger; champion is now %s", ctx.model, describe_version(champion)
             )
+        # A line that a kill left without its aliases; a registry without the tag was rebuilt, which completes nothing.
         completed = state.last_move if registry.head and registry.head != state.head else None
         registry = move_aliases(ctx)
     return Reconciled(
@@ -195,6 +202,7 @@ def move_aliases(ctx: PromotionContext) -> Registry:
     state, registry = ctx.ledger.state(model), read_registry(client, model)
     champion, previous = registry.locate_champion(state), registry.locate_previous(state)
     aliases = {CHAMPION: champion, PREVIOUS: previous}
+    # A champion is no longer a challenger; None removes the alias.
     if champion is not None and registry.aliases.get(CHALLENGER) == champion:
         aliases[CHALLENGER] = None
     for alias, version in aliases.items():
@@ -209,6 +217,7 @@ def move_aliases(ctx: PromotionContext) -> Registry:
     # The tag comes last: until then, the next call does all of this again.
     if registry.head != state.head:
         client.set_registered_model_tag(model, LEDGER_TAG, state.head)
+    # Read once more: another checkout has a lock of its own, so both may have moved aliases.
     after = read_registry(client, model)
     if (after.champion, after.head) != (champion, state.head):
         raise LedgerError(f"{model}: another checkout decided at the same time: {describe_way_out(ctx, after)}")
