@@ -35,6 +35,7 @@ class _PixelLimit:
     """Admits requests while all of them together have at most so many pixels, in the order in which they wait."""
 
     def __init__(self, pixels: int) -> None:
+        # `_free`: the pixels of the limit that no admitted request has reserved.
         self._limit = self._free = pixels
         self._entrance, self._changed = threading.Lock(), threading.Condition()
 
@@ -42,6 +43,7 @@ class _PixelLimit:
     def reserve(self, pixels: int) -> Iterator[None]:
         pixels = min(pixels, self._limit)  # a larger request is admitted alone
         # Only the request that holds the entrance waits for pixels, so a smaller one cannot overtake it.
+        # Waiting releases `_changed`, but not the entrance: requests that leave can still return their pixels.
         with self._entrance, self._changed:
             self._changed.wait_for(lambda: self._free >= pixels)
             self._free -= pixels
@@ -83,6 +85,7 @@ class BatchingPredictor:
             for group in checked:
                 groups.append([image.open() for image in group])
             request = _Request(groups=groups, texts=None if texts is None else list(texts))
+            # The worker answers through the future; an exception in it is raised here, in the caller's thread.
             self._waiting.put(request)
             return request.answer.result()
 
@@ -92,8 +95,10 @@ class BatchingPredictor:
 
     def _gather(self) -> list[_Request]:
         """Wait for a request; return it with those that wait already and fit into its batch."""
+        # A request that was left over comes first; otherwise wait until one arrives.
         batch = [self._next or self._waiting.get()]
         self._next, rows = None, len(batch[0].groups)
+        # Take what waits already, without waiting for more.
         while rows < self.max_rows:
             try:
                 request = self._waiting.get_nowait()
@@ -101,6 +106,7 @@ class BatchingPredictor:
                 break
             rows += len(request.groups)
             if rows > self.max_rows:
+                # Requests are not split, so this one starts the next batch.
                 self._next = request
                 break
             batch.append(request)
@@ -111,6 +117,7 @@ class BatchingPredictor:
         texts: list[str] = []
         for request in batch:
             groups += request.groups
+            # All requests are for one task, so either each has texts or none has.
             texts += request.texts or ()
         try:
             predictions = self.predictor.predict_opened(groups, texts or None)

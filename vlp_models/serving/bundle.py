@@ -121,6 +121,7 @@ def write_bundle(
     for kind, name in (("families", info.family), ("tasks", info.task), ("views", view)):
         targets = active_plugins(kind)
         if name and name in targets:
+            # A plugin is stored by its target, which `use_bundled_plugins` imports from the version's own code.
             plugins[kind] = {name: targets[name]}
     write_content(bundle, modules, plugins)
     return info
@@ -133,6 +134,7 @@ def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Ma
         modules: the entry points of predicting; the code they import is hashed, too.
         plugins: see `use_bundled_plugins`.
     """
+    # A target has no hash of its own (""); only files do.
     code = {name: sha256 for name, sha256 in hash_sources(modules).items() if sha256}
     content: dict[str, Any] = {"format": FORMAT, "files": _hash_files(bundle), "code": code}
     if plugins:
@@ -167,6 +169,7 @@ def use_bundled_plugins(bundle: Path) -> None:
             missing[kind] = {name: target for name, target in entries.items() if name not in active}
     except INVALID as error:
         raise CheckpointError(f"{bundle / CONTENT}: invalid bundle ({first_line(error)})") from None
+    # artifacts/bundle and code are next to each other in a version's folder.
     add_plugins(missing, bundle.parents[1] / CODE)
 
 
@@ -183,6 +186,7 @@ def hash_bundle(bundle: Path) -> str:
 def hash_weights(bundle: Path) -> str:
     """Return the hash of the weights alone, equal for versions that differ only in how they are served."""
     detector = bundle / DETECTOR
+    # Region features are part of what the model computes, so the detector's weights count as well.
     return hash_path(bundle / CHECKPOINT) + (hash_path(detector)[:16] if detector.exists() else "")
 
 
@@ -193,6 +197,7 @@ def check_content(bundle: Path) -> None:
         CheckpointError: content.json is invalid, or a file changed since the bundle was written; names the file.
     """
     written = _read_content(bundle)
+    # The names are those of both sides, so that added and missing files differ as well.
     present = _hash_content(bundle, written)
     for kind in ("files", "code"):
         for name in sorted(written[kind].keys() | present[kind].keys()):
@@ -231,6 +236,7 @@ def _hash_content(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dic
                 names.add(name)
         return {"files": {name: hash_file(bundle / name) for name in names}, "code": dict(written["code"])}
     root = bundle.parents[1] / CODE
+    # A bundle that is not in a version's folder has no copy of the code, such as one that is being written.
     if not (root / PACKAGE).is_dir():
         return {"files": _hash_files(bundle), "code": dict(written["code"])}
     # Names come from a file, so none may lead out of the folder; a missing file has an empty hash.
@@ -260,6 +266,7 @@ def _files_to_read(export: Path) -> list[str]:
     for folder in (DETECTOR, SEARCH):
         paths += (export / folder).rglob("*")
     names = [path.relative_to(export) for path in paths if path.is_file()]
+    # Hidden files are those of git or an editor.
     return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
 
 
@@ -297,6 +304,7 @@ def read_features_config(bundle: Path) -> dict[str, Any]:
         CheckpointError: missing, damaged, or an invalid value.
     """
     file = bundle / (PREPROCESSOR if _is_export(bundle) else FEATURES)
+    # A damaged or hostile file: check the numbers before anything allocates by them.
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         check_numbers(config)
@@ -305,6 +313,7 @@ def read_features_config(bundle: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: invalid features config ({first_line(error)}); {_way_out(bundle)}") from None
     types = {"source": str, "min_score": (int, float), "max_regions": int, "content": str}
     for key, kind in types.items():
+        # True is an integer in Python.
         if not isinstance(settings[key], kind) or isinstance(settings[key], bool):  # type: ignore[arg-type]
             raise CheckpointError(f"{file}: `{key}` is {settings[key]!r:.60}; {_way_out(bundle)}")
     if settings["content"] not in ("roi", "probabilities") or settings["max_regions"] < 1:

@@ -87,6 +87,7 @@ def write_export(bundle: Path, directory: Path, card: str) -> None:
         if (bundle / SEARCH).is_dir():
             shutil.copytree(bundle / SEARCH, folder / SEARCH, copy_function=shutil.copyfile)
         (folder / CARD).write_text(card, encoding="utf-8")
+        # No modules: an export has no code, so content.json lists files only.
         write_content(folder, [])
         ImageModel(folder)  # raises if the export cannot be loaded
 
@@ -117,6 +118,7 @@ def check_library(folder: Path, source: str) -> None:
         config = {}
     if config.get("library_name") == LIBRARY:
         return
+    # A checkpoint's `format` is `vlp-...`, with a version.
     if str(config.get("format", "")).startswith("vlp-"):
         raise CheckpointError(
             f"{source}: a checkpoint of a project, not an export; export its registered version: `vlp export TASK DIR`"
@@ -129,6 +131,7 @@ def check_library(folder: Path, source: str) -> None:
 def _config(model: ImageModel) -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 
+    # Provenance has paths of this machine and names of its data.
     info = dataclasses.replace(model.task_model.info, provenance={})
     try:
         library_version = version(LIBRARY)

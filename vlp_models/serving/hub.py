@@ -34,6 +34,7 @@ METHODS = {
     "retrieval": "search(query, images)",
 }
 INSTALL = 'pip install "vlp-flows[serve]"'
+# `owner/name`: letters, digits, `_`, `.` and `-`, both parts starting with a letter or digit.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -50,6 +51,7 @@ class VLP:
         self.directory = Path(directory)
         check_library(self.directory, str(directory))
         task = read_bundle_info(self.directory).task or ""
+        # Retrieval ranks collections and has no prediction for one image, so it is not a `Predictor`.
         model_class = ImageModel if task == "retrieval" else Predictor
         try:
             self._model = model_class(self.directory, device)
@@ -159,6 +161,7 @@ class VLP:
             api.upload_folder(
                 repo_id=repo_id,
                 folder_path=self.directory,
+                # The names of content.json, so that notes or other files in the folder stay private.
                 allow_patterns=[*list_files(self.directory), CONTENT, CARD],
                 commit_message=commit_message,
                 revision=revision,
@@ -182,6 +185,7 @@ def find_export(source: str | Path, revision: str | None = None, options: Mappin
     Args:
         options: of `huggingface_hub.snapshot_download`.
     """
+    # A folder of this name comes before a repository of this name.
     if Path(source).is_dir():
         check_library(Path(source), str(source))
         return Path(source)

@@ -24,6 +24,7 @@ MAX_PIXELS = 50_000_000
 MAX_REQUEST_PIXELS = 2 * MAX_PIXELS  # of all images of a request to a server
 MAX_BYTES = 64 * 1024 * 1024
 BASE64 = re.compile(r"[A-Za-z0-9+/_\s-]+(?:=\s*){0,2}")  # either alphabet, lines of any length
+# `data:image/png;base64,`: everything up to the first comma.
 DATA_URI = re.compile(r"\s*data:[^,]*,", re.IGNORECASE)
 URL_SAFE = str.maketrans("-_", "+/")
 LIMIT = "the limit is"  # before the number of pixels
@@ -106,9 +107,11 @@ def check_image(value: Any, *, untrusted: bool = False) -> CheckedImage:
     """
     if isinstance(value, Image.Image):
         return _from_picture(value)
+    # A list of numbers at some depth; a list of texts is several images, which one image cannot be.
     if isinstance(value, list) and value and not isinstance(value[0], str):
         _check_list(value)
         try:
+            # After the check: NumPy allocates what the nested lists imply.
             value = np.asarray(value)
         except ValueError:  # rows of different lengths
             raise DataError("an image array must be [H, W, 3] or [H, W]; found lists of different lengths") from None
@@ -127,6 +130,7 @@ def check_image(value: Any, *, untrusted: bool = False) -> CheckedImage:
 
 def _from_bytes(data: bytes) -> CheckedImage:
     try:
+        # An image file comes first: base64 text is never a valid one.
         return _check_file(data, "image bytes")
     except DataError:  # not an image file: perhaps its base64 text
         image = _from_base64(data.decode("ascii", errors="replace"))
@@ -149,8 +153,10 @@ def _from_request(text: str) -> CheckedImage:
     root = os.environ.get("VLP_IMAGE_ROOT")
     paths = ", nor a file that this server may read" if root else "; this server opens no paths"
     refusal = f"not the base64 text of an image file{paths}"
+    # A zero byte would raise in the system call, with another message than the others.
     if root and len(text) < 1024 and "\0" not in text:
         with suppress(DataError, OSError, UnicodeEncodeError):
+            # An absolute path replaces the root in `/`; `_from_path` refuses what is outside of it.
             return replace(_from_path(Path(root).resolve() / text), damaged=refusal)
     image = _from_base64(text)
     if image is None:
@@ -166,16 +172,19 @@ def _from_base64(text: str) -> CheckedImage | None:
     uri = DATA_URI.match(text)
     if uri:
         text = text[uri.end() :]
+    # A short text, or one with other characters, is a path or a mistake.
     elif len(text) <= 64 or not BASE64.fullmatch(text):
         return None
     # A URI may be percent-encoded, an e-mail has lines, and a URL `-_` for `+/` and no padding.
     if "%" in text:
         text = unquote(text)
     text = "".join(text.split())
+    # Four characters encode three bytes.
     if len(text) > MAX_BYTES * 4 // 3:
         raise DataError(f"base64 image larger than {MAX_BYTES >> 20} MB")
     text = text.translate(URL_SAFE)
     if not text.endswith("="):
+        # Base64 has groups of four characters, so missing padding can be computed.
         text += "=" * (-len(text) % 4)
     try:
         content = base64.b64decode(text, validate=True)
@@ -186,6 +195,7 @@ def _from_base64(text: str) -> CheckedImage | None:
 
 def _from_path(path: Path) -> CheckedImage:
     root = os.environ.get("VLP_IMAGE_ROOT")
+    # Resolved, so that `..` and symbolic links do not lead out of the folder.
     if root and not path.resolve().is_relative_to(Path(root).resolve()):
         raise DataError(f"{path}: outside VLP_IMAGE_ROOT, the only folder this server reads images from")
     if path.stat().st_size > MAX_BYTES:
@@ -247,7 +257,9 @@ def _check_list(value: list[Any]) -> None:
     """
     level: list[Any] = value
     for _ in range(3):  # rows, pixels, channels
+        # One level of nesting per round: rows, then pixels of a gray image or pixels' channels, then channels.
         kinds = set(map(type, level))
+        # True is an integer in Python, but not a color.
         if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
             return
         if kinds == {np.ndarray} and all(np.issubdtype(array.dtype, np.integer) for array in level):
@@ -255,6 +267,7 @@ def _check_list(value: list[Any]) -> None:
         if not all(issubclass(kind, (list, tuple)) for kind in kinds):
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise DataError(f"an image array must hold integers 0 to 255; found a list of {names}")
+        # The number of values of the next level, before a list of that length is made.
         if sum(map(len, level)) > MAX_PIXELS * 3:
             raise DataError(f"an image array must have at most {MAX_PIXELS:,} pixels; found more")
         level = list(chain.from_iterable(level))
@@ -265,6 +278,7 @@ def _from_array(array: np.ndarray) -> CheckedImage:
     if not array.size:
         raise DataError(f"an image array must not be empty; found {array.shape}")
     if array.dtype != np.uint8:
+        # Other integer types are accepted if their values fit; floats would be ambiguous (0 to 1, or 0 to 255).
         if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
             raise DataError(f"an image array must hold integers 0 to 255; found {array.dtype}")
         array = array.astype(np.uint8)
@@ -274,4 +288,5 @@ def _from_array(array: np.ndarray) -> CheckedImage:
         raise DataError(
             f"an image array must be [H, W, 3] or [H, W] with at most {MAX_PIXELS:,} pixels; found {array.shape}"
         )
+    # Pillow reads rows without gaps, which a slice of an array does not have.
     return _from_picture(Image.fromarray(np.ascontiguousarray(array)), "an image array")

@@ -42,18 +42,21 @@ class NeighborCaptioner:
             sources: the datasets with the training photos.
         """
         require_output(workspace.shards, "shards")
+        # Only captioned images: a neighbor without captions has nothing to offer.
         train = ShardDataset(workspace.shards, "train", "images", dict.fromkeys(sources, 1), captioned=True)
         if not train.manifest.feature_dim or not len(train):
             raise DataError(
                 f"{workspace.shards}: no captioned training image with regions, so there is no nearest-neighbor caption"
             )
         self._extractor = open_extractor(features, workspace.detector, device)
+        # Features of two detectors are not comparable, so neighbors would be arbitrary.
         if self._extractor.detector_id != train.manifest.detector_id:
             raise DataError(
                 f"{workspace.shards}: its regions are those of detector {train.manifest.detector_id}, and "
                 f"{workspace.detector} has {self._extractor.detector_id}; run `vlp run`"
             )
         self._image_ids = train.image_ids()
+        # (N, F): the mean of each image's regions, with unit length.
         self._features_NF = mean_region_features(train, range(len(train)))
         self._consensus = ConsensusCaptions(train.references())
 
@@ -69,11 +72,14 @@ class NeighborCaptioner:
         captions = []
         for image in images:
             (regions,) = self._extractor.extract([open_image(image)])
+            # (R, F) -> (1, F); without regions the mean is 0, whose similarity to every photo is 0.
             mean_1F = np.zeros((1, self._features_NF.shape[1]), np.float32)
             if len(regions):
                 mean_1F[0] = np.asarray(regions.features).astype(np.float32).mean(0)
+            # (N, F) @ (F,) -> (N,): cosine similarities, because the rows have unit length.
             similarity_N = self._features_NF @ normalize_rows(mean_1F)[0]
             # Of the nearest photos' captions, the one that agrees best with the others.
+            # Stable, so equal photos keep the order of the shards, on every machine.
             nearest = np.argsort(-similarity_N, kind="stable")[:NEIGHBORS]
             captions.append(self._consensus.choose([self._image_ids[n] for n in nearest]))
         return captions

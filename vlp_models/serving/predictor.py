@@ -68,11 +68,13 @@ class ImageModel:
             )
         extractor = open_extractor(config, bundle / DETECTOR, self.device)
         info = self.task_model.info
+        # A model may store its detector's class names; their order is that of the class probabilities.
         if info.classes and extractor.classes != tuple(info.classes):
             raise CheckpointError(
                 f"{bundle}: the model was trained on features with {describe_classes(info.classes)}, but this bundle's "
                 f"detector has {describe_classes(extractor.classes)}; register the run with the detector it used"
             )
+        # The id is a hash of the detector's weights and settings, so equal class names are not enough.
         if extractor.detector_id != info.detector_id:
             raise CheckpointError(
                 f"{bundle}: the model was trained on features of detector {info.detector_id}, but this bundle has "
@@ -96,11 +98,13 @@ class ImageModel:
         # All images at once, in the order of the groups; each sample takes its own from the iterator.
         opened = itertools.chain.from_iterable(groups)
         prepared = iter(prepare_images(self.inputs, list(opened), self.extractor))
+        # Values that the model would be trained on, such as the answer, in the form of "not given".
         hidden_values = VIEWS[self.task_model.prediction_view].hidden_values
         samples = []
         for index, group in enumerate(groups):
             sample_id = str(first + index)
             first_image = next(prepared)
+            # `next` for each further image: the iterator is at this group's images.
             other_images = [SampleImage(image_id=f"{sample_id}-{n}", **next(prepared)) for n in range(1, len(group))]
             samples.append(
                 Sample(
@@ -180,6 +184,7 @@ class Predictor(ImageModel):
         for value in images:
             groups.append(check_images(value, self.request.images, untrusted=untrusted))
             pixels += sum(image.pixels for image in groups[-1])
+            # The user's own images may be as many as the machine can hold; a client's may not.
             if untrusted and pixels > MAX_REQUEST_PIXELS:
                 raise DataError(
                     f"the images have more than {MAX_REQUEST_PIXELS:,} pixels together; send fewer at a time"
@@ -221,6 +226,7 @@ def check_text(text: Any, kind: str) -> None:
     if not text.strip():
         raise DataError(f"the {kind} is blank")
     try:
+        # A lone surrogate, as Python reads bytes of another encoding, cannot be encoded, and tokenizers fail on it.
         text.encode()
     except UnicodeEncodeError:
         raise DataError(f"the {kind} is not valid Unicode") from None

@@ -59,11 +59,13 @@ class ImageSearch:
             if shortlist:
                 rows = top_columns(similarity_I[None], shortlist)[0].tolist()
             score_I = self._pair_scores(text, rows)
+        # `score_I` is now over `rows`: all images, or those of the shortlist.
         best = top_columns(score_I[None], top)[0].tolist()
         return [(rows[i], float(score_I[i])) for i in best]
 
     @torch.no_grad()
     def _similarity(self, text: str) -> NDArray[np.float32]:
+        # Each image is embedded once, in blocks of `AT_ONCE`, since their pixels would not fit into memory together.
         model = cast(Embeds, self.task_model.model)
         if self._embedded_ID is None:
             blocks = []
@@ -73,16 +75,19 @@ class ImageSearch:
             # Once for all searches: (I, D), 4 D bytes an image.
             self._embedded_ID = np.concatenate(blocks)
         tokens = self.task_model.tokenizer.encode_batch([text], self.task_model.info.max_text_len).to(self._device)
+        # (I, D) @ (D,) -> (I,)
         similarity_I: NDArray[np.float32] = self._embedded_ID @ model.embed_text(tokens).float().cpu().numpy()[0]
         return similarity_I
 
     @torch.no_grad()
     def _pair_scores(self, text: str, rows: Sequence[int]) -> NDArray[np.float32]:
         model, scores = cast(ScoresPairs, self.task_model.model), []
+        # A model that scores pairs reads image and text together, so nothing of it can be stored for other texts.
         for samples in self._batches(rows):
             state = model.encode_image(self.task_model.collate(samples).to(self._device).image)
             encoded = [EncodedImage(state=state, row=row) for row in range(len(samples))]
             length = self.task_model.info.max_text_len
+            # [0]: the scores of the one text with the images of the block.
             scores.append(score_pairs(model, self.task_model.tokenizer, encoded, [text], max_text_len=length)[0])
         return np.concatenate(scores)
 
