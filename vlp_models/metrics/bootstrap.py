@@ -28,6 +28,7 @@ def interval(evidence: Evidence | None, *, resamples: int, seed: int) -> tuple[f
     _, sums_GK = sum_by_group(evidence.groups, evidence.parts_NK)
     if len(sums_GK) < MIN_GROUPS or resamples < 1:
         return None
+    # (G, K) -> (S, K) -> (S,): the metric of each resample, and the percentiles between which 95% of them are.
     low, high = np.percentile(evidence.statistic(resample(sums_GK, resamples, seed)), LEVELS)
     return float(low), float(high)
 
@@ -54,6 +55,7 @@ def paired(a: Evidence, b: Evidence) -> Evidence:
     names_b, sums_b = sum_by_group(b.groups, b.parts_NK)
     if names_a != names_b:
         raise ValueError("a paired difference needs the same groups on both sides")
+    # The columns of both sides are next to each other, so one draw of the groups gives the sums of both.
     width = sums_a.shape[1]
 
     def difference(sums_SK: FloatArray) -> FloatArray:
@@ -81,6 +83,7 @@ def resample(sums_GK: FloatArray, resamples: int, seed: int) -> FloatArray:
 
 def draws(groups: int, resamples: int, rng: np.random.Generator) -> Iterator[FloatArray]:
     """Yield how often each group is drawn [S, G], some of the resamples at a time."""
+    # Drawing G of G groups with replacement and counting each is one multinomial draw per resample.
     shares, step = np.full(groups, 1 / groups), max(1, COUNTS_AT_ONCE // groups)
     for start in range(0, resamples, step):
         yield rng.multinomial(groups, shares, size=min(step, resamples - start)).astype(np.float64)

@@ -90,6 +90,7 @@ def score_caption_sets(
                 result[name] = [not_computed(metric, 0, "nothing to score") for metric in names]
                 continue
             note = notes[name]
+            # The scorers return a value per image, in the order of the ids, which candidates and references share.
             _, rouge = Rouge().compute_score(references, candidates)
             _, cider = Cider().compute_score(references, candidates)
             result[name] = [
@@ -154,6 +155,7 @@ def _bleu(candidates: Tokenized, references: Tokenized, note: str) -> list[Score
     for image_id, (candidate,) in candidates.items():
         scorer += (candidate, references[image_id])
     values, _ = scorer.compute_score(option="closest", verbose=0)
+    # A row has the ten columns of `bleu_percent`: n-grams matched and proposed for n = 1..4, then the two lengths.
     rows = []
     for counts in scorer.ctest:
         length = counts["testlen"]
@@ -182,6 +184,7 @@ class SharedMeteor:
         self.end()
 
     def start(self) -> Meteor:
+        # A process that died between two calls is replaced.
         if self._process is None or not self._process.use_again():
             self.end()
             self._process = Meteor()
@@ -203,6 +206,7 @@ def _meteor_process(shared: SharedMeteor | None) -> Iterator[Meteor | str]:
         process = str(error)
     try:
         yield process
+    # A shared process too: a thread may still wait for its answer, and the next call starts another one.
     except BaseException:
         meteor.end()
         raise
@@ -222,6 +226,7 @@ def _meteor(
             # (N, 23): one row of sums per image, in the program's order
             parts = np.array([meteor.statistics(candidates[i][0], references[i]) for i in candidates], np.float64)
             evidence = Evidence(groups=list(candidates), parts_NK=parts, statistic=meteor_from_statistics)
+            # (N, 23) -> (1, 23): the corpus score is computed from the summed counts and is no mean over images.
             value = float(meteor_from_statistics(parts.sum(axis=0, keepdims=True))[0])
             scores[name] = Score(metric="METEOR", value=value, n=len(candidates), note=notes[name], evidence=evidence)
     except MissingToolError as error:
@@ -244,11 +249,7 @@ def _spice(candidates: Tokenized, references: Tokenized) -> Score:
 
 
 def _run_spice(java: str, directory: Path, candidates: Tokenized, references: Tokenized) -> dict[str, float]:
-    """Return image id -> F.
-
-    Raises:
-        MissingToolError: SPICE failed, timed out, or did not score every caption.
-    """
+    """Return image id -> F."""
     with tempfile.TemporaryDirectory(prefix="vlp-spice-") as temporary:
         source, target = Path(temporary) / "in.json", Path(temporary) / "out.json"
         rows = [{"image_id": i, "test": candidates[i][0], "refs": list(references[i])} for i in candidates]
@@ -273,6 +274,7 @@ def _run_spice(java: str, directory: Path, candidates: Tokenized, references: To
 
 def note_language(score: Score, language: str) -> Score:
     """Return the score with a note if its rules are those of another language than the references'."""
+    # `en-US` is English as well: the part before the hyphen is the language.
     if language.partition("-")[0] == "en" or score.value is None:
         return score
     rules = {"METEOR": "stems, synonyms and function words", "SPICE": "parser"}.get(score.metric, "tokenizer")
@@ -331,6 +333,7 @@ def score_faithfulness(
 
     ids = [image_id for image_id in captions if image_id in scenes]
     verdicts = [check(captions[image_id], scenes[image_id]) for image_id in ids]
+    # A caption that cannot be checked (None) counts as not true.
     true = [verdict.true is True for verdict in verdicts]
     scores = [
         mean_score("faithful captions", [float(value) for value in true], ids),

@@ -63,6 +63,7 @@ class DocumentFrequencies:
     def save(self, file: Path) -> None:
         """Write the frequencies; equal frequencies give equal bytes."""
         keys = list(self.counts)
+        # One column per word, because an n-gram's integer has up to 84 bits, more than a tensor's element.
         grams = [[key >> _BITS * position & _MASK for position in range(ORDERS)] for key in keys]
         tensors = {
             "ngrams": np.array(grams, dtype=np.int32).reshape(-1, ORDERS),  # last word first, 0 if shorter
@@ -85,6 +86,7 @@ class DocumentFrequencies:
                 size, names = json.loads(stored.metadata()["corpus"])
                 grams, images = stored.get_tensor("ngrams").tolist(), stored.get_tensor("images").tolist()
             words = {word: number for number, word in enumerate(names, start=1)}
+            # The inverse of `save`: the first column is the last word, which is in the lowest bits.
             keys = (d << 3 * _BITS | c << 2 * _BITS | b << _BITS | a for a, b, c, d in grams)
             return cls(int(size), words, dict(zip(keys, images, strict=True)))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -130,6 +132,7 @@ class CiderD:
         self._log_images = math.log(max(frequencies.images, 1))
         self._words = dict(frequencies.words)
         self._ids = {ngram: i for i, ngram in enumerate(frequencies.counts)}
+        # As in the public scorer, idf = log(images) - log(max(1, images that have the n-gram)).
         self._idf = [self._log_images - math.log(max(count, 1)) for count in frequencies.counts.values()]
         self._references: dict[str, _References] = {}
 
@@ -174,6 +177,7 @@ class CiderD:
                 i = self._ids.get(ngram, -1)
                 rows.append(k * ORDERS + order_of(ngram))
                 ids.append(i)
+                # An n-gram outside the table has the highest idf; it matches nothing and only lengthens the vector.
                 weights.append(count * (self._log_images if i < 0 else self._idf[i]))
         row_H, weight_H = np.array(rows, dtype=np.int64), np.array(weights, dtype=np.float64)
         # (H,) -> (K * 4,): the squared length of each caption's vector of each order
@@ -195,10 +199,12 @@ class CiderD:
             position = np.searchsorted(references.ids_D, candidates.id_H).clip(max=len(references.ids_D) - 1)
             hit = references.ids_D[position] == candidates.id_H
             shared_HR = references.weights_DR[position[hit]]
+            # The candidate's weight is clipped at the reference's, so repeating a word does not raise the score.
             np.add.at(dots, row[hit], np.minimum(weight[hit, None], shared_HR) * shared_HR)
         # (K, 4, R): the cosine of each order; a vector of zeros, as a one-word caption has of pairs, gives zero.
         scale_K4R = candidates.norms_K41 * references.norms_4R
         cosine_K4R = dots.reshape(scale_K4R.shape) / np.where(scale_K4R > 0, scale_K4R, 1)
+        # (K, R): the Gaussian penalty on the difference in length, which keeps long captions from collecting matches.
         penalty_KR = np.exp(-((candidates.bigrams_K[:, None] - references.bigrams_R) ** 2) / (2 * SIGMA**2))
         return 10 * (cosine_K4R.mean(1) * penalty_KR).mean(1)
 
@@ -216,6 +222,7 @@ class CiderD:
         for d, ngram in enumerate(ngrams):
             for r, count in enumerate(counts):
                 weights_DR[d, r] = count.get(ngram, 0) * self._idf[self._id(ngram)]
+        # (4, R): the length of each reference's vector of each order.
         norms_4R = np.zeros((ORDERS, len(captions)))
         np.add.at(norms_4R, [order_of(ngram) for ngram in ngrams], weights_DR**2)
         return _References(

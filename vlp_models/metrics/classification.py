@@ -141,6 +141,7 @@ class HypothesisOnly:
         return min(self._labels, key=lambda label: (-self._score(text, label), label), default="")
 
     def _score(self, text: str, label: str) -> float:
+        # Smoothed, so that a feature that a label never had does not make the label impossible.
         total = self._features_of[label] + SMOOTHING * len(self._having)
         # Sorted, because a sum of floats depends on its order.
         known_features = [feature for feature in sorted(_features(text)) if feature in self._having]

@@ -76,6 +76,7 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="vlp-ptb-") as directory:
         file = Path(directory) / "captions.txt"
         lines = "\n".join(" ".join(text.split()) for text in texts)
+        # A lone surrogate, which UTF-8 cannot encode, becomes a question mark instead of an error.
         file.write_bytes((lines + "\n").encode("utf-8", errors="replace"))
         command = [java, "-Dfile.encoding=UTF-8", "-XX:+UseSerialGC", "-cp", str(jar)]
         command += ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase", str(file)]
@@ -85,6 +86,7 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
             raise MissingToolError(f"java failed: {error}") from None
     if done.returncode:
         raise MissingToolError(f"java failed: {program_reason(done.stderr, done.stdout)}")
+    # The output ends with a line break, so the last element is empty.
     result = done.stdout.decode("utf-8", errors="replace").split("\n")[:-1]
     if len(result) != len(texts):
         raise MissingToolError(f"java failed: {len(texts)} captions gave {len(result)} lines of tokens")
@@ -102,6 +104,7 @@ class Meteor:
         directory = package_directory() / "meteor"
         command = [find_java(), "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", "meteor-1.5.jar"]
         command += ["-", "-", "-stdio", "-l", "en", "-norm"]
+        # A file and not a pipe: a full pipe that is not read would block the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         try:
             self._process = subprocess.Popen(
@@ -134,6 +137,7 @@ class Meteor:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
+                # Closing writes what is still buffered, which a dead process does not read.
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
@@ -202,6 +206,7 @@ _SPLIT_WORDS = {
 }  # fmt: skip
 _END = rf"(?!{CHARACTERS})"
 _EMOJI_PARTS = rf"[{MARKS}\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"  # marks, skin tones, tags of flags
+# The first alternative that matches wins, so links, addresses and abbreviations precede the words they contain.
 _TOKEN = re.compile(
     rf"""
       https?://[^\s"<>]+ | www\.[^\s"<>]+
@@ -358,6 +363,7 @@ def ptb_like(text: str) -> str:
     return _without_punctuation(tokens)
 
 
+# To ASCII punctuation, to a space, or to nothing: soft hyphens, direction marks and variation selectors.
 _PLAIN = str.maketrans(
     {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "--", "—": "--", "…": "..."}
     | dict(zip("。｡、､，！？：；（）「」『』", '..,,,!?:;()""""', strict=True))  # of Chinese and Japanese

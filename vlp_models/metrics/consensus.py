@@ -56,10 +56,12 @@ class ConsensusCaptions:
         self._tokens, _ = tokenize([text for image_captions in captions.values() for text in image_captions])
         self._captions = captions
         frequencies = DocumentFrequencies.count(self._words(image) for image in captions)
+        # The idf of each n-gram, at the position that `_index` gives it.
         counts = np.fromiter(frequencies.counts.values(), np.float64, len(frequencies.counts))
         self._idf = np.log(max(frequencies.images, 1)) - np.log(np.maximum(counts, 1))
         self._numbers = frequencies.words
         self._index = {ngram: number for number, ngram in enumerate(frequencies.counts)}
+        # A cache per instance: as a decorator of the method it would keep every instance in memory.
         self.counted = lru_cache(CACHED_IMAGES)(self._count)
 
     def choose(self, images: Sequence[str]) -> str:
@@ -109,6 +111,7 @@ class ConsensusCaptions:
         norm_K = np.sqrt((count_KD**2) @ squared_D)
         count_KD, squared_D = count_KD[:, shared_D], squared_D[shared_D]
         for times in range(1, int(count_KD.max(initial=0)) + 1):
+            # The other columns have no caption with the n-gram this often and would add zero.
             used_D = (count_KD >= times).any(0)
             has_KD = (count_KD[:, used_D] >= times).astype(np.float64)
             dots_KK += has_KD @ (has_KD * count_KD[:, used_D] * squared_D[used_D]).T

@@ -60,9 +60,11 @@ def score_by(metric: Metric, predictions: Predictions, samples: Sequence[Sample]
         result = metric.score(predictions, samples)
         if not isinstance(result, Score) or result.metric != metric.name:
             raise ValueError(f"it must return a Score named {metric.name!r}, not {getattr(result, 'metric', result)!r}")
+        # Python's float, because JSON cannot write some of numpy's numbers.
         return replace(result, value=None if result.value is None else float(result.value))
     except Exception as error:  # a plugin's code may raise anything
         frames = traceback.extract_tb(error.__traceback__)
+        # A single frame is the call in this function, so the error is not at a line of the plugin.
         location = f"{frames[-1].filename}:{frames[-1].lineno}: " if len(frames) > 1 else ""
         reason = f"{location}{type(error).__name__}: {first_line(error)}"
         logger.warning("metric %s: not computed: %s", metric.name, reason)

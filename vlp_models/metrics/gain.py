@@ -82,8 +82,10 @@ class Gain:
         """Return the one-sided p-value of gain > threshold, the largest one of the tests; never 0."""
         excess = self.value - threshold
         # Of the draws, those as large as the gain by chance, and those in which the gain is not above the threshold.
+        # The tolerance counts a draw that equals the gain but for rounding.
         by_chance = int((self.chance_S >= excess - 1e-9 * abs(excess)).sum())
         below = max(int((self.bootstrap_S <= threshold).sum()), int((self.low_S <= threshold).sum()))
+        # The observed gain is itself one of the equally likely outcomes, so both counts are one more and p is never 0.
         return (max(below, by_chance) + 1) / (len(self.bootstrap_S) + 1)
 
     def two_sided_p(self) -> float:
@@ -98,6 +100,7 @@ class Gain:
     def interval(self, alpha: float) -> tuple[float, float]:
         """Return the ends of the interval; the gain is beyond each with probability `alpha` at most."""
         by_chance = float(np.quantile(self.chance_S, 1 - alpha))
+        # The farthest end of all tests, on each side.
         low = min(np.quantile(self.bootstrap_S, alpha), np.quantile(self.low_S, alpha), self.value - by_chance)
         high = max(
             np.quantile(self.bootstrap_S, 1 - alpha), np.quantile(self.high_S, 1 - alpha), self.value + by_chance
@@ -138,6 +141,7 @@ def gain_over_seeds(
     count, statistics = len(sums[0][0]), [run.statistic for run in (*runs_a, *runs_b)]
     if count < 2 or resamples < 1:
         return None
+    # Where the columns of each run but the last end in `all_GK`.
     ends = np.cumsum([sums_GK.shape[1] for _, sums_GK in sums])[:-1]
     all_GK = np.hstack([sums_GK for _, sums_GK in sums])  # all runs side by side: one matrix product
 
@@ -161,6 +165,7 @@ def gain_over_seeds(
     with np.errstate(divide="ignore", invalid="ignore"):  # a statistic may need the group that is left out
         without_G = gains(values(total_1K - all_GK))
     shares_G = (value + (count - 1) * (value - without_G)) / count  # the jackknife's pseudo-values
+    # A statistic that is undefined without a group gives that group the average share.
     shares_G = np.where(np.isfinite(shares_G), shares_G, value / count)
     chance_S = np.concatenate([signs_SG @ shares_G for signs_SG in _batches(_draw_signs, count, resamples, seed)])
     hidden_losses_S = _hidden_losses(shares_G, resamples, seed)
@@ -206,6 +211,7 @@ def _hidden_losses(shares_G: FloatArray, resamples: int, seed: int) -> FloatArra
     # Hall's transformation of t, t + c t^2 + c^2 t^3 / 3 + c / 2 with c = skewness / (3 sqrt(G)), solved for t.
     t_S = levels_S
     c = 0.0 if is_constant else _tail_skewness(deviations_G) / (3 * np.sqrt(count))
+    # As c goes to 0 the transformation becomes the identity, and the inverse would divide 0 by 0.
     if abs(c) > 1e-6:
         t_S = (np.cbrt(1 + 3 * c * (levels_S - c / 2)) - 1) / c
     # Row k: more losses of one size than the k that were counted, times the size of the k-th largest.
@@ -216,6 +222,7 @@ def _hidden_losses(shares_G: FloatArray, resamples: int, seed: int) -> FloatArra
         largest = (FULL_RANGE[0] if in_shares else FULL_RANGE[1]) / count
     sizes_K1 = np.array([largest, *(LARGER * losses_K)])[:, None]
     unseen_S = (_uncounted(count - 1, resamples, seed)[: len(sizes_K1)] * sizes_K1).max(axis=0)
+    # The larger of the two: skewness (test 3) and rare losses (test 4).
     hidden_S: FloatArray = np.maximum(error * t_S, unseen_S)
     return hidden_S
 
@@ -264,7 +271,9 @@ def _tail_skewness(deviations_G: FloatArray) -> float:
     cube_G = (count * skewness - scaled_G**3) / (count - 1)
     variance_G = np.maximum(square_G - mean_G**2, 1e-12)
     without_G = (cube_G - 3 * mean_G * square_G + 2 * mean_G**3) / variance_G**1.5
+    # The jackknife estimate of the bias, (G - 1) (mean without each share - estimate), with its sign reversed.
     missed = (count - 1) * (skewness - float(without_G.mean()))
+    # Only toward negative: the correction never makes the test easier to pass.
     return min(skewness, skewness + EXTRAPOLATION * missed)
 
 
@@ -274,6 +283,7 @@ Draw = Callable[[int, int, int], Iterator[FloatArray]]
 
 def _batches(draw: Draw, groups: int, resamples: int, seed: int) -> Iterable[FloatArray]:
     """Return what `draw` yields: rows [S, G], some of the resamples at a time."""
+    # Small draws are cached, since all comparisons on a test share them; large ones would not fit in memory.
     small = groups * resamples <= COUNTS_AT_ONCE
     return [_cached(draw, groups, resamples, seed)] if small else draw(groups, resamples, seed)
 
@@ -288,6 +298,7 @@ def _draw_counts(groups: int, resamples: int, seed: int) -> Iterator[FloatArray]
 
 
 def _draw_signs(groups: int, resamples: int, seed: int) -> Iterator[FloatArray]:
+    # Each kind of draw has a stream, numbered after the seed, so signs and counts are independent.
     rng, step = np.random.default_rng([seed, 1]), max(1, COUNTS_AT_ONCE // groups)
     for start in range(0, resamples, step):
         yield rng.choice(np.array([-1.0, 1.0]), size=(min(step, resamples - start), groups))
@@ -314,6 +325,7 @@ def _deviation(values_R: FloatArray, count_a: int, stated: float, run_noise: flo
     sides = (values_R[:count_a], values_R[count_a:])
     squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
     degrees = len(values_R) - 2
+    # The stated deviation counts like `PRIOR_DEGREES` squared deviations of its size, noise on these items included.
     if stated > 0:
         squares, degrees = squares + PRIOR_DEGREES * (stated**2 + run_noise), degrees + PRIOR_DEGREES
     return (float(np.sqrt(squares / degrees)), degrees) if degrees else (None, 0)
@@ -399,6 +411,7 @@ def holm(ps: Sequence[float]) -> list[float]:
     corrected = [0.0] * len(ps)
     highest = 0.0
     for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        # The smallest p times the number of tests, the next times one less, and never less than the one before.
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
         corrected[i] = highest
     return corrected

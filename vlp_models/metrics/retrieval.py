@@ -63,6 +63,7 @@ def rank(
     first: dict[str, int] = {}
     for position, image_id in enumerate(image_ids):
         first.setdefault(image_id, position)
+    # Without repeated ids, indexing would only copy the embeddings.
     gallery_ID = image_embeddings_ID if len(first) == len(image_ids) else image_embeddings_ID[list(first.values())]
     return rank_similarities(tuple(first), text_embeddings_TD @ gallery_ID.T, owners)
 
@@ -73,9 +74,6 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
     Args:
         image_ids: [I], each id once.
         owners: [T], the image that each caption describes.
-
-    Raises:
-        DataError: see `rank`.
     """
     column = {image_id: number for number, image_id in enumerate(image_ids)}
     if not column or not len(owners):
@@ -104,6 +102,7 @@ def rank_similarities(image_ids: Sequence[str], similarity_TI: NDArray[np.float3
 def _rank_captions(similarity_TI: NDArray[np.float32], own_T: Ints) -> Ints:
     """Rank each caption for its image. The image's other captions are right answers: they do not push it down."""
     ranks_T = np.zeros(len(own_T), np.int64)
+    # Rows in the order of their images: `bounds[i]` to `bounds[i + 1]` are the captions of image i.
     by_image_T = np.argsort(own_T, kind="stable")
     bounds = np.searchsorted(own_T[by_image_T], np.arange(similarity_TI.shape[1] + 1))
     for image, (start, end) in enumerate(pairwise(bounds.tolist())):
@@ -131,6 +130,7 @@ def rank_in_folds(ranking: Ranking, owners: Sequence[str], fold: int) -> Ranking
     for start in range(0, images, fold):
         part = slice(start, start + fold)
         ids = ranking.image_ids[part]
+        # A fold is a gallery of its own: images and captions outside of it are not candidates.
         rows = np.flatnonzero(np.isin(own_T, ids))
         if len(rows):
             inside = rank_similarities(ids, ranking.similarity_TI[rows, part], own_T[rows].tolist())
@@ -149,6 +149,7 @@ def top_columns(similarity_QN: NDArray[np.float32], count: int) -> Ints:
     count = min(count, similarity_QN.shape[1])
     # The best `count` in any order, then sorted: faster than sorting whole rows of a large gallery.
     some = np.argpartition(-similarity_QN, count - 1, axis=1)[:, :count]
+    # Ascending columns, so that the stable sort below keeps the earlier one of equals first.
     some.sort(axis=1)
     order = np.argsort(-np.take_along_axis(similarity_QN, some, axis=1), axis=1, kind="stable")
     return np.take_along_axis(some, order, axis=1)
@@ -200,6 +201,7 @@ def _chance_of_top(top: int, right: int, candidates: int) -> float:
     wrong = candidates - right
     if top > wrong:
         return 1.0
+    # By logarithms of factorials, because binomials of a large gallery overflow.
     none = lgamma(wrong + 1) - lgamma(wrong - top + 1) - lgamma(candidates + 1) + lgamma(candidates - top + 1)
     return 1 - exp(none)
 
@@ -221,6 +223,7 @@ def _median_rank(ranks: Ints, groups: Sequence[str], candidates: int, metric: st
     def medians(sums_SK: FloatArray) -> FloatArray:
         # The mean of the two middle ranks, which are one if the number of queries is odd.
         twice_SK, count_S1 = 2 * np.cumsum(sums_SK, axis=1), sums_SK.sum(axis=1, keepdims=True)
+        # The argmax of booleans is the first true one: the bin that reaches half, or exceeds it.
         lower_S = edges[(twice_SK >= count_S1).argmax(axis=1)]
         upper_S = edges[(twice_SK > count_S1).argmax(axis=1)]
         return ((lower_S + upper_S) // 2).astype(np.float64)

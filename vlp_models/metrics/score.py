@@ -81,6 +81,7 @@ def mean_score(
         raise ValueError(f"{metric}: {len(values)} values, {len(groups)} groups")
     if not len(values):
         return not_computed(metric, 0, "nothing to score")
+    # (N, 2): the value and a one, so the sums over any items give their mean.
     parts = np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))])
     evidence = Evidence(groups=groups, parts_NK=parts, statistic=mean_percent, items=items, samples=samples)
     return Score(
@@ -136,9 +137,11 @@ def meteor_from_statistics(sums_SK: FloatArray) -> FloatArray:
         matched = (by_kind * (delta * content + (1 - delta) * function)).sum(axis=1)
         return _ratio(matched, delta * (length - functions) + (1 - delta) * functions)
 
+    # Columns 0 to 3: length of candidate and of reference, then function words of candidate and of reference.
     precision = weighted(stages[:, :, 0], stages[:, :, 2], sums_SK[:, 0], sums_SK[:, 2])
     recall = weighted(stages[:, :, 1], stages[:, :, 3], sums_SK[:, 1], sums_SK[:, 3])
     mean = _ratio(precision * recall, alpha * precision + (1 - alpha) * recall)
+    # Chunks per matched word: matched words that are adjacent on both sides form one chunk.
     fragmentation = _ratio(sums_SK[:, 20], (sums_SK[:, 21] + sums_SK[:, 22]) / 2)
     return 100 * mean * (1 - gamma * fragmentation**beta)
 
@@ -286,6 +289,7 @@ def read_items(
         source = pa.BufferReader(file) if isinstance(file, bytes) else file
         # As dictionaries: a text that is repeated a million times is in memory once.
         parquet = pq.ParquetFile(source, read_dictionary=list(TEXTS))
+        # Before anything is read: a small compressed file can expand to many gigabytes.
         _check_size(parquet.metadata)
         table = parquet.read()
         header = json.loads((table.schema.metadata or {})[HEADER])
@@ -322,11 +326,7 @@ def read_items(
 
 
 def _check_size(metadata: Any) -> None:
-    """Check the size that a parquet file has in memory, which compression hides.
-
-    Raises:
-        ValueError: it is too large.
-    """
+    """Check the size that a parquet file has in memory, which compression hides."""
     size = values = 0
     for group in [metadata.row_group(i) for i in range(metadata.num_row_groups)]:
         size += group.total_byte_size
@@ -342,6 +342,7 @@ def _texts(column: Any) -> list[str]:
     """Return the texts of a column or an array; equal ones are the same object."""
     texts: list[str] = []
     for chunk in getattr(column, "chunks", [column]):
+        # A column that was read as a dictionary is encoded already.
         encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
         values = encoded.dictionary.to_pylist()
         texts += [values[i] for i in encoded.indices.to_pylist()]
