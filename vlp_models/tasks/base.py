@@ -220,6 +220,7 @@ class TaskModel(nn.Module, ABC):
         Raises:
             ParamsError: `evaluate.tasks.TASK` has an option that the task does not use.
         """
+        # A task that overrides `set_search` has a search, and uses every option unless it names some.
         searches = cls.set_search is not TaskModel.set_search
         options = cls.search_options if cls.search_options is not None else SEARCH_OPTIONS if searches else ()
         return evaluate.of_task(task, options)

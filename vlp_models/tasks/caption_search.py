@@ -160,10 +160,6 @@ class CaptionSearch:
             sources: the run's training datasets.
             saved: a folder written by `save`, whose index is used if it has one. Otherwise the index is built from the
                 shards, so that an older version is compared under today's search.
-
-        Raises:
-            DataError: see `CaptionIndex.build`.
-            CheckpointError: see `CaptionIndex.load`.
         """
         if not self.settings.consensus_neighbors:
             return
@@ -195,6 +191,7 @@ class CaptionSearch:
         """
         file = directory / SETTINGS
         try:
+            # Only the options of a search are read, so a bundle cannot change other settings.
             stored = {name: value for name, value in dict(read_json(file)).items() if name in SEARCH_OPTIONS}
             settings = build(EvaluateParams, stored, where="search", file=str(file))
             # The file may come from anyone; a huge beam would take all memory at the first request.
@@ -235,11 +232,7 @@ class CaptionIndex:
 
     @classmethod
     def build(cls, shards: Path, sources: Mapping[str, int], tokenizer: Tokenizer, max_regions: int) -> CaptionIndex:
-        """Index the training images of `sources` that have a caption.
-
-        Raises:
-            DataError: see `open_captioned_images`.
-        """
+        """Index the training images of `sources` that have a caption."""
         from vlp_models.data.shards.dataset import mean_region_features
 
         images = open_captioned_images(shards, sources)
@@ -266,6 +259,7 @@ class CaptionIndex:
         if not query_F.any():
             return []
         # One more than `count`, since a training image finds itself.
+        # Index features have unit length and the query is the same for all, so the product ranks by the cosine.
         order = np.argsort(-(self._float_features_NF @ query_F), kind="stable")[: count + 1]
         return [self.image_ids[n] for n in order if self.image_ids[n] != image_id][:count]
 
@@ -290,6 +284,7 @@ class CaptionIndex:
             CheckpointError: damaged, not written by `save`, or of another feature dimension than the model reads.
         """
         try:
+            # The files may come from anyone, so shapes, numbers and sizes are checked before anything is computed.
             rows = read_json(directory / CAPTIONS)
             features_NF = load_file(directory / FEATURES)["features"]
             if not all(isinstance(texts, list) for _, texts in rows):

@@ -169,6 +169,7 @@ class Captioning(TaskModel):
 
     @classmethod
     def check_search(cls, settings: EvaluateParams, shards: Path, sources: Mapping[str, int]) -> None:
+        # Opening the index before training raises the error that `prepare_search` would raise after it.
         if settings.consensus_neighbors:
             open_captioned_images(shards, sources, regions=False)
 
@@ -265,6 +266,7 @@ def _baseline_captions(
     neighbors = context.nearest(image_ids)
     # For all images or for none: the mean over some of them could not be compared with the model's.
     if all(neighbors.get(image_id) for image_id in image_ids):
+        # Counting the n-grams of a train split takes long, so all splits of the dataset share the result.
         if context.source not in context.consensus:
             train_captions: dict[str, list[str]] = {}
             for row in train:

@@ -124,6 +124,7 @@ class Entailment(TaskModel):
         scores = score_predicted([p["prediction"] for p, _ in labeled])
         baseline_scores = {}
         rows = read_train_rows("hypotheses", context, ["text", "gold_label"]).to_pylist()
+        # Train rows without a gold label, on which the annotators disagreed, have nothing to count.
         train = [(row["text"], row["gold_label"]) for row in rows if row["gold_label"] in self._index]
         # Both learn from train's labels, and neither reads an image.
         if train and labeled:

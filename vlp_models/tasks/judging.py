@@ -57,6 +57,7 @@ def own_statistic(task: str, metric: str) -> str | None:
     """Return the name of the statistic that computes a metric of a built-in task; None for a task of a plugin."""
     if not _is_built_in(task):
         return None
+    # A metric with a statistic of its own shares its name; all others are means over items.
     return metric if metric in STATISTICS else "mean"
 
 

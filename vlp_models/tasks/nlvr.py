@@ -228,6 +228,7 @@ class NLVR2(StatementTask):
         self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
     ) -> Path | None:
         """Write NLVR2's CSV of identifiers and predictions."""
+        # The official script's identifiers have no prefix of the dataset.
         path = directory / f"nlvr2_{context.source}_{split}_predictions.csv"
         write_text(path, format_nlvr_csv((p["pair_id"].partition("/")[2], p["prediction"]) for p in predictions))
         return path

@@ -209,10 +209,12 @@ class Retrieval(TaskModel):
         own_A = own_B[: len(caption_A)]
         # As many as every caption can have without drawing an image twice.
         count = min(options.pair_negatives, int(other_BI.sum(1).min())) if len(caption_A) else 0
+        # (A, K): other images, drawn without replacement and with equal probability.
         drawn_AK = torch.multinomial(other_BI, count, generator=generator) if count else caption_A.new_zeros(0, 0)
         # (A, 1 + K): the caption's own image first, so that the target is always 0
         image_of_text_N = torch.cat([own_A[:, None], drawn_AK], 1).flatten()
         device = batch.text.ids_BT.device
+        # (A,) -> (A (1 + K),): a caption is repeated for each image that it is scored with.
         text = batch.text.select(caption_A.to(device).repeat_interleave(count + 1))
         text = dataclasses.replace(text, owner_N=None)  # `image_of_text_N` replaces it
         scores_N = model.score(model.encode_image(batch.image), text, image_of_text_N.to(device))
@@ -374,6 +376,7 @@ def _score_both_directions(
 ) -> tuple[list[Score], dict[str, float]]:
     """Return the scores of both directions from the ranks under `key`, and what chance gives."""
     owners = [p["image_id"] for p in predictions for _ in p["captions"]]
+    # The id of a caption, `<image>#<number>`, as `item_scores` reads it.
     texts = [f"{p['image_id']}#{number}" for p in predictions for number in range(len(p["captions"]))]
     text_ranks = np.array([caption[key] for p in predictions for caption in p["captions"]], dtype=np.int64)
     image_ranks = np.array([p[key] for p in predictions], dtype=np.int64)
@@ -452,6 +455,7 @@ def score_pairs(
         columns.setdefault(id(image.state), []).append(column)
     for batch_columns in columns.values():
         state = images[batch_columns[0]].state
+        # All captions with each image of the batch, or the selected pairs alone.
         if selected_TI is None:
             pairs = [(t, i) for t in range(len(captions)) for i in batch_columns]
         else:

@@ -90,6 +90,7 @@ def gain_over(score: Score, other: Score, metric: str) -> list[Score]:
 def id_in_source(identifier: str) -> int | str:
     """Return the id without the dataset's prefix; as an int where it is one, as in COCO and VQA."""
     short_id = identifier.partition("/")[2]
+    # 18 digits fit into 64 bits in any case; a longer number stays text.
     is_int64 = short_id.isascii() and short_id.isdigit() and len(short_id) < 19
     return int(short_id) if is_int64 else short_id
 
@@ -113,6 +114,7 @@ def read_scenes(path: Path, image_ids: Collection[str]) -> dict[str, dict[str, A
     if not path.exists():
         return {}
     with path.open(encoding="utf-8") as lines:
+        # A generator: one line is parsed at a time, and only scenes of these images stay in memory.
         scenes = (json.loads(line) for line in lines)
         return {scene["image_id"]: scene for scene in scenes if scene["image_id"] in image_ids and "objects" in scene}
 

@@ -95,6 +95,7 @@ class SelfCriticalLoss:
         # (B, K) -> (N,): one advantage for each sampled caption
         advantage_N = advantages(reward_BK, self.params.baseline, greedy_B).flatten()
         rewarded = bool(reward_BK.any()) or (greedy_B is not None and bool(greedy_B.any()))
+        # Over all processes: a batch counts as zero only if no process has a reward.
         is_zero = count_over_ranks(rewarded) == 0
         if is_zero and not self._has_warned:
             self._has_warned = True
@@ -112,6 +113,7 @@ class SelfCriticalLoss:
         loss = self_critical(
             self._model.generation_logits(batch.image, text, at_NT),
             text.next_tokens(at_NT),
+            # (N,) -> (N, T) -> (M,): each token has the advantage of its caption.
             advantage_N[:, None].expand_as(at_NT)[at_NT],
         )
         parts = {
@@ -136,9 +138,11 @@ class SelfCriticalLoss:
         Each process has its own random stream, so several processes draw other samples than one would; the loss of
         given samples is the same.
         """
+        # With several processes, one may get no images of a small batch.
         if not len(batch):
             return [], []
         if world_size() > 1:
+            # One draw on every process, so the common generator stays in the same state on all of them.
             seed = int(torch.randint(2**62, (), generator=generator)) + rank()
             generator = torch.Generator().manual_seed(seed)
         device = device_of(batch.image)
@@ -153,12 +157,14 @@ class SelfCriticalLoss:
 
         greedy_captions: list[Hypothesis] = []
         with _dropout(self.captioning, enabled=False):
+            # Encoded once: greedy and sampled captions start from the same state.
             encoded = EncodedImages(model=self._model, state=self._model.start(batch.image, max_len=self.max_len))
             if self.params.baseline == "greedy":
                 greedy_captions = greedy(encoded, batch.image, **self._decoder_args)
             if not self.params.sampling_dropout:
                 return draw(encoded), greedy_captions
         with _dropout(self.captioning, enabled=True):
+            # Dropout changes the encoding too, so the images are encoded again.
             return draw(self._model), greedy_captions
 
     @torch.no_grad()
@@ -188,6 +194,7 @@ class SelfCriticalLoss:
 
     def _words(self, hypothesis: Hypothesis) -> list[str]:
         words = self._tokenizer.merge(hypothesis.ids)
+        # A caption as long as the limit was cut and has no end; ids never include [SEP].
         return [*words, SEP] if len(hypothesis.ids) < self.max_len else words
 
     def _as_text(self, captions: Sequence[Hypothesis], device: torch.device) -> Text:
@@ -200,6 +207,7 @@ class SelfCriticalLoss:
             end = [self._tokenizer.sep_id] if len(hypothesis.ids) < self.max_len else []
             rows.append([self._tokenizer.cls_id, *hypothesis.ids, *end])
         ids_NT = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, self._tokenizer.pad_id)
+        # (T,) < (N, 1) -> (N, T): true up to the length of each caption.
         lengths_N1 = torch.tensor([[len(row)] for row in rows])
         return Text(ids_BT=ids_NT, mask_BT=torch.arange(ids_NT.shape[1]) < lengths_N1).to(device)
 

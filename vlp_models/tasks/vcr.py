@@ -230,6 +230,7 @@ def _probabilities(logits: Tensor | None, count: int) -> list[Any]:
     """Return the softmax over the last dimension as nested lists; empty ones for a subtask that was not trained."""
     if logits is None:
         return [[] for _ in range(count)]
+    # Rounded in double precision, so that the JSON has six digits and no more.
     rounded: list[Any] = (logits.float().softmax(-1).double() * 1e6).round().div(1e6).tolist()
     return rounded
 
